@@ -1,4 +1,4 @@
-"""`python -m benchmarks`."""
+"""The entry point of `python -m benchmarks`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Section `acceptance`: how well the draft serves the target on a task: for a model card, and to compare drafts.
+"""Section `acceptance`: how well the draft serves the target on a task, for a model card or to compare drafts.
 
-With `--pair` it stands alone: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
+It needs no other section: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEASURES = ("acceptance_rate", "block_efficiency", "draft_utilisation")
 
 
 class Written(NamedTuple):
-    """All outputs of a method: tokens `[N, L]`, lengths `[N]`, counters per row."""
+    """The outputs of one method: tokens `[N, L]`, lengths `[N]`, counters per row."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 def run(bench: Bench) -> Rows:
-    """`acceptance`: a row per method and temperature; `agreement`: one row, see `_agreement`."""
+    """Measures `acceptance`, a row per method and temperature, and `agreement`, one row (see `_agreement`)."""
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
@@ -59,7 +59,7 @@ def run(bench: Bench) -> Rows:
 
 
 def best_task() -> Task:
-    """The joined sentences that the shipped pair is made for; without a data directory the shipped examples."""
+    """Returns the task of joined sentences, for the shipped pair, or without a data directory the shipped examples."""
     try:
         get_task("tatoeba_joined").load(limit=1)
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def best_task() -> Task:
 
 
 def prompts_of(bench: Bench, task: Task, texts: list[str]) -> Prompt:
-    """Cut to the task's longest input, all in one bucket."""
+    """Returns prompts cut to the task's longest input, all padded to one length."""
     vocabulary = bench.pair.vocabulary
     assert vocabulary is not None
     ids = [[*vocabulary.encode(text)[: task.max_input_length - 1], vocabulary.eos_id] for text in texts]
@@ -76,7 +76,10 @@ def prompts_of(bench: Bench, task: Task, texts: list[str]) -> Prompt:
 
 
 def _batches(count: int) -> list[np.ndarray]:
-    """Rows in batches of one size: the last one is filled up with its own rows, another size would compile anew."""
+    """Returns row numbers in batches of one size.
+
+    The last batch repeats its own rows until it is full, because another size would compile anew.
+    """
     size = min(BATCH, count)
     return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]
 
@@ -103,32 +106,35 @@ def texts_of(bench: Bench, task: Task, outputs: Written) -> list[str]:
 
 
 def _agreement(bench: Bench, prompts: Prompt, outputs: Written) -> dict[str, Any]:
-    """Draft and target along the target's greedy outputs, given the same prefix.
+    """Compares draft and target along the target's greedy outputs, given the same prefix.
 
-    `greedy_agreement` is the share of positions where both have the same most likely token, `shared_mass` the mean of
-    `Σ min(p, q)` at temperature 1: what the lossless rule accepts there.
+    `greedy_agreement` is the share of positions at which both have the same most likely token. `shared_mass` is the
+    mean of `Σ min(p, q)` at temperature 1: the probability with which the lossless rule accepts there.
     """
     same, mass, positions = 0.0, 0.0, 0
     for rows in _batches(len(prompts.tokens)):
         batch = jax.tree.map(lambda x, rows=rows: x[rows], prompts)
         tokens, lengths = outputs.tokens[rows], outputs.lengths[rows]
         real = np.arange(tokens.shape[1])[None] < lengths[:, None]
-        real[len(set(rows.tolist())) :] = False  # what only fills the batch up
-        found = _compare(bench.pair.target, bench.pair.draft, batch, jnp.asarray(tokens))
-        agrees, shared = (np.asarray(x)[real] for x in found)
+        real[len(set(rows.tolist())) :] = False  # rows that only fill the batch
+        comparison = _compare(bench.pair.target, bench.pair.draft, batch, jnp.asarray(tokens))
+        agrees, shared = (np.asarray(x)[real] for x in comparison)
         same, mass, positions = same + agrees.sum(), mass + shared.sum(), positions + int(real.sum())
     return {"greedy_agreement": same / positions, "shared_mass": mass / positions, "positions": positions}
 
 
 @jax.jit
 def _compare(target: BoundModel, draft: BoundModel, prompt: Prompt, tokens: Array) -> tuple[Array, Array]:
-    """Same argmax, and `Σ min(p, q)`, at every position of `tokens` `[B, L]`; teacher forcing."""
+    """Returns whether the argmax is the same, and `Σ min(p, q)`, at all positions of `tokens` `[B, L]`.
+
+    Both models are teacher-forced.
+    """
     p, q = _logits(target, prompt, tokens), _logits(draft, prompt, tokens)
     return argmax(p) == argmax(q), jnp.minimum(softmax(p), softmax(q)).sum(-1)
 
 
 def _logits(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
-    """float32 `[B, L, V]`: what the model says where each of `tokens` is to be written."""
+    """Returns float32 `[B, L, V]`: the model's logits for each of `tokens`, given the tokens before it."""
     model = bound.model
     cache = model.prefill(bound.params, prompt, prompt.tokens.shape[1] + tokens.shape[1])
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)

@@ -1,4 +1,4 @@
-"""Section `auto`: `block_size="auto"` beside every fixed γ, 0 included, by batch size and temperature."""
+"""Section `auto`: `block_size="auto"` against every fixed γ, 0 included, by batch size and temperature."""
 
 from __future__ import annotations
 
@@ -17,39 +17,42 @@ from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
-"""Times as many turns as elsewhere: what is compared differs by little."""
+"""A factor: this section takes more turns than others, because the compared times differ by little."""
 SEEDS = 2
-"""Generations of the same prompts at temperatures above 0, whose lengths differ."""
+"""Generations of the same prompts at temperatures above 0, at which lengths differ."""
 
 
 def run(bench: Bench) -> Rows:
-    """A row per batch size, temperature and γ, see `_rows`; the largest batch first, whose prompts hold all others."""
+    """Measures a row per batch size, temperature and γ, see `_rows`.
+
+    The largest batch comes first, because its prompts include those of all others.
+    """
     points = [(size, heat) for size in sorted(bench.settings.batches, reverse=True) for heat in (0.0, 1.0)]
     rows = [row for size, heat in bench.track(points) for row in _rows(bench, size, heat)]
     return {"auto": sorted(rows, key=lambda row: (row["batch"], row["temperature"]))}
 
 
 def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
-    """The same examples in batches of `size`, every γ in each turn; `ratio` is to the best of the fixed ones.
+    """Times the same examples in batches of `size`, with every γ in each turn; `ratio` is to the best fixed γ.
 
-    The best is chosen by every other turn and the ratios are of the rest: the least of several noisy medians is below
-    what it stands for, and would make everything else look slow.
+    Every other turn chooses the best γ, and the ratios come from the remaining turns. The least of several noisy
+    medians is below its true value: chosen and judged on the same turns, it would make everything else look slow.
     """
     fixed = [recorded(Settings(method=SPEC_DECODE.method, block_size=length)) for length in bench.settings.beside_auto]
-    methods = {"0": recorded(Settings(method=TARGET))} | {str(each.block_size): each for each in fixed}
+    methods = {"0": recorded(Settings(method=TARGET))} | {str(entry.block_size): entry for entry in fixed}
     methods[AUTO] = recorded(Settings(method=SPEC_DECODE.method, block_size=AUTO))
     examples = max(size, min(bench.settings.examples, max(bench.settings.batches)))
     groups = [range(start, start + size) for start in range(0, examples - size + 1, size)]
-    calls, made = dict[str, measure.Call](), dict[str, list[Generation]]()
+    calls, generations = dict[str, measure.Call](), dict[str, list[Generation]]()
     for name, method in methods.items():
         runs = [bench.generator(method, group, temperature) for group in groups]
-        each = [partial(one, seed) for one in runs for seed in range(SEEDS if temperature else 1)]
-        made[name] = [jax.device_get(one()) for one in each]  # compiles
-        calls[name] = one_by_one(each)
+        entry = [partial(call, seed) for call in runs for seed in range(SEEDS if temperature else 1)]
+        generations[name] = [jax.device_get(call()) for call in entry]  # compiles
+        calls[name] = one_by_one(entry)
     seconds = measure.interleave(calls, TURNS * bench.settings.repeats)
-    tokens = {name: sum(int(np.sum(each.lengths)) for each in of) for name, of in made.items()}
+    tokens = {name: sum(int(np.sum(entry.lengths)) for entry in of) for name, of in generations.items()}
     times = {name: seconds[name] / tokens[name] for name in methods}
-    # turns go to and fro: the first of every two pairs holds both directions
+    # turns alternate in direction: the first two of every four turns contain both directions
     chosen_by = np.arange(TURNS * bench.settings.repeats) % 4 < 2
     best = min((name for name in methods if name != AUTO), key=lambda name: float(np.median(times[name][chosen_by])))
     return [
@@ -59,14 +62,14 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
             "block_size": name,
             "ms_per_token": measure.spread(times[name] * 1e3),
             "ratio": measure.spread((times[name] / times[best])[~chosen_by]),
-            "rounds": _chosen(bench, made[name]) if name == AUTO else "",
+            "rounds": _chosen(bench, generations[name]) if name == AUTO else "",
         }
         for name in methods
     ]
 
 
-def _chosen(bench: Bench, made: list[Generation]) -> str:
-    """Rounds by the length aimed at, as words."""
+def _chosen(bench: Bench, generations: list[Generation]) -> str:
+    """Returns the number of rounds for each chosen length, as words."""
     drafter: Any = bench.engine(recorded(Settings(method=SPEC_DECODE.method, block_size=AUTO)))[0].drafter
-    rounds = np.sum([each.inner["chosen"].sum(0) for each in made], axis=0).tolist()
-    return ", ".join(f"{length}: {each}" for length, each in zip(drafter.lengths, rounds, strict=True) if each)
+    rounds = np.sum([entry.inner["chosen"].sum(0) for entry in generations], axis=0).tolist()
+    return ", ".join(f"{length}: {entry}" for length, entry in zip(drafter.lengths, rounds, strict=True) if entry)

@@ -1,4 +1,4 @@
-"""Section `bandwidth`: how fast bytes arrive here, beyond the caches and for working sets the size of the models'."""
+"""Section `bandwidth`: memory bandwidth, beyond the caches and for working sets of the models' size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccascade_jax.core.types import BoundModel
 
 
 def run(bench: Bench) -> Rows:
-    """One row per working set: size in MB, GB/s, and what it is the floor of."""
+    """Measures one row per working set: its size in MB, GB/s, and the measurement for which it is the floor."""
     wanted = [
         ("far beyond the caches", bench.settings.working_set, "verification"),
         ("what a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),
@@ -25,7 +25,7 @@ def run(bench: Bench) -> Rows:
 
 
 def step_bytes(bench: Bench, bound: BoundModel) -> int:
-    """Bytes of weights and caches that one step at batch 1 reads."""
+    """Returns the bytes of weights and caches that one step at batch 1 reads."""
     prompt = bench.prompt([0])
     cache = prefill(bound.model, bound.params, prompt, bench.slots(0))
     return traffic.bytes_read(bound.model.extend, bound.params, cache, prompt.tokens[:, :1])

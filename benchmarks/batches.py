@@ -16,7 +16,7 @@ from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
-    """One row per method and batch size: the same examples at temperature 0, in batches of that many rows."""
+    """Measures one row per method and batch size: the same examples at temperature 0, in batches of that many rows."""
     rows: list[dict[str, Any]] = []
     for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless)):
         rows += _rows(bench, method)

@@ -1,4 +1,4 @@
-"""Section `block_wise`: what block verification costs beside token-wise, on the same laws and drafts."""
+"""Section `block_wise`: the cost of block verification against token-wise, on the same distributions and drafts."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ DRAFTS = 64
 
 
 def run(bench: Bench) -> Rows:
-    """A row per rule and V: µs of what a round does with the target's logits, verified either way.
+    """Measures, per rule and V, the µs that a round spends on the target's logits, with either verification.
 
-    That is all that it does over the vocabulary but for its models and the draft's own laws: `p̃` (and `p`, where the
-    rule reads it) from logits at T = 1, and `verify`. `ratio`: block-wise over token-wise, within turns. Blocks are
-    `DRAFTS` different ones in turn, so that they end where they do in a generation; `kept`: of 5 drafts, the mean.
+    This is all of a round's work over the vocabulary except its models and the draft's own distributions: `p̃` (and
+    `p`, if the rule reads it) from logits at T = 1, and `verify`. `ratio` is block-wise over token-wise, within turns.
+    `DRAFTS` different blocks take turns, so that they end at the positions at which they end in a generation. `kept` is
+    the mean number of accepted tokens out of 5.
     """
     rows, sizes = [], bench.settings.vocab_sizes
     sizes = (min(SMALLEST, sizes[0]), *sizes[1:])
     for size, name in bench.track([(size, name) for size in sizes for name in bench.settings.either_way]):
         rule = deferral.RULES[name]
-        given = (*_laws(size), make_sampling(1, 1.0, 1.0), jnp.full((1,), middle(rule, size)))
+        arguments = (*_laws(size), make_sampling(1, 1.0, 1.0), jnp.full((1,), middle(rule, size)))
         ways = {"token_wise": Speculative(rule), "block_wise": BlockWise(rule)}
-        compiled = {way: _rounds.lower(verifier, *given, jnp.int32(1)).compile() for way, verifier in ways.items()}
-        loops = {way: _loop(program, given, bench.settings.loop_seconds) for way, program in compiled.items()}
+        compiled = {way: _rounds.lower(verifier, *arguments, jnp.int32(1)).compile() for way, verifier in ways.items()}
+        loops = {way: _loop(program, arguments, bench.settings.loop_seconds) for way, program in compiled.items()}
         turns = measure.interleave(loops, 4 * bench.settings.repeats)
         seconds = {way: turns[way] / loop.count for way, loop in loops.items()}
         rows.append(
             {
                 "rule": name,
                 "vocab_size": size,
-                **{f"{way}_microseconds": measure.spread(each * 1e6) for way, each in seconds.items()},
+                **{f"{way}_microseconds": measure.spread(way_seconds * 1e6) for way, way_seconds in seconds.items()},
                 "ratio": measure.spread(seconds["block_wise"] / seconds["token_wise"]),
-                **{f"{way}_kept": _kept(program, given) for way, program in compiled.items()},
+                **{f"{way}_kept": _kept(program, arguments) for way, program in compiled.items()},
             }
         )
     whole = [_round(bench, size, name) for size in sizes for name in bench.settings.whole_rounds]
@@ -61,7 +62,10 @@ def run(bench: Bench) -> Rows:
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
-    """Milliseconds of a whole round, its models included: a generation at T = 1 over its rounds, prefill in it."""
+    """Measures the milliseconds of a whole round with its models.
+
+    It is a generation at T = 1, with prefill, over its rounds.
+    """
     pair, rule = _models(size), deferral.RULES[name]
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
     prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))
@@ -74,33 +78,33 @@ def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
         )
         rounds[verify], calls[verify] = int(run().stats.rounds.sum()), run
     turns = measure.interleave(calls, 2 * bench.settings.repeats)
-    each = {verify: turns[verify] / rounds[verify] for verify in calls}
+    round_seconds = {verify: turns[verify] / rounds[verify] for verify in calls}
     return {
         "rule": name,
         "vocab_size": size,
-        **{f"{verify}_milliseconds": measure.spread(spent * 1e3) for verify, spent in each.items()},
-        "ratio": measure.spread(each["block"] / each["token"]),
+        **{f"{verify}_milliseconds": measure.spread(spent * 1e3) for verify, spent in round_seconds.items()},
+        "ratio": measure.spread(round_seconds["block"] / round_seconds["token"]),
     }
 
 
 def _models(size: int) -> Pair:
-    """Small for their vocabulary, so that what a round does over it weighs much: a pair of T5s, random weights."""
+    """Returns a pair of random T5s that are small for their vocabulary, so that a round's work over it weighs much."""
     target = T5Config(size, size, 256, 4, 64, 1024, 2, 4)
     draft = T5Config(size, size, 128, 2, 64, 384, 2, 1)
     return Pair(held_as(random(target), "float32"), held_as(random(draft), "float32"), name=f"{size}")
 
 
-def _loop(program: jax.stages.Compiled, given: tuple[Any, ...], seconds: float) -> measure.Loop:
-    return measure.long_enough(lambda count: program(*given, jnp.int32(count)), seconds)
+def _loop(program: jax.stages.Compiled, arguments: tuple[Any, ...], seconds: float) -> measure.Loop:
+    return measure.long_enough(lambda count: program(*arguments, jnp.int32(count)), seconds)
 
 
-def _kept(program: jax.stages.Compiled, given: tuple[Any, ...], count: int = 4 * DRAFTS) -> float:
-    """Kept tokens of a block, the mean over `count` rounds."""
-    return float(program(*given, jnp.int32(count))[1].sum()) / count
+def _kept(program: jax.stages.Compiled, arguments: tuple[Any, ...], count: int = 4 * DRAFTS) -> float:
+    """Returns the accepted tokens per block, averaged over `count` rounds."""
+    return float(program(*arguments, jnp.int32(count))[1].sum()) / count
 
 
 def _laws(size: int) -> tuple[Array, Array, Array, Array]:
-    """The target's logits, the draft's law, blocks drawn from it, and a row's key."""
+    """Returns the target's logits, the draft's distribution, blocks drawn from it, and a row's key."""
     keys = jax.random.split(jax.random.key(0), 3)
     logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
     theirs = logits + jax.random.normal(keys[1], logits.shape)
@@ -112,10 +116,10 @@ def _laws(size: int) -> tuple[Array, Array, Array, Array]:
 def _rounds(
     verifier: Verifier, logits: Array, q: Array, drafts: Array, keys: Array, how: Sampling, alpha: Array, count: Array
 ) -> tuple[Array, Array]:
-    """So many rounds: their number again, and how many tokens were kept."""
+    """Runs `count` rounds; returns their number and how many tokens were accepted."""
 
     def body(turn: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        # nothing may be computed once for all rounds: to the compiler the laws change with each
+        # the barrier makes the compiler see new distributions each round, so that no work is hoisted out of the loop
         theirs, ours, rounds = jax.lax.optimization_barrier((logits, q, carry[0]))
         draft = Draft(
             tokens=drafts[turn % DRAFTS],

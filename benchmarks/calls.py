@@ -1,4 +1,4 @@
-"""Section `calls`: what a call of `decode` costs outside its compiled program."""
+"""Section `calls`: the cost of a call of `decode` outside its compiled program."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ GROUPS = 5
 
 
 def run(bench: Bench) -> Rows:
-    """One row per method: ms of a call with a text, of its program alone, and between the two, see `_row`."""
+    """Measures one row per method: ms of a call with a text, of its program alone, and their difference, see `_row`."""
     return {
         "calls": [_row(bench, method) for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless))]
     }
 
 
 def _row(bench: Bench, method: Settings) -> dict[str, Any]:
-    """A method's row: texts one at a time, in turns a warm call and the program with its arguments on the device.
+    """Returns a method's row: in each turn a warm call for a text, and the program with its arguments on the device.
 
-    The differences of single turns vary far more than their median: its spread is that of `GROUPS` groups of turns.
+    Differences of single turns vary far more than their median, so the spread is that of `GROUPS` groups of turns.
     """
     texts = bench.texts[: bench.settings.examples]
     whole = _in_turn([_call(bench, method, text) for text in texts])
     program = _in_turn(_programs(bench, method, texts))
-    for each in range(len(texts)):
-        _check_same(each, whole(), program())
+    for example in range(len(texts)):
+        _check_same(example, whole(), program())
     seconds = measure.interleave({"decode": whole, "program": program}, bench.settings.calls)
     groups = np.array_split((seconds["decode"] - seconds["program"]) * 1e3, min(GROUPS, bench.settings.calls))
     outside = measure.spread(np.asarray([np.median(group) for group in groups]))
@@ -53,7 +53,7 @@ def _row(bench: Bench, method: Settings) -> dict[str, Any]:
 
 
 def _in_turn(calls: Sequence[measure.Call]) -> measure.Call:
-    """One of them per call, the first again behind the last."""
+    """Returns a call that runs the next of `calls` each time, and starts again after the last one."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 
@@ -65,13 +65,13 @@ def _call(bench: Bench, method: Settings, text: str) -> Callable[[], Any]:
 
 
 def _programs(bench: Bench, method: Settings, texts: Sequence[str]) -> list[Callable[[], Any]]:
-    """What the calls run, their arguments on the device beforehand."""
+    """Returns the compiled programs that the calls run, with their arguments already on the device."""
     longest, compiled, calls = bench.settings.max_new_tokens, dict[Any, Any](), list[Callable[[], Any]]()
     engine, params = bench.engine(method)
     controls, seed, ids = jax.device_put((make_controls(1), np.uint32(0), np.zeros(1, np.int32)))
     for text in texts:
         prompt = jax.device_put(make_prompt(bench.pair, text, max_new_tokens=longest))
-        shapes = tuple(each.shape for each in jax.tree.leaves(prompt))
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(prompt))
         if shapes not in compiled:
             compiled[shapes] = compiled_for(engine, params, prompt, controls, max_new_tokens=longest)
         calls.append(partial(compiled[shapes], params, prompt, seed, controls, ids))

@@ -1,4 +1,4 @@
-"""What tables of benchmarks are made of: columns, layouts, and how numbers are printed."""
+"""The parts of the benchmarks' tables: columns, layouts, and formats of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccascade_jax.results.report.tables.grid import NONE
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header, the row's entry it shows, and how."""
+    """A column: its header, the key of the row's entry, and the entry's format."""
 
     header: str
     key: str
@@ -20,7 +20,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of one table are laid out.
+    """The layout of one table.
 
     Attributes:
         title: above it; notes: below it.
@@ -37,20 +37,20 @@ class Layout:
 
 
 def number(digits: int) -> Callable[[Any], str]:
-    """A number, or the median of a spread."""
+    """Returns a format of a number, or of the median of a spread."""
     return lambda x: NONE if x is None else f"{x['value'] if isinstance(x, dict) else x:,.{digits}f}"
 
 
 def spread(digits: int) -> Callable[[Any], str]:
-    """Median, lowest and highest."""
+    """Returns a format of median, lowest and highest."""
     return lambda x: f"{x['value']:,.{digits}f} ({x['low']:,.{digits}f} to {x['high']:,.{digits}f})"
 
 
 def percent(x: float | None) -> str:
-    """A share."""
+    """Formats a share."""
     return NONE if x is None else f"{x:.1%}"
 
 
 def optional(x: Any) -> str:
-    """A number as short as it goes, or a dash."""
+    """Formats a number as briefly as possible, or `None` as a dash."""
     return NONE if x is None else f"{x:g}" if isinstance(x, float) else str(x)

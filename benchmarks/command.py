@@ -1,12 +1,11 @@
-r"""Speed against the limits of the machine: memory, the models' calls, and what acceptance predicts.
+r"""Speed against the limits of the machine: memory, the models' calls, and the prediction from acceptance.
 
     python -m benchmarks                                              everything, about half an hour on 2 cores
     python -m benchmarks --sections=bandwidth,steps
     python -m benchmarks --sections=acceptance --pair=runs/my_pair    for a model card
     python -m benchmarks --markdown results/bench.json                the tables of a run, for a page
 
-Tables are printed as they are measured and kept in a JSON file, written anew after every section. Nothing else should
-run meanwhile. Sections:
+Each section prints its tables and adds them to a JSON file. Nothing else should run meanwhile. Sections:
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Section:
-    """A module whose `run(bench)` gives rows; `seconds` is a guess, for the time left."""
+    """A module whose `run(bench)` returns rows; `seconds` is a guess, for the remaining time."""
 
     module: Any
     seconds: float
 
     @property
     def summary(self) -> str:
-        """What it measures, in one line."""
+        """The subject of its measurements, in one line."""
         return (self.module.__doc__ or "").partition(": ")[2].partition("\n")[0]
 
 
@@ -105,7 +104,7 @@ SECTIONS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, or print what was measured; returns the exit status."""
+    """Measures, or prints stored measurements; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         if args.markdown:
@@ -122,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Row:
-    """Run sections one after the other; prints each one's tables and rewrites `output` after each."""
+    """Runs sections one after the other; prints each one's tables and rewrites `output` after each."""
     compilation_cache.switch_on()
     console = Console(width=None if sys.stdout.isatty() else 160)
     pair = load_pair(settings.pair)
@@ -143,7 +142,7 @@ def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Row:
 
 
 class _Steps:
-    """Progress over sections and what they go through: a bar in a terminal, a line per section in a log too."""
+    """The progress over sections and their items: a bar in a terminal, a line per section in a log too."""
 
     def __init__(self, console: Console, names: Sequence[str]):
         self._console, self._left = console, [SECTIONS[name].seconds for name in names]
@@ -160,34 +159,34 @@ class _Steps:
         self._bar.stop()
 
     def begin(self, name: str) -> float:
-        """A section begins; returns when."""
+        """Begins a section; returns the time."""
         self._name = name
         self._bar.update(self._task, description=name)
         return time.monotonic()
 
     def track(self, items: Sequence[Any]) -> Iterator[Any]:
-        """What the section goes through, in equal steps."""
+        """Yields a section's items and counts each as an equal step."""
         for item in items:
             yield item
             self._bar.advance(self._task, self._left[0] / len(items))
 
     def end(self) -> None:
-        """The section's line, with the time left judged by what the others took."""
+        """Prints the section's line, with the remaining time estimated from the duration of the sections so far."""
         self._spent += self._left.pop(0)
         elapsed = time.monotonic() - self._begin
-        left = sum(self._left) * elapsed / self._spent
-        self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(left)} left\n")
+        remaining = sum(self._left) * elapsed / self._spent
+        self._console.print(f"{self._name} done, {clock_time(elapsed)} elapsed, about {clock_time(remaining)} left\n")
 
 
 def _draw(module: Any, rows: Sequence[Row], path: Path, console: Console) -> None:
-    """The picture of sections that have one."""
+    """Draws the picture of a section that has one."""
     if hasattr(module, "draw"):
         module.draw(rows, path)
         console.print(f"plot: {path}")
 
 
 def describe(settings: Sizes, pair: str) -> Row:
-    """What a run was and where: everything but the numbers."""
+    """Returns the run's settings, date, machine and versions: everything but the numbers."""
     return {
         "format": FORMAT,
         "pair": pair,
@@ -211,7 +210,7 @@ def _settings(args: argparse.Namespace) -> Sizes:
 
 
 def default_output(names: Sequence[str], fast: bool) -> str:
-    """Where results go: a part of the sections, or a quick look, does not overwrite a whole run."""
+    """Returns the path of the results; part of the sections, or a quick run, does not overwrite a whole run."""
     parts = [] if list(names) == list(SECTIONS) else list(names)
     return "results/" + "_".join(["bench", *(["quick"] if fast else []), *parts]) + ".json"
 
@@ -226,13 +225,13 @@ def _parser() -> argparse.ArgumentParser:
     defaults = Sizes()
     parser.add_argument("--sections", default="", help="comma-separated; default: all")
     parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")
-    told = f"where prompts come from (default {defaults.task}; of `acceptance`: tatoeba_joined where its data are)"
-    parser.add_argument("--task", help=told)
+    help_text = f"where prompts come from (default {defaults.task}; of `acceptance`: tatoeba_joined where its data are)"
+    parser.add_argument("--task", help=help_text)
     parser.add_argument(
         "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
     )
-    told = "what the draft's matrices are held in, in `decode` (default %(default)s)"
-    parser.add_argument("--draft_dtype", choices=list(DTYPES), default=defaults.draft_dtype, help=told)
+    help_text = "what the draft's matrices are held in, in `decode` (default %(default)s)"
+    parser.add_argument("--draft_dtype", choices=list(DTYPES), default=defaults.draft_dtype, help=help_text)
     parser.add_argument("--thorough", action="store_true", help="lossy rules with every γ too: twice the time")
     parser.add_argument("--quick", action="store_true", help="everything once, in small: only to see that it works")
     parser.add_argument("--output", help="JSON file (default results/bench.json, or a name with the sections)")

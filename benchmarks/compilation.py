@@ -1,6 +1,6 @@
 """Section `compilation`: from a new process to the first result, with an empty compilation cache and with a full one.
 
-Run as a module it is that process: it prints what it measured as JSON.
+As a program, this module is that process: it prints its measurements as JSON.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ STEPS = ("trace", "lower", "compile", "first_run")
 
 
 def run(bench: Bench) -> Rows:
-    """`compilation`: seconds of each step of a row per program and cache; `startup`: of the process before them."""
+    """Measures `compilation`, the seconds of each step per program and cache, and `startup`, the seconds before."""
     programs, startup = [], []
     with tempfile.TemporaryDirectory() as folder:
         for cache in bench.track(("empty", "full")):
-            found = _in_new_process(bench.settings, folder)
-            programs += [{"cache": cache} | row for row in found["programs"]]
-            startup.append({"cache": cache} | found["startup"])
+            measured = _in_new_process(bench.settings, folder)
+            programs += [{"cache": cache} | row for row in measured["programs"]]
+            startup.append({"cache": cache} | measured["startup"])
     return {"compilation": programs, "startup": startup}
 
 
 def _in_new_process(settings: Sizes, folder: str) -> dict[str, Any]:
-    """What `main` prints in a process whose compilation cache is `folder`."""
+    """Returns the JSON that `main` prints in a process whose compilation cache is `folder`."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": os.pathsep.join([str(repository_root()), os.environ.get("PYTHONPATH", "")]),
     }
-    given = json.dumps(
+    settings_text = json.dumps(
         {name: getattr(settings, name) for name in ("pair", "task", "max_new_tokens", "examples", "block_size")}
     )
-    command = [sys.executable, "-m", "benchmarks.compilation", given, str(time.time())]
+    command = [sys.executable, "-m", "benchmarks.compilation", settings_text, str(time.time())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -54,10 +54,10 @@ def _in_new_process(settings: Sizes, folder: str) -> dict[str, Any]:
 
 
 def main(given: str, started: float) -> dict[str, Any]:
-    """Import, load, and take two programs from trace to first result, each step timed.
+    """Imports, loads, and takes two programs from trace to first result, each step timed.
 
     Args:
-        given: settings as JSON; started: when the process was, in seconds since 1970.
+        given: settings as JSON; started: the process's start, in seconds since 1970.
     """
     imported = time.time()
     settings = dataclasses.replace(Sizes(batches=(1,)), **json.loads(given))
@@ -68,7 +68,7 @@ def main(given: str, started: float) -> dict[str, Any]:
 
 
 def _program(bench: Bench, method: Settings) -> dict[str, Any]:
-    """One program's row; `first_run` is its first execution."""
+    """Returns one program's row; `first_run` is its first execution."""
     function, arguments = bench.program(method, 1)
     marks = [time.perf_counter()]
     traced = function.trace(*arguments)

@@ -1,4 +1,4 @@
-"""Section `growth`: how a call grows with cache, batch, vocabulary and block, and a token with a stack's depth."""
+"""Section `growth`: time of a call by cache, batch, vocabulary and block, and of a token by a stack's depth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = DecoderConfig(
     vocab_size=8192, num_embeddings=8192, d_model=256, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,
     d_ff=1024, max_length=8192, tied=False, activation="silu",
 )  # fmt: skip
-"""25 MB of weights: at 4,096 positions a row's cache is as large again."""
+"""A decoder with 25 MB of weights: at 4,096 positions a row's cache has the same size again."""
 SLOTS = 256
 TITLES = {
     "positions": "positions in the cache, all filled",
@@ -41,13 +41,16 @@ TITLES = {
     "models": "models of a stack",
 }
 LONGER = 20
-"""Than loops elsewhere: what a loop begins with is a copy of the cache, into pages that are new where it is large."""
+"""A factor: these loops run longer than others, because each begins with a copy of the cache.
+
+A large cache is copied into new memory pages.
+"""
 STACKED_TOKENS = 120
-"""That a stack writes."""
+"""The number of tokens that a stack writes."""
 
 
 def run(bench: Bench) -> Rows:
-    """One row per axis and value, see `_row`; all values of an axis in the same turns."""
+    """Measures one row per axis and value, see `_row`; all values of an axis are timed in the same turns."""
     axes = bench.settings.growth
     ways = {axis: _stacks if axis == "models" else partial(_calls, axis=axis) for axis in axes}
     return {"growth": [row for axis in bench.track(list(axes)) for row in ways[axis](bench, values=axes[axis])]}
@@ -70,7 +73,7 @@ def _calls(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any
 
 
 def _stacks(bench: Bench, values: Sequence[int]) -> list[dict[str, Any]]:
-    """Stacks of so many models, all with one set of weights, so that everything is accepted and calls alone count."""
+    """Times stacks of so many models with shared weights: every token is accepted, so only the calls count."""
     model = _model(SMALL.vocab_size)
     pair = Pair(model, model, None, name="one model")
     cache = prefill(model.model, model.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32)), SLOTS)
@@ -85,7 +88,10 @@ def _stacks(bench: Bench, values: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _stack(depth: int) -> dict[str, Any]:
-    """Settings of `decode`: two tokens are drafted below, and each level hands up one more than the one below it."""
+    """Returns settings of `decode` for a stack.
+
+    The lowest model drafts two tokens, and each level hands up one more than the level below.
+    """
     if depth == 1:
         return {"method": "autoregressive"}
     if depth == 2:
@@ -97,29 +103,29 @@ def _stack(depth: int) -> dict[str, Any]:
 
 
 def _model_calls(done: Generation) -> int:
-    """Of all models: the target's and each level's, and the steps of the model below them."""
+    """Counts the calls of all models: the target's, each level's, and the steps of the lowest model."""
     levels = [done.stats, *level_counters(done.inner)]
     drafted = int(levels[-1].draft_steps.sum())
     return sum(int(level.target_calls.sum()) for level in levels) + drafted
 
 
 def _beside_memory(bench: Bench, axis: str, loops: Any, sizes: Any, counts: Any) -> list[dict[str, Any]]:
-    """Rows of what was timed in turns with the memory's bandwidth; sizes: bytes read by one of the `counts`."""
+    """Times the loops in turns with the memory's bandwidth; `sizes`: bytes read by one of the `counts`."""
     stream = bench.stream(bench.settings.working_set)
     seconds = measure.interleave({**loops, "memory": stream.loop}, 2 * bench.settings.repeats)
     bandwidth = stream.bandwidth(seconds["memory"])
     return [_row(axis, value, seconds[str(value)] / counts[value], sizes[value], bandwidth) for value in counts]
 
 
-def _row(axis: str, value: int, each: np.ndarray, size: float, bandwidth: np.ndarray) -> dict[str, Any]:
+def _row(axis: str, value: int, seconds: np.ndarray, size: float, bandwidth: np.ndarray) -> dict[str, Any]:
     floor = measure.floor_seconds(size, bandwidth)
     return {
         "axis": axis,
         "value": value,
         "megabytes_read": size / 1e6,
-        "call_ms": measure.spread(each * 1e3),
+        "call_ms": measure.spread(seconds * 1e3),
         "floor_ms": measure.spread(floor * 1e3),
-        "floor_ratio": measure.spread(each / floor),
+        "floor_ratio": measure.spread(seconds / floor),
     }
 
 
@@ -128,7 +134,7 @@ def _model(entries: int) -> BoundModel:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel per axis: measured time, with its lowest and highest, and the floor."""
+    """Draws a panel per axis: measured time, with its lowest and highest, and the floor."""
     axes = list(dict.fromkeys(row["axis"] for row in rows))
     lines = -(-len(axes) // 3)
     figure, places = plt.subplots(lines, 3, figsize=(9, 2.7 * lines), layout="constrained", squeeze=False)

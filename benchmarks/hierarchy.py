@@ -1,7 +1,7 @@
-"""Section `hierarchy`: the time of the optimiser of stacks by number of candidates, and what its two objectives give.
+"""Section `hierarchy`: time of the optimiser of stacks by number of candidates, and the results of its two objectives.
 
-Random candidates: laws of a few tokens between noise and the target's, so that acceptance obeys the triangle
-inequality, costs lognormal and in order.
+Candidates are random: distributions over a few tokens, between noise and the target's, so that acceptance obeys the
+triangle inequality; costs are lognormal and sorted.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from benchmarks.setting import Bench, Rows
 from speccascade_jax import hierarchy
 
 LAST = 80
-"""The most candidates that the search of the overshoot objective is timed with."""
+"""The largest number of candidates for which the search of the overshoot objective is timed."""
 
 
 def run(bench: Bench) -> Rows:
-    """`hierarchy`: a row per number of candidates, budgets up to 15."""
+    """Measures `hierarchy`: a row per number of candidates, with budgets up to 15."""
     return {"hierarchy": [_row(count) for count in bench.track(bench.settings.candidates)]}
 
 
 def _row(count: int) -> dict[str, Any]:
-    """Seconds of both objectives, and the latency, overshoot counted, of both optima."""
+    """Returns the seconds of both objectives, and the latency of both optima with the overshoot counted."""
     costs, acceptance = candidates(count)
-    seconds, found = {}, {}
+    seconds, solutions = {}, {}
     for objective in ("paper", "overshoot") if count <= LAST else ("paper",):
         began = time.perf_counter()
-        found[objective] = hierarchy.solve(costs, acceptance, objective=objective)
+        solutions[objective] = hierarchy.solve(costs, acceptance, objective=objective)
         seconds[f"{objective}_seconds"] = time.perf_counter() - began
-    paper = found["paper"]
+    paper = solutions["paper"]
     real = hierarchy.latency(costs, acceptance, paper.models, paper.budgets, "overshoot")
     row: dict[str, Any] = {"candidates": count, "levels": len(paper.models), "speedup": paper.speedup}
     row |= {"overshoot_seconds": None, "lost": None} | seconds
     row["of_predicted"] = paper.latency / real
-    if "overshoot" in found:
-        row["lost"] = real / found["overshoot"].latency - 1
+    if "overshoot" in solutions:
+        row["lost"] = real / solutions["overshoot"].latency - 1
     return row
 
 
 def candidates(count: int) -> tuple[list[float], np.ndarray]:
-    """Costs and acceptance of `count` random models, the target's among them."""
+    """Returns costs and acceptance of `count` random models, the target's among them."""
     draws = np.random.default_rng(count)
     laws = draws.dirichlet(np.full(8, 0.3), count)
     near = np.linspace(0.2, 1, count)[:, None]

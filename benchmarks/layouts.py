@@ -1,4 +1,4 @@
-"""How the benchmarks' tables are laid out: what the numbers are called, how printed, and what is said below them."""
+"""The layouts of the benchmarks' tables: names and formats of the numbers, and the notes below each table."""
 
 from benchmarks.columns import Column, Layout, number, optional, percent, spread
 from benchmarks.compilation import STEPS

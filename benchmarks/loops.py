@@ -1,4 +1,4 @@
-"""What is timed in jitted loops: calls of a model without an engine around them, and a matrix-vector product."""
+"""The jitted loops that are timed: calls of a model without an engine around them, and a matrix-vector product."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from speccascade_jax.runtime import products
 
 @partial(jax.jit, static_argnames=("model", "slots"))
 def prefill(model: LanguageModel, params: Params, prompt: Prompt, slots: int) -> Cache:
-    """A cache of `slots` slots behind `prompt`."""
+    """Returns a cache of `slots` slots that holds `prompt`."""
     return model.prefill(params, prompt, slots)
 
 
 def extend_loop(
     bound: BoundModel, prompt: Prompt, width: int, slots: int, filled: int | None = None
 ) -> Callable[[int], Any]:
-    """`count -> result` of a loop that feeds `width` tokens and rolls them back, `count` times.
+    """Returns `count -> result`: a loop that feeds `width` tokens and rolls them back, `count` times.
 
-    Weights and caches are arguments, as in the engine: constants would be folded. `filled` slots of the cache are in
-    use; by default it is half full.
+    Weights and caches are arguments, as in the engine, because constants would be folded. `filled` slots of the cache
+    are in use; by default it is half full.
     """
     cache = prefill(bound.model, bound.params, prompt, slots)
     used = (slots - width) // 2 if filled is None else filled
@@ -55,11 +55,11 @@ def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, cou
 
 
 ORDERS = ("W x", "x W", "packed") if products.available() else ("W x", "x W")
-"""How a matrix is multiplied with a vector; `packed`: as models multiply on a CPU."""
+"""The forms of the product of a matrix and a vector; `packed`: as models multiply on a CPU."""
 
 
 def stream_loop(size: int, order: str) -> Callable[[int], Any]:
-    """`count -> result` of a loop of products of a square float32 matrix of about `size` bytes with a vector."""
+    """Returns `count -> result`: a loop of products of a square float32 matrix of about `size` bytes with a vector."""
     width = max(8, round((size / 4) ** 0.5))
     values = np.full((width, width), 1.0 / width, np.float32)
     matrix = panels(values, "float32", products.width()) if order == "packed" else jnp.asarray(values)

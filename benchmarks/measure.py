@@ -1,7 +1,7 @@
-"""How everything here is timed: in turns, repeated, as ratios inside one repetition, against a floor in bytes.
+"""The timing of all benchmarks: in turns, repeated, as ratios within one turn, against a floor in bytes.
 
-On a shared machine a time means little and a ratio of two neighbours in time means a lot: whatever is compared runs in
-turns, forwards and backwards alternately, and ratios are taken within each turn before the median is.
+On a shared machine a time means little, and a ratio of two neighbours in time means a lot. Compared calls therefore run
+in turns, forwards and backwards alternately, and ratios are taken within each turn, before the median.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Spread = dict[str, float]
 def interleave(
     calls: Mapping[str, Call], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, np.ndarray]:
-    """Seconds of every call in every turn.
+    """Times every call in every turn, in seconds.
 
     Args:
-        calls: compiled and warmed-up calls; what they return is waited for.
+        calls: compiled and warmed-up calls; their results are waited for.
         repeats: turns; the order is reversed every other turn.
         clock: seconds; a fake one in tests.
 
@@ -43,7 +43,7 @@ def interleave(
 
 
 def spread(values: np.ndarray) -> Spread:
-    """Median, lowest and highest."""
+    """Returns median, lowest and highest."""
     return {"value": float(np.median(values)), "low": float(np.min(values)), "high": float(np.max(values))}
 
 
@@ -53,7 +53,7 @@ class Loop:
 
     Attributes:
         run: runs the loop the given number of times; the number is traced, so that changing it does not compile.
-        count: how often it is run when called.
+        count: the number of repetitions when the loop is called.
     """
 
     run: Callable[[int], Any]
@@ -64,10 +64,10 @@ class Loop:
 
 
 def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Loop:
-    """A `Loop` of `run` whose call takes about `seconds`; compiles and warms up on the way.
+    """Returns a `Loop` of `run` whose call takes about `seconds`; compiles it and warms it up.
 
-    The quickest of three tries counts: one that was held up would pass for a long one, and a loop that is too short
-    shows what starting it costs.
+    The quickest of three tries counts. A single try that was held up would pass for a long one, and a loop that is too
+    short measures the cost of starting it.
     """
     jax.block_until_ready(run(1))
     count = 1
@@ -85,7 +85,7 @@ def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], f
 
 
 def floor_seconds(size: float, bandwidth: np.ndarray) -> np.ndarray:
-    """The least time in which `size` bytes pass at `bandwidth` bytes per second, turn by turn.
+    """Returns the least time in which `size` bytes pass at `bandwidth` bytes per second, turn by turn.
 
     Raises:
         ValueError: a bandwidth that is not positive.
@@ -96,12 +96,12 @@ def floor_seconds(size: float, bandwidth: np.ndarray) -> np.ndarray:
 
 
 def memory(compiled: jax.stages.Compiled) -> Any:
-    """The compiler's account of a program's memory: bytes of arguments, outputs, temporaries and code.
+    """Returns the compiler's account of a program's memory: bytes of arguments, outputs, temporaries and code.
 
     Raises:
-        ValueError: this backend gives none.
+        ValueError: the backend gives no account.
     """
-    found = compiled.memory_analysis()
-    if found is None:
+    analysis = compiled.memory_analysis()
+    if analysis is None:
         raise ValueError(f"the backend {jax.default_backend()!r} gives no account of a program's memory")
-    return found
+    return analysis

@@ -1,4 +1,4 @@
-"""What acceptance and step times predict for the speed-up of speculation over the target alone (METHODS section 9)."""
+"""A prediction of the speed-up over the target alone, from acceptance and step times (METHODS section 9)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds, all measured in the same run.
+    """The seconds of the parts of a generation, all measured in the same run.
 
     Attributes:
         draft: one step of the draft; score: one call of the target over γ + 1 tokens; step: one over a single token.
@@ -22,7 +22,7 @@ class Costs:
 
 
 def expected_tokens(acceptance: float, block: int) -> float:
-    """Tokens per round if each draft were kept independently: `(1 − a^(γ+1)) / (1 − a)`, `γ + 1` at `a = 1`.
+    """Returns tokens per round if each draft is accepted independently: `(1 − a^(γ+1)) / (1 − a)`, `γ + 1` at `a = 1`.
 
     Raises:
         ValueError: an acceptance outside [0, 1].
@@ -33,7 +33,7 @@ def expected_tokens(acceptance: float, block: int) -> float:
 
 
 def speed_up(costs: Costs, rounds: float, draft_steps: float, tokens: float, tokens_alone: float) -> float:
-    """The target's time per token alone over the time per token with rounds.
+    """Returns the target's time per token alone over the time per token with rounds.
 
     Args:
         costs: see there.

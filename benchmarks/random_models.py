@@ -1,4 +1,4 @@
-"""Models of set sizes with random weights: speed does not depend on what they learnt."""
+"""Models of set sizes with random weights: speed does not depend on the weights' values."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SIZES: Mapping[str, T5Config | DecoderConfig] = {
     "T5 77 M": T5_77M,
     "decoder 106 M": DECODER_100M,
 }
-"""The first as the shipped target, the third as T5 1.1 small, the last as a Llama."""
+"""Models by name: the first is like the shipped target, the third like T5 1.1 small, the last like a Llama."""
 PLAIN = "XLA's products"
 
 
 def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
-    """A model with `parameters`, fused, not packed."""
+    """Returns a model with `parameters`, fused, not packed."""
     model: T5 | DecoderLM = T5(config) if isinstance(config, T5Config) else DecoderLM(config)
     return BoundModel(params=fuse(parameters(model, seed)), model=model)
 
 
 def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
-    """In numpy: scales of 1, embeddings and biases of positions of unit size, kernels of unit gain."""
+    """Draws parameters in numpy: scales of 1, embeddings and position biases of unit size, kernels of unit gain."""
     draws = np.random.default_rng(seed)
 
     def drawn(path: Any, leaf: Any) -> np.ndarray:
@@ -55,14 +55,14 @@ def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
 
 
 def random_pair(name: str, vocabulary: TextVocabulary | None) -> Pair:
-    """A target of `SIZES`, of T5s, and a draft as small as the shipped one, held in float32."""
+    """Returns a T5 of `SIZES` as target, with a draft as small as the shipped one, both held in float32."""
     config = SIZES[name]
     small = T5Config(config.vocab_size, config.num_embeddings, 128, 2, 64, 384, 4, 1)
-    target, draft = (held_as(random(each), "float32") for each in (config, small))
+    target, draft = (held_as(random(model_config), "float32") for model_config in (config, small))
     return Pair(target, draft, vocabulary, name=name)
 
 
 def held_as(bound: BoundModel, kind: str) -> BoundModel:
-    """The model with its matrices held in `kind` (of `runtime.products.KINDS`), or left to XLA (`PLAIN`)."""
+    """Returns the model with its matrices held in `kind` (of `runtime.products.KINDS`), or left to XLA (`PLAIN`)."""
     params: Params = bound.params if kind == PLAIN else pack(bound.params, bound.model.config, kind)
     return BoundModel(params=jax.device_put(params), model=bound.model)

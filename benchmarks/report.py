@@ -1,4 +1,4 @@
-"""From rows to tables, as `benchmarks.layouts` lays them out, for a terminal and for a page."""
+"""The tables of a run, in the layouts of `benchmarks.layouts`, for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speccascade_jax.results.store.record import Row
 
 
 def grid(name: str, rows: Sequence[Row]) -> Grid:
-    """The table `name` of a section's rows."""
+    """Returns the table `name` of a section's rows."""
     layout = LAYOUTS[name]
     if layout.across is not None:
         return _across(layout, rows, layout.across)
@@ -37,7 +37,7 @@ def _across(layout: Layout, rows: Sequence[Row], key: str) -> Grid:
     return Grid(
         title=layout.title,
         header=[column.header for column in names] + [f"{c.header}, {_short(g)}" for g in groups for c in values],
-        rows=[[*line, *(_cell(c, found.get(g, {})) for g in groups for c in values)] for line, found in lines.items()],
+        rows=[[*line, *(_cell(c, cells.get(g, {})) for g in groups for c in values)] for line, cells in lines.items()],
         notes=list(layout.notes),
     )
 
@@ -47,12 +47,12 @@ def _short(size: int) -> str:
 
 
 def grids(record: Row) -> list[Grid]:
-    """All tables of a run, in the order they were measured."""
+    """Returns all tables of a run, in the order of their measurement."""
     return [grid(name, rows) for section in record["sections"].values() for name, rows in section["tables"].items()]
 
 
 def header(record: Row) -> str:
-    """What was measured, where and when, in one paragraph."""
+    """Returns one paragraph: the pair, the task, the date and the machine."""
     machine, settings = record["device"], record["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (
@@ -63,5 +63,5 @@ def header(record: Row) -> str:
 
 
 def markdown(record: Row) -> str:
-    """The tables of a run for a page."""
-    return "\n".join([header(record) + "\n", *(each.markdown() for each in grids(record))])
+    """Returns the tables of a run for a page."""
+    return "\n".join([header(record) + "\n", *(table.markdown() for table in grids(record))])

@@ -18,7 +18,7 @@ from speccascade_jax.evaluation.points import Settings
 
 
 def run(bench: Bench) -> Rows:
-    """One row per rule (with the first of its α's), γ and temperature; and the lossless rule with larger models."""
+    """Measures a row per rule (with its first α), γ and temperature, and the lossless rule with larger models."""
     settings = bench.settings
     first = {method.method: method for method in reversed(settings.methods)}
     methods = [first[name] for name in dict.fromkeys(method.method for method in settings.methods)]
@@ -27,16 +27,16 @@ def run(bench: Bench) -> Rows:
         for temperature in settings.temperatures:
             rows.append(_row(bench, method, temperature))
     for name in bench.track(settings.engine_sizes):
-        larger = bench.with_pair(random_pair(name, bench.pair.vocabulary), examples=2)  # each of the full length
+        larger = bench.with_pair(random_pair(name, bench.pair.vocabulary), examples=2)  # all outputs have full length
         rows += [_row(larger, replace(larger.lossless, block_size=block), 0.0) for block in settings.block_sizes[:2]]
     return {"rounds": rows}
 
 
 def _row(bench: Bench, method: Settings, temperature: float) -> dict[str, Any]:
-    """A point's row, per example.
+    """Returns a point's row, per example.
 
-    `engine_ms` is `generate` without what it does before the first round; `calls_ms` is draft_steps · t_draft +
-    N_target · t_target(T = γ + 1), both measured as loops between the generations; `ratio` is one over the other.
+    `engine_ms` is `generate` without its work before the first round. `calls_ms` is draft_steps · t_draft + N_target ·
+    t_target(T = γ + 1), both measured as loops between the generations. `ratio` is the first over the second.
     """
     rows = range(bench.settings.examples)
     generations = [bench.generator(method, [row], temperature) for row in rows]
@@ -75,7 +75,7 @@ def _row(bench: Bench, method: Settings, temperature: float) -> dict[str, Any]:
 
 
 def call_loops(bench: Bench, block: int) -> dict[str, measure.Loop]:
-    """Loops of a draft step and of scoring a block of `block` tokens, in caches as the engine's."""
+    """Returns loops of a draft step and of scoring a block of `block` tokens, in caches of the engine's size."""
     pair, prompt, slots = bench.pair, bench.prompt([0]), bench.slots(block)
     return {
         "draft": measure.long_enough(extend_loop(pair.draft, prompt, 1, slots), bench.settings.loop_seconds),
@@ -84,7 +84,7 @@ def call_loops(bench: Bench, block: int) -> dict[str, measure.Loop]:
 
 
 def one_by_one(runs: Sequence[Callable[[], Any]]) -> measure.Call:
-    """All of them as one call, each waited for: programs that overlap would be timed as throughput."""
+    """Returns all runs as one call, each waited for: programs that overlap would measure throughput."""
 
     def call() -> None:
         for run in runs:

@@ -1,4 +1,4 @@
-"""What both commands do with names on their command line and with stored runs."""
+"""The handling of names on the command line and of stored runs, for both commands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speccascade_jax.results.store.record import Row
 
 
 def picked(what: str, text: str, known: Collection[str]) -> list[str]:
-    """The names in `text`, between commas, in the order of `known`; all of them where there is none.
+    """Returns the names in `text`, separated by commas, in the order of `known`; all of `known` if there is none.
 
     Raises:
-        ValueError: a name that is not known; says what of.
+        ValueError: an unknown name; the message calls it a `what`.
     """
     names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
     for name in names:
@@ -23,10 +23,10 @@ def picked(what: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def read(path: Path, kind: int, part: str, command: str) -> Row:
-    """What a run stored.
+    """Reads a stored run.
 
     Args:
-        kind: its format; part: the entry that it must have; command: what writes such files.
+        kind: its format; part: the entry that it must have; command: the command that writes such files.
 
     Raises:
         ValueError: the file holds something else.

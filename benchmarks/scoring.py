@@ -1,4 +1,4 @@
-"""Section `scoring`: what a call over T tokens costs, in steps: the price of scoring a block."""
+"""Section `scoring`: the cost of a call over T tokens, in steps: the price of scoring a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.setting import Bench, Rows
 
 
 def run(bench: Bench) -> Rows:
-    """One row per model and width T: ms per call, and the ratio to a call over one token, in the same turns."""
+    """Measures a row per model and width T: ms per call, and the ratio to a call over one token, in the same turns."""
     widths = bench.settings.widths
     rows = []
     for name in bench.track(("target", "draft")):
@@ -20,8 +20,8 @@ def run(bench: Bench) -> Rows:
             for width in ((1, *widths) if name == "target" else (1, 2))
         }
         seconds = measure.interleave({str(width): loop for width, loop in calls.items()}, 3 * bench.settings.repeats)
-        each = {width: seconds[str(width)] / loop.count for width, loop in calls.items()}
-        for width, times in each.items():
+        call_seconds = {width: seconds[str(width)] / loop.count for width, loop in calls.items()}
+        for width, times in call_seconds.items():
             row = {"model": name, "width": width, "ms": measure.spread(times * 1e3)}
-            rows.append(row | {"ratio": measure.spread(times / each[1])})
+            rows.append(row | {"ratio": measure.spread(times / call_seconds[1])})
     return {"scoring": rows}

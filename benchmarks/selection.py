@@ -1,7 +1,7 @@
-"""Section `selection`: a drafter alone, and chosen always among 2, 4 and 8 of which the others idle.
+"""Section `selection`: one drafter alone, and the same one always chosen among 2, 4 and 8, with the others idle.
 
-The tokens are the same, so that what the time differs by is what choosing costs and what idle drafters cost in every
-round. That no idle drafter is called, a test says; this says what is left.
+The tokens are the same, so the difference in time is the cost of choosing and of idle drafters, per round. A test
+checks that no idle drafter is called; this section measures the remaining cost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from speccascade_jax.evaluation.points import Arm, Settings
 
 ARMS = (2, 4, 8)
 WIDEST = 8
-"""Rows of the largest batch; a selection's choices are a row's."""
+"""Rows of the largest batch; each row makes its own choice."""
 
 
 def run(bench: Bench) -> Rows:
-    """A row per batch size and number of drafters, 1 being the drafter alone, without a selection; greedy decoding."""
+    """Measures a row per batch size and number of drafters, greedily; 1 is the drafter alone, without a selection."""
     sizes = [size for size in bench.settings.batches if size <= WIDEST]
     return {"selection": [row for size in bench.track(sizes) for row in _rows(bench, size)]}
 
@@ -51,7 +51,10 @@ def _rows(bench: Bench, size: int) -> list[dict[str, Any]]:
 
 
 def _method(alone: Settings, count: int) -> Settings:
-    """The first of `count` drafters, the draft each time: another one's weights would be no other work."""
+    """Returns a selection of `count` drafters, each of them the draft, that always chooses the first.
+
+    Other weights would cost the same time.
+    """
     if count == 1:
         return alone
     arms = tuple(Arm(drafter="draft", name=f"draft{n}") for n in range(count))

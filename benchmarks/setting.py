@@ -1,4 +1,4 @@
-"""What all sections share: settings, the pair, prompts, assembled engines, and the bandwidth measured here."""
+"""The parts that all sections share: settings, the pair, prompts, assembled engines, and the measured bandwidth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
 
 SPEC_DECODE = recorded(Settings(method="spec_decode"))
-# Besides the lossless rule one that is no deferral, one by position and one by token, each with two α's.
+# The lossless rule, a rule without deferral, one by position and one by token; the lossy ones have two α's each.
 METHODS = (
     SPEC_DECODE,
     recorded(Settings(method="lossy", alpha=0.4)),
@@ -55,39 +55,40 @@ GROWTH: Mapping[str, tuple[int, ...]] = {
     "tokens": (1, 2, 4, 6, 8, 12, 16),
     "models": (1, 2, 3, 4, 5),
 }
-# Fuzzy decoding's twenty rules differ in the divergence alone.
+# Two of fuzzy decoding's twenty rules are enough: they differ only in the divergence.
 VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_js", "fuzzy_tv")
 
 
 SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (3,), (2, 1), (2, 2), (3, 1), (2, 1, 1), (3, 2, 1), (4, 2, 1, 1))
-"""Trees by branching; those of ones are chains."""
+"""Trees by the number of children at each depth; shapes of ones are chains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured, and how thoroughly.
+    """The settings of a run: its measurements, and their thoroughness.
 
     Attributes:
-        pair: a shipped pair's name, or a folder; task: where prompts come from; max_new_tokens: longest output.
-        examples: prompts timed one at a time; repeats: turns of every comparison, more where they are short;
+        pair: a shipped pair's name, or a folder; task: the source of prompts; max_new_tokens: longest output.
+        examples: prompts timed one at a time; repeats: turns of every comparison, more if they are short;
             loop_seconds: length of a timed loop; calls: turns in `calls`.
-        block_size: γ where it is not swept; block_sizes: where it is; lossy_block_sizes: γ's of rules that are lossy.
-        capacity: of short blocks in `stopping`.
+        block_size: γ in sections that do not sweep it; block_sizes: γ's of sections that do; lossy_block_sizes: γ's of
+            lossy rules.
+        capacity: of short blocks in `stopping`; head_depths: depths of acceptance heads there.
         temperatures: of draft and target; methods: rules with their α's.
-        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtype: what the draft's matrices are
-            held in there.
+        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtype: the type of the draft's
+            matrices there.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; either_way, whole_rounds: rules in
-            `block_wise`; shapes: branching by depth, in `trees`; batches: rows in `batches` and `auto`; beside_auto:
+            `block_wise`; shapes: children by depth, in `trees`; batches: rows in `batches` and `auto`; beside_auto:
             the fixed γ's in the latter.
-        large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same laws alike need
-            the same memory.
+        large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same distributions
+            in the same way need the same memory.
         working_set: bytes, far beyond any cache.
         growth: axis of the section `growth` -> its values.
-        candidates: how many models `hierarchy` chooses among.
+        candidates: numbers of models among which `hierarchy` chooses.
         acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
-            at hand), how many of its examples, and the longest output.
+            available), the number of its examples, and the longest output.
     """
 
     pair: str = "tatoeba_en_de_large"
@@ -130,12 +131,12 @@ class Sizes:
     acceptance_tokens: int = 128
 
     def blocks(self, method: Settings) -> tuple[int, ...]:
-        """The γ's that a method is measured with."""
+        """Returns the γ's with which a method is measured."""
         return self.block_sizes if RULES[method.method].lossless else self.lossy_block_sizes
 
 
 def quick(settings: Sizes) -> Sizes:
-    """The same in a few seconds: everything runs once or twice, the numbers mean nothing."""
+    """Returns settings that take a few seconds: everything runs once or twice, and the numbers mean nothing."""
     return replace(
         settings,
         max_new_tokens=8,
@@ -181,7 +182,7 @@ class Stream:
     size: int
 
     def bandwidth(self, seconds: np.ndarray) -> np.ndarray:
-        """Bytes per second of calls that took `seconds`."""
+        """Returns bytes per second of calls that took `seconds`."""
         return self.size * self.loop.count / seconds
 
 
@@ -190,7 +191,7 @@ class Bench:
 
     Args:
         settings: see there; pair: the loaded pair.
-        track: wraps what a section goes through, for progress.
+        track: wraps the items of a section, for progress.
 
     Raises:
         ValueError: no such task, or a pair without a vocabulary.
@@ -201,40 +202,40 @@ class Bench:
             raise ValueError(f"pair {pair.name!r} has no vocabulary, but the prompts are texts")
         self.settings, self.track, self.pair = settings, track, pair
         task = get_task(settings.task)
-        own = max(settings.examples, *settings.batches)
-        texts = [task.build_prompt(example) for example in task.load(limit=max(own, settings.decoded_examples))]
-        self.texts, self.decoded = texts[:own], texts[: settings.decoded_examples]
-        # one bucket for all, or every length would be a compilation of its own
+        count = max(settings.examples, *settings.batches)
+        texts = [task.build_prompt(example) for example in task.load(limit=max(count, settings.decoded_examples))]
+        self.texts, self.decoded = texts[:count], texts[: settings.decoded_examples]
+        # all prompts share one length, because every new length would compile again
         self._prompts = make_prompt(self.pair, self.texts)
         self._streams: dict[int, Stream] = {}
 
     def with_pair(self, pair: Pair, examples: int) -> Bench:
-        """The first of the texts with another pair of the same vocabulary, of whatever family."""
-        other = copy.copy(self)
-        other.pair, other.settings = pair, replace(self.settings, examples=min(examples, self.settings.examples))
-        other._prompts = make_prompt(pair, self.texts)
-        return other
+        """Returns a bench of the first texts with another pair of the same vocabulary, of any family."""
+        bench = copy.copy(self)
+        bench.pair, bench.settings = pair, replace(self.settings, examples=min(examples, self.settings.examples))
+        bench._prompts = make_prompt(pair, self.texts)
+        return bench
 
     @property
     def lossless(self) -> Settings:
-        """`spec_decode` with the γ of sections that don't sweep it."""
+        """The method `spec_decode` with the γ of sections that do not sweep it."""
         return replace(SPEC_DECODE, block_size=self.settings.block_size)
 
     def prompt(self, rows: Sequence[int]) -> Prompt:
-        """The prompts of some examples, in the one bucket of all, on the device."""
+        """Returns the prompts of some examples, all padded to the same length, on the device."""
         return jax.device_put(jax.tree.map(lambda x: x[np.asarray(rows)], self._prompts))
 
     def slots(self, block: int) -> int:
-        """Cache slots that an engine with this block has."""
+        """Returns the number of cache slots of an engine with this block."""
         return self._prompts.tokens.shape[1] + self.settings.max_new_tokens + block + 1
 
     def engine(self, method: Settings, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
-        """The engine of a method, without its α, and its parameters."""
-        own: dict[str, Any] = {name: getattr(method, name) for name in ("block_size", "bonus", "tree", "verify")}
-        return assemble(self.pair, method=method.method, stop_ids=stop_ids, **own)
+        """Returns a method's engine, without its α, and its parameters."""
+        options: dict[str, Any] = {name: getattr(method, name) for name in ("block_size", "bonus", "tree", "verify")}
+        return assemble(self.pair, method=method.method, stop_ids=stop_ids, **options)
 
     def generator(self, method: Settings, rows: Sequence[int], temperature: float = 0.0) -> Run:
-        """`seed -> generation` of some examples with everything but the generation done beforehand."""
+        """Returns `seed -> generation` of some examples, with everything but the generation done beforehand."""
         engine, params = self.engine(method)
         return self.run(engine, params, rows, self.settings.max_new_tokens, method.alpha or 0.0, temperature)
 
@@ -247,7 +248,7 @@ class Bench:
         alpha: float = 0.0,
         temperature: float = 0.0,
     ) -> Run:
-        """As `generator`, for any engine and length."""
+        """Returns `seed -> generation`, as `generator` does, for any engine and length."""
         prompt = self.prompt(rows)
         controls = jax.device_put(make_controls(len(rows), alpha=alpha, temperature=temperature))
         ids = jax.device_put(np.asarray(rows, np.int32))
@@ -261,7 +262,7 @@ class Bench:
         return run
 
     def program(self, method: Settings, batch: int) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
-        """`generate` of a method as a program to be traced, lowered and compiled by hand, and its arguments."""
+        """Returns `generate` of a method as a program to trace, lower and compile by hand, and its arguments."""
         engine, params = self.engine(method)
         controls, ids = make_controls(batch, alpha=method.alpha or 0.0), np.arange(batch, dtype=np.int32)
 
@@ -272,16 +273,18 @@ class Bench:
         return jax.jit(whole), (params, self.prompt(range(batch)), np.uint32(0), controls, ids)
 
     def prefill(self, engine: Engine, params: Params, rows: Sequence[int]) -> Callable[[], DecodeState]:
-        """What `generate` does before its first round, alone."""
-        # the acceptance plays no part in it: one compilation for all rules
+        """Returns a call of only the work that `generate` does before its first round."""
+        # prefill does not depend on the rule: one compilation serves all
         plain = replace(engine, verifier=Speculative(RULES["spec_decode"]))
         prompt, ids = self.prompt(rows), np.asarray(rows, np.int32)
         return functools.partial(_prefill, plain, params, prompt, ids, self.settings.max_new_tokens)
 
     def stream(self, working_set: int) -> Stream:
-        """The loop that measures bandwidth over a matrix of `working_set` bytes, to be run between what it judges.
+        """Returns the loop that measures bandwidth over a matrix of `working_set` bytes.
 
-        The fastest of `ORDERS`, chosen once per size: a floor must not be beaten.
+        It runs between the calls that it judges.
+
+        The loop is the fastest of `ORDERS`, chosen once per size: no measurement may beat its floor.
         """
         if working_set not in self._streams:
             loops = {order: self._stream_loop(working_set, order) for order in ORDERS}

@@ -1,4 +1,4 @@
-"""Section `sizes`: steps and blocks of larger models, random weights, by what their matrices are held in."""
+"""Section `sizes`: steps and blocks of larger models with random weights, by the type that holds their matrices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.runtime.products import KINDS, available
 
 INPUT = 32
-"""Tokens that the encoder reads."""
+"""The number of tokens that the encoder reads."""
 
 
 def run(bench: Bench) -> Rows:
-    """One row per model and kind of weights, see `_row`; the kinds of one model in the same turns."""
+    """Measures one row per model and kind of weights; the kinds of one model share their turns."""
     kinds = (PLAIN, *KINDS) if available() else (PLAIN, "int8")
     return {"sizes": [row for name in bench.track(bench.settings.sizes) for row in _rows(bench, name, kinds)]}
 
@@ -35,16 +35,16 @@ def _rows(bench: Bench, name: str, kinds: tuple[str, ...]) -> list[dict[str, Any
     calls: dict[str, measure.Call] = {f"{kind} {width}": loop for (kind, width), loop in loops.items()}
     seconds = measure.interleave(calls | {"memory": stream.loop}, 2 * bench.settings.repeats)
     bandwidth = stream.bandwidth(seconds["memory"])
-    each = {(kind, width): seconds[f"{kind} {width}"] / loop.count for (kind, width), loop in loops.items()}
+    times = {(kind, width): seconds[f"{kind} {width}"] / loop.count for (kind, width), loop in loops.items()}
     rows = []
     for kind, model in models.items():
         size = _bytes(bench, model)
         floor = measure.floor_seconds(size, bandwidth)
         row: dict[str, Any] = {"model": name, "weights": kind, "megabytes_read": size / 1e6}
-        row |= {"step_ms": measure.spread(each[kind, 1] * 1e3), "memory_floor_ms": measure.spread(floor * 1e3)}
-        row |= {"memory_ratio": measure.spread(each[kind, 1] / floor)}
-        row |= {f"block_{width}": measure.spread(each[kind, width] / each[kind, 1]) for width in widths[1:]}
-        rows.append(row | {f"block_{width}_ms": measure.spread(each[kind, width] * 1e3) for width in widths[1:]})
+        row |= {"step_ms": measure.spread(times[kind, 1] * 1e3), "memory_floor_ms": measure.spread(floor * 1e3)}
+        row |= {"memory_ratio": measure.spread(times[kind, 1] / floor)}
+        row |= {f"block_{width}": measure.spread(times[kind, width] / times[kind, 1]) for width in widths[1:]}
+        rows.append(row | {f"block_{width}_ms": measure.spread(times[kind, width] * 1e3) for width in widths[1:]})
     return rows
 
 
@@ -62,7 +62,7 @@ def _loop(bench: Bench, model: BoundModel, width: int) -> Any:
 
 
 def _bytes(bench: Bench, model: BoundModel) -> int:
-    """Bytes of weights, as they are held, and of caches that a step reads."""
+    """Returns the bytes of weights, in the form in which they are held, and of caches that a step reads."""
     prompt = _prompt(model)
     cache = prefill(model.model, model.params, prompt, _slots(bench))
     return traffic.bytes_read(model.model.extend, model.params, cache, prompt.tokens)

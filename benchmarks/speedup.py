@@ -1,4 +1,4 @@
-"""Section `speedup`: time per token over the target's alone, beside what acceptance and step times predict."""
+"""Section `speedup`: time per token over the target's alone, against the prediction from acceptance and step times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccascade_jax.rules.deferral import RULES
 
 
 class Recorded:
-    """Runs by example as `latency.interleave` calls them, whose results are kept."""
+    """The runs of a method by example, in the form that `latency.interleave` calls; keeps their results."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs, self.results = runs, dict[tuple[int, int], Generation]()
@@ -33,19 +33,19 @@ class Recorded:
         return result
 
     def tokens(self) -> list[np.ndarray]:
-        """The outputs, int32 `[max_new_tokens]` each, in order of trial and example."""
+        """Returns the outputs, int32 `[max_new_tokens]` each, in order of trial and example."""
         return [np.asarray(self.results[key].tokens) for key in sorted(self.results)]
 
     def measures(self) -> dict[str, Any]:
-        """The measures of METHODS section 9 over all runs."""
+        """Returns the measures of METHODS section 9 over all runs."""
         stats = [jax.device_get(result.stats) for result in self.results.values()]
         return summarise(jax.tree.map(lambda *parts: np.concatenate(parts), *stats))
 
 
 def run(bench: Bench) -> Rows:
-    """One row per rule, α, γ and temperature, see `_row`.
+    """Measures one row per rule, α, γ and temperature, see `_row`.
 
-    Two methods at a time share the runs of the target; what the prediction rests on is measured before and after.
+    Groups of two methods share the runs of the target. The costs for the prediction are measured before and after them.
     """
     settings, rows = bench.settings, []
     points = []
@@ -55,16 +55,16 @@ def run(bench: Bench) -> Rows:
     for methods in bench.track(points):
         calls = _calls(bench, methods[0])
         before = measure.interleave(calls, settings.repeats)
-        found = [timed(bench, methods, temperature) for temperature in settings.temperatures]
+        groups = [timed(bench, methods, temperature) for temperature in settings.temperatures]
         after = measure.interleave(calls, settings.repeats)
         costs = _costs(calls, {name: np.concatenate([before[name], after[name]]) for name in calls})
-        rows += [_row(one, costs) for each in found for one in each]
+        rows += [_row(point, costs) for group in groups for point in group]
     return {"speedup": sorted(rows, key=lambda row: row["temperature"])}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A method's runs and the target's next to them."""
+    """The runs of a method and the target's next to them."""
 
     method: Settings
     temperature: float
@@ -76,44 +76,44 @@ class Timed:
 
 
 def timed(bench: Bench, methods: Sequence[Settings], temperature: float) -> list[Timed]:
-    """One or two methods, timed in turns with the target alone; each trial is a seed."""
+    """Times one or two methods in turns with the target alone; each trial has its own seed."""
     examples, trials = bench.settings.examples, bench.settings.repeats
-    baseline, *others = (
+    baseline, *method_runs = (
         Recorded([bench.generator(method, [row], temperature) for row in range(examples)])
         for method in (recorded(Settings(method=TARGET)), *methods)
     )
-    for run in (baseline, *others):
+    for run in (baseline, *method_runs):
         jax.block_until_ready(run(0, 0))  # compiles
-    alone, timings = latency.interleave(baseline, others, examples=examples, trials=trials)
+    alone, timings = latency.interleave(baseline, method_runs, examples=examples, trials=trials)
     out = []
-    for method, run, own in zip(methods, others, timings, strict=True):
+    for method, run, times in zip(methods, method_runs, timings, strict=True):
         same = [bool((a == b).all()) for a, b in zip(run.tokens(), baseline.tokens(), strict=True)]
         share = sum(same) / len(same)
-        found = run.measures()
-        out.append(Timed(method=method, temperature=temperature, measures=found, timings=own, alone=alone, same=share))
+        seen = run.measures()
+        out.append(Timed(method=method, temperature=temperature, measures=seen, timings=times, alone=alone, same=share))
     return out
 
 
-def _row(one: Timed, costs: Costs) -> dict[str, Any]:
-    """A point's row.
+def _row(point: Timed, costs: Costs) -> dict[str, Any]:
+    """Returns a point's row.
 
-    `speed_up` is per token, sampled outputs differ in length; its extremes are over trials (seeds). `predicted` takes
-    the rounds and draft steps that were counted, `textbook` the acceptance rate alone, through `expected_tokens`.
-    `same_output` is the share of outputs equal to the target's, where they must be.
+    `speed_up` is per token, because sampled outputs differ in length; its extremes are over trials (seeds). `predicted`
+    uses the counted rounds and draft steps, `textbook` the acceptance rate alone, through `expected_tokens`.
+    `same_output` is the share of outputs equal to the target's, for points at which they must be.
     """
-    method, seen, timed, alone = one.method, one.measures, one.timings, one.alone
+    method, seen, timed, alone = point.method, point.measures, point.timings, point.alone
     assert method.block_size is not None
     tokens, tokens_alone = float(timed.tokens.mean()), float(alone.tokens.mean())
     rounds, steps = (seen[name] / timed.tokens.size for name in ("target_calls", "draft_steps"))
     measured = 1 / latency.relative_latency(timed, alone)["per_token"]
     trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (timed.seconds.sum(1) / timed.tokens.sum(1))
     predicted = speed_up(costs, rounds, steps, tokens, tokens_alone)
-    must = RULES[method.method].lossless and one.temperature == 0
+    must = RULES[method.method].lossless and point.temperature == 0
     return {
         "rule": method.method,
         "alpha": method.alpha,
         "block_size": method.block_size,
-        "temperature": one.temperature,
+        "temperature": point.temperature,
         "acceptance_rate": seen["acceptance_rate"],
         "tokens_per_round": seen["block_efficiency"],
         "tokens": tokens,
@@ -122,24 +122,24 @@ def _row(one: Timed, costs: Costs) -> dict[str, Any]:
         "speed_up": measure.spread(trials) | {"value": measured},
         "predicted": predicted,
         "of_predicted": measured / predicted,
-        "textbook": _textbook(one, costs, tokens, tokens_alone),
-        "same_output": one.same if must else None,
+        "textbook": _textbook(point, costs, tokens, tokens_alone),
+        "same_output": point.same if must else None,
     }
 
 
-def _textbook(one: Timed, costs: Costs, tokens: float, tokens_alone: float) -> float | None:
-    """The speed-up if rounds gave `expected_tokens` of the acceptance rate; `None` where nothing was drafted."""
-    acceptance, block = one.measures["acceptance_rate"], one.method.block_size
+def _textbook(point: Timed, costs: Costs, tokens: float, tokens_alone: float) -> float | None:
+    """Returns the speed-up of rounds with `expected_tokens` of the acceptance rate; `None` if nothing was drafted."""
+    acceptance, block = point.measures["acceptance_rate"], point.method.block_size
     if acceptance is None or not isinstance(block, int):
         return None
     rounds = tokens / expected_tokens(acceptance, block)
-    # a rule that reads q takes one more pass per round, for the bonus position
-    passes = block + (RULES[one.method.method].reads_q and one.method.bonus == "rule")
+    # a rule that reads q takes point more pass per round, for the bonus position
+    passes = block + (RULES[point.method.method].reads_q and point.method.bonus == "rule")
     return speed_up(costs, rounds, rounds * passes, tokens, tokens_alone)
 
 
 def _calls(bench: Bench, method: Settings) -> dict[str, measure.Loop]:
-    """What `Costs` are measured with: loops of model calls, and prefills of all examples, with this method's block."""
+    """Returns the calls that measure `Costs`, for this method's block: loops of model calls, and prefills."""
     engine, params = bench.engine(method)
     alone, alone_params = bench.engine(recorded(Settings(method=TARGET)))
     rows = range(bench.settings.examples)
@@ -156,5 +156,5 @@ def _calls(bench: Bench, method: Settings) -> dict[str, measure.Loop]:
 
 
 def _costs(calls: dict[str, measure.Loop], seconds: dict[str, np.ndarray]) -> Costs:
-    each = {name: float(np.median(seconds[name])) / loop.count for name, loop in calls.items()}
-    return Costs(score=each.pop("target"), **each)
+    medians = {name: float(np.median(seconds[name])) / loop.count for name, loop in calls.items()}
+    return Costs(score=medians.pop("target"), **medians)

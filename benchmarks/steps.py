@@ -1,4 +1,4 @@
-"""Section `steps`: greedy decoding of each model alone, against the time its weights and caches need to arrive."""
+"""Section `steps`: greedy decoding of each model alone, against the time that its weights and caches need to arrive."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
-    """One row per model, see `_row`."""
+    """Measures one row per model, see `_row`."""
     return {
         "steps": [_row(bench, name, method) for name, method in bench.track((("target", TARGET), ("draft", DRAFT)))]
     }
 
 
 def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
-    """A model's row.
+    """Returns a model's row.
 
-    `ms_per_token` is marginal: a long generation minus a short one, without stop ids, over the tokens between them, so
-    that neither prefill nor the way to the device and back is in it. The floors are the bytes that a step reads over
-    the bandwidth of a working set of just that size (`cache_…`), and over the one far beyond the caches (`memory_…`).
+    `ms_per_token` is marginal: the time of a long generation minus that of a short one, without stop ids, over the
+    difference in tokens. It includes neither prefill nor the transfer to the device and back. The floors are the bytes
+    that a step reads over the bandwidth of a working set of just that size (`cache_…`), and over the bandwidth far
+    beyond the caches (`memory_…`).
     """
     bound = getattr(bench.pair, name)
     engine, params = bench.engine(recorded(Settings(method=method)), stop_ids=())

@@ -1,4 +1,4 @@
-"""Section `stopping`: short blocks under a large capacity, and what an acceptance head adds to a draft step."""
+"""Section `stopping`: short blocks under a large capacity, and the time of an acceptance head in a draft step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from speccascade_jax.stopping import acceptance_head
 from speccascade_jax.stopping.policies import Fixed
 
 LENGTH = 4
-"""Tokens of the blocks."""
+"""The number of tokens of the blocks."""
 
 
 @dataclass(frozen=True)
 class Short(Fixed):
-    """Always `length` tokens of a capacity of `block`."""
+    """A policy that always drafts `length` tokens of a capacity of `block`."""
 
     length: int = 4
     adaptive: ClassVar[bool] = True
@@ -40,18 +40,20 @@ class Short(Fixed):
 
 @dataclass(frozen=True)
 class Whole(Short):
-    """The same, its blocks scored as if they were full."""
+    """The same policy, with its blocks scored at full width."""
 
     adaptive: ClassVar[bool] = False
 
 
 def run(bench: Bench) -> Rows:
-    """`capacity`: a row per engine, see `_capacity`; `heads`: a row per kind of head, see `_heads`."""
+    """Measures `capacity`, a row per engine (see `_capacity`), and `heads`, a row per kind of head (see `_heads`)."""
     return {"capacity": _capacity(bench), "heads": _heads(bench)}
 
 
 def _capacity(bench: Bench) -> list[dict[str, Any]]:
-    """The same blocks at T = 1 with their own capacity, and with a larger one, scored as wide as they are or whole.
+    """Times the same blocks at T = 1, with a capacity of their length and with a larger one.
+
+    Under the larger capacity, they are scored at their own width or at full width.
 
     `ratio` is to the first.
     """
@@ -66,9 +68,9 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
         engine, params = assemble(bench.pair, stop=lambda _, policy=policy: policy)
         longest = bench.settings.max_new_tokens
         runs = [bench.run(engine, params, [row], longest, temperature=1.0) for row in range(bench.settings.examples)]
-        stats = [jax.device_get(one(0)).stats for one in runs]
+        stats = [jax.device_get(run_once(0)).stats for run_once in runs]
         counts[name] = [int(sum(s.target_calls.sum() for s in stats)), int(sum(s.draft_steps.sum() for s in stats))]
-        calls[name] = one_by_one([partial(one, 0) for one in runs])
+        calls[name] = one_by_one([partial(run_once, 0) for run_once in runs])
     seconds = measure.interleave(calls, 4 * bench.settings.repeats)
     first = next(iter(kinds))
     return [
@@ -84,9 +86,10 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _heads(bench: Bench) -> list[dict[str, Any]]:
-    """µs of a head on one row, as a loop, and its share of drafting a token at T = 1: pass, law and draw, in place.
+    """Measures the µs of a head on one row, as a loop, and its share of drafting a token at T = 1.
 
-    Not timed in place, with a head and without: the difference is far below that of two programs for one and the same.
+    Drafting a token is the pass, the distribution and the draw, in the engine. The head itself is not timed there, with
+    and without: two programs for the same work differ by far more than a head costs.
     """
     features = teacher_forcing.features(bench.pair.draft)
     if features is None:
@@ -109,7 +112,7 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _head_loop(head: Params, features: int) -> Callable[[int], Any]:
-    """`count -> result`: each turn's input hangs on the turn before, so that none is left out."""
+    """Returns `count -> result`; the input of each turn depends on the turn before, so that the compiler omits none."""
     return lambda count: _asked(head, jnp.ones((1, features)), jnp.int32(count))
 
 
@@ -127,7 +130,7 @@ def _asked(head: Params, hidden: Array, count: Array) -> Array:
 
 
 def _blocks(bench: Bench, capacity: int) -> Callable[[int], Any]:
-    """`count -> result`: that many full blocks for the first prompt, each taken back at once."""
+    """Returns `count -> result`: that many full blocks for the first prompt, each rolled back at once."""
     engine, params = assemble(bench.pair, block_size=capacity, stop_ids=())
     state = bench.prefill(engine, params, [0])()
     controls = make_controls(1, temperature=1.0)

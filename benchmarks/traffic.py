@@ -1,8 +1,8 @@
-"""How many bytes a call must read: the floor of anything that is bound by memory.
+"""The number of bytes that a call must read: the floor of everything that memory bandwidth limits.
 
-Taken from the traced program, so that it holds for every model: arrays that the call never touches (the encoder while
-decoding, cross-attention kernels whose products are cached) do not count, and of tables that are looked up only the
-rows that are fetched do.
+The number comes from the traced program, so that it holds for every model. Arrays that the call never reads (the
+encoder while decoding, cross-attention kernels whose products are cached) do not count. A lookup table counts with the
+rows that are fetched.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "c
 
 
 def bytes_read(function: Callable[..., Any], *args: Any) -> int:
-    """Bytes of `args` (pytrees of arrays) that `function` has to read, each array at most once.
+    """Returns the bytes of `args` (pytrees of arrays) that `function` has to read, each array at most once.
 
-    A cache that is written into and then attended to counts in full: all of its slots are read, masked or not.
+    A cache that is written to and then attended to counts in full: all of its slots are read, masked or not.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     return sum(_read(jaxpr, variable) for variable in jaxpr.invars)
 
 
 def _read(jaxpr: Any, variable: Any) -> int:
-    """Bytes of one argument of a program that its equations read."""
+    """Returns the bytes of one argument that a program's equations read."""
     uses = [(eqn, n) for eqn in jaxpr.eqns for n, operand in enumerate(eqn.invars) if operand is variable]
     return min(_bytes(variable), sum(_read_by(eqn, n) for eqn, n in uses))
 
 
 def _read_by(eqn: Any, operand: int) -> int:
-    """Bytes of its operand number `operand` that an equation reads."""
+    """Returns the bytes that an equation reads of its operand number `operand`."""
     if eqn.primitive.name in _CALLS:
         inner = next(value for value in eqn.params.values() if hasattr(value, "eqns"))
         inner = getattr(inner, "jaxpr", inner)

@@ -1,4 +1,4 @@
-"""Section `trees`: drafts that branch beside chains: tokens per call, speed-up, and what calls predict."""
+"""Section `trees`: drafts that branch against chains: tokens per call, speed-up, and its prediction from calls."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
-    """A row per shape and temperature, lossless.
+    """Measures a row per shape and temperature, lossless.
 
-    `speed_up`: per token, over the target alone beside it. `predicted`: of a generation's rounds and the calls of each,
-    without prefill. `on_paper`: of a device on which a call takes as long whatever its width, as on an accelerator that
-    is bound by reading weights: the draft's share of a call is its share of the bytes.
+    `speed_up` is per token, over the target alone in the same turns. `predicted` follows from a generation's rounds and
+    the calls of each, without prefill. `on_paper` is for a device on which a call takes the same time at any width, as
+    on an accelerator that is limited by reading weights: the draft's share of a call is its share of the bytes.
     """
     tables, shapes = [], bench.settings.shapes
     widths = sorted({1} | {width for shape in shapes for width in (*_levels(shape), _tree(shape).size + 1)})
     costs = _costs(bench, widths)
     for temperature, shape in bench.track([(t, shape) for t in bench.settings.temperatures for shape in shapes]):
         method = recorded(Settings(method="spec_decode", tree=shape))
-        (found,) = timed(bench, [method], temperature)
-        tables.append(_row(bench, shape, found, costs))
+        (timed_method,) = timed(bench, [method], temperature)
+        tables.append(_row(bench, shape, timed_method, costs))
     return {"trees": tables}
 
 
@@ -39,26 +39,26 @@ def _tree(shape: tuple[int, ...]) -> Tree:
 
 
 def _levels(shape: tuple[int, ...]) -> list[int]:
-    """Tokens of each of the draft's calls: the pending one, and every level but the last."""
+    """Returns the tokens of each of the draft's calls: the pending one, and every level but the last."""
     return [math.prod(shape[:depth]) for depth in range(len(shape))]
 
 
 def _costs(bench: Bench, widths: list[int]) -> dict[str, dict[int, float]]:
-    """Seconds of a call of either model on so many tokens."""
-    slots, prompt, each = bench.slots(max(widths)), bench.prompt([0]), {}
+    """Measures the seconds of a call of either model by number of tokens."""
+    slots, prompt, call_seconds = bench.slots(max(widths)), bench.prompt([0]), {}
     for name, bound in (("draft", bench.pair.draft), ("target", bench.pair.target)):
         loops = {
             str(width): measure.long_enough(extend_loop(bound, prompt, width, slots), bench.settings.loop_seconds)
             for width in widths
         }
         turns = measure.interleave(loops, bench.settings.repeats)
-        each[name] = {width: float(np.median(turns[str(width)])) / loops[str(width)].count for width in widths}
-    return each
+        call_seconds[name] = {width: float(np.median(turns[str(width)])) / loops[str(width)].count for width in widths}
+    return call_seconds
 
 
-def _row(bench: Bench, shape: tuple[int, ...], one: Timed, costs: dict[str, dict[int, float]]) -> dict[str, Any]:
-    tree, seen, own, alone = _tree(shape), one.measures, one.timings, one.alone
-    trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (own.seconds.sum(1) / own.tokens.sum(1))
+def _row(bench: Bench, shape: tuple[int, ...], point: Timed, costs: dict[str, dict[int, float]]) -> dict[str, Any]:
+    tree, seen, timings, alone = _tree(shape), point.measures, point.timings, point.alone
+    trials = (alone.seconds.sum(1) / alone.tokens.sum(1)) / (timings.seconds.sum(1) / timings.tokens.sum(1))
     efficiency = seen["block_efficiency"]
     drafts = sum(costs["draft"][width] for width in _levels(shape))
     predicted = efficiency * costs["target"][1] / (costs["target"][tree.size + 1] + drafts)
@@ -66,10 +66,10 @@ def _row(bench: Bench, shape: tuple[int, ...], one: Timed, costs: dict[str, dict
     return {
         "shape": "·".join(map(str, shape)),
         "drafted": tree.size,
-        "temperature": one.temperature,
+        "temperature": point.temperature,
         "tokens_per_round": efficiency,
-        "speed_up": measure.spread(trials) | {"value": 1 / latency.relative_latency(own, alone)["per_token"]},
+        "speed_up": measure.spread(trials) | {"value": 1 / latency.relative_latency(timings, alone)["per_token"]},
         "predicted": predicted,
         "on_paper": efficiency / (1 + len(shape) * share),
-        "same_output": one.same if one.temperature == 0 else None,
+        "same_output": point.same if point.temperature == 0 else None,
     }

@@ -1,4 +1,4 @@
-"""Section `verification`: what deciding about a block costs, against reading q̃ and p̃ once."""
+"""Section `verification`: the cost of deciding about a block, against reading q̃ and p̃ once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)
 
 
 def run(bench: Bench) -> Rows:
-    """`verification`: a row per rule and V; `sampling`: a row per transform and V. See `_row`."""
+    """Measures `verification`, a row per rule and V, and `sampling`, a row per transform and V; see `_row`."""
     decided, transformed = [], []
     sizes = bench.settings.vocab_sizes
     for size, name in bench.track([(size, name) for size in sizes for name in (*bench.settings.rules, *TRANSFORMS)]):
@@ -33,16 +33,16 @@ def run(bench: Bench) -> Rows:
             compiled = _transform.lower(*arguments, jnp.int32(1)).compile()
             transformed.append({"sampling": name, "vocab_size": size} | _row(bench, compiled, arguments, size))
         else:
-            given = (pair, draft, key, jnp.full((1,), middle(deferral.RULES[name], size)))
-            compiled = _verify.lower(deferral.RULES[name], *given, jnp.int32(1)).compile()
-            decided.append({"rule": name, "vocab_size": size} | _row(bench, compiled, given, size))
+            rule_arguments = (pair, draft, key, jnp.full((1,), middle(deferral.RULES[name], size)))
+            compiled = _verify.lower(deferral.RULES[name], *rule_arguments, jnp.int32(1)).compile()
+            decided.append({"rule": name, "vocab_size": size} | _row(bench, compiled, rule_arguments, size))
     return {"verification": decided, "sampling": transformed}
 
 
 def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...], size: int) -> dict[str, Any]:
-    """µs and memory of a looped program over a block of γ + 1 positions.
+    """Measures the µs and the memory of a looped program over a block of γ + 1 positions.
 
-    The floor is 2 · (γ + 1) · V · 4 bytes, `q̃` and `p̃` once (for the transform: the logits in, the law out), at the
+    The floor is 2 · (γ + 1) · V · 4 bytes, `q̃` and `p̃` once (for the transform: logits in, distribution out), at the
     bandwidth far beyond the caches. `temporary_ratio` is the largest temporary memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
@@ -62,7 +62,7 @@ def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...]
 
 
 def _laws(size: int) -> tuple[LawPair, Draft, Array]:
-    """Random laws that resemble each other, a block drawn from the draft's, and a row's key."""
+    """Returns random distributions that resemble each other, a block drawn from the draft's, and a row's key."""
     keys = jax.random.split(jax.random.key(0), 3)
     logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
     q, p = jax.nn.softmax(logits), jax.nn.softmax(logits + jax.random.normal(keys[1], logits.shape))
@@ -81,14 +81,14 @@ def _laws(size: int) -> tuple[LawPair, Draft, Array]:
 
 
 def middle(rule: Rule, size: int) -> float:
-    """An α in the middle of the rule's range."""
+    """Returns an α in the middle of the rule's range."""
     return 0.0 if rule.alpha is None else sum(rule.alpha.bounds(size)) / 2
 
 
 @partial(jax.jit, static_argnums=0)
 def _verify(rule: Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, count: Array) -> Array:
     def body(_: Any, rounds: Array) -> Array:
-        # nothing may be computed once for all rounds: to the compiler the laws change with each
+        # the barrier makes the compiler see new distributions each round, so that no work is hoisted out of the loop
         now, block, rounds = jax.lax.optimization_barrier((pair, draft, rounds))
         verdict = Speculative(rule).verify(now, block, rngs.RoundKeys(keys, rounds, rounds), alpha, "rule")
         seen = verdict.num_kept + verdict.rejected + verdict.final
@@ -100,7 +100,7 @@ def _verify(rule: Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, 
 @jax.jit
 def _transform(logits: Array, how: Sampling, count: Array) -> Array:
     def body(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        # as above; the counter must come out of the barrier and be used, or the barrier is taken apart
+        # as above; the counter must pass through the barrier and be used, or the compiler splits the barrier
         now, rounds = jax.lax.optimization_barrier((logits, carry[1]))
         return sampling.transform(now, how), rounds + 1
 

@@ -23,17 +23,17 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 def run(bench: Bench) -> Rows:
-    """`vocabulary`: a row per rule and batch at one γ, then one per γ for the lossless rule. Nothing is executed."""
+    """Measures a row per rule and batch at one γ, then one per γ for the lossless rule; executes nothing."""
     settings = bench.settings
     chosen = [(rule, settings.block_size, batch) for rule in settings.large_rules for batch in settings.large_batches]
     chosen += [("spec_decode", block, settings.large_batches[0]) for block in settings.large_blocks]
-    return {"vocabulary": [_row(settings.large_vocab, *each) for each in bench.track(chosen)]}
+    return {"vocabulary": [_row(settings.large_vocab, *point) for point in bench.track(chosen)]}
 
 
 def _row(vocab: int, rule: str, block: int, batch: int) -> dict[str, Any]:
-    """Megabytes of temporary memory by the compiler's account, over the bytes of the block's laws q̃ and p̃.
+    """Measures temporary memory, by the compiler's account, over the bytes of the block's distributions q̃ and p̃.
 
-    The two models are as small as models get, so that all but the laws is negligible.
+    The two models are as small as possible, so that everything but the distributions is negligible.
     """
     small = replace(tiny("gemma2_2b"), vocab_size=vocab, num_embeddings=vocab, d_model=8, num_layers=1)
     model = DecoderLM(small)

@@ -1,4 +1,4 @@
-"""Section `weights`: what 16 and 8 bits make of a trained pair: its greedy outputs, their quality, its speed."""
+"""Section `weights`: the effect of 16 and 8 bits on a trained pair: its greedy outputs, their quality, its speed."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ MADE_IN = "float32"
 
 
 class Outputs(NamedTuple):
-    """A target's greedy outputs of a task's examples, and their quality."""
+    """The target's greedy outputs for a task's examples, and their quality."""
 
     written: Written
     quality: float
 
 
 def run(bench: Bench) -> Rows:
-    """One row per dtype, see `_row`; the generations of all are timed in turns."""
+    """Measures one row per dtype, see `_row`; the generations of all dtypes are timed in turns."""
     settings = bench.settings
     task = best_task() if settings.acceptance_task is None else get_task(settings.acceptance_task)
     benches = {dtype: Bench(settings, loaded(bench.pair, dtype)) for dtype in DTYPES}
     methods = {"alone": recorded(Settings(method=TARGET)), "lossless": bench.lossless}
     calls: dict[str, measure.Call] = {}
-    for dtype, own in benches.items():
+    for dtype, dtype_bench in benches.items():
         for name, method in methods.items():
-            runs = [own.generator(method, [row]) for row in range(settings.examples)]
+            runs = [dtype_bench.generator(method, [row]) for row in range(settings.examples)]
             calls[f"{dtype} {name}"] = one_by_one([partial(run, 0) for run in runs])
             calls[f"{dtype} {name}"]()
     seconds = measure.interleave(calls, 2 * settings.repeats)
@@ -46,13 +46,13 @@ def run(bench: Bench) -> Rows:
 
 
 def loaded(pair: Pair, dtype: str) -> Pair:
-    """A pair in another dtype; one that is no shipped pair and no folder stays as it is."""
+    """Returns a pair in another dtype; a pair that is not shipped stays as it is."""
     known = pair.name in shipped_pairs()
     return load_pair(pair.name, dtype=dtype) if known and dtype != MADE_IN else pair
 
 
 def outputs_of(bench: Bench, task: Task) -> Outputs:
-    """The target's greedy outputs of the examples that `acceptance` reads too."""
+    """Returns the target's greedy outputs for the examples that `acceptance` reads too."""
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
     written = write(bench, recorded(Settings(method=TARGET)), 0.0, prompts, task)
@@ -62,15 +62,15 @@ def outputs_of(bench: Bench, task: Task) -> Outputs:
 
 
 def same_outputs(one: Written, other: Written) -> np.ndarray:
-    """bool `[N]`: whether all tokens of an output are the same."""
+    """Returns bool `[N]`: whether all tokens of an output are the same."""
     return np.all(one.tokens == other.tokens, axis=1) & (one.lengths == other.lengths)
 
 
 def _row(dtype: str, outputs: dict[str, Outputs], seconds: dict[str, np.ndarray], task: Task) -> dict[str, Any]:
-    """A dtype's row: its outputs beside float32's, and its times over float32's in the same turns."""
-    own = outputs[dtype]
-    row: dict[str, Any] = {"dtype": dtype, "task": task.name, "metric": task.main_metric, "quality": own.quality}
-    same = same_outputs(own.written, outputs[MADE_IN].written)
+    """Returns a dtype's row: its outputs against float32's, and its times over float32's in the same turns."""
+    result = outputs[dtype]
+    row: dict[str, Any] = {"dtype": dtype, "task": task.name, "metric": task.main_metric, "quality": result.quality}
+    same = same_outputs(result.written, outputs[MADE_IN].written)
     row |= {"examples": len(same), "same_output": float(same.mean())}
     for name in ("alone", "lossless"):
         ratio = seconds[f"{MADE_IN} {name}"] / seconds[f"{dtype} {name}"]

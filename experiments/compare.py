@@ -1,10 +1,10 @@
-r"""Two points of a store side by side: where the second wrote worse than the first, and where better.
+r"""Compare the outputs of two points of a store: the examples on which the second is worse or better than the first.
 
     python -m experiments.compare results/quickstart.jsonl autoregressive diff@0.25
     python -m experiments.compare results/quickstart.jsonl KEY KEY2 --most=10
 
-A point is named by its method, with @ and its α, or by the first digits of its record's key. Words that the other lacks
-are coloured. Outputs are those that the sweep kept beside its store (Evaluation.keep_outputs).
+A point is named by its method, with @ and its α, or by the first digits of its record's key. Words that the other
+output lacks are coloured. The outputs are those that the sweep stored beside its store (Evaluation.keep_outputs).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print two points side by side; returns the exit status."""
+    """Prints two points side by side; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         whole("most", args.most, 1)
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print(first: Record, second: Record, found: Sequence[example_diff.Pair], most: int) -> None:
-    console, same = Console(highlight=False), sum(each.first.output == each.second.output for each in found)
+def _print(first: Record, second: Record, pairs: Sequence[example_diff.Pair], most: int) -> None:
+    console, same = Console(highlight=False), sum(pair.first.output == pair.second.output for pair in pairs)
     console.print(f"1: {example_diff.title(first)}\n2: {example_diff.title(second)}", markup=False)
-    console.print(f"{len(found)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
-    worst = [each for each in found if each.gain < 0][:most]
-    best = [each for each in found[::-1] if each.gain > 0][:most]
+    console.print(f"{len(pairs)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
+    worst = [pair for pair in pairs if pair.gain < 0][:most]
+    best = [pair for pair in pairs[::-1] if pair.gain > 0][:most]
     for name, some in (("worse", worst), ("better", best)):
         console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} nowhere", style="underline")
         for line in example_diff.shown(first, second, some):

@@ -1,12 +1,12 @@
-r"""Hold ways of choosing a drafter for each query against each drafter always, on several domains (paper 5).
+r"""Compare the choice of a drafter per query with fixed drafters (Huang et al., 2024, assistant selection).
 
     python -m experiments.compare_drafters --gin_file=configs/paper5_table1.gin --gin_file=configs/sizes/tiny.gin
 
-Prints a table for every temperature and block size: per domain quality, speed-up, time per token with the policy's own,
-acceptance and how often each drafter was chosen; and what each query's best drafter, known afterwards, would give.
-Several sets of drafters (`compare.further`: configs/paper5_further.gin) stand in one table and are timed in turn; a
-second table says what choosing, and what a further drafter, costs. Records go to `compare.output`; a run that was
-killed goes on. The table again, or for a paper:
+Prints a table for every temperature and block size: quality, speed-up, time per token with the policy's own time,
+acceptance and the share of each drafter, by domain; and the result of each query's best drafter in hindsight. Several
+sets of drafters (`compare.further`: configs/paper5_further.gin) share one table and are timed in turn. A second table
+shows the cost of choosing and of a further drafter. Records go to `compare.output`; a killed run resumes. The table
+again, or for a paper:
 
     python -m experiments.tables results/paper5_table1.jsonl --measures selection --format latex
 
@@ -14,7 +14,7 @@ killed goes on. The table again, or for a paper:
     --gin.compare.temperatures="(0.5, 0.9, 1.0)"            of both models
     --gin.compare.policies="('runs/a.msgpack',)"            instead of the pair's own policy
     --gin.compare.ways="('greedy',)"                        how a policy chooses: greedy, dynamic, thompson, optimistic
-    --gin.compare.alone=False                               no drafter without a selection around it
+    --gin.compare.alone=False                               no runs of a drafter without a selection around it
     --gin.compare.dry_run=True                              list the points
 """
 

@@ -4,12 +4,12 @@
     python -m experiments.convert stories260K.bin models/stories260K       a llama2.c file, version 0
     python -m experiments.convert run/checkpoint_1000000 models/t5         T5X, native or through Orbax
     python -m experiments.convert SOURCE DESTINATION --dtype bfloat16      half of float32's size
-    python -m experiments.convert SOURCE --dry-run                         what maps to what; reads and writes nothing
-    python -m experiments.convert SOURCE --checksums                       checksums.json into SOURCE, nothing else
+    python -m experiments.convert SOURCE --dry-run                         list the mapping; read and write nothing
+    python -m experiments.convert SOURCE --checksums                       write checksums.json into SOURCE only
 
-SOURCE is a local path of any format that is read. safetensors have no digests, so a flipped bit goes unseen:
---checksums stores them once, where the files are known to be good, and every later load names the file and the tensor
-that changed. It takes a pair's folder too, for the vocabulary in it.
+SOURCE is a local path in any supported format. safetensors have no digests, so a flipped bit is not detected:
+--checksums stores digests once, while the files are known to be good, and every later load names the file and the
+tensor that changed. It also accepts a pair's folder, for the vocabulary in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from speccascade_jax.storage.locks import LockedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert, or say what a conversion would do; returns the exit status."""
+    """Converts, or lists what a conversion would do; returns the exit status."""
     args = _arguments(argv)
     try:
         if args.checksums:
@@ -66,11 +66,11 @@ def _write_checksums(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _progress(what: str, then: str = "") -> Iterator[converting.Advance]:
-    """A bar of bytes with the time left, on stderr, from the first bytes on; `then` is what follows the last byte."""
+def _progress(label: str, then: str = "") -> Iterator[converting.Advance]:
+    """Shows bytes and the time left on stderr, from the first bytes on; `then` is the label after the last byte."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("left")
     progress = Progress(*columns, console=Console(stderr=True))
-    task = progress.add_task(what, total=None)
+    task = progress.add_task(label, total=None)
 
     with contextlib.ExitStack() as shown:
 
@@ -94,13 +94,13 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments, of which --checksums would ignore none."""
+    """Returns the arguments; refuses those that --checksums would ignore."""
     parser = _parser()
     args = parser.parse_intermixed_args(argv)  # DESTINATION may follow an option
     if args.destination is None and not (args.dry_run or args.checksums):
         parser.error("give DESTINATION, or --dry-run or --checksums")
-    given = {"DESTINATION": args.destination, "--dtype": args.dtype, "--overwrite": args.overwrite}
-    if args.checksums and (ignored := [name for name, value in given.items() if value]):
+    flag_values = {"DESTINATION": args.destination, "--dtype": args.dtype, "--overwrite": args.overwrite}
+    if args.checksums and (ignored := [name for name, value in flag_values.items() if value]):
         parser.error(f"--checksums writes into SOURCE and nothing else: leave out {', '.join(ignored)}")
     return args
 

@@ -1,4 +1,4 @@
-"""Count which token follows which in a task's references, or in a file of outputs: a table that drafts.
+"""Count which token follows which, in a task's references or in a file of outputs; the table is a draft.
 
 Examples:
     python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
@@ -6,9 +6,9 @@ Examples:
     python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
         --input=runs/tatoeba_en_de/outputs.pieces.gz --output=runs/tatoeba_en_de/bigrams.npz
 
-A pair takes the table as a draft by the words bigrams:FILE and max_gram:FILE, where it takes paths of drafts.
-The input's second column is counted, behind the token that decoding begins with and up to the end. Of a decoder-only
-model, whose outputs continue their prompts, the table holds no step from a prompt to an output.
+A pair uses the table as a draft by the words bigrams:FILE and max_gram:FILE, which stand for the path of a draft. The
+input's second column is counted, from the token that decoding begins with to the end of sequence. The outputs of a
+decoder-only model continue their prompts; for such a model the table holds no step from a prompt to an output.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What models need, before anything is downloaded or allocated: parameters, cache, the laws of a block.
+"""List the memory that models need, before anything is downloaded or allocated: weights, cache, distributions.
 
     python -m experiments.describe gemma2_9b gemma2_2b
     python -m experiments.describe llama3.1_70b --batch 1 8 32 --length 32768 --block-size 7
     python -m experiments.describe path/to/checkpoint --dtype float32
-    python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      what each of 8 devices holds
+    python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      the share of each of 8 devices
 
-A model is a preset's name or a checkpoint that the package reads, of which only names and shapes are looked at.
+A model is a preset's name or a checkpoint of any supported format; only names and shapes are read from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = ("bfloat16", "float32", "float16")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
+    """Prints the table; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         for name, low in (("length", 1), ("block-size", 1)):
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fits(grid: Grid, memory: float | None) -> int:
-    """Say which rows need more GB than there are; the exit status."""
+    """Prints errors for rows that need more GB than a device has; returns the exit status."""
     sizes = [(row, sum(map(float, row[3:6]))) for row in grid.rows]
     large = [(row, size) for row, size in sizes if memory is not None and size > memory]
     for row, size in large:
@@ -64,7 +64,7 @@ def _fits(grid: Grid, memory: float | None) -> int:
 
 
 def model(name: str, dtype: str) -> DecoderLM | T5:
-    """A preset's model, or the one of a checkpoint, computing in `dtype`.
+    """Returns a preset's model, or the model of a checkpoint, that computes in `dtype`.
 
     Raises:
         ValueError: neither a preset nor a path; names the nearest presets.
@@ -74,20 +74,20 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     if not expanded(name).exists():
         hint = names.hint(name, PRESETS)
         raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
-    found = checkpoints.model_of(name)
-    return dataclasses.replace(found, config=dataclasses.replace(found.config, dtype=dtype))
+    checkpoint_model = checkpoints.model_of(name)
+    return dataclasses.replace(checkpoint_model, config=dataclasses.replace(checkpoint_model.config, dtype=dtype))
 
 
 def table(
     models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int, mesh: tuple[int, int]
 ) -> Grid:
-    """A row per model and batch, in GB (10⁹ bytes) on each device."""
+    """Returns a table with a row per model and batch, in GB (10⁹ bytes) on each device."""
     rows = []
     for name, model in models.items():
         for batch in batches:
-            found = memory_estimate.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
-            sizes = (found.parameter_bytes, found.cache_bytes, found.laws_bytes, found.call_bytes)
-            rows.append([name, f"{found.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
+            estimate = memory_estimate.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
+            sizes = (estimate.parameter_bytes, estimate.cache_bytes, estimate.laws_bytes, estimate.call_bytes)
+            rows.append([name, f"{estimate.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
     header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
     dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
     notes = [

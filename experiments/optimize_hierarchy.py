@@ -1,4 +1,4 @@
-r"""Which of a pair's models to stack, and how: acceptance and costs measured, the best stack solved for and timed.
+r"""Find the best stack of a pair's models: measure acceptance and costs, solve for the best stack, and time it.
 
     python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin \
@@ -6,8 +6,9 @@ r"""Which of a pair's models to stack, and how: acceptance and costs measured, t
 
 The candidates are the pair's draft and the further drafts of `ModelPair.others`: checkpoints, early exits of the target
 (exit:2), copies from the context (lookup), tables that experiments.count_bigrams wrote (bigrams:FILE, max_gram:FILE).
-Printed: who accepts whom and what a call costs, then the best single draft and the best stacks by paper 4's latency and
-by the one that counts what levels hand up beyond their budgets, each with its predicted and its realised speed-up.
+Prints the acceptance of every pair of models and the cost of their calls, then the best single draft and the best
+stacks, each with its predicted and its measured speed-up. One stack minimises the latency of Globerson et al. (2025),
+the other one also counts tokens that levels return beyond their budgets.
 
 Other settings, with their defaults:
 

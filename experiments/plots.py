@@ -1,14 +1,15 @@
-"""Plots of quality against relative latency and against the rejection rate, one figure per setting.
+"""Plot quality against relative latency and against the rejection rate, one figure per setting.
 
     python -m experiments.plots results/quickstart.jsonl
     python -m experiments.plots results/quickstart.jsonl --output docs/figures --format svg
-    python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      x-axis of paper 1's Figure 3
-    python -m experiments.plots --histograms wmt.json xsum.json         paper 2's Figure 3, from survey.py's output
-    python -m experiments.plots results/paper3.jsonl --pareto      paper 3's Figure 4: verification against discard rate
-    python -m experiments.plots results/hierarchy.json --acceptance    who accepts whom (optimize_hierarchy.py)
+    python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      Narasimhan et al., Figure 3
+    python -m experiments.plots --histograms wmt.json xsum.json      Holsman et al., Figure 3, from survey.py's output
+    python -m experiments.plots results/paper3.jsonl --pareto      SpecDec++, Figure 4: verification over discard rate
+    python -m experiments.plots results/hierarchy.json --acceptance    acceptance between models (optimize_hierarchy.py)
 
-Left: paper 1's Figure 4 (lower latency is further left); right: its Figure 3. One line per rule through its α's (the
-largest ringed), bars for the spread, the target's quality dotted. Hollow markers: inconclusive, nothing was drafted.
+Left: Figure 4 of Narasimhan et al., 2024 (lower latency is further left); right: their Figure 3. Each rule has a line
+through its α's (the largest has a ring), bars show the spread, and a dotted line shows the target's quality. Hollow
+markers are inconclusive points, for which nothing was drafted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from speccascade_jax.storage.files import expanded
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the figures and name them; returns the exit status."""
+    """Writes the figures and prints their paths; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         folder = expanded(args.output) if args.output else expanded(args.records[0]).parent
@@ -45,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for reason in missing:
                 print(f"left out: {reason}", file=sys.stderr)
         else:
-            found = panels.panels(panels.read_points(*args.records), args.together)
-            paths = tradeoff.draw_all(found, folder, stem, args.format, args.share)
+            shown = panels.panels(panels.read_points(*args.records), args.together)
+            paths = tradeoff.draw_all(shown, folder, stem, args.format, args.share)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-r"""One HTML file of a store: plot, tables, what every point wrote, where drafts were rejected, how it was made.
+r"""Write one HTML file of a store: plot, tables, outputs and settings of every point, positions of rejections.
 
     python -m experiments.report results/quickstart.jsonl
     python -m experiments.report results/quickstart.jsonl --output=for_anna.html --most=20
@@ -29,13 +29,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; returns the exit status."""
+    """Writes the report; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         whole("most", args.most, 0)
-        found = panels(read_points(args.records), args.together)
+        shown = panels(read_points(args.records), args.together)
         path = None if args.output is None else expanded(args.output)
-        print(page.write(found, args.records, path, most=args.most))
+        print(page.write(shown, args.records, path, most=args.most))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,19 +1,19 @@
-r"""One configuration, one record: quality, latency relative to the target alone, and the engine's counts.
+r"""Measure one configuration, one record: quality, latency relative to the target alone, and the engine's counts.
 
-A run is run.gin (the skeleton) with one model pair, one task and one method; no file overrides another's value:
+A run is run.gin (the skeleton) with one model pair, one task and one method; no file overrides another file's value:
 
     python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin \
         --gin.Settings.alpha=0.9 --gin.Settings.temperature=1.0
 
-or the point of a record again, with the files of your own that it was imported from, and whether it wrote the same:
+or run the point of a record again, with your own files that it imported, and compare the outputs:
 
     python -m experiments.run --from_record=KEY --store=results/quickstart.jsonl
 
-The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is there already
-is only printed. The `configuration` of any record is a gin file that runs it again. What can be set: the attributes of
-ModelPair and Evaluation in speccascade_jax/evaluation/points.py, Settings in speccascade_jax/methods/settings.py, the
-arguments of run in speccascade_jax/evaluation/experiment.py.
+The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is already there
+is only printed. The `configuration` of any record is a gin file that runs it again. The settings are the attributes of
+ModelPair and Evaluation in speccascade_jax/evaluation/points.py, those of Settings in
+speccascade_jax/methods/settings.py, and the arguments of run in speccascade_jax/evaluation/experiment.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FOUND: list[tuple[Record, Path, str]] = []
 
 
 def _recorded() -> str:
-    """The configuration of the record that is asked for."""
+    """Returns the configuration of the record that the user named, or "" without one."""
     if FROM_RECORD.value is None:
         return ""
     record, store = experiment.find_record(FROM_RECORD.value, STORE.value)
@@ -50,7 +50,7 @@ def _recorded() -> str:
 
 
 def _compared(new: Record) -> None:
-    """Say what became of a record that was run again."""
+    """Prints whether a record that was run again has the same outputs."""
     for old, store, output in _FOUND if new and hosts.first() else ():
         print(f"{old['key']} of {store}, run again: {experiment.compare_rerun(old, store, new, output)}")
 

@@ -1,10 +1,10 @@
-r"""Further metrics of outputs that a sweep kept, without decoding again; and files for metrics of others.
+r"""Score the stored outputs of a sweep by further metrics, without decoding, or export them for other tools.
 
     python -m experiments.score results/quickstart.jsonl --metrics=chrf,bleu
     python -m experiments.score results/quickstart.jsonl --hand_over=comet
 
-A table is printed, and written beside the store as <store>.scores.csv. Handed over are a file of sources, one of
-references and one of each point's outputs, a line an example, as COMET's command line and others take them:
+The table is printed, and written beside the store as <store>.scores.csv. --hand_over writes a file of sources, one of
+references and one of each point's outputs, a line per example, as COMET's command line and others read them:
 comet-score -s comet/sources.txt -t comet/*.out.txt -r comet/references.txt
 """
 
@@ -43,47 +43,47 @@ def _line(text: str) -> str:
     return " ".join(text.split()) + "\n"
 
 
-def hand_over(folder: Path, found: Sequence[tuple[Record, list[Output]]]) -> None:
-    """Write the text files; all points must have been judged on the same examples."""
-    ids = [each.id for each in found[0][1]]
-    if any([each.id for each in kept] != ids for _, kept in found):
+def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> None:
+    """Writes the text files; all points must have been judged on the same examples."""
+    ids = [output.id for output in points[0][1]]
+    if any([output.id for output in kept] != ids for _, kept in points):
         raise ValueError("the points were judged on different examples: hand over a store of one task")
-    first = found[0][1]
-    write_atomically(folder / "sources.txt", *(_line(each.prompt) for each in first))
-    references = [each.reference if isinstance(each.reference, str) else each.reference[0] for each in first]
+    first = points[0][1]
+    write_atomically(folder / "sources.txt", *(_line(output.prompt) for output in first))
+    references = [output.reference if isinstance(output.reference, str) else output.reference[0] for output in first]
     write_atomically(folder / "references.txt", *map(_line, references))
-    for record, kept in found:
-        write_atomically(folder / f"{record['key'][:12]}.out.txt", *(_line(each.output) for each in kept))
-    rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in found)
+    for record, kept in points:
+        write_atomically(folder / f"{record['key'][:12]}.out.txt", *(_line(output.output) for output in kept))
+    rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in points)
     write_atomically(folder / "points.tsv", rows)
-    print(f"{len(found)} points × {len(ids)} examples: {folder}")
+    print(f"{len(points)} points × {len(ids)} examples: {folder}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score, or hand over; returns the exit status."""
+    """Computes scores, or writes the text files; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         kept = [(record, outputs.read(args.records, record)) for record in read_points(args.records)]
-        found = [(record, each) for record, each in kept if each]
-        if not found:
+        scored = [(record, record_outputs) for record, record_outputs in kept if record_outputs]
+        if not scored:
             raise ValueError(
                 f"{args.records} has no outputs beside it: measure into another store, with keep_outputs = True"
             )
         if args.hand_over:
-            hand_over(expanded(args.hand_over), found)
+            hand_over(expanded(args.hand_over), scored)
         else:
-            _score(args.records, found, args.metrics.split(","))
+            _score(args.records, scored, args.metrics.split(","))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Sequence[str]) -> None:
+def _score(store: str, points: Sequence[tuple[Record, list[Output]]], metrics: Sequence[str]) -> None:
     for name in metrics:
         if quality.get_metric(name).executes:
             raise ValueError(f"{name} runs what models wrote: name it in the task, with Evaluation.execute_code")
-    rows = [_row(record, kept, metrics) for record, kept in found]
+    rows = [_row(record, kept, metrics) for record, kept in points]
     table = Table("key", "point", *(Column(name, justify="right") for name in metrics))
     for row in rows:
         table.add_row(*map(escape, row))
@@ -96,7 +96,7 @@ def _score(store: str, found: Sequence[tuple[Record, list[Output]]], metrics: Se
 
 
 def _row(record: Record, kept: Sequence[Output], metrics: Sequence[str]) -> list[str]:
-    scores = quality.score(metrics, [each.output for each in kept], [each.reference for each in kept])
+    scores = quality.score(metrics, [output.output for output in kept], [output.reference for output in kept])
     return [record["key"][:12], example_diff.title(record), *(f"{scores[name]:.2f}" for name in metrics)]
 
 

@@ -1,19 +1,18 @@
-r"""One output in the terminal while it is written: what the draft wrote, what the target wrote, and where rounds end.
+r"""Show one output in the terminal as it is generated, with the source of every token and the ends of rounds.
 
     python -m experiments.show
     python -m experiments.show --method=token_v3 --alpha=0.5 --temperature=1 --seed=3 \
         --prompt="We have no time to lose. The train leaves in ten minutes."
     python -m experiments.show --pair=stories --prompt="Once upon a time" --temperature=1 --picture=story.svg
     python -m experiments.show --method=diff --alpha=0.1 --trace      every position, with q, p, π, ranks
-    python -m experiments.show --temperature=1 --verify=block        blocks accepted jointly
+    python -m experiments.show --temperature=1 --verify=block        block-wise verification
     python -m experiments.show --temperature=1 --tree=3,2,1          drafts that branch
     python -m experiments.show --method=autoregressive_draft         the draft alone; autoregressive: the target
 
-A token was drafted and kept; or put in place of one that was rejected; or is the bonus after a block kept whole; or
-comes from the target where nothing was drafted. Each has its colour; without colours (NO_COLOR is set, or the output is
-no terminal) its brackets.
-At the end: tokens per round; the acceptance rate, kept drafts over those that were kept or rejected; the time to the
-first token, with loading and compiling (or reading what was compiled before); tokens/s after the first round.
+A token was drafted and kept, replaces a rejected one, is the bonus after a block that was kept whole, or is the
+target's if nothing was drafted. Each source has its colour, or its brackets without colours (NO_COLOR is set, or the
+output is no terminal). The end shows: tokens per round; the acceptance rate (kept drafts over kept and rejected ones);
+the time to the first token, with loading and compiling (or reading compiled programs); tokens/s after the first round.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
 PICTURE = flags.DEFINE_string("picture", None, "Also write the page to this file, as SVG.")
 
-# how each source looks: in colours, and in brackets
+# source -> its colour, and its brackets on consoles without colours
 LOOKS = {
     "draft": ("green", ("", "")),
     "replaced": ("bold red", ("[", "]")),
@@ -80,24 +79,24 @@ ROUND, END = "|", "■"
 
 
 class Page:
-    """The output as it grows, on a console with or without colours."""
+    """The growing output on a console with or without colours."""
 
     def __init__(self, console: Console):
         self.console = console
         self.coloured = console.color_system is not None and not console.no_color
 
     def token(self, token: sc.StreamedToken) -> None:
-        """Add a token."""
+        """Prints a token."""
         self.console.print(self.text(token), end="", soft_wrap=True)
 
     def text(self, token: sc.StreamedToken) -> Text:
-        """A token as it looks; the first of a round stands behind the round's boundary."""
+        """Returns a token in the style of its source; the first of a round follows the round's boundary."""
         boundary = ROUND if token.slot == 0 and token.round > 0 else ""
-        # not boundary + token: the first text's style would be that of both
+        # not boundary + token: the sum would have the style of the first text
         return Text.assemble((boundary, "dim" if self.coloured else ""), self._dressed(token.text, token.source))
 
     def legend(self) -> Text:
-        """What the looks mean."""
+        """Returns the legend of the styles."""
         names = [self._dressed(name, name) for name in LOOKS]
         return Text("   ").join([*names, Text(f"{ROUND} next round   {END} end")])
 
@@ -110,22 +109,22 @@ class Page:
 
 
 def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.StreamedToken], list[float]]:
-    """Print tokens as they come; returns them and the seconds at which they came. Ctrl-C ends the output."""
-    seen, at = [], []
+    """Prints tokens as they arrive; returns them and their arrival times in seconds. Ctrl-C ends the output."""
+    seen, arrival_times = [], []
     with page.console.status("compiling, or reading what was compiled before …") as waiting:
         try:
             for token in tokens:
                 waiting.stop()
                 seen.append(token)
-                at.append(time.perf_counter())
+                arrival_times.append(time.perf_counter())
                 page.token(token)
         except KeyboardInterrupt:
             pass
-    return seen, at
+    return seen, arrival_times
 
 
 def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: str, title: str) -> None:
-    """Write an output as an SVG picture, in colours and wrapped, with the legend above it."""
+    """Writes an output as an SVG picture, in colours and wrapped, with the legend above it."""
     page = Page(Console(file=io.StringIO(), record=True, force_terminal=True, width=96, highlight=False))
     page.console.print(page.legend(), "")
     page.console.print(Text.assemble((prompt, "dim"), *(page.text(token) for token in tokens), END))
@@ -133,20 +132,20 @@ def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: str, title: str)
 
 
 def summary(
-    tokens: Sequence[sc.StreamedToken], at: Sequence[float], begin: float, speculative: bool = True
+    tokens: Sequence[sc.StreamedToken], arrival_times: Sequence[float], begin: float, speculative: bool = True
 ) -> list[str]:
-    """The counts and times of an output, in lines; `at` and `begin` in seconds."""
+    """Returns the counts and times of an output, in lines; `arrival_times` and `begin` are in seconds."""
     if not tokens:
         return ["no token was written"]
     counts, rounds = Counter(token.source for token in tokens), tokens[-1].round + 1
-    later = [when for token, when in zip(tokens, at, strict=True) if token.round > 0]
+    later = [when for token, when in zip(tokens, arrival_times, strict=True) if token.round > 0]
     examined = counts["draft"] + counts["replaced"]
     accepted = f"; acceptance rate {counts['draft'] / examined:.0%}" if speculative and examined else ""
-    rate = f", then {len(later) / (later[-1] - at[0]):.0f} tokens/s" if later else ""
+    rate = f", then {len(later) / (later[-1] - arrival_times[0]):.0f} tokens/s" if later else ""
     return [
         f"{len(tokens)} tokens in {rounds} rounds: {len(tokens) / rounds:.2f} tokens per round",
         ", ".join(f"{counts[source]} {source}" for source in LOOKS) + accepted,
-        f"first token after {at[0] - begin:.2f} s{rate}",
+        f"first token after {arrival_times[0] - begin:.2f} s{rate}",
     ]
 
 
@@ -172,14 +171,14 @@ _COLUMNS = ("round", *_TEXTS, "q", "p", "π", "rank", "H", "max q", "product", "
 
 
 def positions(trace: Trace) -> Table:
-    """Every position of a trace, as a table."""
+    """Returns every position of a trace, as a table."""
     title = "rank: by q, by p; H: entropy of q in nats; product: of max q; stop: what the policy compared"
     table = Table(title=title, padding=0)
     for name in _COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")
-    for number, one in enumerate(trace.rounds):
-        for step in one.steps:
-            table.add_row(f"{number}.{step.slot}", *map(Text, _cells(step)), end_section=step is one.steps[-1])
+    for number, round_ in enumerate(trace.rounds):
+        for step in round_.steps:
+            table.add_row(f"{number}.{step.slot}", *map(Text, _cells(step)), end_section=step is round_.steps[-1])
     return table
 
 
@@ -193,7 +192,7 @@ def _cells(step: Step) -> list[str]:
         repr(written.text) if written else "",
         step.fate or step.source,
         *map(_short, numbers),
-        ", ".join("–" if each is None else str(each) for each in rank),
+        ", ".join("–" if place is None else str(place) for place in rank),
         *map(_short, more),
     ]
 
@@ -212,9 +211,9 @@ def main(argv: Sequence[str]) -> None:
         page = Page(Console(highlight=False))
         page.console.print(Text.assemble(("prompt: ", "dim"), PROMPT.value))
         page.console.print(page.legend())
-        seen, at = show(tokens, page)
+        seen, arrival_times = show(tokens, page)
         page.console.print(END if seen else "")
-        for line in summary(seen, at, begin, METHOD.value not in (TARGET, DRAFT)):
+        for line in summary(seen, arrival_times, begin, METHOD.value not in (TARGET, DRAFT)):
             page.console.print(line)
         if TRACE.value:
             wide = Console(highlight=False, width=max(page.console.width, 116))

@@ -1,19 +1,19 @@
-r"""Spec-Bench's six categories with one pair and method, timed beside the target alone, in its own answer schema.
+r"""Run Spec-Bench's six categories with one pair and method, timed beside the target alone, in its answer schema.
 
     python -m experiments.spec_bench --gin_file=gin/spec_bench.gin --gin_file=gin/models/two_checkpoints.gin \
         --gin_file=gin/methods/spec_decode.gin --gin.PAIR="'pair'" --gin.TARGET="'path'" --gin.DRAFT="'path'" \
         --gin.spec_bench.run.conversation="'vicuna'"
 
-Printed are tokens per second, accepted tokens per round and the speed-up, by category. The two answer files can be
-given to Spec-Bench's own scripts: evaluation/speed.py (--file-path, --base-path) and evaluation/equal.py.
+Prints tokens per second, accepted tokens per round and the speed-up, by category. Spec-Bench's own scripts read the two
+answer files: evaluation/speed.py (--file-path, --base-path) and evaluation/equal.py.
 
-A run that was stopped goes on where it stood. A question whose conversation outgrows max_prompt_length, or the models,
-is left out of both files and named at the end.
+A killed run resumes where it stopped. A question whose conversation exceeds max_prompt_length, or the limit of the
+models, is left out of both files and named at the end.
 
 Settings, with their defaults:
 
     --gin.spec_bench.run.conversation="'plain'"     or 'vicuna', 'llama2', 'gemma', 'chatml' (Qwen)
-    --gin.spec_bench.run.instruction="''"           what the system says first; Vicuna was trained with one
+    --gin.spec_bench.run.instruction="''"           the system message; Vicuna was trained with one
     --gin.spec_bench.run.questions="'spec_bench/dev_half.jsonl'"    in the data directory, or an absolute path
     --gin.spec_bench.run.categories="('mt_bench', 'translation', 'summarization', 'qa', 'math_reasoning', 'rag')"
     --gin.spec_bench.run.per_category=None          questions of each

@@ -1,4 +1,4 @@
-r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point; a killed sweep goes on where it stopped.
+r"""Measure rules × α × γ × temperature × top-p × seeds, one JSON line per point; a killed sweep resumes.
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin
     python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.dry_run=True      only list the points
@@ -6,14 +6,14 @@ r"""Rules × α × γ × temperature × top-p × seeds, one JSON line per point;
         --gin.sweep.temperatures="(0.0, 1.0)" --gin.sweep.output="'results/seeds.jsonl'"
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.plan=7 --gin.sweep.alphas="{}"
-                                                            seven α's per rule, where an estimate sees its curve move
+                                                            seven α's per rule, placed where an estimated curve changes
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin --shard_id=0 --num_shards=4
-                                                            a quarter of it, into a store of its own: on four machines
+                                                            a quarter of it into a store of its own: one machine of four
 
 Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
-the table and the plot of what the output file holds are made, as tables.py and plots.py make them. What can be set: the
-arguments of `sweep` in speccascade_jax/evaluation/experiment.py, ModelPair and Evaluation in evaluation/points.py.
+the sweep makes the table and the plot of its output file, as tables.py and plots.py do. The settings are the arguments
+of `sweep` in speccascade_jax/evaluation/experiment.py, and of ModelPair and Evaluation in evaluation/points.py.
 """
 
 from speccascade_jax.evaluation import experiment

@@ -1,9 +1,9 @@
-"""Paper 1's Table 2, or paper 3's tables, from the records of one or more sweeps.
+"""Print Table 2 of Narasimhan et al. (2024), or tables of other studies, from the records of one or more sweeps.
 
-For each method: the speed-up of its fastest α that reaches the target's quality, of its fastest that loses no more
-than --loss of it, and the best quality among its α's that are no slower than the target. Sweeps over several tasks or
-pairs stand side by side. Brackets hold 95% intervals, paired over examples, against the target alone; * is better than
-all else in its column, ≈ not told apart from the best.
+Table 2 shows for each method: the speed-up of its fastest α that reaches the target's quality, that of its fastest α
+that loses at most --loss of it, and the best quality among its α's that are no slower than the target. Sweeps over
+several tasks or pairs are side by side. Brackets hold 95% intervals, paired over examples, against the target alone; *
+is better than all other entries of its column, ≈ is not significantly different from the best.
 
     python -m experiments.tables results/quickstart.jsonl
     python -m experiments.tables results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
@@ -12,21 +12,21 @@ all else in its column, ≈ not told apart from the best.
     python -m experiments.tables results/quickstart.jsonl --format csv --points      the records themselves as CSV
     python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
 
-Paper 3, of sweeps over fixed block sizes and stop thresholds:
+Tables of Huang et al., 2024 (SpecDec++), for sweeps over fixed block sizes and stop thresholds:
 
     python -m experiments.tables results/paper3.jsonl --measures forward_times      its Table 2: t_draft, t_target, R²
     python -m experiments.tables results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
     python -m experiments.tables results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
 
-Of sweeps that verify token by token and in blocks: tokens per call of the target, and what blocks gain.
+Tokens per target call with both verifications, and the gain, for sweeps that verify token by token and in blocks:
 
     python -m experiments.tables results/block_verification.jsonl --measures verification
 
-Of stacks (paper 4): what every level did.
+Calls and accepted drafts of every level, for stacks (Globerson et al., 2025):
 
     python -m experiments.tables results/stacks.jsonl --measures levels
 
-Of drafters chosen for each query (paper 5): every way of choosing, domains side by side.
+Every way of choosing, domains side by side, for drafters chosen per query (Huang et al., 2024, assistant selection):
 
     python -m experiments.tables results/paper5_table1.jsonl --measures selection
 """
@@ -51,11 +51,11 @@ from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage import files
 
 LEVELS, SELECTION = "levels", "selection"
-"""The measure that stacks have, and the one of methods that choose among drafters."""
+"""Name of the measure of stacks, and of the measure of methods that choose among drafters."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print or write the table; returns the exit status."""
+    """Prints or writes the table; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         records = panels.read_points(*args.records)
@@ -99,25 +99,28 @@ def _limits(args: argparse.Namespace) -> tuple[float, float, float]:
 def _measured(
     records: Sequence[result_store.Record], shown: Sequence[panels.Panel], measures: Sequence[str]
 ) -> list[Grid]:
-    """The tables of every panel that are asked for; what its records do not give is named on stderr and left out.
+    """Returns the requested tables of every panel; prints on stderr the tables that the records cannot give.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: the records give none of the tables.
     """
     grids, missing = list[Grid](), list[str]()
     asked: list[tuple[str, panels.Panel, Callable[[], list[Grid]]]] = []
-    if paper3 := [what for what in measures if what in stopping.GRIDS]:
-        each = itertools.product(families.of_records(records), paper3)
-        asked += [(what, found.panel, partial(stopping.GRIDS[what], found)) for found, what in each]
+    if paper3 := [measure for measure in measures if measure in stopping.GRIDS]:
+        family_measures = itertools.product(families.of_records(records), paper3)
+        asked += [
+            (measure, panel_families.panel, partial(stopping.GRIDS[measure], panel_families))
+            for panel_families, measure in family_measures
+        ]
     if LEVELS in measures:
         asked += [(LEVELS, panel, partial(levels.level_grids, panel)) for panel in shown]
     if SELECTION in measures and shown:
         asked.append((SELECTION, shown[0], partial(selection.selection_grids, shown)))
-    for what, panel, make in asked:
+    for measure, panel, make in asked:
         try:
             grids += make()
         except ValueError as error:
-            missing.append(f"{what}, {panel.title()}: {error}")
+            missing.append(f"{measure}, {panel.title()}: {error}")
     if not grids:
         raise ValueError("\nerror: ".join(missing) or "the files hold no records")
     for reason in missing:

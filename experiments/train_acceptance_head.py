@@ -4,15 +4,15 @@ r"""Train SpecDec++'s acceptance heads on a pair's frozen draft, and report how 
         --gin_file=gin/models/tatoeba_en_de.gin --gin.HeadTrainer.data="('runs/acceptance/train',)"
     python -m experiments.train_acceptance_head ... --gin_file=gin/tasks/tatoeba_joined.gin --mode=report
 
-The data are made by `experiments/make_acceptance_data.py`. A run that was killed goes on where it last saved: give the
-same command again. All heads of the grid are trained at once; they lie in <run_dir>/heads.
+`experiments/make_acceptance_data.py` makes the data. A killed run resumes where it last saved: give the same command
+again. All heads of the grid are trained at once; they are stored in <run_dir>/heads.
 
 The report (tables, <run_dir>/report/report.json, reliability.png) needs a task with prompts that were not trained on.
 
     --gin.HeadTrainer.depths="(0, 3)" --gin.HeadTrainer.w_rejs="(1, 6)"    the grid
     --gin.HeadTrainer.epochs=8 --gin.HeadTrainer.peak=2e-3                 AdamW, warm-up and cosine
-    --gin.HeadTrainer.from_target=0.15                                     how much of a mix is the target's
-    --gin.Evaluation.quality_examples=200 --gin.HeadReport.block_size=10   what the report is about
+    --gin.HeadTrainer.from_target=0.15                                     the target's share of a mix
+    --gin.Evaluation.quality_examples=200 --gin.HeadReport.block_size=10   examples and block size of the report
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Train a head for every early exit of a pair's target, on the target's own outputs; the target stays as it is.
+r"""Train a head for every early exit of a pair's target on the target's own outputs; the target is not changed.
 
     python -m experiments.make_acceptance_data --gin_file=gin/acceptance_data.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tatoeba_joined.gin \
@@ -6,14 +6,14 @@ r"""Train a head for every early exit of a pair's target, on the target's own ou
         --gin.Settings.temperature=1.0 --gin.make.output="'runs/exits/data'"
     python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin --gin_file=gin/models/tatoeba_en_de.gin
 
-All exits are trained at once; they end up in <run_dir>/exit_heads.msgpack, which a pair reads as a draft:
-"exit:2:<run_dir>/exit_heads.msgpack" (ModelPair.others). A run that was killed goes on where it last saved: give the
-same command again.
+All exits are trained at once; they are stored in <run_dir>/exit_heads.msgpack, which a pair reads as a draft:
+"exit:2:<run_dir>/exit_heads.msgpack" (ModelPair.others). A killed run resumes where it last saved: give the same
+command again.
 
-    --gin.ExitTrainer.layers="(1, 2, 3)"                     which exits
+    --gin.ExitTrainer.layers="(1, 2, 3)"                     the exits
     --gin.ExitTrainer.peak=2e-4 --gin.ExitTrainer.epochs=2   AdamW: 5% linear warm-up, then a cosine
     --gin.ExitTrainer.layers="(1,)" --gin.ExitTrainer.towards=2 --gin.ExitTrainer.init_from="'…/exit_heads.msgpack'" \
-        --gin.ExitTrainer.run_dir="'runs/exits/fine'"        the lowest one further, towards the one above it
+        --gin.ExitTrainer.run_dir="'runs/exits/fine'"        train the lowest exit further, towards the one above it
 """
 
 from __future__ import annotations

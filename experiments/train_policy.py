@@ -3,17 +3,18 @@ r"""Train a policy that chooses a drafter for each query; compare objectives, nu
     python -m experiments.make_selection_data --gin_file=gin/selection_data.gin --gin_file=gin/selection/two_ways.gin
     python -m experiments.train_policy --gin_file=gin/train_policy.gin
 
-The policy ends up in <run_dir>/selection_policy.msgpack: put it into the pair's folder, or name it as a method's
-`policy`. A run that was killed goes on where it last saved: give the same command again.
+The policy is stored in <run_dir>/selection_policy.msgpack: move it into the pair's folder, or name it as a method's
+`policy`. A killed run resumes where it last saved: give the same command again.
 
     --gin.PolicyTrainer.objective="'best_arm'"     reinforce (the paper's), expected, best_arm, linucb
     --gin.PolicyTrainer.hidden="()"                a linear policy
-    --gin.PolicyTrainer.alignment_weight=0.5       half alignment, half how small a candidate is
+    --gin.PolicyTrainer.alignment_weight=0.5       half alignment, half small size of the candidate
     --gin.PolicyTrainer.arms="('draft', 'de_en')"  some of the data's candidates
-    --mode=curves                                  rewards by number of queries, for every objective (paper 5, Figure 3)
-    --mode=weights                                 choices and rewards by alignment_weight (paper 5, Figure 2)
+    --mode=curves                                  rewards by number of queries, for every objective (Figure 3)
+    --mode=weights                                 choices and rewards by alignment_weight (Figure 2)
 
-Curves and weights print a table and write rows and a picture beside <run_dir>: <run_dir>/curves.json, curves.png.
+Curves and weights print a table and write rows and a picture beside <run_dir>: <run_dir>/curves.json, curves.png. The
+figures are those of Huang et al., 2024 (assistant selection).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train a T5 model on joined sentence pairs; export or evaluate what was trained, or let it write a training corpus.
+"""Train a T5 model on joined sentence pairs; export or evaluate it, or translate a training corpus with it.
 
 Examples:
     python -m experiments.train_vocab
@@ -12,9 +12,9 @@ Examples:
         --gin.CORPUS="'runs/tatoeba_en_de/outputs.pieces.gz'" --gin.RUN_DIR="'runs/tatoeba_en_de/draft_outputs'"
     python -m experiments.train_t5 --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
 
-A run or a translation that was killed goes on where it last saved: give the same command again.
-What is trained is the gin file's `Trainer`; every setting can be changed with --gin.NAME=VALUE, where NAME is
-a macro of the file (MINUTES) or a parameter (loop.Trainer.seed).
+A killed run or translation resumes where it last saved: give the same command again. The gin file's `Trainer` is
+trained; every setting can be changed with --gin.NAME=VALUE, where NAME is a macro of the file (MINUTES) or a parameter
+(loop.Trainer.seed).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Example:
     python -m experiments.train_vocab --input=tatoeba_en_de/train.en-de.tsv.gz \\
         --output=runs/tatoeba_en_de/vocabulary.model --vocab_size=8000
 
-The same input and flags give the same file, byte for byte. Special ids are T5's (pad 0, EOS 1, unknown 2,
-no begin token), every character of the corpus is covered, and characters outside it fall back to bytes, so
-that nothing maps to "unknown".
+The same input and flags give the same file, byte for byte. Special ids are T5's (pad 0, EOS 1, unknown 2, no begin
+token). Every character of the corpus is covered, and other characters fall back to bytes, so that nothing maps to
+"unknown".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         content = load.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
         output = expanded(OUTPUT.value)
         write_atomically(output, content)
-        checksums.update(output)  # lies beside it, and goes with it into a pair's folder
+        checksums.update(output)  # the digest file is beside the output, and moves with it into a pair's folder
         logging.info("wrote %r", load.Vocabulary(output))
 
 

@@ -25,7 +25,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is asked for (PEP 562): rooms that need no JAX can be had without it."""
+    """Imports a public name when it is first used (PEP 562), so that rooms without JAX can be imported without it."""
     if name == "checkpoints":
         return importlib.import_module("speccascade_jax.checkpoints")
     if name not in _NAMES:
@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What `__getattr__` knows, for completion."""
+    """Returns the names that `__getattr__` knows, for completion."""
     return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""The front door: `decode` and `target_law`."""
+"""The public functions `decode` and `target_law`."""
 
 import math
 import warnings
@@ -34,18 +34,19 @@ from speccascade_jax.rules.rule import Rule, checked_alpha
 
 @dataclass(frozen=True)
 class DecodeOutput:
-    """What `decode` returns, on the host.
+    """The output of `decode`, on the host.
 
     Attributes:
-        texts: decoded outputs; `None` for a pair without a vocabulary. A decoder-only pair's continue their prompts,
-            spaces included.
-        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, a stop id included.
+        texts: decoded outputs; `None` for a pair without a vocabulary. For a decoder-only pair they continue their
+            prompts, spaces included.
+        tokens: int32 `[B, max_new_tokens]`, 0 after the end.
+        lengths: int32 `[B]`, a stop id included.
         stats: the measures of METHODS section 9 over the rows that did not fail, and `rows`: the counters per row.
-        failed: the rows that met NaN or infinite logits, with the model and the position (`engine.generate.Failure`):
-            their outputs end there. Empty where all is well.
+        failed: the rows with NaN or infinite logits, with the model and the position (`engine.generate.Failure`): their
+            outputs end there. Empty if there are none.
         generation: the raw result.
-        trace: per row what was proposed, kept and rejected, and what the laws said (`results.store.trace.Trace`),
-            where it was asked for; a notebook shows it in colours.
+        trace: per row which tokens were proposed, kept and rejected, with the probabilities
+            (`results.store.trace.Trace`), if requested; a notebook shows it in colours.
     """
 
     texts: list[str] | None
@@ -69,27 +70,27 @@ def decode(
     trace: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> DecodeOutput:
-    """Generate with a draft and a target under a rule.
+    """Generates with a draft and a target under a rule.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
-        prompts: texts (`prompts.text_ids` says which ids they become), or token ids: `[B, P]` or a list of lists (one
-            flat list is one prompt).
+        prompts: texts (`prompts.text_ids` turns them into ids), or token ids: `[B, P]` or a list of lists (one flat
+            list is one prompt).
         max_new_tokens: the most tokens to generate.
-        seed: of all randomness; a row's bits depend on the seed and its example id only.
-        example_ids: `[B]`, default `0 … B − 1`; rows with one id draw the same bits.
+        seed: the random seed; a row's random bits depend on the seed and its example id only.
+        example_ids: `[B]`, default `0 … B − 1`; rows with the same id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
-        trace: whether the output has one for every row; the tokens are the same, and the call takes longer.
-        settings: how tokens are made; `help(sc.decode)` lists them, and `methods.settings.Settings` says what each is.
+        trace: whether to return a trace for every row; the tokens are the same, and the call takes longer.
+        settings: how tokens are made; `help(sc.decode)` lists them, and `methods.settings.Settings` describes each.
 
     Returns:
         A `DecodeOutput`.
 
     Raises:
-        ValueError: an argument without meaning; names it and the remedy, before anything is compiled.
-        TypeError: a setting that there is not.
-        FloatingPointError: NaN logits in every row; names the model, the row and the position. Where some rows are well
-            they are returned, with a warning, and the others are in `failed`.
+        ValueError: a meaningless argument; names it and the remedy, before anything is compiled.
+        TypeError: an unknown setting.
+        FloatingPointError: NaN logits in every row; names the model, the row and the position. If only some rows fail,
+            the call warns, returns all rows, and lists these in `failed`.
     """
     decoder = decoder_for(pair, "decode", settings, stop_ids)
     longest = check_length(max_new_tokens, decoder.settings)
@@ -104,7 +105,7 @@ def decode(
 
 
 def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:
-    """Reads a trace per row from what was recorded."""
+    """Reads a trace per row from the recorded generation."""
     vocabulary, contexts, method = decoder.pair.vocabulary, decoder_context(prompt), decoder.method
     prompt_texts = [prompts] if isinstance(prompts, str) else [p if isinstance(p, str) else "" for p in prompts]
     threshold = threshold_text(method, decoder.settings)
@@ -125,17 +126,22 @@ def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generati
 def collect(
     pair: Pair, generation: Generation, prompt: Prompt | None = None, *, draft_alone: bool = False
 ) -> DecodeOutput:
-    """A generation on the host, as text where the pair has a vocabulary; raises where all rows met NaN logits.
+    """Returns a generation on the host, as text if the pair has a vocabulary.
 
     Args:
-        prompt: what it began from; without it, texts begin anew instead of continuing the prompt's.
+        pair: the models.
+        generation: the raw result.
+        prompt: the prompt that it continues; without it, texts start as if there were no prompt.
         draft_alone: whether the draft wrote alone.
+
+    Raises:
+        FloatingPointError: NaN logits in every row.
     """
     return _output(pair, fetch(generation), prompt, draft_alone)
 
 
 def _output(pair: Pair, generation: Generation, prompt: Prompt | None, draft_alone: bool) -> DecodeOutput:
-    """As `collect`, of a generation that is on the host."""
+    """Builds the output of `collect` from a generation that is already on the host."""
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     failed = failures(generation.failed_at, model_names(draft_alone))
     if len(failed) == len(tokens):
@@ -166,7 +172,7 @@ def target_law(
     top_k: Any = 0,
     draft_temperature: Any = None,
 ) -> Array:
-    """`π`: what a token is drawn from under a rule.
+    """Returns `π`, the distribution that a token is drawn from under a rule.
 
     Args:
         rule: name or `Rule`.
@@ -178,7 +184,7 @@ def target_law(
         float32 `[..., V]`.
 
     Raises:
-        ValueError: an argument without meaning.
+        ValueError: a meaningless argument.
         FloatingPointError: NaN or infinite logits; names the model.
     """
     chosen = deferral.get(rule)
@@ -186,10 +192,10 @@ def target_law(
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
     for name, logits in (("draft", q_logits), ("target", p_logits)):
-        # as `decode` does, refuses rows in which the largest entry is no number; -inf masks an entry
+        # refuses rows whose largest entry is not finite, as `decode` does; -inf alone masks an entry
         if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():
-            at = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
-            raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{at}]")
+            row = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
+            raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{row}]")
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
     chosen.check_temperatures(temperature, draft_temperature)

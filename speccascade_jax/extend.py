@@ -1,9 +1,9 @@
-"""The extension API: what a rule, stop policy, drafter, verifier, model, method, task or metric of one's own imports.
+"""The extension API: names for a user's rule, stop policy, drafter, verifier, model, method, task or metric.
 
-Names of this module are stable. One that is to go, or to change what it takes or returns, works as before for at least
-one minor version, warns (`DeprecationWarning`) and names its successor; `CHANGELOG.md` lists it under "Deprecated",
-then under "Breaking". A new argument or field has a default, so code that was written before it still works. Modules
-below this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
+Names of this module are stable. A name that will be removed, or whose arguments or result will change, works as before
+for at least one minor version, warns (`DeprecationWarning`) and names its successor; `CHANGELOG.md` lists it under
+"Deprecated", then under "Breaking". A new argument or field has a default, so older code still works. Modules below
+this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
 
 Example:
     >>> from speccascade_jax import extend

@@ -1,7 +1,7 @@
-"""`stream`: the tokens of one output as they are committed, each with where it came from.
+"""`stream`: the tokens of one output as they are committed, each with its source.
 
-The rounds are those that `generate` loops over on the device (`engine.loop`). Here Python loops: one dispatch and one
-transfer of a few integers per round, while everything else stays on the device.
+`generate` loops over the same rounds on the device (`engine.loop`). Here Python loops: one dispatch and one transfer of
+a few integers per round, while everything else stays on the device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,12 +35,14 @@ class StreamedToken:
     """One committed token.
 
     Attributes:
-        id: in the vocabulary; a stop id is streamed too.
-        text: what the token adds to the output: all texts joined are what `decode` returns. Empty without a vocabulary,
-            for a stop id, and for bytes of a character until the one that completes it.
+        id: its id in the vocabulary; a stop id is streamed too.
+        text: the text that the token adds; all texts joined are the output of `decode`. Empty without a vocabulary, for
+            a stop id, and for bytes of a character until the one that completes it.
         source: "draft" (drafted and kept), "replaced" (by the target, after a rejection), "bonus" (after a fully kept
-            block) or "target" (nothing was drafted); always "draft" where the draft writes alone.
-        round: the round that committed it, from 0; slot: its place in that round, from 0; position: in the output.
+            block) or "target" (nothing was drafted); always "draft" if the draft writes alone.
+        round: the round that committed it, from 0.
+        slot: its place in that round, from 0.
+        position: its place in the output, from 0.
     """
 
     id: int
@@ -62,15 +64,15 @@ def stream(
     stop_ids: Sequence[int] | None = None,
     **settings: Unpack[SettingsDict],
 ) -> Iterator[StreamedToken]:
-    """The tokens that `decode` would give for one prompt, as they are committed.
+    """Streams the tokens that `decode` would return for one prompt, as they are committed.
 
-    Nothing is computed before the first token is asked for, and an iterator that is dropped halfway leaves nothing
-    behind. Compiled once per engine, prompt bucket and `max_new_tokens`, whatever numbers are given.
+    Nothing is computed before the first token is requested, and an iterator may be dropped halfway. The function
+    compiles once per engine, prompt bucket and `max_new_tokens`, whatever the numbers are.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompt: one text, or one list of token ids.
-        example_id: what the random bits hang on beside the seed; `decode` gives its first prompt 0.
+        example_id: with the seed, it determines the random bits; `decode` gives its first prompt 0.
 
     All other arguments are those of `decode`.
 
@@ -78,8 +80,8 @@ def stream(
         An iterator over `StreamedToken`.
 
     Raises:
-        ValueError: an argument without meaning, several prompts, or a method that is more than one generation; at the
-            call, before anything is compiled.
+        ValueError: a meaningless argument, several prompts, or a method that is more than one generation; at the call,
+            before anything is compiled.
         FloatingPointError: NaN logits, when the iterator reaches them.
     """
     decoder = decoder_for(pair, "stream", settings, stop_ids)
@@ -96,7 +98,14 @@ def stream(
 
 
 class _Round(NamedTuple):
-    """What the host learns of a round: its tokens and their sources, whether it was the last, `failed_at` `[1, 2]`."""
+    """The part of a round that the host receives.
+
+    Attributes:
+        tokens: its committed tokens.
+        sources: their sources.
+        done: whether it was the last round.
+        failed_at: `[1, 2]`, as in `Generation`.
+    """
 
     tokens: list[int]
     sources: list[int]
@@ -105,7 +114,7 @@ class _Round(NamedTuple):
 
 
 def _rounds(decoder: Decoder, prompt: Prompt, seed: int, ids: np.ndarray, longest: int) -> Iterator[_Round]:
-    """Round after round until the row is done; the next one runs while its predecessor is looked at."""
+    """Yields rounds until the row is done; the next round runs while the caller reads the previous one."""
     engine, controls, params = decoder.require_engine(), decoder.controls(1), decoder.ready(prompt, longest)
     with decoder.compiling("stream", prompt, longest):
         state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
@@ -128,7 +137,7 @@ def _init(
 
 @partial(jax.jit, static_argnames="engine", donate_argnames="state")
 def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
-    """One round, and int32 `[4 + 2 (G + 1)]` of it: `_unpack` says what. XLA drops the laws that nothing reads."""
+    """Runs one round and returns int32 `[4 + 2 (G + 1)]`, which `_unpack` reads; XLA drops unread distributions."""
     state, turn = one_round(engine, params, state, controls)
     head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
     return state, jnp.concatenate([head, turn.tokens[0], turn.source[0]])
@@ -143,7 +152,7 @@ def _unpack(seen: np.ndarray) -> _Round:
 def _tokens(
     rounds: Iterator[_Round], vocabulary: TextVocabulary | None, draft_alone: bool, after: Ids = ()
 ) -> Iterator[StreamedToken]:
-    """The rounds' tokens one by one, with their text; `after`: the ids that they continue."""
+    """Yields the rounds' tokens one by one, with their text; `after` holds the ids that they continue."""
     ids: list[int] = []
     shown = ""
     for number, turn in enumerate(rounds):
@@ -158,5 +167,5 @@ def _tokens(
 
 
 def compilations() -> int:
-    """How many programs `stream` has compiled in this process: two per engine and bucket, whatever is swept."""
+    """Returns how many programs `stream` has compiled in this process: two per engine and bucket, whatever is swept."""
     return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""A recorded afternoon: a wheel installed elsewhere, a file of one's own, a rule of one's own, six lines typed.
+"""Tests of a recorded afternoon: an installed wheel, a user's file, a user's rule, six typed lines.
 
-Nothing of the repository is on the path: what runs is what the wheel brought.
+Nothing of the repository is on the path: only the wheel's code runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FAVOURITE = sc.Rule(name="favourite", deferral=favourite)
 '''
 README = (repository_root() / "README.md").read_text(encoding="utf-8")
 COMMAND = re.search(r"^python -m experiments\.sweep [^`]*?--import=my_rules\.py[^`]*?(?=```)", README, re.MULTILINE)[0]
-"""What the first page tells a newcomer to type, who has ten rows here and wants two α's."""
+"""The command of the first page, for a newcomer with ten rows who wants two α's."""
 FEW = """--gin.sweep.alphas={'my_rules.FAVOURITE':(0.2,0.6)}
  --gin.Evaluation.quality_examples=8 --gin.Evaluation.latency_examples=2"""
 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with two files, and `typed(words) -> process` where the wheel is installed and the clone is not seen."""
+    """Returns `typed(words) -> process` in a folder with two files; the wheel is installed and the clone is hidden."""
     folder, installed = tmp_path_factory.mktemp("desk"), tmp_path_factory.mktemp("installed")
     wheels = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -80,13 +80,13 @@ def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
     assert "Speed-up and quality" in done.stdout and "report: results/mine.html" in done.stdout
     assert "speccascade compare" in done.stdout and "python -m experiments" not in done.stdout
     records = read_records(out / "mine.jsonl")
-    own = [record for record in records if record["point"]["method"] == "my_rules.FAVOURITE"]
-    assert len(records) == 5 and len(own) == 2
-    assert own[0]["imports"] == {"my_rules": str(desk.folder / "my_rules.py")}
-    assert own[0]["package"]["revision"] is None and own[0]["package"]["version"]
+    rule_records = [record for record in records if record["point"]["method"] == "my_rules.FAVOURITE"]
+    assert len(records) == 5 and len(rule_records) == 2
+    assert rule_records[0]["imports"] == {"my_rules": str(desk.folder / "my_rules.py")}
+    assert rule_records[0]["package"]["revision"] is None and rule_records[0]["package"]["version"]
     for record in records:
         kept = outputs.read(out / "mine.jsonl", record)
-        assert len(kept) == 8 and sum(each.trace is not None for each in kept) == 4
+        assert len(kept) == 8 and sum(output.trace is not None for output in kept) == 4
     page = (out / "mine.html").read_text()
     assert "favourite" in page and "speccascade run --from_record=" in page
     after = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
@@ -95,8 +95,8 @@ def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
 
 def test_a_record_runs_again_to_the_same_tokens_own_rule_included(desk):
     records = read_records(desk.folder / "results" / "mine.jsonl")
-    own = next(record for record in records if record["point"]["method"] == "my_rules.FAVOURITE")
-    done = desk("run", f"--from_record={own['key'][:10]}", "--store=results/mine.jsonl")
+    rule_record = next(record for record in records if record["point"]["method"] == "my_rules.FAVOURITE")
+    done = desk("run", f"--from_record={rule_record['key'][:10]}", "--store=results/mine.jsonl")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the same key; the same tokens in 8 of 8 outputs" in done.stdout
 

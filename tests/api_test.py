@@ -1,4 +1,4 @@
-"""The front door: what it gives back, that its statistics are what happened, and what it refuses and warns of."""
+"""Tests of the public functions: outputs, statistics that match what happened, and refusals and warnings."""
 
 import dataclasses
 import warnings
@@ -23,7 +23,7 @@ def pair():
     return tabular()
 
 
-# --- what comes back
+# --- outputs
 
 
 def test_front_door_on_tabular_models():
@@ -39,10 +39,10 @@ def test_front_door_on_tabular_models():
     for prompt, row in zip(PROMPTS, out.tokens, strict=True):
         for before, after in zip([prompt[-1], *row], row, strict=False):
             assert law[before].argmax() == after
-    found = sc.target_law("opt", q_logits, p_logits, alpha=0.2, temperature=0.7, top_p=0.9, top_k=0)
+    pi = sc.target_law("opt", q_logits, p_logits, alpha=0.2, temperature=0.7, top_p=0.9, top_k=0)
     expected = reference.transitions("opt", q_logits, p_logits, 0.2, 0.7, 0.9)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert pi.dtype == np.float32
+    np.testing.assert_allclose(pi, expected, atol=1e-5)
 
 
 def test_prompts_as_array_list_and_single_prompt(pair):
@@ -55,7 +55,7 @@ def test_prompts_as_array_list_and_single_prompt(pair):
 def test_texts_go_in_and_come_out():
     pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
     out = run(pair, ["cd", "f", "iii", "aa"] * 4, stop_ids=None)
-    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]  # what is written goes on
+    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]  # the output continues the prompt
     for text, row, length in zip(out.texts, out.tokens, out.lengths, strict=True):
         assert text == Words().decode(row[:length].tolist())
         assert length == LENGTH or row[length - 1] == Words.eos_id  # the vocabulary's stop id is the default
@@ -126,14 +126,14 @@ def test_seed_and_example_ids_decide_the_bits(pair):
 
 
 def trace(turn):
-    """Everything about a round that a recount needs."""
+    """Returns everything about a round that a recount needs."""
     names = ("active", "num_kept", "rejected", "tokens", "num_new", "source", "start")
     draft = {"drafts": turn.draft.tokens, "drafted": turn.draft.length, "steps": turn.draft.steps}
     return draft | {name: getattr(turn, name) for name in names}
 
 
 def recount(record, rounds, row, bonus):
-    """The counters of one row, one token at a time."""
+    """Counts the counters of one row, one token at a time."""
     counts = dict.fromkeys(("rounds", "drafted", "examined", "kept", "rejected", "committed", "discarded", "bonus"), 0)
     counts["steps"], output = 0, []
     for r in range(rounds):
@@ -152,9 +152,9 @@ def recount(record, rounds, row, bonus):
         counts["examined"] += len(from_draft) + bool(turn["rejected"])
         counts["bonus"] += len(new) - len(from_draft) - bool(turn["rejected"])
         counts["committed"] += len(new)
-        # drafts that did not make it, and the target's own token where it drew one that did not
-        own = bonus != "none" or bool(turn["rejected"])
-        counts["discarded"] += len(drafts) - len(from_draft) + (own and len(new) == len(from_draft))
+        # rejected drafts, and the target's own token if it drew one that was not committed
+        target_drew = bonus != "none" or bool(turn["rejected"])
+        counts["discarded"] += len(drafts) - len(from_draft) + (target_drew and len(new) == len(from_draft))
         counts["steps"] += int(turn["steps"])
         assert turn["start"] - len(output) == record["start"][0, row]
         output += new
@@ -190,20 +190,23 @@ def test_statistics_are_a_recount_of_the_rounds(pair, rule, bonus):
 
 
 def test_draft_steps_count_every_forward_pass():
-    """A lossless rule needs no law at the bonus position, but the pass it saves is made up for after a full block."""
+    """A lossless rule needs no distribution at the bonus position, which saves a draft pass.
+
+    After a full block the saved pass is made up for.
+    """
     same = sc.TableLM(chain(None))
     pair = sc.Pair(target=same, draft=same)
     lossless = run(pair, [[5]] * ROWS, rule="spec_decode", alpha=None, temperature=0.0)
-    # three blocks of 3 are kept with their bonus, then 2 of the 14 tokens are left; later rounds feed a missed token
+    # three blocks of 3 are kept with their bonus, then 2 of 14 tokens remain; later rounds feed a missed token
     assert lossless.stats["rows"]["rounds"].tolist() == [4] * ROWS
     assert lossless.stats["rows"]["draft_steps"].tolist() == [3 + 4 + 4 + 3] * ROWS
     reads_q = run(pair, [[5]] * ROWS, temperature=0.0)
-    # the last block ends at the limit: no bonus, and no pass for its law
+    # the last block ends at the limit: no bonus, and no pass for its distribution
     assert reads_q.stats["rows"]["draft_steps"].tolist() == [4 + 4 + 4 + 2] * ROWS
 
 
 def test_deferral_rate_is_the_mean_over_committed_positions(pair):
-    """Against `η` computed in NumPy from the output alone."""
+    """Compares with `η` computed in NumPy from the output alone."""
     q, p = (np.asarray(x.params) for x in (pair.draft, pair.target))
     out = run(pair, stop_ids=[], seed=8)
     eta = []
@@ -215,7 +218,7 @@ def test_deferral_rate_is_the_mean_over_committed_positions(pair):
     assert jnp.asarray(out.stats["rows"]["decided"]).sum() == ROWS * LENGTH
 
 
-# --- what is refused, before anything is compiled
+# --- refusals, before anything is compiled
 
 BAD = [
     ({"rule": "tokn_v3"},
@@ -310,7 +313,7 @@ def test_what_holds_parameters_is_shown_in_a_line(pair):
     head = head_for(pair)
     whole = dataclasses.replace(pair, head=head, name="two", others={"small": pair.draft})
     built = build(pair, Settings())
-    texts = [repr(each) for each in (pair, whole, pair.draft, head, built)]
+    texts = [repr(holder) for holder in (pair, whole, pair.draft, head, built)]
     assert all(len(text) < 700 and "\n" not in text and "Array" not in text for text in texts), texts
     assert texts[2] == "BoundModel(Table, 81 parameters)"
     assert texts[1] == f"Pair('two': target={texts[2]}, draft={texts[2]}, small={texts[2]}, acceptance head)"
@@ -353,7 +356,7 @@ def test_target_law_refuses_what_decode_refuses():
 
 
 def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
-    """`token_v3` at 2 defers every token that the target does not name: a slip, and no error."""
+    """`token_v3` at 2 defers every token but the target's best: a slip, not an error."""
     with pytest.warns(UserWarning, match=r"alpha=2 of 'token_v3' lies outside 0 … 1: beyond it hardly anything"):
         sc.decode(pair, [[1], [2]], rule="token_v3", alpha=[0.5, 2.0], max_new_tokens=2)
     with warnings.catch_warnings():
@@ -369,19 +372,21 @@ def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
 def test_nan_logits_name_model_row_and_position(broken, value):
     healthy, damaged = sc.TableLM(chain(None)), sc.TableLM(chain(8, value))
     models = {"target": healthy, "draft": healthy} | {broken: damaged}
-    # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first without a law
+    # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first failure
     said = f"the {broken} model gave NaN or infinite logits in row 1 at position 5 of its decoder sequence"
     prompts, pair = [[0], [2, 5], [0, 0], [0]] * 4, sc.Pair(**models)
     with pytest.warns(UserWarning, match=rf"4 of 16 rows failed and end early \(DecodeOutput.failed\): {said}"):
         out = run(pair, prompts, temperature=0.0)
-    assert [(each.row, each.model, each.position) for each in out.failed] == [(r, broken, 5) for r in (1, 5, 9, 13)]
+    assert [(failure.row, failure.model, failure.position) for failure in out.failed] == [
+        (r, broken, 5) for r in (1, 5, 9, 13)
+    ]
     well = np.delete(np.arange(16), [1, 5, 9, 13])
     fine = run(sc.Pair(target=healthy, draft=healthy), prompts, temperature=0.0)
     assert not fine.failed
     np.testing.assert_array_equal(out.tokens[well], fine.tokens[well])
     np.testing.assert_array_equal(out.lengths[well], fine.lengths[well])
-    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]  # whole rounds before it
-    # failed rows are in no measure, whatever they wrote before
+    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]  # whole rounds before the failure
+    # no measure counts failed rows, not even their earlier tokens
     with pytest.warns(UserWarning, match="4 of 16 rows"):
         out = run(pair, prompts, temperature=0.0, block_size=1)
     assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7]

@@ -1,4 +1,4 @@
-"""Recipes of assistant selection: their commands resolve and fit each other, for the example and for two domains."""
+"""Tests of the recipes of assistant selection: commands resolve and fit each other, for the example and two domains."""
 
 import re
 import shlex
@@ -29,44 +29,44 @@ def test_each_comparison_of_drafters_is_of_the_shipped_example(config):
 
 
 def _commands(config, kind) -> list[list[str]]:
-    """The commands that a recipe's head gives behind `kind`, each as words."""
+    """Returns the commands after `kind` in a recipe's head, each as words."""
     block = re.search(rf"^# {kind}: (.*?)(?=^# \w+: |^from)", (ROOT / config).read_text(), re.S | re.M)[1]
     lines = [line.lstrip("# ") for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.startswith("python -m ")]
 
 
 def _bound(words) -> tuple[list[str], list[str]]:
-    """Files and bindings of a command, as its own flags read them."""
+    """Returns files and bindings of a command, as its flags read them."""
     files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
     return files, [word.removeprefix("--gin.") for word in words if word.startswith("--gin.")]
 
 
 @pytest.fixture
 def drafters(monkeypatch):
-    """Names of the drafters that are asked for, in the order of the calls."""
-    found, checked = [], selection_data._checked
+    """Records the names of the requested drafters, in the order of the calls."""
+    names, checked = [], selection_data._checked
 
     def made(domains, drafters):
         arms = checked(domains, drafters)
-        found.append({arm.called for arm in arms})
+        names.append({arm.called for arm in arms})
         return arms
 
     def compared(**given):
         *_, settings = (
-            each for each in given["methods"] if each.choose == "random"
-        )  # the further ones, where there are some
-        found.append({arm.called for arm in build_selection.arms_of(settings)})
+            method for method in given["methods"] if method.choose == "random"
+        )  # the last one, if there are several
+        names.append({arm.called for arm in build_selection.arms_of(settings)})
         return enumeration.enumerate_points(**given)
 
     monkeypatch.setattr(selection_data, "_checked", made)
     monkeypatch.setattr(comparison, "enumerate_points", compared)
-    return found
+    return names
 
 
 @pytest.mark.parametrize("kind", ["Command", "Published"])
 @pytest.mark.parametrize("config", [config for config in CONFIGS if "paper5" in config])
 def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
-    """Of the shipped example and of two domains: data, the policy trained on them, and what it chooses among."""
+    """Checks the data, the policy trained on them, and its drafters, for the example and for two domains."""
     commands, data, written, pairs = _commands(config, kind), None, None, set()
     assert commands and any(config in word for words in commands for word in words)
     for words in commands:
@@ -83,14 +83,14 @@ def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
         elif "experiments.serve_online" in words:
             pairs.add(resolve(serving.serve, files, bindings).name)
         else:
-            found = resolve(comparison.compare, files, bindings)
-            pairs.add(found.pair.name)
-            timed = next((int(each.removeprefix("TIMED=")) for each in bindings if each.startswith("TIMED=")), 12)
-            assert found.evaluation.latency_examples == timed and (timed == 400) == (kind == "Published")
+            comparison_ = resolve(comparison.compare, files, bindings)
+            pairs.add(comparison_.pair.name)
+            timed = next((int(item.removeprefix("TIMED=")) for item in bindings if item.startswith("TIMED=")), 12)
+            assert comparison_.evaluation.latency_examples == timed and (timed == 400) == (kind == "Published")
             asked = gin.query_parameter("%POLICIES")
-            assert set(found.pair.others) >= {each for each in drafters[0] if each[:4] in ("exit", "usel")}
+            assert set(comparison_.pair.others) >= {item for item in drafters[0] if item[:4] in ("exit", "usel")}
             assert asked == ((written,) if written else (None,))
-    assert all(each == drafters[0] for each in drafters)
+    assert all(item == drafters[0] for item in drafters)
     assert len(pairs) == 1 and (pairs == {"runs/two_domains/pair"}) == (kind == "Published")
 
 
@@ -102,11 +102,11 @@ def test_each_selection_has_data(file):
 @pytest.mark.parametrize("file", [file for file in SELECTIONS if "exits" not in file])
 def test_a_stream_that_shifts_and_comes_back_is_served(file, monkeypatch):
     phases = []
-    monkeypatch.setattr(serving, "_check", lambda given, *more: phases.extend(given))
+    monkeypatch.setattr(serving, "_check", lambda phase_names, *more: phases.extend(phase_names))
     assert resolve(serving.serve, ["configs/paper5_online.gin", file], ["SERVED=7"]).name
     first, second, third = phases
     assert first.task == third.task != second.task and (first.first_example, third.first_example) == (0, 7)
-    assert {(each.latency_examples, each.quality_examples) for each in phases} == {(7, 32)}
+    assert {(phase.latency_examples, phase.quality_examples) for phase in phases} == {(7, 32)}
 
 
 @pytest.mark.parametrize("config", [POLICY, "configs/paper5_figure2.gin", "configs/paper5_figure3.gin"])

@@ -1,4 +1,4 @@
-"""Every gin file resolves: each method with each pair and task, and each result's recipe, up to loading weights."""
+"""Tests that every gin file resolves: each method with each pair and task, and each recipe, up to loading weights."""
 
 import dataclasses
 import itertools
@@ -108,15 +108,15 @@ def test_every_task_has_its_file_and_every_method_file_says_more_than_a_name():
 
 
 def _tiny(config) -> list[str]:
-    """A recipe's files for the shipped pair; the quickstart names its own."""
+    """Returns a recipe's files for the shipped pair; the quickstart names its own."""
     return [config] if config == QUICKSTART else [config, "configs/sizes/tiny.gin"]
 
 
 @pytest.mark.parametrize("config", SWEEPS)
 def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
     end = resolve(experiment.sweep, _tiny(config))
-    own = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
-    assert end.settings.method == TARGET and end.pair.name == own
+    expected_pair = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
+    assert end.settings.method == TARGET and end.pair.name == expected_pair
     if config != QUICKSTART:
         gin.clear_config()
         parts = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/wmt14_en_de.gin"]
@@ -150,7 +150,7 @@ SMALL |= {"keep_outputs": False, "keep_traces": 0}
 
 @pytest.fixture(scope="module")
 def tabular(tmp_path_factory):
-    """Shared by all recipes, so that a method in several of them is compiled once."""
+    """Returns a session that all recipes share, so that a method in several of them is compiled once."""
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     pair = dataclasses.replace(pair, head=head_for(pair, depth=1, law=True))
     sizes = points.Evaluation(task="tiny_translation", **SMALL)
@@ -159,9 +159,9 @@ def tabular(tmp_path_factory):
 
 @pytest.fixture
 def one_deferral_rule(monkeypatch):
-    """Deferral rules decide as `token_v3`, so that recipes share a program; laws_test.py runs them as themselves.
+    """Lets deferral rules decide as `token_v3`, so that recipes share a program; laws_test.py runs them as themselves.
 
-    It has none over the likeliest tokens of a larger vocabulary: those stay.
+    Rules over the likeliest tokens of a larger vocabulary stay, because it has no such variant.
     """
 
     def stand_in(rule):
@@ -169,8 +169,8 @@ def one_deferral_rule(monkeypatch):
 
     for ways in ("VERIFIERS", "JOINT"):
         known = getattr(build_drafter, ways).items()
-        made = {name: lambda rule, made=made: made(stand_in(rule)) for name, made in known}
-        monkeypatch.setattr(build_drafter, ways, made)
+        verifier = {name: lambda rule, verifier=verifier: verifier(stand_in(rule)) for name, verifier in known}
+        monkeypatch.setattr(build_drafter, ways, verifier)
     monkeypatch.setattr(scoring, "WIDTHS", ())  # a program per width; tests/engine/edges_test.py has them
 
 
@@ -183,20 +183,20 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     monkeypatch.setattr(experiment, "open_session", lambda points: tabular)
     bindings = [f"Evaluation.{name} = {value}" for name, value in SMALL.items()]
     output = f"sweep.output = {str(tmp_path / 'store.jsonl')!r}"
-    blocks = "sweep.block_sizes = (5,)"  # those of most recipes: each further one is a program per rule
+    blocks = "sweep.block_sizes = (5,)"  # most recipes use it; each further size is a program per rule
     own_head = ["HEADS = ()"] if "HEADS = (" in (ROOT / config).read_text() else []
     gin_flags.parse_gin([str(ROOT / name) for name in _tiny(config)], [*bindings, output, blocks, *own_head])
     gin.get_configurable(experiment.sweep)()
     records = result_store.read_records(tmp_path / "store.jsonl")
-    build_drafter = [r for r in records if r["point"]["block_size"] is not None]
-    assert {r["point"]["method"] for r in records} > {TARGET, DRAFT} and build_drafter
-    # only what a stop id cuts short, or fits into one block, takes one round
+    with_blocks = [r for r in records if r["point"]["block_size"] is not None]
+    assert {r["point"]["method"] for r in records} > {TARGET, DRAFT} and with_blocks
+    # an output takes one round only if a stop id cuts it short or it fits into one block
     long = [
         r["counts"]["committed"] == 2 * 9 and not r["counts"]["unverified"] and r["point"]["block_size"] < 9
-        for r in build_drafter
+        for r in with_blocks
     ]
-    assert any(long) or all(r["point"]["block_size"] >= 9 for r in build_drafter)
-    assert all(r["counts"]["rounds"] >= 2 * 2 for r, each in zip(build_drafter, long, strict=True) if each)
+    assert any(long) or all(r["point"]["block_size"] >= 9 for r in with_blocks)
+    assert all(r["counts"]["rounds"] >= 2 * 2 for r, is_long in zip(with_blocks, long, strict=True) if is_long)
     assert list(tmp_path.glob("store*.png"))
 
 
@@ -209,12 +209,12 @@ def test_the_histogram_is_a_survey():
 
 
 def _points(config):
-    """What a recipe measures, as keys would tell points apart."""
-    found = set()
+    """Returns the configurations of a recipe's points, which keys distinguish."""
+    configurations = set()
 
     def listed(**given):
         groups = enumeration.enumerate_points(**given)
-        found.update(point.configuration() for group in groups for point in group)
+        configurations.update(point.configuration() for group in groups for point in group)
         return groups
 
     gin.clear_config()
@@ -222,7 +222,7 @@ def _points(config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "enumerate_points", listed)
         gin.get_configurable(experiment.sweep)()
-    return found
+    return configurations
 
 
 @pytest.mark.parametrize(("config", "shared"), [("figure6", 2 * 18), ("figure8", 18), ("figure10", 8)])
@@ -238,17 +238,17 @@ def test_a_run_with_a_hole_names_it():
 
 
 def test_no_file_of_a_run_overrides_another():
-    """A name is given a value by one of the four files of a run only, REQUIRED being no value."""
+    """Only one of the four files of a run gives a name its value; REQUIRED is no value."""
     bound = re.compile(r"^\s*([\w.]+)\s*=(?!\s*%gin.REQUIRED)")
     for folders in (MODELS, TASK_FILES, METHODS):
-        others = [name for names in (MODELS, TASK_FILES, METHODS) if names is not folders for name in names]
-        elsewhere = {name for file in ["gin/run.gin", *others] for name in _bindings(bound, file)}
+        other_files = [name for names in (MODELS, TASK_FILES, METHODS) if names is not folders for name in names]
+        elsewhere = {name for file in ["gin/run.gin", *other_files] for name in _bindings(bound, file)}
         for file in folders:
             assert not _bindings(bound, file) & elsewhere
 
 
 def _bindings(pattern, file) -> set[str]:
-    """Full names, block syntax included (`points.Settings:` and its indented lines)."""
+    """Returns full names, block syntax included (`points.Settings:` and its indented lines)."""
     names, block = set(), ""
     for line in (ROOT / file).read_text().splitlines():
         if re.match(r"^[\w./]+:$", line):
@@ -262,8 +262,8 @@ def test_every_gin_file_is_one_that_these_tests_know():
     single = ("run", "profiling", "spec_bench", "calibrate", "calibrate_appendix_d", "selection_data", *STUDIES)
     known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
     known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
-    found = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
-    assert found == known
+    files = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
+    assert files == known
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])

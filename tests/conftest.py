@@ -1,4 +1,4 @@
-"""What every test shares: hundreds of programs are compiled, once each for all processes, and given back in time."""
+"""Fixtures and settings of every test: programs are compiled once for all processes, and dropped in time."""
 
 import gc
 import os
@@ -6,11 +6,11 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
-# XLA:CPU's newer code generator halves nothing here but the speed of compiling; users keep it (docs/performance.md).
-# Later releases know no other, and end a process that names a flag they don't know.
+# XLA:CPU's newer code generator only makes compiling take twice as long here; users keep it (docs/performance.md).
+# Later releases have no other generator, and end a process that names a flag they do not know.
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
-    # Nor does an order of operations that lets several run at once help programs as small as these: 8% of compiling.
-    # Nor parts that are compiled side by side, while another process of the suite has the other core: a fifth.
+    # Scheduling for concurrency does not help programs this small, and costs 8% of compiling. Compiling parts in
+    # parallel costs a fifth, because another process of the suite has the other core.
     chosen = (
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_enable_concurrency_optimized_scheduler=false "
         "--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_force_inline_before_split=false"
@@ -22,15 +22,15 @@ import pytest
 
 from speccascade_jax.runtime import compilation_cache, program_memory
 
-# For this process and those that tests start: a cache of the suite's own, which its processes and its next run share.
+# A separate cache for this process and those that tests start; the suite's processes and its next run share it.
 os.environ[compilation_cache.VARIABLE] = str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
-# LLVM optimises a program for longer than the few rounds of a test gain by it; what XLA itself does stays as it is
+# LLVM takes longer to optimise a program than the few rounds of a test gain; XLA's own passes are unchanged
 QUICKLY = "jax_disable_most_optimizations"
 os.environ[QUICKLY.upper()] = "1"
 jax.config.update(QUICKLY, True)
 compilation_cache.switch_on()
 
-gc.set_threshold(100_000, 50, 50)  # tracing makes many objects that live: looking for dead ones took 5% of the time
+gc.set_threshold(100_000, 50, 50)  # tracing makes many live objects: garbage collection took 5% of the time
 
 LONGEST_FIRST = (
     "laws_test", "configs_selection_test", "configs_test", "benchmarks/command_test", "tests/trees_test",
@@ -38,9 +38,9 @@ LONGEST_FIRST = (
     "engine/t5_test", "stopping/policies_test", "methods/table_test", "engine/edges_test", "stories_test",
     "docs_test", "t5/loop_test", "experiments/hosts_test", "drafters/nested_test",
 )  # fmt: skip
-"""Files that should not be what one of two processes is still busy with when the other is done.
+"""Files that should start first, so that no process is still busy with one when the other has finished.
 
-Recipes of selection go before the others: gin keeps what it has registered, and their `make` is not the only one.
+Recipes of selection go before the others: gin keeps what it has registered, and several functions are called `make`.
 """
 
 
@@ -54,11 +54,11 @@ CEILINGS = {
     "parity/transformers_test": 950,
     "parity/peers_test": 240, "benchmarks/command_test": 240,
 }  # fmt: skip
-"""Programs that a file may compile, single operations outside of jit included: most of the suite's time is theirs."""
+"""The most programs that a file may compile, single operations outside jit included: they take most of the time."""
 
 
 def pytest_collection_modifyitems(items):
-    """Long files first, all else in its order."""
+    """Moves long files to the front and keeps the order of all others."""
 
     def place(item):
         name = item.path.with_suffix("").as_posix()
@@ -72,22 +72,24 @@ jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: _CO
 
 
 def programs() -> int:
-    """How many programs this process has compiled, or read from the cache, small ones included."""
+    """Returns how many programs this process has compiled, or read from the cache, small ones included."""
     return _COMPILED["/jax/core/compile/backend_compile_duration"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs(request):
-    """A ceiling on what a file compiles: most of the suite's time, and it grows unseen."""
+    """Limits the programs that a file compiles, which take most of the suite's time and grow unseen."""
     before = programs()
     yield
     ceiling = next((most for name, most in CEILINGS.items() if f"{name}.py" in str(request.path)), CEILING)
-    made = programs() - before
-    assert made <= ceiling, f"{request.path.name} compiled {made} programs, its ceiling is {ceiling}: share them"
+    compiled = programs() - before
+    assert compiled <= ceiling, (
+        f"{request.path.name} compiled {compiled} programs, its ceiling is {ceiling}: share them"
+    )
 
 
 CROWDED, program_memory.SHARE = program_memory.SHARE, 0.7
-"""Programs are dropped between tests, not by a call in the middle of one, which may be counting them."""
+"""The share of memory maps at which programs are dropped between tests; a call in a test may be counting them."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +107,6 @@ def _as_users_compile():
 
 
 optimised = pytest.fixture(_as_users_compile, name="optimised")
-"""Compiles a test's programs as users do: where running costs more than compiling."""
+"""Compiles a test's programs as users do, for tests that run longer than they compile."""
 all_optimised = pytest.fixture(_as_users_compile, name="all_optimised", scope="module")
-"""Those of a whole file."""
+"""Compiles the programs of a whole file as users do."""

@@ -1,4 +1,4 @@
-"""An accelerator writes what the CPU writes, up to near-ties. Skipped where there is none, or no CPU beside it."""
+"""Tests that an accelerator writes what the CPU writes, up to near-ties; skipped without both devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pair_on(device) -> sc.Pair:
 
 
 def written(pair, device, **settings) -> np.ndarray:
-    """int `[ROWS, LENGTH]`, greedy."""
+    """Returns int `[ROWS, LENGTH]`, greedy tokens."""
     texts = [example.source for example in get_task("tiny_translation").load(limit=ROWS)]
     with jax.default_device(device):
         return sc.decode(pair, texts, temperature=0.0, max_new_tokens=LENGTH, stop_ids=[], **settings).tokens
@@ -29,7 +29,7 @@ def written(pair, device, **settings) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def cpu():
-    """The CPU's device, pair and greedy tokens of the target alone, and the target's logits before each."""
+    """Returns the CPU's greedy tokens of the target alone, and the target's logits before each."""
     try:
         device = jax.devices("cpu")[0]
     except RuntimeError as error:
@@ -51,5 +51,5 @@ def test_an_accelerator_writes_what_the_cpu_writes(cpu, settings):
     device = jax.devices()[0]
     if device.platform == "cpu":
         pytest.skip("no accelerator at hand")
-    found = written(pair_on(device), device, **settings)
-    assert_equal_but_for_near_ties(found, *cpu)
+    tokens = written(pair_on(device), device, **settings)
+    assert_equal_but_for_near_ties(tokens, *cpu)

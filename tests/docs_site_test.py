@@ -1,4 +1,4 @@
-"""The docs as a site without a dead link, and the notebook run from top to bottom."""
+"""Tests of the documentation as a site without dead links, and of the notebook from top to bottom."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
-        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+        values = dict(attributes)
+        self.ids |= {values[name] for name in ("id", "name") if values.get(name)}
+        self.links += [values[name] for name in ("href", "src") if values.get(name)]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_reference_has_every_public_name(site):
     import speccascade_jax as sc
 
     page = (site / "api.html").read_text()
-    tables = {"METHODS", "RULES", "BoundModel", "FakeLM", "checkpoints", "shipped_pairs"}  # tables and the like
+    tables = {"METHODS", "RULES", "BoundModel", "FakeLM", "checkpoints", "shipped_pairs"}  # not documented one by one
     missing = [name for name in sc.__all__ if name not in tables and f'.{name}"' not in page]
     assert missing == []
 
@@ -83,8 +83,8 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     texts = "".join(out.get("text", "") for cell in done.cells for out in cell.get("outputs", []))
     assert "Das Wetter war kalt" in texts and "my_rules.FAVOURITE     0.9" in texts
     data = [out.get("data", {}) for cell in done.cells for out in cell.get("outputs", [])]
-    html = [each["text/html"] for each in data if "text/html" in each]
-    assert any('class="sc"' in each for each in html)
+    html = [entry["text/html"] for entry in data if "text/html" in entry]
+    assert any('class="sc"' in entry for entry in html)
     assert (tmp_path / "results" / "mine.html").is_file()
-    if kept := os.environ.get("SPECCASCADE_KEEP_NOTEBOOK"):  # the executed one, to be looked at or committed
+    if kept := os.environ.get("SPECCASCADE_KEEP_NOTEBOOK"):  # keeps the executed notebook, for reading or a commit
         nbformat.write(done, Path(kept))

@@ -1,4 +1,4 @@
-"""The walkthroughs of the documentation run, from files of one's own, outside of the package; so do its commands."""
+"""Tests that the documentation's walkthroughs run from a user's files, and that its commands can be read."""
 
 import importlib
 import json
@@ -25,14 +25,14 @@ IDEAS, HEAD = "my_ideas", "my_head"
 
 
 def blocks(mark):
-    """The code blocks of docs/extending.md behind a comment."""
+    """Returns the code blocks of docs/extending.md after a comment."""
     text = (DOCS / "extending.md").read_text(encoding="utf-8")
     return re.findall(rf"<!-- {re.escape(mark)} -->\n```\w*\n(.*?)```", text, flags=re.DOTALL)
 
 
 @pytest.fixture
 def ideas(tmp_path, monkeypatch):
-    """A folder with the page's files, which Python finds."""
+    """Writes the page's files to a folder that Python finds, and imports one."""
     for name in (f"{IDEAS}.py", f"{IDEAS}.gin", f"{HEAD}.py"):
         (tmp_path / name).write_text("\n\n".join(blocks(f"file: {name}")), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -83,7 +83,7 @@ def test_the_task_is_one(ideas):
 
 @pytest.mark.laws
 def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_path, capsys):
-    """The page's file on a very small pair, untimed."""
+    """Runs the page's file on a very small pair, untimed."""
     small = {"points.ModelPair.name": str(tiny_pair.write(tmp_path)), "Evaluation.max_new_tokens": 8}
     bindings = [f"{name} = {value!r}" for name, value in (small | {"Evaluation.latency_examples": 0}).items()]
     gin.clear_config()
@@ -141,12 +141,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 def test_every_page_names_files_that_exist():
     for page in PAGES:
         for path in re.findall(r"`([\w/]+\.(?:py|gin|md))`", page.read_text(encoding="utf-8")):
-            there = (ROOT / path).exists() or (ROOT / "speccascade_jax" / path).exists()
-            assert there or path.startswith(IDEAS), f"{page.name} names {path}"
+            exists = (ROOT / path).exists() or (ROOT / "speccascade_jax" / path).exists()
+            assert exists or path.startswith(IDEAS), f"{page.name} names {path}"
 
 
 WORDS = 15_500
-"""How many words the pages of docs/ may have together; measurements go to docs/results/, which is not counted."""
+"""The most words that the pages of docs/ may have together; measurements in docs/results/ are not counted."""
 UNWANTED = {
     r"\blaws?\b": "'distribution', or 'exactness tests'",
     r"\bpapers? [1-5]\b": "authors and year, with a link on the first mention",
@@ -155,7 +155,7 @@ UNWANTED = {
 
 
 def prose(page):
-    """A page without its fenced code, its code spans and the targets of its links."""
+    """Returns a page without its fenced code, its code spans and the targets of its links."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r"`[^`]+`|\]\([^)]*\)", "", text)
 
@@ -172,8 +172,8 @@ def test_pages_use_the_words_of_the_field(page):
         assert not lines, f"{page.name}: write {instead} in {lines}"
 
 
-# --- every command that pages show: its program is there, its files are, and what it sets can be set; what is left open
-# ("…") is passed over, and placeholders that stand for a reader's own files are not looked up
+# --- every command on a page: its program and files exist, and its settings can be set; incomplete commands ("…") are
+# skipped, and placeholders for a reader's own files are not looked up
 
 _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
@@ -182,14 +182,14 @@ OWN = ("my_ideas.gin", "my_rules.py")
 
 
 def commands(page: Path) -> list[str]:
-    """The commands of a page, each in one line."""
+    """Returns the commands of a page, each in one line."""
     text = page.read_text(encoding="utf-8")
-    found = []
+    candidates = []
     for block in _FENCED.findall(text):
         lines = re.sub(r"\\\n\s*", " ", block).splitlines()
-        found += [line.split("     ")[0].partition(" #")[0].strip() for line in lines]
-    found += _INLINE.findall(_FENCED.sub("", text))
-    return [each for each in found if re.match(r"(env \S+ )?python -m experiments\.\w+", each)]
+        candidates += [line.split("     ")[0].partition(" #")[0].strip() for line in lines]
+    candidates += _INLINE.findall(_FENCED.sub("", text))
+    return [command for command in candidates if re.match(r"(env \S+ )?python -m experiments\.\w+", command)]
 
 
 ALL = [(page.relative_to(ROOT).as_posix(), command) for page in PAGES for command in commands(page)]
@@ -204,18 +204,18 @@ def test_its_program_and_its_files_are_there(page, command):
 
 
 MAKES = {"make_acceptance_data": "heads.make_data.make", "make_selection_data": "selection.make_data.make"}
-"""Programs -> their own `make`: each command imports one, and this process, by other tests, perhaps both."""
+"""Programs -> their own `make`: each command imports one, and this process, through other tests, perhaps both."""
 
 
 def _settings(command: str) -> tuple[list[str], list[str]] | None:
-    """Gin files and bindings of a command that can be read as it stands."""
-    if any(each in command for each in ("…", "$", " -- ")) or "--gin_file" not in command:
+    """Returns gin files and bindings of a command that is complete as written; otherwise `None`."""
+    if any(mark in command for mark in ("…", "$", " -- ")) or "--gin_file" not in command:
         return None
     words = shlex.split(command)
     files = [word.partition("=")[2] for word in words if word.startswith("--gin_file=")]
-    own = next((making for name, making in MAKES.items() if f"experiments.{name} " in command), "make")
-    told = [re.sub(r"^--gin\.make\.", f"--gin.{own}.", word) for word in words]
-    bindings = [word.removeprefix("--gin.").replace("=", " = ", 1) for word in told if word.startswith("--gin.")]
+    make_name = next((making for name, making in MAKES.items() if f"experiments.{name} " in command), "make")
+    renamed = [re.sub(r"^--gin\.make\.", f"--gin.{make_name}.", word) for word in words]
+    bindings = [word.removeprefix("--gin.").replace("=", " = ", 1) for word in renamed if word.startswith("--gin.")]
     return None if set(files) & set(OWN) else (files, bindings)
 
 

@@ -1,4 +1,4 @@
-"""The law by sampling: every rule's output is distributed as `π`, however a draft is verified (METHODS section 2)."""
+"""Exactness tests: by sampling, every rule's output has distribution `π` under every verification (METHODS 2)."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
 from tests.support import conformance, reference
 
-many_rows = pytest.mark.usefixtures("optimised")  # running costs more there than compiling
+many_rows = pytest.mark.usefixtures("optimised")  # they run longer than they compile
 
 ALL = conformance.REPRESENTATIVE
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
 WAYS = {"token": {"block_size": 3}, "block": {"block_size": 3, "verify": "block"}, "tree": {"tree": (2, 2)}}
 
 QUICK = [("spec_decode", "token"), ("token_v3", "block")]
-# `opt`: a deferral rule that decides for a whole position is traced as such when it is alone
+# `opt`: alone, a deferral rule that decides for a whole position is traced as such
 ALONE = ["opt", *(rule.name for rule in SAMPLED if rule.deferral is None)]
 OTHERS = [(name, way) for name in ALONE for way in WAYS if (name, way) not in QUICK]
 
@@ -80,7 +80,7 @@ def test_a_greedy_draft_under_a_sampled_target(name, way):
     {"tree": (2, 1, 1)},
 ])  # fmt: skip
 def test_rows_that_end_in_a_stop_id_and_blocks_that_end_early(engine):
-    """Behind a stop id stands more of it: the law is a chain's with an absorbing state."""
+    """After a stop id only stop ids follow: the distribution is a chain's with an absorbing state."""
     q_table, p_table = conformance.tables(3, seed=31)
     settings = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 6, "stop_ids": [2], "seed": 8}
     out = sc.decode(conformance.tabular_pair(q_table, p_table), [[0]] * 20_000, **settings, **engine)
@@ -90,7 +90,7 @@ def test_rows_that_end_in_a_stop_id_and_blocks_that_end_early(engine):
     assert conformance.stopped_p_value(out.tokens, out.lengths, 2, law) > 1e-3
 
 
-# one of each form: what is traced differs between forms, not between the rules of one
+# one of each form: programs differ between forms, not between the rules of one form
 FORMS = ("spec_decode", "lossy", "lossy_tuned", "lossy_greedy", "opt", "token_v3", "bild_star", "fuzzy_js_top2")
 
 
@@ -115,7 +115,7 @@ def test_a_sweep_of_numbers_compiles_once(name, way):
 @pytest.mark.laws
 @pytest.mark.parametrize("way", ["block", "tree"])
 def test_streams_traces_and_neighbours(way):
-    """A row is the same streamed, traced, and beside others; its counts are those of its trace."""
+    """A row is the same streamed, traced and next to others; its counts are those of its trace."""
     pair = conformance.tabular_pair(*conformance.tables(6, seed=3))
     settings = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 15, "seed": 4} | WAYS[way]
     out = sc.decode(pair, [[n] for n in range(6)], trace=True, **settings)
@@ -126,15 +126,15 @@ def test_streams_traces_and_neighbours(way):
             assert trace.counts()[name] == out.stats["rows"][name][row], name
 
 
-# --- block verification in hierarchies, beside other drafters, and under planned lengths (exactly, one block at a time:
-# `tests/rules/block_wise_test.py`)
+# --- block verification in hierarchies, next to other drafters, and with planned lengths
+# (`tests/rules/block_wise_test.py` checks single blocks exactly)
 
 SMALL, MIDDLE = conformance.tables(3, seed=21)
 LARGE = conformance.tables(3, seed=22)[1]
 
 
 def decoded(**settings):
-    """Tokens `[20000, 6]` behind one prompt."""
+    """Returns tokens `[20000, 6]` after one prompt."""
     small, middle, large = (sc.TableLM(table) for table in (SMALL, MIDDLE, LARGE))
     pair = Pair(target=large, draft=small, others={"middle": middle})
     return np.asarray(sc.decode(pair, [[0]] * 20_000, max_new_tokens=6, **settings).tokens)

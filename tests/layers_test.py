@@ -1,4 +1,7 @@
-"""The layering: an import goes to a row above only, and no module imports itself by a detour (docs/architecture.md)."""
+"""Tests of the layering: an import goes to a row above only, and no module imports itself indirectly.
+
+See docs/architecture.md.
+"""
 
 import ast
 import functools
@@ -28,16 +31,16 @@ ROWS = (
 )
 LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
 LATE |= {"bokeh", "datasets", "jinja2", "tensorboardX", "tokenizers"}
-"""What may be imported inside a function: slow to load, or an extra. So may our own modules that do so at their top."""
+"""Packages that may be imported inside a function: slow to load, or an extra. So may our modules that import them."""
 LATE_ROOMS = ("results/report/figures", "runtime/products", "data/tasks/seqio_registry")
 
 
 def imports(path):
-    """`(module of ours or top-level name of another's, how)` of every import: how is top, late or typing."""
+    """Yields every import as `(our module or another package's top-level name, top, late or typing)`."""
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
     typed = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    typing = {id(node) for each in typed for node in ast.walk(each)}
+    typing = {id(node) for block in typed for node in ast.walk(block)}
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -49,14 +52,14 @@ def imports(path):
 
 
 def found(name):
-    """The name, if it is a module of ours."""
+    """Returns the name if it is a module of ours."""
     path = PACKAGE.parent.joinpath(*name.split("."))
     return name if name.startswith("speccascade_jax") and (path.is_dir() or path.with_suffix(".py").is_file()) else None
 
 
 @functools.cache
 def ours():
-    """Every module of the package with its room and what it imports of ours."""
+    """Returns every module of the package with its room and its imports."""
     modules = ((path, path.relative_to(PACKAGE).with_suffix("")) for path in sorted(PACKAGE.rglob("*.py")))
     return [(path, inside, list(imports(path))) for path, inside in modules if inside.parts != ("__init__",)]
 
@@ -78,7 +81,7 @@ def test_no_module_imports_itself_by_a_detour():
     graph = {}
     for _, inside, imported in ours():
         name = ".".join(("speccascade_jax", *inside.parts)).removesuffix(".__init__")
-        graph[name] = {other for other, how in imported if other.startswith("speccascade_jax") and other != name}
+        graph[name] = {target for target, how in imported if target.startswith("speccascade_jax") and target != name}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError and names the circle
 
 
@@ -95,7 +98,7 @@ def test_the_root_holds_the_front_door_alone():
 
 
 LONGEST = 40
-"""Lines of a function's body, docstring aside; most have 5 to 25."""
+"""The most lines of a function's body, docstring aside; most have 5 to 25."""
 
 
 def test_functions_stay_short():
@@ -109,7 +112,7 @@ def test_functions_stay_short():
 
 
 def test_there_is_one_loop_over_rounds():
-    """The others are over a block's tokens, or its ends, a tree's levels, what a cache lacks, a width, and roots."""
+    """The others loop over a block's tokens or its ends, a tree's levels, a cache's gap, a width, and roots."""
     loops = [path for path in PACKAGE.rglob("*.py") if "while_loop(" in path.read_text()]
     assert {path.relative_to(PACKAGE).as_posix() for path in loops} == {
         "engine/loop.py", "drafters/model.py", "models/teacher_forcing.py", "engine/scoring.py", "rules/laws.py",

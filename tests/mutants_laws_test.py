@@ -1,4 +1,4 @@
-"""Negative controls: planted bugs are found by the tests of laws, and the same runs without them pass."""
+"""Negative controls: the exactness tests find planted bugs, and the same runs without them pass."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -29,13 +29,13 @@ ROWS = 40_000
 
 
 def trial(engine, params, law, **controls):
-    """p-value of whole sequences against the chain `law`."""
+    """Returns the p-value of whole sequences against the chain `law`."""
     tokens = conformance.run_rows(engine, params, ROWS, 0.4, [(1.0, 1.0)], length=7, **controls)
     return conformance.sequence_p_value(tokens[0], law)
 
 
 def tabular(rule="spec_decode", block=3, draft_temperature=None):
-    """Engine, parameters and `π` of a pair of tabular models over V = 3."""
+    """Returns engine, parameters and `π` of a pair of tabular models over V = 3."""
     q, p = conformance.tables(3, seed=11)
     engine, params = assemble(conformance.tabular_pair(q, p), rule=rule, block_size=block)
     return engine, params, reference.transitions(rule, q, p, 0.4, 1.0, draft_temperature=draft_temperature)
@@ -46,7 +46,7 @@ def tabular(rule="spec_decode", block=3, draft_temperature=None):
 
 @dataclass(frozen=True)
 class ReplaceFromTarget(Speculative):
-    """Keeps like `Speculative`, but replaces from `p̃` instead of the residual."""
+    """A planted bug: keeps like `Speculative`, but replaces from `p̃` instead of the residual."""
 
     def __call__(self, pair, alpha):
         return super().__call__(pair, alpha)._replace(replacement=pair.p_tilde)
@@ -62,7 +62,7 @@ def bonus_from_target(engine):
 
 @dataclass(frozen=True)
 class DividesBySoftLaw(ModelDrafter):
-    """Claims that its (greedy) tokens were drawn from the soft law."""
+    """A planted bug: claims that its (greedy) tokens were drawn from the soft distribution."""
 
     def propose(self, *args, **kwargs):
         draft, state, cache = super().propose(*args, **kwargs)
@@ -78,7 +78,7 @@ def divided_by_soft_law(engine):
 
 @flax.struct.dataclass
 class SharedBits(rngs.RoundKeys):
-    """The replacement is drawn with the bits that rejected the draft."""
+    """A planted bug: the replacement is drawn with the bits that rejected the draft."""
 
     def uniform(self, slots, purpose):
         return super().uniform(slots, jnp.where(jnp.asarray(purpose) == rngs.REPLACE, rngs.ACCEPT, purpose))
@@ -86,12 +86,12 @@ class SharedBits(rngs.RoundKeys):
 
 @flax.struct.dataclass
 class PositionKeys(rngs.RoundKeys):
-    """Bits by position in the sequence instead of round and slot."""
+    """A planted bug: bits by position in the sequence instead of round and slot."""
 
     def uniform(self, slots, purpose):
-        at = self.length.reshape(-1, *([1] * (slots.ndim - 1)))
+        starts = self.length.reshape(-1, *([1] * (slots.ndim - 1)))
         still = rngs.RoundKeys(self.row, jnp.zeros_like(self.round), self.length)
-        return still.uniform(slots + at, purpose)
+        return still.uniform(slots + starts, purpose)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class KeyedEngine(Engine):
 
 
 def keyed(engine, kind):
-    """The same engine with bits of `kind`."""
+    """Returns the same engine with bits of `kind`."""
     parts = {name: getattr(engine, name) for name in ("target", "drafter", "verifier", "bonus")}
     return KeyedEngine(**parts, kind=kind)
 
@@ -120,10 +120,10 @@ def position_keys(engine):
 
 @dataclass(frozen=True)
 class Remembers:
-    """Stops before a token when the second token of the last block was token 0.
+    """A policy that stops before a token when the second token of the last block was token 0.
 
-    It reads which token was drafted from the law that follows it. A legal stopping time: what it saw was discarded
-    or committed, and says nothing about the bits to come, unless those are used again.
+    It infers which token was drafted from the distribution that follows it. It is a legal stopping time: the tokens it
+    saw were discarded or committed, and say nothing about later bits, unless those are used again.
     """
 
     block: int = 3
@@ -142,7 +142,7 @@ class Remembers:
 
 
 def remembering():
-    """Engine, parameters and `π` under a policy that remembers what was discarded."""
+    """Returns engine, parameters and `π` under a policy that remembers discarded tokens."""
     rng = np.random.default_rng(5)
     p = rng.normal(size=(3, 3)).astype(np.float32)
     q = (
@@ -161,7 +161,7 @@ def remembering():
 
 @dataclass(frozen=True)
 class TakesBack(ModelDrafter):
-    """Hands over a block without its last token where the draft gave that one a low probability."""
+    """A planted bug: returns a block without its last token if the draft gave that one a low probability."""
 
     def propose(self, *args, **kwargs):
         draft, state, cache = super().propose(*args, **kwargs)
@@ -178,7 +178,7 @@ def takes_back(engine):
 
 @dataclass(frozen=True)
 class Peeks(ModelDrafter):
-    """Makes a block one token long where the second token that it has drafted is token 0."""
+    """A planted bug: makes a block one token long if its second drafted token is token 0."""
 
     def propose(self, *args, **kwargs):
         draft, state, cache = super().propose(*args, **kwargs)
@@ -188,7 +188,7 @@ class Peeks(ModelDrafter):
 
 @dataclass(frozen=True)
 class PlansByPeeking(PlannedDrafter):
-    """What it drafts says how long the block is."""
+    """A planted bug: the drafted tokens decide the length of the block."""
 
     @property
     def drafters(self):
@@ -200,7 +200,7 @@ def plans_by_peeking(engine):
 
 
 def planned():
-    """Engine, parameters and `π` where blocks of three tokens are planned."""
+    """Returns engine, parameters and `π` with planned blocks of three tokens."""
     engine, params, q, p = planning.planned(11, lengths=(0, 1, 3))
     params = planning.told(params, planning.forcing((0, 1, 3), 3))
     return engine, params, reference.transitions("spec_decode", q, p, 0.0, 1.0)
@@ -216,7 +216,7 @@ MUTANTS = {
     "a seen token is taken back": (takes_back, tabular, {}),
     "a block's length is chosen by its tokens": (plans_by_peeking, planned, {}),
 }
-"""Name -> what plants the bug into an engine, what makes the engine, and controls."""
+"""Name -> the function that plants the bug into an engine, the function that makes the engine, and controls."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -230,29 +230,29 @@ def test_mutants_are_found(name):
 
 @dataclass(frozen=True)
 class NoRollback(Fake):
-    """Its cache keeps rejected tokens."""
+    """A planted bug: its cache keeps rejected tokens."""
 
     def rollback(self, cache, length):
         return cache
 
 
 def test_a_cache_that_keeps_rejected_tokens_is_found():
-    """The target's, whose law hangs on the whole prefix: all sequences of five tokens."""
+    """The target's distribution depends on the whole prefix: compares all sequences of five tokens."""
     written = np.array(list(itertools.product(range(3), repeat=5)), np.int32)
     logits = along(BoundModel((), Fake(3, sharpness=1.5)), engines.prompts(*[[0]] * len(written)), written)
     chances = np.take_along_axis(np.asarray(jax.nn.softmax(logits), np.float64), written[..., None], axis=-1)
-    found = []
+    p_values = []
     for target in (Fake(3, sharpness=1.5), NoRollback(3, sharpness=1.5)):
         engine = engines.engine(target, engines.drafting(Fake(3, noise=0.7, seed=1, sharpness=1.5), 2))
         params = {"target": (), "drafter": engines.FAKE}
         tokens = conformance.run_rows(engine, params, ROWS, 0.0, [(1.0, 1.0)], length=5, conclusive=True)[0]
         index = (tokens * 3 ** np.arange(4, -1, -1)).sum(-1)
-        found.append(conformance.pooled_p_value(np.bincount(index, minlength=3**5), chances.prod((1, 2)) * ROWS))
-    assert found[0] > 1e-3 and found[1] < 1e-6, found
+        p_values.append(conformance.pooled_p_value(np.bincount(index, minlength=3**5), chances.prod((1, 2)) * ROWS))
+    assert p_values[0] > 1e-3 and p_values[1] < 1e-6, p_values
 
 
 def test_one_percent_less_chance_to_keep_is_found(monkeypatch):
-    """What whole sequences lose in their cells, and an identity that needs no sampling does not see in the engine."""
+    """Whole sequences hide it in their many cells, and an identity without sampling does not see the engine."""
     kept_at = Speculative.kept_at
     monkeypatch.setattr(Speculative, "kept_at", lambda *arguments: 0.99 * kept_at(*arguments))
     rule = conformance.REPRESENTATIVE["lossy_tuned"]
@@ -272,7 +272,7 @@ TREE_BUGS = {
     [("block", bug) for bug in (None, *blocks.BUGS)] + [("tree", bug) for bug in (None, *TREE_BUGS)],
 )
 def test_bugs_in_blocks_and_trees_are_found(way, bug, monkeypatch):
-    rng = np.random.default_rng(55)  # tables on which the replacement's bug moves the law by 4%, where others give 1%
+    rng = np.random.default_rng(55)  # here the replacement's bug moves the distribution by 4%, for others by 1%
     q_table, p_table = (rng.normal(size=(3, 3)).astype(np.float32) for _ in range(2))
     law = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0)
     settings = {"block_size": 4, "verify": "block"} if way == "block" else {"tree": (2, 2)}

@@ -1,4 +1,4 @@
-"""What a process pays before its first token: heavy imports, and programs beside those that decode."""
+"""Tests of the cost before a process's first token: heavy imports, and programs in addition to those that decode."""
 
 import json
 import os
@@ -37,7 +37,7 @@ print(json.dumps([seen, sorted(imported), sorted(later)]))
 
 
 def test_little_is_imported_and_nothing_compiled_but_what_decodes(tmp_path):
-    """In a process of its own: here, other tests have imported and compiled everything already."""
+    """Runs in a separate process, because other tests have imported and compiled everything in this one."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(repository_root())}
     run = subprocess.run(
         [sys.executable, "-c", DECODE, str(tiny_pair.write(tmp_path))],
@@ -49,4 +49,4 @@ def test_little_is_imported_and_nothing_compiled_but_what_decodes(tmp_path):
     assert decoding == ["jit(_joined)"]
     assert streaming == ["jit(_init)", "jit(_step)"]
     assert not HEAVY & {*imported}
-    assert HEAVY & {*later} == {"sacrebleu"}  # BLEU is what tasks are scored with
+    assert HEAVY & {*later} == {"sacrebleu"}  # tasks are scored with BLEU

@@ -1,4 +1,4 @@
-"""Two trained decoder-only models: the published text, speculation that changes nothing, acceptance as the laws say."""
+"""Tests of two trained decoder-only models: the published text, with and without a draft, and the acceptance rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speccascade_jax.methods.build import assemble
 from speccascade_jax.models.decoder import teacher_forced_logits
 from speccascade_jax.pairs.prompts import make_prompt
 
-# SHA-256 of what llama2.c expects of stories260K at temperature 0 in 200 steps (its test_all.py, commit 350e04f)
+# SHA-256 of stories260K's expected text at temperature 0 in 200 steps (llama2.c, test_all.py, commit 350e04f)
 PUBLISHED = "beeb5cb46785efee81a8545300b31e396b595e5ce6f3b77db201545501981d14"
 
 
@@ -51,7 +51,7 @@ def test_a_prompt_as_text_is_continued(pair):
 
 
 def begins(turn):
-    """What each round started from, and whether it examined a draft."""
+    """Returns each round's start, and whether it examined a draft."""
     return turn.start, turn.active & (turn.draft.length > 0)
 
 
@@ -62,7 +62,7 @@ def law(model, params, tokens):
 
 @pytest.mark.laws
 def test_acceptance_is_the_overlap_of_the_laws(pair):
-    """T = 1, γ = 1: kept / examined against E Σ min(p, q) at the examined positions, found without any cache."""
+    """T = 1, γ = 1: kept / examined against E Σ min(p, q) at the examined positions, computed without a cache."""
     rows, new = 224, 160
     engine, params = assemble(pair, block_size=1, stop_ids=())
     prompt = make_prompt(pair, [""] * rows)
@@ -72,13 +72,13 @@ def test_acceptance_is_the_overlap_of_the_laws(pair):
     tokens = np.concatenate([np.asarray(prompt.tokens)[:, :1], np.asarray(out.tokens)], axis=1)
     overlap = np.concatenate([_overlap(pair, part) for part in np.array_split(tokens, 4)])
     starts, active = (np.asarray(x)[: int(out.num_rounds)] for x in out.record)
-    # the draft of a round that began at length n is drawn from the laws behind token n - 1
-    at = np.take_along_axis(overlap, np.where(active, starts - 1, 0).T, axis=1).T[active]
-    assert examined == len(at) >= 20_000
+    # the draft of a round that began at length n follows token n - 1
+    examined_overlap = np.take_along_axis(overlap, np.where(active, starts - 1, 0).T, axis=1).T[active]
+    assert examined == len(examined_overlap) >= 20_000
     # given its prefix a draft is kept with probability Σ min(p, q), so the sum of a(1 − a) is the variance
-    error = np.sqrt((at * (1 - at)).sum()) / examined
-    assert abs(kept / examined - at.mean()) < 3 * error, (kept / examined, at.mean(), error)
-    assert 0.5 < at.mean() < 0.8 and error < 0.005
+    error = np.sqrt((examined_overlap * (1 - examined_overlap)).sum()) / examined
+    assert abs(kept / examined - examined_overlap.mean()) < 3 * error, (kept / examined, examined_overlap.mean(), error)
+    assert 0.5 < examined_overlap.mean() < 0.8 and error < 0.005
 
 
 def _overlap(pair, tokens):

@@ -1,4 +1,4 @@
-"""`stream`: the tokens, sources and errors of `decode`, one at a time, from one compilation."""
+"""Tests of `stream`: the tokens, sources and errors of `decode`, one at a time, from one compilation."""
 
 from itertools import groupby
 
@@ -32,7 +32,7 @@ def what_happened(turn):
 
 
 def recorded(pair, method, rule, alpha, temperature, seed, bonus):
-    """`(round, token, source)` of every token, from the rounds that `generate` records."""
+    """Returns `(round, token, source)` of every token, from the rounds that `generate` records."""
     engine, params = assemble(pair, rule=rule, block_size=3, method=method, stop_ids=[STOP], bonus=bonus)
     controls = conformance.controls(1, method=method, rule=rule, alpha=alpha, temperature=temperature)
     out = generate(
@@ -144,9 +144,9 @@ def test_nan_logits_raise_what_decode_raises_after_the_tokens_before_them(broken
     with pytest.raises(FloatingPointError) as expected:
         sc.decode(pair, [4], **settings)
     seen = []
-    with pytest.raises(FloatingPointError) as found:
+    with pytest.raises(FloatingPointError) as raised:
         seen += [token.id for token in sc.stream(pair, [4], **settings)]
-    assert str(found.value) == str(expected.value) and broken in str(found.value)
+    assert str(raised.value) == str(expected.value) and broken in str(raised.value)
     tokens = sc.stream(pair, [4], **settings)
     assert [next(tokens).id for _ in range(3)] == [5, 6, 7]
 
@@ -156,7 +156,7 @@ def test_nan_logits_raise_what_decode_raises_after_the_tokens_before_them(broken
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A pair whose vocabulary has all bytes."""
+    """Returns a pair whose vocabulary has all bytes."""
     return sc.load_pair(tiny_pair.write(tmp_path_factory.mktemp("pair")))
 
 
@@ -166,7 +166,7 @@ def vocabulary(words):
 
 
 def shown(vocabulary, ids):
-    """The texts of `ids`, which come in rounds of up to three."""
+    """Returns the texts of `ids`, which come in rounds of up to three."""
     parts = [ids[n : n + 3] for n in range(0, len(ids), 3)]
     rounds = [streaming._Round(p, [0] * len(p), p is parts[-1], np.full((1, 2), -1)) for p in parts]
     return [token.text for token in streaming._tokens(iter(rounds), vocabulary, False)]

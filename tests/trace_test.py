@@ -1,4 +1,4 @@
-"""Traces: the same tokens, and the engine's own counts recomputed from them, over hundreds of generations."""
+"""Tests of traces: the same tokens, and the engine's counts recomputed from them, over hundreds of generations."""
 
 import json
 from collections import Counter
@@ -47,22 +47,24 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
     assert plain.trace is None and len(traced.trace) == ROWS
     rows = traced.stats["rows"]
     for name in COUNTED:
-        np.testing.assert_array_equal([each.counts()[name] for each in traced.trace], rows[name], err_msg=name)
+        np.testing.assert_array_equal(
+            [row_trace.counts()[name] for row_trace in traced.trace], rows[name], err_msg=name
+        )
     # METHODS section 6: each sampled token is committed or discarded; a draft in an unverified block is committed
     sampled = np.add(rows["drafted"], rows["target_calls"])
-    if way != "no bonus":  # there a call behind a whole block gives no token
+    if way != "no bonus":  # without a bonus, a call after a whole block gives no token
         np.testing.assert_array_equal(sampled, np.add(traced.lengths, rows["discarded"]))
     for name in ("examined_at", "kept_at"):
         for trace, counted in zip(traced.trace, np.asarray(rows[name]).tolist(), strict=True):
-            own = trace.at_positions()[name]
-            assert own + [0] * (len(counted) - len(own)) == counted, name
-    for one in (one for trace in traced.trace for one in trace.rounds):
-        fates = [step.fate for step in one.steps if step.proposed]
-        rejected = one.examined - one.kept if "whole" in way else one.rejected
-        assert rejected == (one.drafted - one.kept if "whole" in way else one.rejected)
-        read = ["unverified" if one.unverified else "kept"] * one.kept + ["rejected"] * rejected
-        assert fates == read + ["unread"] * (one.drafted - len(read))
-        assert [step.source == "draft" for step in one.steps if step.committed][: one.kept] == [True] * one.kept
+            at_position = trace.at_positions()[name]
+            assert at_position + [0] * (len(counted) - len(at_position)) == counted, name
+    for turn in (turn for trace in traced.trace for turn in trace.rounds):
+        fates = [step.fate for step in turn.steps if step.proposed]
+        rejected = turn.examined - turn.kept if "whole" in way else turn.rejected
+        assert rejected == (turn.drafted - turn.kept if "whole" in way else turn.rejected)
+        read = ["unverified" if turn.unverified else "kept"] * turn.kept + ["rejected"] * rejected
+        assert fates == read + ["unread"] * (turn.drafted - len(read))
+        assert [step.source == "draft" for step in turn.steps if step.committed][: turn.kept] == [True] * turn.kept
     written = [[s.committed.id for r in trace.rounds for s in r.steps if s.committed] for trace in traced.trace]
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
     counts = sum((Counter(trace.counts()) for trace in traced.trace), Counter())
@@ -74,23 +76,23 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
 
 def test_sources_are_those_of_the_stream():
     traced = decoded("token_v3", trace=True)
-    given = {"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS["token_v3"]}
+    settings = {"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS["token_v3"]}
     for row in (0, 7, 150):
-        streamed = sc.stream(PAIR, PROMPTS[row], example_id=row, **given)
-        steps = [(n, step) for n, one in enumerate(traced.trace[row].rounds) for step in one.steps if step.committed]
-        found = [(n, step.slot, step.committed.id, step.source) for n, step in steps]
-        assert found == [(token.round, token.slot, token.id, token.source) for token in streamed]
+        streamed = sc.stream(PAIR, PROMPTS[row], example_id=row, **settings)
+        steps = [(n, step) for n, turn in enumerate(traced.trace[row].rounds) for step in turn.steps if step.committed]
+        traced_tokens = [(n, step.slot, step.committed.id, step.source) for n, step in steps]
+        assert traced_tokens == [(token.round, token.slot, token.id, token.source) for token in streamed]
 
 
 def test_probabilities_and_ranks_are_those_of_the_tables():
-    """Raw laws of the token before, whatever the temperature; what was drawn from; and what the rule makes of them."""
+    """Checks raw probabilities given the previous token, at any temperature, the sampled token, and the rule's `π`."""
     traced = decoded("token_v3", temperature=0.5, trace=True)
     (q_table, p_table), law = conformance.tables(VOCAB, seed=3), conformance.law_by_rule
     pi = law(sc.RULES["token_v3"], q_table, p_table, 0.4, 0.5, 1.0)
     looked = 0
     for row, trace in enumerate(traced.trace[:40]):
         last = PROMPTS[row][0]
-        for step in (step for one in trace.rounds for step in one.steps):
+        for step in (step for turn in trace.rounds for step in turn.steps):
             if not step.committed:
                 continue
             q, p, token = softmax(q_table[last]), softmax(p_table[last]), step.committed
@@ -109,10 +111,10 @@ def test_probabilities_and_ranks_are_those_of_the_tables():
 
 def test_confidence_multiplies_up_and_says_what_it_is_compared_with():
     traced = decoded("products", trace=True)
-    for one in (one for trace in traced.trace[:20] for one in trace.rounds):
-        sure = [step.max_q for step in one.steps if step.proposed]
-        told = [step.confidence for step in one.steps if step.proposed]
-        np.testing.assert_allclose(told, np.cumprod(sure), rtol=1e-5)
+    for turn in (turn for trace in traced.trace[:20] for turn in trace.rounds):
+        sure = [step.max_q for step in turn.steps if step.proposed]
+        confidences = [step.confidence for step in turn.steps if step.proposed]
+        np.testing.assert_allclose(confidences, np.cumprod(sure), rtol=1e-5)
     assert "product of max q" in traced.trace[0].threshold and "0.7" in traced.trace[0].threshold
 
 
@@ -134,31 +136,31 @@ def test_what_the_stop_policy_compared_is_told_at_each_slot_that_it_was_asked_at
     asked = ended = 0
     for row, trace in enumerate(traced.trace[:40]):
         last = PROMPTS[row][0]
-        for one in trace.rounds:
-            before = [last, *(step.proposed.id for step in one.steps if step.proposed)]
+        for turn in trace.rounds:
+            before = [last, *(step.proposed.id for step in turn.steps if step.proposed)]
             wanted = compared(table[before])
-            told = [step.stop for step in one.steps]
-            known = [value for value in told if value is not None]
+            values = [step.stop for step in turn.steps]
+            known = [value for value in values if value is not None]
             np.testing.assert_allclose(known, wanted[: len(known)], atol=1e-5)
             # asked at every slot that was drafted; and at the one that ended the block, if something was written there
-            assert len(known) >= one.drafted and told[len(known) :] == [None] * (len(told) - len(known))
-            asked, ended = asked + len(known), ended + (len(known) > one.drafted)
-            assert all(value <= threshold + 1e-6 for value in known[: one.drafted])
-            last = [step.committed.id for step in one.steps if step.committed][-1]
+            assert len(known) >= turn.drafted and values[len(known) :] == [None] * (len(values) - len(known))
+            asked, ended = asked + len(known), ended + (len(known) > turn.drafted)
+            assert all(value <= threshold + 1e-6 for value in known[: turn.drafted])
+            last = [step.committed.id for step in turn.steps if step.committed][-1]
     assert asked > 100 and ended
 
 
 @pytest.mark.laws
 def test_an_acceptance_heads_prediction_is_told():
-    """`1 − Π P_i` over the tokens so far, of the pair's own head; the block went on while it was small enough."""
+    """`1 − Π P_i` over the tokens so far, by the pair's own head; the block went on while it was small enough."""
     pair = sc.load_pair("tatoeba_en_de")
-    given = {"method": "specdecpp", "stop_threshold": 0.3, "temperature": 1.0, "max_new_tokens": 20}
-    trace = sc.decode(pair, ["A dog is running on the beach."], trace=True, **given).trace[0]
-    for one in trace.rounds:
-        told = [step.stop for step in one.steps if step.proposed]
-        assert told[0] == 0.0 and told == sorted(told) and all(0.0 <= value <= 1.0 for value in told)
-        assert all(value <= 0.3 for value in told[2:-1])  # at least two are drafted; the last ends the block
-    assert any(step.stop for one in trace.rounds for step in one.steps)
+    settings = {"method": "specdecpp", "stop_threshold": 0.3, "temperature": 1.0, "max_new_tokens": 20}
+    trace = sc.decode(pair, ["A dog is running on the beach."], trace=True, **settings).trace[0]
+    for turn in trace.rounds:
+        values = [step.stop for step in turn.steps if step.proposed]
+        assert values[0] == 0.0 and values == sorted(values) and all(0.0 <= value <= 1.0 for value in values)
+        assert all(value <= 0.3 for value in values[2:-1])  # at least two are drafted; the last ends the block
+    assert any(step.stop for turn in trace.rounds for step in turn.steps)
 
 
 def test_a_trace_survives_json_and_fixed_blocks_compare_nothing():
@@ -173,7 +175,7 @@ def test_a_trace_survives_json_and_fixed_blocks_compare_nothing():
 def test_the_draft_alone_wrote_all_of_it():
     out = sc.decode(PAIR, [[0]], method="autoregressive_draft", max_new_tokens=5, trace=True)
     assert {step.source for turn in out.trace[0].rounds for step in turn.steps} == {"draft"}
-    with pytest.raises(ValueError, match="seq_cascade"):  # of several generations
+    with pytest.raises(ValueError, match="seq_cascade"):  # several generations
         sc.decode(PAIR, [[0]], method="seq_cascade", alpha=0.5, trace=True)
 
 

@@ -1,4 +1,4 @@
-"""Drafts that branch, through the engine: the law, the tokens of real caches, what is refused."""
+"""Tests of drafts that branch, through the engine: the distribution, tokens of real caches, and refusals."""
 
 from dataclasses import replace
 
@@ -39,13 +39,13 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", ["fakes", *(pytest.param(name, marks=pytest.mark.laws) for name in list(PAIRS)[1:])])
 def test_greedy_tokens_are_those_of_chains(name):
-    """A slot in the wrong place, in either cache, and everything behind it is another text; rows keep other paths."""
+    """A slot in the wrong place, in either cache, would change all later text; rows keep different paths."""
     pair = PAIRS[name]()
     texts = ["A dog is running on the beach.", "The weather was cold yesterday.", "He sings."]
     prompts = [[3, 4, 5, 2], [7, 1], [2, 2, 6]] if pair.vocabulary is None else texts
-    given = {"rule": "token_v3", "alpha": 0.5, "max_new_tokens": 24}
-    chain = sc.decode(pair, prompts, block_size=3, **given)
-    tree = sc.decode(pair, prompts, tree=(3, 2, 1), **given)
+    settings = {"rule": "token_v3", "alpha": 0.5, "max_new_tokens": 24}
+    chain = sc.decode(pair, prompts, block_size=3, **settings)
+    tree = sc.decode(pair, prompts, tree=(3, 2, 1), **settings)
     np.testing.assert_array_equal(chain.tokens, tree.tokens)
     assert tree.stats["kept"] > 5
     assert tree.stats["target_calls"] <= chain.stats["target_calls"]
@@ -53,20 +53,20 @@ def test_greedy_tokens_are_those_of_chains(name):
 
 @pytest.mark.laws
 def test_sampled_tokens_behind_a_real_cache_have_the_targets_law():
-    """Two tokens behind one prompt, which the target's own laws give exactly; 8,000 rows, top-k 3."""
+    """Compares two tokens after one prompt with the target alone; 8,000 rows, top-k 3."""
     pair = decoders("llama3.1_8b", noise=0.3)
-    given = {"temperature": 1.0, "top_k": 3, "max_new_tokens": 3}
-    tree = np.asarray(sc.decode(pair, [[3, 4, 5]] * 8_000, tree=(2, 2), **given).tokens)
-    alone = np.asarray(sc.decode(pair, [[3, 4, 5]] * 8_000, method="autoregressive", seed=9, **given).tokens)
-    found, counts = np.unique(np.concatenate([tree, alone]), axis=0, return_inverse=True)
-    both = np.stack([np.bincount(half, minlength=len(found)) for half in np.split(counts.ravel(), 2)])
-    common = both.sum(0) >= 20
-    expected = both[:, common].sum(0) / 2
-    statistic = ((both[:, common] - expected) ** 2 / expected).sum()
+    settings = {"temperature": 1.0, "top_k": 3, "max_new_tokens": 3}
+    tree = np.asarray(sc.decode(pair, [[3, 4, 5]] * 8_000, tree=(2, 2), **settings).tokens)
+    alone = np.asarray(sc.decode(pair, [[3, 4, 5]] * 8_000, method="autoregressive", seed=9, **settings).tokens)
+    sequences, counts = np.unique(np.concatenate([tree, alone]), axis=0, return_inverse=True)
+    two_counts = np.stack([np.bincount(half, minlength=len(sequences)) for half in np.split(counts.ravel(), 2)])
+    common = two_counts.sum(0) >= 20
+    expected = two_counts[:, common].sum(0) / 2
+    statistic = ((two_counts[:, common] - expected) ** 2 / expected).sum()
     assert conformance.stats.chi2.sf(statistic, common.sum() - 1) > 1e-3 and common.sum() > 5
 
 
-# --- the rest of what is expected of a method
+# --- everything else that a method must do
 
 
 def pair_of_tables(vocab_size=6):
@@ -75,39 +75,44 @@ def pair_of_tables(vocab_size=6):
 
 def test_one_token_behind_each_is_todays_program():
     assert assemble(pair_of_tables(), tree=(1, 1, 1))[0] == assemble(pair_of_tables(), block_size=3)[0]
-    given = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 12, "seed": 2}
+    settings = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 12, "seed": 2}
     ways = ({"block_size": 3}, {"tree": (1, 1, 1)})
-    chain, tree = (sc.decode(pair_of_tables(), [[0], [1]], **given, **how) for how in ways)
+    chain, tree = (sc.decode(pair_of_tables(), [[0], [1]], **settings, **how) for how in ways)
     np.testing.assert_array_equal(chain.tokens, tree.tokens)
 
 
 @pytest.mark.laws
 def test_a_bonus_of_the_targets_own():
-    """Behind a leaf, and there alone, stands `p̃`: a tree of depth 1 writes one or two tokens a round, so by turns."""
+    """Only the token after a leaf comes from `p̃`: a tree of depth 1 writes one or two tokens a round."""
     q_table, p_table = conformance.tables(3, seed=7)
     alpha = conformance.telling_alpha(ALL["token_v3"], q_table, p_table)
-    pair, given = conformance.tabular_pair(q_table, p_table), {"rule": "token_v3", "alpha": alpha, "temperature": 1.0}
-    out = sc.decode(pair, [[0]] * 40_000, tree=(2,), bonus="target", max_new_tokens=2, **given)
+    pair, settings = (
+        conformance.tabular_pair(q_table, p_table),
+        {"rule": "token_v3", "alpha": alpha, "temperature": 1.0},
+    )
+    out = sc.decode(pair, [[0]] * 40_000, tree=(2,), bonus="target", max_new_tokens=2, **settings)
     law = reference.transitions("token_v3", q_table, p_table, alpha, 1.0)
     target = np.stack([reference.softmax(row) for row in p_table])
     tokens, first_kept = np.asarray(out.tokens), np.asarray(out.stats["rows"]["rounds"]) == 1
-    # the first token obeys π; a second one of the same round is the target's, where the first one was kept
+    # the first token obeys π; if it was kept, a second one of the same round is the target's
     assert conformance.pooled_p_value(np.bincount(tokens[:, 0], minlength=3), 40_000 * law[0]) > 1e-3
-    found = []
-    for kept, own in ((True, target), (False, law)):
+    p_values = []
+    for kept, next_law in ((True, target), (False, law)):
         for before in range(3):
             second = tokens[(first_kept == kept) & (tokens[:, 0] == before), 1]
             if len(second) > 100:
-                found.append(conformance.pooled_p_value(np.bincount(second, minlength=3), len(second) * own[before]))
-    assert len(found) > 3 and conformance.holm(found) > 1e-3
+                p_values.append(
+                    conformance.pooled_p_value(np.bincount(second, minlength=3), len(second) * next_law[before])
+                )
+    assert len(p_values) > 3 and conformance.holm(p_values) > 1e-3
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("longest", [1, 2, 4])
 def test_a_limit_below_the_trees_depth(longest):
-    """Rows end at the limit and not beyond; what was drafted behind it changes nothing before it."""
-    given = {"rule": "spec_decode", "max_new_tokens": longest}
-    tree = sc.decode(pair_of_tables(), [[n] for n in range(6)], tree=(2, 1, 1), **given)
+    """Rows end at the limit and not beyond; drafts after it change nothing before it."""
+    settings = {"rule": "spec_decode", "max_new_tokens": longest}
+    tree = sc.decode(pair_of_tables(), [[n] for n in range(6)], tree=(2, 1, 1), **settings)
     alone = sc.decode(pair_of_tables(), [[n] for n in range(6)], method="autoregressive", max_new_tokens=longest)
     np.testing.assert_array_equal(tree.tokens, alone.tokens)
     assert (tree.lengths == longest).all()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`."""
+"""The entry point of `python -m benchmarks.peers`."""
 
 import sys
 

@@ -1,12 +1,12 @@
-r"""Beside others: the same weights, prompts and lengths in transformers 4 and 5, CTranslate2 and llama.cpp, in one run.
+r"""Measurements of transformers 4 and 5, CTranslate2, llama.cpp and this package: same weights, prompts and lengths.
 
     make bench-peers                                                        environments, then everything
     python -m benchmarks.peers --libraries=ours,CTranslate2 --pairs=tatoeba_en_de --batches=1
-    python -m benchmarks.peers --resume                                     what a run that was cut off still lacks
+    python -m benchmarks.peers --resume                                     the missing parts of an interrupted run
     python -m benchmarks.peers --markdown results/peers.json                the tables of a run, for a page
 
-Every library works in a process of its own and waits while another is timed; the settings of all of them run in turns.
-Nothing else should run meanwhile. Whatever cannot run here is left out with a line that says why.
+Every library works in its own process and waits while another is timed; the settings of all of them run in turns.
+Nothing else should run meanwhile. A part that cannot run here is left out, with the reason in a line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TURNS, BATCH_TURNS, EXAMPLES = 5, 3, 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, or print what was measured; returns the exit status."""
+    """Measures, or prints stored measurements; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         if args.markdown:
@@ -62,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
-    """Run the chosen pairs; writes `output` after each, and tables beside it (`.md`).
+    """Runs the chosen pairs; writes `output` after each, and tables beside it (`.md`).
 
     Args:
-        resume: keep the pairs that `output` holds already, where it is there.
+        resume: keep the pairs that `output` already holds, if the file exists.
 
     Raises:
         RuntimeError: no library could be started.
-        ValueError: what is to be kept is of another run, see `continued`.
+        ValueError: the stored pairs are of another run, see `continued`.
     """
     begin = time.monotonic()
     record: Row = {
@@ -94,8 +94,8 @@ def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
                     record["left_out"][name] = str(error)
                     _say(f"{name} left out: {error}", begin)
                 else:
-                    found = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
-                    pairs = record["pairs"] | {name: {"parameters": prepared.parameters, **found}}
+                    measured = measuring.measure(workers, prepared, settings, lambda text: _say(text, begin))
+                    pairs = record["pairs"] | {name: {"parameters": prepared.parameters, **measured}}
                     record["pairs"] = {known: pairs[known] for known in PAIRS if known in pairs}
             write_atomically(output, json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
             write_atomically(output.with_suffix(".md"), report.markdown(record))
@@ -105,25 +105,25 @@ def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
 
 
 def continued(record: Row, stored: Row, where: str) -> Row:
-    """A stored run to which the pairs that it lacks are added: times of one table are of one machine and one code.
+    """Returns the stored run, to which missing pairs are added: all times of a table share a machine and a version.
 
     Raises:
-        ValueError: it was measured with other settings or versions, or on another machine; says which.
+        ValueError: it was measured with other settings or versions, or on another machine; names the difference.
     """
     settings = {name: value for name, value in record["settings"].items() if name != "pairs"}
     wanted = plain(settings | {part: record[part] for part in ("device", "versions")})
-    held = stored["settings"] | {part: stored[part] for part in ("device", "versions")}
+    kept = stored["settings"] | {part: stored[part] for part in ("device", "versions")}
     for name, value in wanted.items():
-        if held.get(name) != value:
+        if kept.get(name) != value:
             raise ValueError(
-                f"{where} was measured with {name} {held.get(name)}, this run has {value}: measure anew without "
+                f"{where} was measured with {name} {kept.get(name)}, this run has {value}: measure anew without "
                 f"--resume, or into another --output"
             )
     return stored | {"settings": record["settings"], "left_out": record["left_out"]}
 
 
 def started(names: Sequence[str], record: Row, stack: ExitStack, logs: Path) -> dict[str, Worker]:
-    """The workers that could be started; their versions, and why others are left out, go into the record."""
+    """Starts the workers; records their versions, and the reasons why others are left out."""
     workers: dict[str, Worker] = {}
     for name in names:
         library = LIBRARIES[name]

@@ -1,4 +1,4 @@
-"""The libraries, where each one's environment is, and the settings that are timed of each."""
+"""The libraries, the places of their environments, and the settings that are timed for each."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from speccascade_jax.runtime.paths import repository_root
 
 PLAIN, LOSSLESS, LOSSY, LOOKUP = "plain", "lossless", "lossy", "prompt lookup"
 BLOCKS = (2, 3, 5, 7)
-"""γ of our lossless settings; 3 and 5 are the others' too."""
+"""γ of our lossless settings; the other libraries have 3 and 5 of them too."""
 HELD = {"float16": (2, 3, 5), "int8": (2, 3, 5)}
-"""What our weights are held in beside float32, and γ of the lossless settings: a cheaper step wants shorter blocks."""
+"""The further types of our weights, and γ of their lossless settings: a cheaper step favours shorter blocks."""
 LOSSY_BLOCKS = (3, 5, 7)
 LARGE_BLOCK = 3
-"""Beyond it one row alone is timed: in batches, which are bound by arithmetic, blocks want to be short."""
+"""The largest block that is timed in batches: arithmetic limits batches, and favours short blocks there."""
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 LOSSY_POINTS = tuple((rule, alpha) for rule in ("token_v3", "opt") for alpha in ALPHAS)
-"""Of which the one of each rule with the most tokens per call of the target is timed, if it keeps the quality."""
+"""The lossy settings; for each rule, the one with the most tokens per target call that keeps the quality is timed."""
 KEPT_QUALITY = 0.5
-"""What a lossy setting may lose of the target's quality."""
+"""The largest allowed loss of the target's quality for a lossy setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A worker: its module, the environment's folder in the repository (`None`: this one), the families it can do."""
+    """A worker: its module, its environment's folder in the repository (`None`: this one), and its families."""
 
     module: str
     folder: str | None = None
@@ -36,12 +36,12 @@ class Library:
 
     @property
     def python(self) -> Path:
-        """The interpreter to start it with."""
+        """The interpreter that starts it."""
         return Path(sys.executable) if self.folder is None else repository_root() / self.folder / "bin" / "python"
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot be started, if it can't."""
+        """The reason why it cannot be started, or `None`."""
         if self.python.exists():
             return None
         return f"{self.folder} is not there: make bench-peers makes it, where the package can be installed"
@@ -61,9 +61,9 @@ class Contender:
     """One setting of one library.
 
     Attributes:
-        library: a name of `LIBRARIES`; weights: the type they are held in; kind: `PLAIN`, `LOSSLESS`, `LOSSY` or
+        library: a name of `LIBRARIES`; weights: the type that holds them; kind: `PLAIN`, `LOSSLESS`, `LOSSY` or
             `LOOKUP`; label: the setting in words.
-        options: what the worker is told; largest_batch: rows it can decode together.
+        options: options that the worker receives; largest_batch: rows it can decode together.
     """
 
     library: str
@@ -75,34 +75,34 @@ class Contender:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What it is the best of in the summary."""
+        """The group whose best setting the summary shows."""
         return self.library, self.weights, self.kind
 
 
 def contenders(libraries: Sequence[str], family: str, uneven: tuple[bool, bool]) -> list[Contender]:
-    """All settings of the libraries that can do a family, without lossy ones.
+    """Returns all settings of the libraries that can run a family, without lossy ones.
 
     Args:
-        uneven: of target and draft, whether the encoder has another number of layers than the decoder: what
-            transformers must be mended for (`workers/huggingface.py`).
+        uneven: whether the encoder has another number of layers than the decoder, for target and draft; transformers
+            needs a fix for such models (`workers/huggingface.py`).
     """
-    made: list[Contender] = []
+    chosen: list[Contender] = []
     for name in libraries:
         if family not in LIBRARIES[name].families:
             continue
         if name == "ours":
-            made += _ours()
+            chosen += _ours()
         elif name == "CTranslate2":
-            made += _threads(name, ("float32", "int8"))
+            chosen += _threads(name, ("float32", "int8"))
         elif name == "llama.cpp":
-            made += _threads(name, ("float32", "float16", "q8"))
+            chosen += _threads(name, ("float32", "float16", "q8"))
         else:
-            made += _transformers(name, uneven)
-    return made
+            chosen += _transformers(name, uneven)
+    return chosen
 
 
 def lossy(rule: str, alpha: float) -> list[Contender]:
-    """Our settings with a rule and an α that keep the target's quality."""
+    """Returns our settings with a rule and an α that keep the target's quality."""
     return [
         Contender(
             library="ours",
@@ -117,11 +117,11 @@ def lossy(rule: str, alpha: float) -> list[Contender]:
 
 
 def _ours() -> list[Contender]:
-    made = []
+    settings = []
     for weights, blocks in ({"float32": BLOCKS} | HELD).items():
         options = {"dtype": weights, "method": "autoregressive"}
         base = Contender(library="ours", weights=weights, kind=PLAIN, label=PLAIN, options=options)
-        # products are in float32 whatever weights are held in: where arithmetic counts, nothing else is to be seen
+        # products are in float32 for every type of weights, so batches that arithmetic limits show no difference
         largest = LARGE_BLOCK if weights == "float32" else 0
         lossless = [
             dataclasses.replace(
@@ -133,8 +133,8 @@ def _ours() -> list[Contender]:
             )
             for block in blocks
         ]
-        made += [base, *lossless]
-    return made
+        settings += [base, *lossless]
+    return settings
 
 
 def _threads(name: str, weights: Sequence[str]) -> list[Contender]:
@@ -153,15 +153,15 @@ def _threads(name: str, weights: Sequence[str]) -> list[Contender]:
 
 
 def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
-    made = []
+    settings = []
     modes = [(PLAIN, PLAIN, None), (LOSSLESS, "assisted", 3), (LOSSLESS, "assisted", 5), (LOSSLESS, "assisted", None)]
     for weights in ("float32", "bfloat16"):
         for kind, mode, tokens in (*modes, (LOOKUP, "lookup", None)):
             label = f"assisted, {tokens or 'its own schedule'}" if mode == "assisted" else kind
-            # release 4 verifies drafts with a cache that grows as it is needed
+            # release 4 verifies drafts with a cache that grows on demand
             grows = name == "transformers 4" and mode != PLAIN
             for words, mended in _mends(mode, (uneven[0] and not grows, uneven[1])).items():
-                made.append(
+                settings.append(
                     Contender(
                         library=name,
                         weights=weights,
@@ -171,15 +171,15 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
                         largest_batch=32 if mode == PLAIN else 1,
                     )
                 )
-    return made
+    return settings
 
 
 def _mends(mode: str, uneven: tuple[bool, bool]) -> dict[str, list[str]]:
-    """In words, and the models concerned: as released first; a target that fails is mended alone, then both are."""
+    """Returns, by words in the label, the models to fix: none first, then a failing target alone, then both."""
     target, draft = uneven[0], uneven[1] and mode == "assisted"
     ways = {"": list[str]()}
     if target and draft:
         ways[", target mended"] = ["target"]
     if target or draft:
-        ways[", mended"] = [name for name, one in (("target", target), ("draft", draft)) if one]
+        ways[", mended"] = [name for name, is_uneven in (("target", target), ("draft", draft)) if is_uneven]
     return ways

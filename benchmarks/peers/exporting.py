@@ -1,6 +1,6 @@
-"""Our parameters as the folder that transformers reads: `config.json` and `model.safetensors`, in float32.
+"""A writer of the folder that transformers reads: our parameters as `config.json` and `model.safetensors`, in float32.
 
-Tensor names are those of the plan that our own reader follows (`checkpoints/huggingface.py`), the other way round.
+Tensor names are those of the plan that our own reader follows (`checkpoints/huggingface.py`), in reverse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from speccascade_jax.models.t5 import T5Config
 
 
 def write(config: T5Config | DecoderConfig, flat: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Write a model's folder.
+    """Writes a model's folder.
 
     Args:
         config: of a T5, or of a Llama; flat: parameter name -> values, as `checkpoints.infer.expected_shapes` names
@@ -41,7 +41,7 @@ def write(config: T5Config | DecoderConfig, flat: Mapping[str, np.ndarray], fold
 
 
 def read(path: Path) -> tuple[T5Config | DecoderConfig, dict[str, np.ndarray]]:
-    """Configuration and parameters by name of any checkpoint, in float32.
+    """Returns the configuration of any checkpoint and its parameters by name, in float32.
 
     Raises:
         CheckpointError: as `checkpoints.load`.
@@ -60,7 +60,7 @@ def _flat(tree: Any, before: str = "") -> Any:
 
 
 def _halves(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
-    """A query or key kernel whose coordinates turn with those half a head away instead of with their neighbours."""
+    """Reorders a query or key kernel: rotation pairs coordinates half a head apart instead of neighbours."""
     if not name.endswith(("query/kernel", "key/kernel")):
         return values
     heads = values.reshape(len(values), -1, head_dim // 2, 2)
@@ -91,8 +91,8 @@ def _t5(c: T5Config) -> dict[str, Any]:
 
 
 def _llama(c: DecoderConfig) -> dict[str, Any]:
-    other = (c.qkv_bias, c.post_norms, c.norm_offset, c.attention_cap, c.output_cap, c.rope_scaling, c.window)
-    if any(other) or c.embedding_scale != 1 or c.activation != "silu" or c.query_scale is not None:
+    extras = (c.qkv_bias, c.post_norms, c.norm_offset, c.attention_cap, c.output_cap, c.rope_scaling, c.window)
+    if any(extras) or c.embedding_scale != 1 or c.activation != "silu" or c.query_scale is not None:
         raise ValueError(f"{c} is no plain Llama, and no other decoder-only family is exported")
     return {
         "model_type": "llama",
@@ -118,12 +118,12 @@ def _llama(c: DecoderConfig) -> dict[str, Any]:
 
 
 def _safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """The container: header length, JSON header padded to eight bytes, arrays one after the other."""
+    """Writes the container: header length, JSON header padded to eight bytes, arrays one after the other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [offset, offset + values.nbytes]}
+        offset += values.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(file, "wb") as out:

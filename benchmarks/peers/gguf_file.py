@@ -1,6 +1,7 @@
-"""A Llama's folder of transformers as a GGUF file, llama.cpp's format: float32, float16 or 8 bits in blocks of 32.
+"""A writer of GGUF, llama.cpp's format, from a Llama's folder of transformers: float32, float16 or 8-bit blocks of 32.
 
-Imports what llama.cpp's environment has. Source of names, keys and the order of coordinates: the package `gguf`.
+It imports only packages of llama.cpp's environment. The package `gguf` is the source of names, keys and the order of
+coordinates.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ TYPES = {
     "q8": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
 BLOCK = 32
-"""What a row's length must be a multiple of to be held in 8 bits."""
+"""The number that must divide a row's length for 8 bits."""
 
 
 def write(folder: Path, file: Path, kind: str) -> None:
-    """Write `file` from `folder`; `kind` is one of `TYPES`. Vectors stay in float32, as in llama.cpp's own files."""
+    """Writes `file` from `folder`; `kind` is one of `TYPES`. Vectors stay in float32, as in llama.cpp's own files."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     weights, stored = TYPES[kind]
     out = gguf.GGUFWriter(str(file), "llama")
@@ -38,9 +39,9 @@ def write(folder: Path, file: Path, kind: str) -> None:
         if values.ndim == 1:
             out.add_tensor(place, values)
             continue
-        # as llama.cpp does where a row is not whole blocks
-        held = weights if kind != "q8" or values.shape[1] % BLOCK == 0 else gguf.GGMLQuantizationType.F16
-        out.add_tensor(place, quantize(values, held), raw_dtype=held)
+        # llama.cpp does the same if a row is not a whole number of blocks
+        tensor_type = weights if kind != "q8" or values.shape[1] % BLOCK == 0 else gguf.GGMLQuantizationType.F16
+        out.add_tensor(place, quantize(values, tensor_type), raw_dtype=tensor_type)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -48,7 +49,7 @@ def write(folder: Path, file: Path, kind: str) -> None:
 
 
 def neighbours(values: np.ndarray, head_dim: int) -> np.ndarray:
-    """A query or key matrix `[out, in]` whose coordinates turn with their neighbours instead of half a head away."""
+    """Reorders a query or key matrix `[out, in]`: rotation pairs neighbours instead of halves of a head."""
     heads = values.reshape(-1, 2, head_dim // 2, values.shape[1])
     return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(values.shape))
 

@@ -1,4 +1,4 @@
-"""All settings of all libraries in turns on one pair, and their tokens beside ours."""
+"""The measurement of one pair: all settings of all libraries in turns, and their tokens against ours."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.peers.protocol import Ids, Worker, WorkerError
 Row = dict[str, Any]
 Say = Callable[[str], None]
 SETTLE = 0.3
-"""Seconds between libraries: threads of some wait for more work, and keep a core busy, for 0.2."""
+"""Seconds between libraries: after a call, some libraries' threads wait for more work and keep a core busy for 0.2."""
 
 
 def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, say: Say) -> dict[str, Any]:
-    """A pair's rows, see `_row`, and the quality of our lossy settings where the pair has a task.
+    """Returns a pair's rows, see `_row`, and the quality of our lossy settings if the pair has a task.
 
-    What cannot be done is left out with a line that says why: `left_out`.
+    A setting that cannot run is left out, with the reason in a line: `left_out`.
 
     Args:
         settings: `batches`, their sizes; `turns` at batch 1 and `batch_turns` at larger ones, at most; `examples` of
@@ -55,7 +55,7 @@ def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, sa
 def warm(
     workers: Mapping[str, Worker], chosen: Sequence[Contender], prepared: Prepared, size: int
 ) -> tuple[dict[Contender, Ids], list[Row]]:
-    """Everything once: converts, compiles, and gives each setting's tokens, or why it is left out."""
+    """Runs everything once: converts, compiles, and returns each setting's tokens, or the reason why it is left out."""
     tokens, left_out = {}, []
     for contender in chosen:
         try:
@@ -73,7 +73,7 @@ def interleave(
     turns: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Contender, np.ndarray]:
-    """Seconds `[turns]` of each setting for all batches; the order is reversed every other turn."""
+    """Times each setting for all batches, in seconds `[turns]`; the order is reversed every other turn."""
     seconds, last = {contender: np.zeros(turns) for contender in chosen}, None
     for turn in range(turns):
         for contender in chosen if turn % 2 == 0 else reversed(chosen):
@@ -92,19 +92,19 @@ def rows(
     seconds: Mapping[Contender, np.ndarray],
     tokens: Mapping[Contender, Ids],
 ) -> list[Row]:
-    """One row per setting, see `_row` and `compare`; what they are compared with is our target alone."""
+    """Returns one row per setting, see `_row` and `compare`; our target alone is the baseline."""
     base = next((contender for contender in seconds if contender.group == ("ours", "float32", table.PLAIN)), None)
-    each = {c: seconds[c] * 1e3 / sum(map(len, tokens[c])) for c in seconds}
+    ms_per_token = {c: seconds[c] * 1e3 / sum(map(len, tokens[c])) for c in seconds}
     prompts = [prompt for batch in prepared.batches(size) for prompt in batch]
-    made = []
+    table_rows = []
     for contender in seconds:
-        row = _row(contender, size, each[contender], tokens[contender])
+        row = _row(contender, size, ms_per_token[contender], tokens[contender])
         if base is not None:
-            row["ratio"] = spread(each[contender] / each[base])
+            row["ratio"] = spread(ms_per_token[contender] / ms_per_token[base])
         if base is not None and ours is not None and contender.kind != table.LOSSY:
             row |= compare(ours, prompts, tokens[base], tokens[contender])
-        made.append(row)
-    return made
+        table_rows.append(row)
+    return table_rows
 
 
 def _named(contender: Contender) -> Row:
@@ -113,50 +113,56 @@ def _named(contender: Contender) -> Row:
 
 
 def _row(contender: Contender, size: int, ms_per_token: np.ndarray, tokens: Ids) -> Row:
-    """`ms_per_token`: time of the whole call over all tokens of all rows; `ratio`: over ours plain, in each turn."""
+    """Returns a row; `ms_per_token`: time of the whole call over all tokens of all rows.
+
+    `rows` adds `ratio`, over our baseline, in each turn.
+    """
     counts = {"batch": size, "outputs": len(tokens), "tokens": sum(map(len, tokens)), "turns": len(ms_per_token)}
     return _named(contender) | counts | {"ms_per_token": spread(ms_per_token)}
 
 
 def compare(ours: Worker, prompts: Ids, wanted: Ids, found: Ids) -> Row:
-    """How far outputs are those of ours plain.
+    """Compares outputs with those of our target alone.
 
     `equal_outputs`, `equal_tokens`: the share of whole outputs, and of tokens up to an output's first difference;
     `gap`: the largest margin by which our logits preferred our token at a first difference, `None` without one.
     """
     same = [agreed(a, b) for a, b in zip(wanted, found, strict=True)]
     share = sum(same) / sum(max(len(a), len(b)) for a, b in zip(wanted, found, strict=True))
-    places = [n for n, at in enumerate(same) if at < min(len(wanted[n]), len(found[n]))]
+    places = [n for n, agreed_length in enumerate(same) if agreed_length < min(len(wanted[n]), len(found[n]))]
     whole = sum(a == b for a, b in zip(wanted, found, strict=True)) / len(wanted)
     gaps = [0.0]
     if places:
-        given = {
+        request = {
             "prompts": [prompts[n] for n in places],
             "rows": [wanted[n][: same[n] + 1] for n in places],
             "others": [found[n][same[n]] for n in places],
         }
-        gaps = ours.ask("gaps", given=given)
+        gaps = ours.ask("gaps", given=request)
     return {"equal_outputs": whole, "equal_tokens": share, "gap": max(gaps) if places else None}
 
 
 def agreed(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two outputs begin with in common."""
+    """Returns the length of the common beginning of two outputs."""
     pairs = zip(a, b, strict=False)
     return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def qualities(ours: Worker, task: str, examples: int) -> list[Row]:
-    """The target's quality, and that of every lossy rule and α, on the same examples."""
-    given = {"options": {"method": "autoregressive"}, "task": task, "limit": examples}
-    found = [{"rule": None, "alpha": None} | ours.ask("quality", given=given)]
+    """Returns the target's quality, and that of every lossy rule and α, on the same examples."""
+    request = {"options": {"method": "autoregressive"}, "task": task, "limit": examples}
+    quality_rows = [{"rule": None, "alpha": None} | ours.ask("quality", given=request)]
     for rule, alpha in table.LOSSY_POINTS:
         options = {"rule": rule, "alpha": alpha, "block_size": 5}
-        found.append({"rule": rule, "alpha": alpha} | ours.ask("quality", given=given | {"options": options}))
-    return found
+        quality_rows.append({"rule": rule, "alpha": alpha} | ours.ask("quality", given=request | {"options": options}))
+    return quality_rows
 
 
 def best_lossy(found: Sequence[Row]) -> list[Row]:
-    """Of each rule, the point that asks the target least often among those that keep the first row's, its, quality."""
+    """Returns, for each rule, the point with the most tokens per target call that keeps the target's quality.
+
+    The first row is the target's.
+    """
     target, *points = found
     kept = [point for point in points if point["quality"] >= target["quality"] - table.KEPT_QUALITY]
     by_rule = {point["rule"]: point for point in sorted(kept, key=lambda point: point["tokens_per_call"])}

@@ -1,4 +1,4 @@
-"""What is decoded: two trained pairs and two planted ones, their prompts, and the folders that all libraries read."""
+"""The pairs: two trained and two planted ones, their prompts, and the folders that all libraries read."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Prepared:
     """A pair in a folder: `target/` and `draft/` as transformers reads them.
 
     Attributes:
-        name, folder, family: which, where, "t5" or "llama"; ours: what `load_pair` calls it, `None`: by its folder.
-        prompts: 32 prompts of ids; new_tokens: the most that are written; stop: ids that end an output.
-        alone: how many prompts are decoded one at a time; turns, batch_turns: how often at most, and larger batches;
-            largest_batch: rows, beyond which nothing is timed.
-        task: what quality is measured on, if anything.
-        parameters: of target and draft; uneven: of both, whether encoder and decoder differ in their numbers of layers.
+        name, folder, family: its name, place, "t5" or "llama"; ours: its name for `load_pair`, `None`: by its folder.
+        prompts: 32 prompts of ids; new_tokens: the longest output; stop: ids that end an output.
+        alone: number of prompts that are decoded one at a time; turns, batch_turns: the most turns, at batch 1 and for
+            larger batches; largest_batch: rows, beyond which nothing is timed.
+        task: the task that quality is measured on, if any.
+        parameters: of target and draft; uneven: whether encoder and decoder differ in their numbers of layers, for
+            target and draft.
     """
 
     name: str
@@ -61,18 +62,18 @@ class Prepared:
     uneven: tuple[bool, bool]
 
     def told(self) -> dict[str, Any]:
-        """What workers are told."""
+        """Returns the pair's description for workers."""
         keys = ("family", "ours", "new_tokens", "stop")
         width = max(map(len, self.prompts))
         return {key: asdict(self)[key] for key in keys} | {"folder": str(self.folder), "width": width}
 
     def batches(self, size: int) -> list[list[list[int]]]:
-        """Prompts in batches of one size: `alone` single ones, or one larger batch."""
+        """Returns prompts in batches of one size: `alone` single ones, or one larger batch."""
         return [[prompt] for prompt in self.prompts[: self.alone]] if size == 1 else [self.prompts[:size]]
 
 
 def tatoeba(folder: Path) -> Prepared:
-    """The shipped T5s on sentences of `tiny_translation`."""
+    """Prepares the shipped T5s, on sentences of `tiny_translation`."""
     name = "tatoeba_en_de"
     pair, task = load_pair(name), get_task("tiny_translation")
     assert pair.vocabulary is not None
@@ -83,7 +84,7 @@ def tatoeba(folder: Path) -> Prepared:
 
 
 def stories(folder: Path) -> Prepared:
-    """The two small Llamas of the data directory, on beginnings of stories.
+    """Prepares the two small Llamas of the data directory, on beginnings of stories.
 
     Raises:
         FileNotFoundError: no data directory; says how to give one.
@@ -97,12 +98,12 @@ def stories(folder: Path) -> Prepared:
 
 
 def planted_t5(folder: Path) -> Prepared:
-    """A T5 1.1 of the small size and a draft with random weights, acceptance 0.8."""
+    """Prepares a T5 1.1 of the small size and a draft with random weights, acceptance 0.8."""
     return planted(folder, "planted_t5", T5_TARGET, T5_DRAFT, 40)
 
 
 def planted_decoder(folder: Path) -> Prepared:
-    """A Llama of 110 M parameters a step, and a draft, with random weights, acceptance 0.8."""
+    """Prepares a Llama of 110 M parameters a step, and a draft, with random weights, acceptance 0.8."""
     return planted(folder, "planted_decoder", DECODER_TARGET, DECODER_DRAFT, 40)
 
 
@@ -115,7 +116,7 @@ PAIRS: dict[str, Callable[[Path], Prepared]] = {
 
 
 def planted(folder: Path, name: str, target: Any, draft: Any, new_tokens: int) -> Prepared:
-    """Two configurations of one family with weights of `planting`, as a pair."""
+    """Prepares two configurations of one family with weights of `planting`, as a pair."""
     kind = planting.t5 if isinstance(target, T5Config) else planting.decoder
     after = planting.successors(target.vocab_size, seed=0)
     models = {
@@ -133,9 +134,9 @@ def planted(folder: Path, name: str, target: Any, draft: Any, new_tokens: int) -
         new_tokens=new_tokens,
         stop=[1],  # never written
         alone=2,
-        turns=3,  # they take ten times as long as the others, and vary less
+        turns=3,  # planted pairs take ten times as long as the others, and vary less
         batch_turns=2,
-        largest_batch=8,  # all libraries together took a minute a turn for 32
+        largest_batch=8,  # with 32 rows, a turn of all libraries takes a minute
         task=None,
         parameters=_sizes([flat for _, flat in models.values()]),
         uneven=_uneven([target, draft]),

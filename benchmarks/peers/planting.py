@@ -1,14 +1,14 @@
-"""Random weights whose greedy tokens, and the acceptance of whose draft, are set beforehand.
+"""Random weights with planted greedy tokens, and drafts with a planted acceptance.
 
 Random models agree on nothing, and a benchmark of speculation needs a rate. Here the next token is a function of the
 last: the output layer's column of token `f(t)` is the embedding of `t`, and `f` is one long cycle, so that no text
-repeats itself. All other weights are random, dense and of full size, but what layers add to the residual stream is
-small: every library does all of the work, and the best token wins by a margin that no rounding turns over. The draft
-has the same `f` but for a share of tokens that it sends elsewhere: the rate at which it is rejected. It is as sure of
-these as of the others, so that nothing is gained by asking how sure it is.
+repeats itself. All other weights are random, dense and of full size, but layers add little to the residual stream:
+every library does all of the work, and the best token wins by a margin that rounding cannot change. The draft has the
+same `f`, except for a share of tokens with another successor: this share is the rejection rate. Its confidence in these
+tokens is the same as in the others, so that confidence reveals nothing.
 
-A T5 starts from token 0, whose embedding is zero here: its first token follows the one that its input repeats most
-often, which the last layer's cross-attention, an average, hands over.
+A T5 starts from token 0, whose embedding is zero here. Its first token follows the most frequent token of its input,
+which the last layer's cross-attention, an average, hands over.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ Flat = dict[str, np.ndarray]
 """Parameter name -> values, float32."""
 
 SPECIAL = 2
-"""Ids below it (start or padding, end of sequence) are never written."""
+"""The first id that outputs contain: the ids below it are start or padding, and end of sequence."""
 STRETCH = 20
-"""The set share is kept within every so many steps of the cycle: a short run meets it too."""
+"""The number of steps of the cycle in which the planted share holds, so that a short run meets it too."""
 ADDED = 0.02
-"""What a layer adds to a residual stream of size 1."""
+"""The size of a layer's contribution to a residual stream of size 1."""
 HANDED_OVER = 0.5
-"""What the last cross-attention adds of the mean of its input."""
+"""The factor with which the last cross-attention adds the mean of its input."""
 BEST = 20.0
 """The best token's logit; others are a few at most."""
 
 
 def successors(size: int, seed: int) -> np.ndarray:
-    """`f`, int `[size]`: what follows each token, one cycle over all but the special ones (which follow themselves)."""
+    """Returns `f`, int `[size]`: each token's successor, in one cycle over all tokens but the special ones.
+
+    Special tokens follow themselves.
+    """
     cycle = np.random.default_rng(seed).permutation(np.arange(SPECIAL, size))
     after = np.arange(size)
     after[cycle] = np.roll(cycle, -1)
@@ -45,7 +48,7 @@ def successors(size: int, seed: int) -> np.ndarray:
 
 
 def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
-    """A draft's `f`: another token in a share `1 − acceptance` of all places, evenly spread over the cycle.
+    """Returns a draft's `f`: another token at a share `1 − acceptance` of all tokens, evenly spread over the cycle.
 
     Raises:
         ValueError: no acceptance between 0 and 1.
@@ -61,13 +64,13 @@ def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
         count = round((1 - acceptance) * (start + len(places))) - len(wrong)
         wrong += draws.permutation(places)[:count].tolist()
     out = after.copy()
-    # each has what belongs to another of them: a draft writes every token somewhere too
+    # the wrong tokens exchange successors, so that the draft still writes every token somewhere
     out[wrong] = after[np.roll(np.array(wrong, int), 1)]
     return out
 
 
 def t5(config: T5Config, after: np.ndarray, seed: int) -> Flat:
-    """A T5's parameters, whose greedy outputs follow `after`.
+    """Returns a T5's parameters, whose greedy outputs follow `after`.
 
     Raises:
         ValueError: a configuration that ties its output layer to the embedding.
@@ -76,7 +79,7 @@ def t5(config: T5Config, after: np.ndarray, seed: int) -> Flat:
     embedding = out["token_embedder/embedding"]
     embedding[0] = 0.0
     attention = f"decoder/layers_{config.num_decoder_layers - 1}/encoder_decoder_attention"
-    out[f"{attention}/query/kernel"][:] = 0.0  # an even look at all of the input
+    out[f"{attention}/query/kernel"][:] = 0.0  # uniform attention over the whole input
     kept = min(config.d_model, config.num_heads * config.head_dim)
     basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(config.d_model, kept)))[0].astype(np.float32)
     value, mixed = out[f"{attention}/value/kernel"], out[f"{attention}/out/kernel"]
@@ -86,7 +89,7 @@ def t5(config: T5Config, after: np.ndarray, seed: int) -> Flat:
 
 
 def decoder(config: DecoderConfig, after: np.ndarray, seed: int) -> Flat:
-    """A decoder-only model's parameters, whose greedy outputs follow `after`.
+    """Returns a decoder-only model's parameters, whose greedy outputs follow `after`.
 
     Raises:
         ValueError: a configuration that ties its output layer to the embedding.
@@ -96,18 +99,18 @@ def decoder(config: DecoderConfig, after: np.ndarray, seed: int) -> Flat:
 
 
 def _output(embedding: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """The output layer `[E, V]`: column `after[t]` finds the embedding of `t`; those of padding find nothing."""
+    """Returns the output layer `[E, V]`: column `after[t]` matches the embedding of `t`; padding is zero."""
     kernel = np.zeros(embedding.shape[::-1], np.float32)
     kernel[:, after[SPECIAL:]] = embedding[SPECIAL : len(after)].T * np.float32(BEST / embedding.shape[1])
     return kernel
 
 
 def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
-    """All parameters at random, in the sizes that keep a signal's size; layers add `ADDED` of it."""
+    """Draws all parameters at a scale that keeps a signal's size; layers add `ADDED` of it."""
     if config.tied:
         raise ValueError("the output layer is tied to the embedding, and planting needs its own: give tied=False")
     draws = np.random.default_rng(seed)
-    queries = config.head_dim**-0.5 if isinstance(config, T5Config) else 1.0  # T5 does not scale them otherwise
+    queries = config.head_dim**-0.5 if isinstance(config, T5Config) else 1.0  # T5 does not scale queries elsewhere
     out: Flat = {}
     for name, shape in expected_shapes(config).items():
         part, leaf = name.split("/")[-2:]
@@ -121,7 +124,10 @@ def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
 
 
 def start_prompts(after: np.ndarray, count: int, width: int, seed: int) -> list[list[int]]:
-    """Prompts `[count][width]` for both families: one token in half of the places and last, others around it."""
+    """Returns prompts `[count][width]` for both families.
+
+    One token stands at every other position and last, random ones stand between.
+    """
     draws = np.random.default_rng(seed)
     rows = draws.integers(SPECIAL, len(after), (count, width))
     rows[:, 1::2] = rows[:, -1:]
@@ -129,7 +135,7 @@ def start_prompts(after: np.ndarray, count: int, width: int, seed: int) -> list[
 
 
 def expected(after: np.ndarray, prompt: list[int], count: int) -> list[int]:
-    """What a target writes behind a prompt of `start_prompts`."""
+    """Returns the tokens that a target writes after a prompt of `start_prompts`."""
     out = [int(after[prompt[-1]])]
     while len(out) < count:
         out.append(int(after[out[-1]]))
@@ -137,5 +143,5 @@ def expected(after: np.ndarray, prompt: list[int], count: int) -> list[int]:
 
 
 def parameters(flat: Mapping[str, np.ndarray]) -> int:
-    """How many numbers they are."""
+    """Returns the number of parameters."""
     return sum(values.size for values in flat.values())

@@ -1,7 +1,7 @@
-"""A library in a process of its own, asked by lines of JSON: imports the standard library only.
+"""A library in its own process, which answers lines of JSON; imports the standard library only.
 
-A worker answers `versions`, `load` and `run`; what it prints itself goes to its log, the pipe carries answers alone.
-An error is an answer too: what one setting cannot do does not end the run.
+A worker answers `versions`, `load` and `run`. The library's own output goes to the worker's log, so that the pipe
+carries answers alone. An error is an answer too: a setting that fails does not end the run.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Ids = list[list[int]]
 
 
 class Peer(Protocol):
-    """What a worker's library can do."""
+    """The operations of a worker's library."""
 
     def versions(self) -> dict[str, str]:
-        """Package -> version."""
+        """Returns package -> version."""
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Take up a pair (`pairs.Prepared.told`) and drop the one before."""
+        """Takes a pair (`pairs.Prepared.told`) and drops the one before."""
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """Greedy outputs of one batch: this call is what is timed."""
+        """Returns greedy outputs of one batch; this call is timed."""
 
 
 def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> None:
-    """Answer requests until the pipe closes. `extra`: further operations, name -> function of the request."""
+    """Answers requests until the pipe closes. `extra`: further operations, name -> function of the request."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries print where they like
+    os.dup2(2, 1)  # libraries print to stdout, which would mix with the answers
     pair: dict[str, Any] = {}
     for line in sys.stdin:
         request = json.loads(line)
@@ -50,18 +50,18 @@ def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> Non
                 answer = timed(peer, request["options"], request["batches"], pair)
             else:
                 answer = (extra or {})[request["op"]](**request["given"])
-        except Exception as error:  # whatever a library raises is its answer
+        except Exception as error:  # any exception of a library is its answer
             answers.write(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}) + "\n")
         else:
             answers.write(json.dumps({"answer": answer}) + "\n")
-        sys.stdout.flush()  # what was printed stands in the log before the answer is there, whatever ends the worker
+        sys.stdout.flush()  # the log has its output before the answer arrives, even if the worker then dies
         answers.flush()
 
 
 def timed(
     peer: Peer, options: Options, batches: Sequence[Ids], pair: dict[str, Any], clock: Any = time.perf_counter
 ) -> dict[str, Any]:
-    """Each batch alone: `seconds` `[batches]`, from ids to ids, and `tokens`, the rows of all batches in order."""
+    """Times each batch alone, from ids to ids; returns `seconds` `[batches]` and `tokens`, all rows in order."""
     seconds, rows = [], []
     for batch in batches:
         begin = clock()
@@ -72,24 +72,24 @@ def timed(
 
 
 def cut(row: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """A row up to its first stop id, that one included: libraries differ in whether they give it."""
+    """Returns a row up to and with its first stop id: libraries differ in whether they return it."""
     out = [int(token) for token in row]
-    ends = [at for at, token in enumerate(out) if token in stop]
+    ends = [position for position, token in enumerate(out) if token in stop]
     return out[: ends[0] + 1] if ends else out
 
 
 class WorkerError(RuntimeError):
-    """A worker answered with an error, or not at all."""
+    """An error that a worker answered, or the end of its process."""
 
 
 class Worker:
-    """The other end: a worker's process.
+    """A worker's process, seen from the benchmark.
 
     Args:
-        command: what starts it; log: where its own output goes.
+        command: starts it; log: receives its own output.
 
     Raises:
-        WorkerError: it could not be started, or ended at once; says why.
+        WorkerError: it could not be started, or ended at once; names the reason.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None):
@@ -109,10 +109,10 @@ class Worker:
                 raise WorkerError(str(error)) from error
 
     def ask(self, op: str, **request: Any) -> Any:
-        """The answer to a request.
+        """Returns the answer to a request.
 
         Raises:
-            WorkerError: the worker's own error, or the end of its log where it died.
+            WorkerError: the worker's own error, or the end of its log if it died.
         """
         process = self._process
         assert process.stdin is not None and process.stdout is not None
@@ -132,9 +132,9 @@ class Worker:
         return answer["answer"]
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it may have died with a request unread
+        with contextlib.suppress(BrokenPipeError):  # the process may have died with an unread request
             self._process.stdin.close()
         self._process.stdout.close()
         try:

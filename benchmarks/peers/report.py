@@ -1,4 +1,4 @@
-"""From rows to tables: all settings of a pair by batch size, and the best of each kind beside each other."""
+"""The tables of a run: all settings of a pair by batch size, and the best of each kind side by side."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ KINDS = {PLAIN: "the target alone", LOSSLESS: "lossless speculation", LOSSY: "lo
 
 
 def grids(record: Row) -> list[Grid]:
-    """The summary, then a table per pair, then what our lossy settings are worth."""
+    """Returns the summary, then a table per pair, then the quality of our lossy settings."""
     pairs = record["pairs"]
-    made = [summary(pairs)] if pairs else []
-    made += [settings(name, pair) for name, pair in pairs.items()]
-    return made + [quality(name, pair) for name, pair in pairs.items() if pair["quality"]]
+    tables = [summary(pairs)] if pairs else []
+    tables += [settings(name, pair) for name, pair in pairs.items()]
+    return tables + [quality(name, pair) for name, pair in pairs.items() if pair["quality"]]
 
 
 def summary(pairs: Mapping[str, Row]) -> Grid:
-    """The fastest setting of each library, type of weights and kind, ms a token at batch 1."""
+    """Returns the fastest setting of each library, type of weights and kind, in ms per token at batch 1."""
     best: dict[tuple[str, str, str], dict[str, Row]] = {}
     for name, pair in pairs.items():
         for row in pair["rows"]:
@@ -33,8 +33,8 @@ def summary(pairs: Mapping[str, Row]) -> Grid:
     order = [(library, kind) for library in LIBRARIES for kind in KINDS]
     best = dict(sorted(best.items(), key=lambda item: order.index((item[0][0], item[0][2]))))
     rows = [
-        [f"{library}, {weights}, {KINDS[kind]}", *(_best_cell(found.get(name)) for name in pairs)]
-        for (library, weights, kind), found in best.items()
+        [f"{library}, {weights}, {KINDS[kind]}", *(_best_cell(results.get(name)) for name in pairs)]
+        for (library, weights, kind), results in best.items()
     ]
     sizes = [f"{name} ({pair['parameters'][0] / 1e6:.3g} M, draft {pair['parameters'][1] / 1e6:.3g} M)"
              for name, pair in pairs.items()]  # fmt: skip
@@ -46,13 +46,13 @@ def summary(pairs: Mapping[str, Row]) -> Grid:
         bold={
             (r, c + 1)
             for c, name in enumerate(pairs)
-            if (r := _least([found.get(name) for found in best.values()])) is not None
+            if (r := _least([results.get(name) for results in best.values()])) is not None
         },  # fmt: skip
     )
 
 
 def settings(name: str, pair: Row) -> Grid:
-    """All settings of a pair; a line's columns are its batch sizes."""
+    """Returns all settings of a pair; a line's columns are its batch sizes."""
     sizes = sorted({row["batch"] for row in pair["rows"]})
     lines: dict[tuple[str, str, str], dict[int, Row]] = {}
     for row in pair["rows"]:
@@ -61,8 +61,8 @@ def settings(name: str, pair: Row) -> Grid:
     for size in sizes:
         header += [f"batch {size}: ms / token", "× ours plain", "tokens as ours"]
     cells = []
-    for key, found in lines.items():
-        cells.append([*key, *(cell for size in sizes for cell in _cells(found.get(size)))])
+    for key, by_size in lines.items():
+        cells.append([*key, *(cell for size in sizes for cell in _cells(by_size.get(size)))])
     notes = _left_out(pair["left_out"]) + _near_ties(pair["rows"])
     target, draft = pair["parameters"]
     return Grid(
@@ -73,25 +73,25 @@ def settings(name: str, pair: Row) -> Grid:
         bold={
             (r, 3 + 3 * n)
             for n, size in enumerate(sizes)
-            if (r := _least([found.get(size) for found in lines.values()])) is not None
+            if (r := _least([by_size.get(size) for by_size in lines.values()])) is not None
         },
     )
 
 
 def quality(name: str, pair: Row) -> Grid:
-    """Quality and target calls of every lossy rule and α that could have been timed."""
-    found, chosen = pair["quality"], {(row["options"].get("rule"), row["options"].get("alpha")) for row in pair["rows"]}
-    metric = found[0]["metric"]
+    """Returns quality and target calls of every lossy rule and α that could have been timed."""
+    lines, chosen = pair["quality"], {(row["options"].get("rule"), row["options"].get("alpha")) for row in pair["rows"]}
+    metric = lines[0]["metric"]
     rows = [
         [row["rule"] or "the target alone", optional(row["alpha"]), f"{row['quality']:.2f}",
-         f"{row['tokens_per_call']:.2f}"] for row in found
+         f"{row['tokens_per_call']:.2f}"] for row in lines
     ]  # fmt: skip
     return Grid(
         title=f"{name}: what lossy settings are worth (γ = 5)",
         header=["rule", "α", metric, "tokens / target call"],
         rows=rows,
         notes=[f"Timed: those in bold, of each rule what calls the target least and loses at most {KEPT_QUALITY}."],
-        bold={(n, 0) for n, row in enumerate(found) if row["rule"] and (row["rule"], row["alpha"]) in chosen},
+        bold={(n, 0) for n, row in enumerate(lines) if row["rule"] and (row["rule"], row["alpha"]) in chosen},
     )
 
 
@@ -120,21 +120,21 @@ def _median(row: Row) -> float:
 
 
 def _least(rows: Sequence[Row | None]) -> int | None:
-    """Where the fastest is."""
+    """Returns the index of the fastest row, or `None`."""
     times = [(_median(row), n) for n, row in enumerate(rows) if row is not None]
     return min(times)[1] if times else None
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
-    """What failed, a line per library and reason."""
+    """Returns the failures, a line per library and reason."""
     labels: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         labels.setdefault((row["library"], row["reason"]), {})[row["label"]] = None
-    return [f"{library} fails ({reason}): {'; '.join(found)}" for (library, reason), found in labels.items()]
+    return [f"{library} fails ({reason}): {'; '.join(failed)}" for (library, reason), failed in labels.items()]
 
 
 def _near_ties(rows: Sequence[Row]) -> list[str]:
-    """How near a tie the first differing tokens were, by library and type of weights."""
+    """Describes, by library and type of weights, how near to a tie the first differing tokens were."""
     worst: dict[str, tuple[float, float]] = {}
     for row in rows:
         if row.get("equal_outputs", 1) < 1:
@@ -149,15 +149,15 @@ def _near_ties(rows: Sequence[Row]) -> list[str]:
 
 
 def header(record: Row) -> str:
-    """What ran where, in one paragraph."""
+    """Returns one paragraph: the date, the machine, the versions and the turns."""
     machine = record["device"]
     counts = [row["turns"] for pair in record["pairs"].values() for row in pair["rows"]]
     turns = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-    packages: dict[str, dict[str, None]] = {}  # in the order they are met; a package may be there in two releases
-    for found in record["versions"].values():
-        for package, version in found.items():
+    packages: dict[str, dict[str, None]] = {}  # in order of appearance; a package may have two releases
+    for releases in record["versions"].values():
+        for package, version in releases.items():
             packages.setdefault(package, {})[version] = None
-    versions = ", ".join(f"{package} {' and '.join(found)}" for package, found in packages.items())
+    versions = ", ".join(f"{package} {' and '.join(releases)}" for package, releases in packages.items())
     return (
         f"{record['date']}; {machine['processor']}, {machine['cpus']} CPUs, {machine['system']}; {versions}. Every "
         f"number is the median of {turns} turns, in brackets the lowest and the highest; load at the start "
@@ -166,6 +166,6 @@ def header(record: Row) -> str:
 
 
 def markdown(record: Row) -> str:
-    """The whole run for a page."""
+    """Returns the whole run for a page."""
     missing = [f"Left out: {name} ({reason}).\n" for name, reason in record["left_out"].items()]
-    return "\n".join([header(record) + "\n", *missing, *(each.markdown() for each in grids(record))])
+    return "\n".join([header(record) + "\n", *missing, *(table.markdown() for table in grids(record))])

@@ -1,1 +1,1 @@
-"""Starting one of the experiments on several devices or machines; `python -m experiments.launch` explains."""
+"""Launcher of an experiment on several devices or machines; `python -m experiments.launch --help` lists options."""

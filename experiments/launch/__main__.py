@@ -6,7 +6,7 @@
     python -m experiments.launch slurm --processes 4 --sbatch=--gres=gpu:8 -- python -m experiments.sweep …
     python -m experiments.launch gke --cluster c --tpu_type v5litepod-16 --image i -- python -m experiments.sweep …
 
-`--dry_run` prints the commands instead. Whatever ends early goes on when the same command is given again
+`--dry_run` prints the commands without running them. A run that ends early resumes when the same command is given again
 (docs/pods.md).
 """
 
@@ -23,20 +23,20 @@ from speccascade_jax.runtime import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start it, or print how; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    at = given.index("--") if "--" in given else len(given)
-    args, command = _parser().parse_args(given[:at]), given[at + 1 :]
+    """Starts the experiment, or prints the commands; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    separator = words.index("--") if "--" in words else len(words)
+    args, command = _parser().parse_args(words[:separator]), words[separator + 1 :]
     try:
-        found = _steps(args, command)
+        steps = _steps(args, command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.dry_run:
-        sys.stdout.write(launchers.shown(found))
+        sys.stdout.write(launchers.shown(steps))
         return 0
     try:
-        return launchers.run(found)
+        return launchers.run(steps)
     except FileNotFoundError as error:
         print(
             f"error: {error.filename} is not installed here: --dry_run prints what to type elsewhere", file=sys.stderr
@@ -70,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add(place: argparse.ArgumentParser, launcher: Launcher, name: str) -> None:
     for option in launcher.options:
         default = option.default
-        told = option.told if default in (None, "") else f"{option.told} (default {default})"
+        help_text = option.description if default in (None, "") else f"{option.description} (default {default})"
         kind = int if isinstance(default, int) else str
-        place.add_argument(f"--{option.name}", help=told, default=default, type=kind, required=default is None)
+        place.add_argument(f"--{option.name}", help=help_text, default=default, type=kind, required=default is None)
     if name == "slurm":
         place.add_argument("--sbatch", action="append", default=[], help="a further option of sbatch, as --gres=gpu:1")
     place.add_argument("--dry_run", action="store_true", help="print the commands instead of running them")

@@ -1,4 +1,4 @@
-"""Where an experiment can be started: from a command to the steps that start it there, which can be shown or run."""
+"""Launchers: functions that turn a command into the steps that start it in some place, to be printed or run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Step:
     """One command.
 
     Attributes:
-        words: of the command; stdin: what it reads, a script for instance.
-        env: variables of its own.
+        words: of the command; stdin: its input, a script for instance.
+        env: environment variables of this command.
     """
 
     words: tuple[str, ...]
@@ -25,19 +25,19 @@ class Step:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As one would type it."""
-        own = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        line = " ".join([*own, shlex.join(self.words)])
+        """Returns the step as a shell command."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        line = " ".join([*variables, shlex.join(self.words)])
         return line if self.stdin is None else f"{line} <<'END'\n{self.stdin}END"
 
 
 def shown(steps: Sequence[Step]) -> str:
-    """All commands, to be pasted into a shell; those that run at the same time end with `&`."""
+    """Returns all commands for a shell; those that run at the same time end with `&`."""
     return "".join(f"{step}{' &' * (len(steps) > 1)}\n" for step in steps) + "wait\n" * (len(steps) > 1)
 
 
 def run(steps: Sequence[Step]) -> int:
-    """All commands at the same time; the first status that is not 0."""
+    """Runs all commands at the same time; returns the first status that is not 0."""
     running = [
         subprocess.Popen(
             step.words, env=os.environ | dict(step.env), text=True,
@@ -51,7 +51,7 @@ def run(steps: Sequence[Step]) -> int:
                 process.communicate(step.stdin)
         statuses = [process.wait() for process in running]
     finally:
-        for process in running:  # none stays behind one that was told to end
+        for process in running:  # after an interrupt no process may outlive the others
             process.terminate()
     for step, status in zip(steps, statuses, strict=True):
         if status:
@@ -63,7 +63,7 @@ Arguments = argparse.Namespace
 
 
 def local(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """Processes on this machine: parts that need not know of each other, or one program over several devices."""
+    """Runs on this machine: independent parts, or one program over several devices."""
     if args.shards > 1:
         return [
             Step((*command, f"--shard_id={number}", f"--num_shards={args.shards}"), env=_device(args, number))
@@ -76,7 +76,7 @@ def local(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 
 def _cd(folder: str) -> str:
-    return f"cd {folder if folder.startswith('~') else shlex.quote(folder)}"  # a quoted ~ is no home
+    return f"cd {folder if folder.startswith('~') else shlex.quote(folder)}"  # a shell does not expand a quoted ~
 
 
 def _device(args: Arguments, number: int) -> dict[str, str]:
@@ -84,15 +84,15 @@ def _device(args: Arguments, number: int) -> dict[str, str]:
 
 
 def tpu_vm(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """All workers of a TPU slice at once; they find each other by their environment."""
-    where = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", args.name, f"--zone={args.zone}")
+    """Runs on all workers of a TPU slice at once; they find each other by their environment."""
+    ssh = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", args.name, f"--zone={args.zone}")
     project = (f"--project={args.project}",) if args.project else ()
-    there = f"{_cd(args.folder)} && {shlex.join(command)}"
-    return [Step((*where, *project, "--worker=all", f"--command={there}"))]
+    remote_command = f"{_cd(args.folder)} && {shlex.join(command)}"
+    return [Step((*ssh, *project, "--worker=all", f"--command={remote_command}"))]
 
 
 def slurm(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """An array of parts, or one program over several nodes, which find each other by SLURM's environment."""
+    """Submits an array of parts, or one program over several nodes, which find each other by SLURM's environment."""
     options = [f"--job-name={args.name}", f"--time={args.time}", "--requeue", *args.sbatch]
     if args.shards > 1:
         options += [f"--array=0-{args.shards - 1}", "--ntasks=1"]
@@ -105,7 +105,7 @@ def slurm(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 
 def gke(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """A workload on a GKE cluster that xpk has made."""
+    """Creates a workload on a GKE cluster that xpk has made."""
     words = ["xpk", "workload", "create", f"--workload={args.name}", f"--cluster={args.cluster}"]
     words += [f"--tpu-type={args.tpu_type}", f"--docker-image={args.image}"]
     words += [f"--zone={args.zone}"] if args.zone else []
@@ -115,16 +115,16 @@ def gke(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Option:
-    """One flag of a launcher; without a default it must be given."""
+    """A flag of a launcher; without a default it is required."""
 
     name: str
-    told: str
+    description: str
     default: str | int | None = None
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A place: what gives its steps, and what it must be told."""
+    """A place to start experiments in: the function that makes its steps, and its options."""
 
     steps: Callable[[Arguments, Sequence[str]], list[Step]]
     options: tuple[Option, ...]

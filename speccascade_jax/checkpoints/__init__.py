@@ -1,4 +1,4 @@
-"""Reading checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and writing our own."""
+"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and the writer of our own format."""
 
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.native import put_back, save

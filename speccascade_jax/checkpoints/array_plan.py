@@ -1,7 +1,7 @@
-"""Stored arrays that are known but not yet read, and plans: which of them make each parameter.
+"""Stored arrays that are not yet read, and plans that map them to parameters.
 
-A plan is data, so one reader serves every format: it holds the parameters that are done and the arrays of one, never
-two copies of a model. `fused` turns a plan into one for the layout that decoding uses (`models.layers.fuse`).
+A plan is data, so one reader serves every format. It holds the finished parameters and the arrays of the current one,
+never two copies of a model. `fused` turns a plan into a plan for the layout that decoding uses (`models.layers.fuse`).
 """
 
 import functools
@@ -24,24 +24,24 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, Unreadab
 
 Arrays = dict[str, np.ndarray]
 
-# JAX on CPU adopts a NumPy array at such an address, and copies any other.
+# JAX on a CPU adopts a NumPy array at a multiple of this address and copies any other array.
 _ALIGNMENT = 64
-# Values looked at together, so that a check needs no second copy of its array.
+# Number of values checked together, so that a check needs no second copy of its array.
 _CHUNK = 1 << 16
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-# Rows copied together: a transposition by blocks takes a third of the time.
+# Rows copied together: transposing by blocks takes a third of the time.
 _BLOCK = 256
 _LAYER = re.compile(r"(?<=/layers_)\d+")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One stored array, to be read alone.
+    """One stored array that can be read without the others.
 
     Attributes:
-        shape, dtype: as stored.
+        shape, dtype: stored shape and dtype.
         file: the file or folder that holds it, for messages.
-        read: its values; raises `UnreadableError`.
+        read: returns its values; raises `UnreadableError`.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """Number of bytes of its values."""
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def checked(self, digest: object, reason: str) -> "Tensor":
-        """Returns the same array, refused with `reason` when it is read and its bytes have another digest."""
+        """Returns the same array, whose `read` raises an error with `reason` if its bytes have another digest."""
 
         def read() -> np.ndarray:
             array = self.read()
@@ -70,7 +70,7 @@ Tensors = dict[str, Tensor]
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array that JAX on CPU adopts without copying it."""
+    """Returns an uninitialized array that JAX on a CPU adopts without copying it."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
@@ -79,12 +79,12 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array whose bytes lie in a file from `offset` on, little-endian, C order.
+    """Reads an array whose bytes start at `offset` of a file, little-endian, in C order.
 
-    Read and not mapped: pages of a mapped file count as the process's own memory.
+    The file is not memory-mapped, because pages of a mapped file count as the process's own memory.
 
     Raises:
-        UnreadableError: the file ends before the array does, or can't be read.
+        UnreadableError: the file ends before the array does, or cannot be read.
     """
     array = empty(shape, dtype)
     buffer = array.reshape(-1).view(np.uint8).data
@@ -102,23 +102,23 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> n
 
 
 def stored_at(file: Path, offset: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Returns the array whose bytes lie in a file from `offset` on, to be read by `read_bytes`."""
+    """Returns the `Tensor` whose bytes start at `offset` of a file; `read_bytes` reads it."""
     return Tensor(shape, dtype, file, functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype)))
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
-    """uint16 read as the bfloat16 it holds (T5X's version 2); any other dtype as it is."""
+    """Returns a uint16 array as the bfloat16 values that it encodes (T5X's version 2); others unchanged."""
     return array.view(jnp.bfloat16) if array.dtype == np.uint16 else array
 
 
 def inline(path: Path, value: Any) -> Tensor:
-    """An array that is in memory already."""
+    """Returns the `Tensor` of an array that is in memory already."""
     array = as_bfloat16(np.asarray(value))
     return Tensor(array.shape, array.dtype.name, path, lambda: array)
 
 
 def describe_not_finite(array: np.ndarray) -> str | None:
-    """How many values are NaN or infinite; `None` where all are finite."""
+    """Returns a message with the number of NaN or infinite values, or `None` if all values are finite."""
     flat = array.reshape(-1)
     chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
     count = sum(chunk.size - int(np.count_nonzero(np.isfinite(chunk))) for chunk in chunks)
@@ -126,14 +126,14 @@ def describe_not_finite(array: np.ndarray) -> str | None:
 
 
 class Piece(NamedTuple):
-    """A parameter, or its part of a fused one, as it lies in a stored array.
+    """The place of a parameter, or of its part of a fused parameter, in a stored array.
 
     Attributes:
         source: the array's name.
         stored: the array's shape.
-        shape: of the parameter.
-        order: the stored axes in the parameter's order; `None` leaves them.
-        take: (axis, index) of a stack, applied first.
+        shape: the parameter's shape.
+        order: the stored axes in the parameter's order; `None` keeps their order.
+        take: (axis, index) of the parameter in a stack, applied first.
     """
 
     source: str
@@ -143,7 +143,7 @@ class Piece(NamedTuple):
     take: tuple[int, int] | None = None
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """The parameter's values, its last axes perhaps still apart."""
+        """Returns the parameter's values; some of its axes may still be split into several."""
         if self.take is not None:
             axis, index = self.take
             array = array[(slice(None),) * axis + (index,)]
@@ -152,20 +152,20 @@ class Piece(NamedTuple):
 
 Pieces = tuple[Piece, ...]
 Plan = dict[str, Pieces]
-"""Parameter name -> its pieces, side by side on the last axis."""
+"""Parameter name -> its pieces, concatenated along the last axis."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is known but not yet read.
+    """A checkpoint that is opened but not yet read.
 
     Attributes:
         path: the file or directory that was opened.
-        format: what it is, for people.
+        format: description of the format, for people.
         tensors: its arrays by stored name.
         config: the model's configuration, stored or inferred.
-        plan: how the arrays make the model's parameters.
-        fingerprint: of all parameters, where the format stores one.
+        plan: mapping from the arrays to the model's parameters.
+        fingerprint: digest of all parameters, if the format stores one.
     """
 
     path: Path
@@ -177,12 +177,12 @@ class Stored:
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """The stored dtypes of all arrays that the model needs."""
+        """Stored dtypes of all arrays that the model needs."""
         return frozenset(self.tensors[piece.source].dtype for pieces in self.plan.values() for piece in pieces)
 
 
 def translate(name: str, table: Mapping[str, str]) -> str:
-    """Returns the name that a format has for the parameter `name`, with the parameter's own layer number.
+    """Returns a format's name for the parameter `name`, with the parameter's layer number.
 
     Args:
         table: our names -> the format's; `{i}` stands for a layer's number.
@@ -191,22 +191,22 @@ def translate(name: str, table: Mapping[str, str]) -> str:
         KeyError: the format has no such parameter.
     """
     layer = _LAYER.search(name)
-    theirs = table[_LAYER.sub("{i}", name)]
-    return theirs.replace("{i}", layer[0]) if layer else theirs
+    stored_name = table[_LAYER.sub("{i}", name)]
+    return stored_name.replace("{i}", layer[0]) if layer else stored_name
 
 
 def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
-    """Returns the pieces of a parameter of `shape` that is stored in an array of its own, as it is or transposed."""
+    """Returns the pieces of a parameter of `shape` that one array stores alone, as it is or transposed."""
     return (Piece(source, shape[::-1], shape, order=(1, 0)) if transposed else Piece(source, shape, shape),)
 
 
 def shape_of(pieces: Pieces) -> tuple[int, ...]:
-    """The parameter's shape."""
+    """Returns the parameter's shape."""
     return (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces)) if len(pieces) > 1 else pieces[0].shape
 
 
 def fused(plan: Plan) -> Plan:
-    """The plan of the parameters that `models.layers.fuse` gives, without making the others first."""
+    """Returns the plan of the parameters that `models.layers.fuse` would make, without making its inputs first."""
     out = dict(plan)
     for name, parts in fused_names(plan).items():
         out[name] = tuple(piece for part in parts for piece in out.pop(part))
@@ -214,10 +214,10 @@ def fused(plan: Plan) -> Plan:
 
 
 def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[str], bool]) -> None:
-    """Every array of the plan is there, a float, with its shape; and none besides but harmless ones.
+    """Checks that all arrays of the plan exist as floats of the right shape, and that all others are harmless.
 
     Raises:
-        CheckpointError: naming missing arrays, arrays without a place, of a wrong shape or quantised, and their files.
+        CheckpointError: names the arrays that are missing, unknown, of a wrong shape or quantised, and their files.
     """
     needed = {piece.source: piece for pieces in plan.values() for piece in pieces}
     if missing := needed.keys() - tensors.keys():
@@ -243,27 +243,27 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
 
 
 def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Read a checkpoint's parameters, one at a time.
+    """Reads a checkpoint's parameters, one at a time.
 
-    Above what the caller keeps, memory holds one parameter and one stored array; an array that several parameters
-    share (a stack of layers) stays until the last of them. After a failure reading goes on, without yielding, to name
-    all that is lost.
+    Besides the arrays that the caller keeps, memory holds one parameter and one stored array. An array that several
+    parameters share (a stack of layers) stays until the last of them. After a failure, reading continues without
+    yielding, so that the error names all lost arrays.
 
     Args:
         plan: `stored.plan`, or `fused` of it.
-        dtype: of the parameters; `None` keeps the stored one, of several the widest.
+        dtype: dtype of the parameters; `None` keeps the stored dtype (the widest, if a parameter has several).
 
     Raises:
-        CheckpointError: arrays that are missing, damaged, not finite, or too large for `dtype`.
+        CheckpointError: arrays are missing, damaged, not finite, or too large for `dtype`.
     """
     reader = _Reader(stored, plan, dtype)
     place = {name: number for number, name in enumerate(stored.tensors)}
-    # as their first arrays lie, so that parameters sharing an array follow each other
+    # In the order of their first arrays, so that parameters that share an array follow each other.
     for name in sorted(plan, key=lambda name: place[plan[name][0].source]):
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
-        del array  # the caller's alone now
+        del array  # Only the caller holds it now.
     if reader.failures:
         raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
     if reader.infinite:
@@ -271,7 +271,7 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
 
 
 class _Reader:
-    """Stored arrays, each read once and dropped after its last use, and what went wrong."""
+    """Reader of stored arrays: it reads each array once, drops it after its last use, and collects failures."""
 
     def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
         self.failures: dict[str, UnreadableError] = {}
@@ -281,7 +281,7 @@ class _Reader:
         self._held: dict[str, np.ndarray] = {}
 
     def parameter(self, name: str) -> np.ndarray | None:
-        """A parameter; `None` where one of its arrays can't be read."""
+        """Returns a parameter, or `None` if one of its arrays cannot be read."""
         pieces = self._plan[name]
         kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
         dtype = jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds)
@@ -294,7 +294,7 @@ class _Reader:
                 return np.ascontiguousarray(array).reshape(piece.shape)
             if out is None:
                 out = empty(shape_of(pieces), dtype)
-            start = sum(other.shape[-1] for other in pieces[:number])
+            start = sum(earlier.shape[-1] for earlier in pieces[:number])
             _copy(piece.view(array), out[..., start : start + piece.shape[-1]] if len(pieces) > 1 else out)
         if out is not None and dtype not in kinds and (reason := describe_not_finite(out)):
             self.infinite.setdefault(name, f"as {dtype}, {reason}")
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _copy(view: np.ndarray, out: np.ndarray) -> None:
-    """Cast and copy `view` into `out`, whose last axis may be several of the view's."""
+    """Casts and copies `view` into `out`, whose last axis may join several axes of the view."""
     out = out.reshape(view.shape)
     if view.ndim != 2:
         out[...] = view
@@ -324,5 +324,5 @@ def _copy(view: np.ndarray, out: np.ndarray) -> None:
     for row in range(0, view.shape[0], _BLOCK):
         for column in range(0, view.shape[1], _BLOCK):
             block = slice(row, row + _BLOCK), slice(column, column + _BLOCK)
-            with np.errstate(over="ignore"):  # infinite values are reported by name
+            with np.errstate(over="ignore"):  # `stream` reports infinite values by name.
                 out[block] = view[block]

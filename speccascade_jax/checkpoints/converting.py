@@ -1,4 +1,4 @@
-"""From any format that is read to ours, and what a conversion would do."""
+"""Conversion of any readable format to ours, and previews of a conversion."""
 
 import math
 import os
@@ -15,11 +15,11 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
 
 Advance = Callable[[int, int], None]
-"""Called with the bytes of each array once it is read, and those of all."""
+"""Function called after each array is read, with its bytes and the bytes of all arrays."""
 
 
 class Row(NamedTuple):
-    """A parameter, and what it is made of: tensors with what is done to them, and their file."""
+    """A parameter and its sources: the stored tensors, their transformations and their files."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def rows(stored: Stored) -> Iterator[Row]:
-    """What maps to what, in the order of our parameters."""
+    """Yields the sources of each parameter, in the order of our parameters."""
     for name, pieces in stored.plan.items():
         files = {stored.tensors[piece.source].file.name for piece in pieces}
         yield Row(name, shape_of(pieces), ", ".join(map(_text, pieces)), ", ".join(sorted(files)))
@@ -45,12 +45,12 @@ def _text(piece: Piece) -> str:
 
 
 def size(stored: Stored, dtype: str) -> int:
-    """Bytes of all parameters in `dtype`."""
+    """Returns the bytes of all parameters in `dtype`."""
     return sum(math.prod(shape_of(pieces)) for pieces in stored.plan.values()) * jnp.dtype(dtype).itemsize
 
 
 def default_dtype(stored: Stored) -> str:
-    """The stored dtype where all arrays share one that we save, otherwise float32."""
+    """Returns the stored dtype if all arrays share one that we can save, otherwise float32."""
     return min(stored.dtypes) if len(stored.dtypes) == 1 and stored.dtypes <= {*native.SAVED_DTYPES} else "float32"
 
 
@@ -62,18 +62,18 @@ def convert(
     overwrite: bool = False,
     advance: Advance | None = None,
 ) -> None:
-    """Read a checkpoint and write it in our format; the configuration stays as it is.
+    """Reads a checkpoint and writes it in our format with the same configuration.
 
     Memory holds the model once while reading; writing adds Orbax's buffers.
 
     Args:
-        stored: what `reading.find` gives.
-        dtype: of the parameters written, as `save`'s.
-        overwrite: replace a checkpoint of ours at `destination`.
+        stored: a checkpoint that `reading.find` returns.
+        dtype: dtype of the written parameters, as in `save`.
+        overwrite: replace a checkpoint of our format at `destination`.
 
     Raises:
-        FileExistsError, LockedError: as `save`, before anything is read.
-        CheckpointError: as `load`.
+        FileExistsError, LockedError: as in `save`, before anything is read.
+        CheckpointError: as in `load`.
     """
     if dtype not in native.SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(native.SAVED_DTYPES)}")
@@ -87,16 +87,16 @@ def convert(
 
 
 def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None) -> Path:
-    """Write `checksums.json` into a folder, for formats without digests of their own; returns the file.
+    """Writes `checksums.json` into a folder, for formats without digests of their own; returns the file.
 
-    Later loads compare tensors, configurations and vocabularies with it and name those that changed. Write it where the
-    files are known to be good.
+    Later loads compare tensors, configurations and vocabularies with it and name those that changed. Write it while
+    the files are known to be good.
 
     Args:
         path: a Hugging Face directory, or a pair's folder with a vocabulary in it.
 
     Raises:
-        CheckpointError: another format, or tensors that can't be read.
+        CheckpointError: the folder has another format, or tensors cannot be read.
     """
     path = expanded(path)
     if huggingface.model_type(path) is None and huggingface.companions(path) and not native.is_ours(path):

@@ -1,6 +1,6 @@
-"""Gemma 2 as Google's JAX releases store it: an Orbax tree without a configuration.
+"""Reader of Gemma 2 in Google's JAX releases: an Orbax tree without a configuration.
 
-Sizes come from the shapes; what shapes can't tell is Gemma 2's. Source of names and layouts:
+Sizes come from the shapes; all other options are Gemma 2's. Source of names and layouts:
 https://github.com/google-deepmind/gemma.
 """
 
@@ -21,17 +21,17 @@ _ROOT = "transformer/"
 
 
 def is_gemma(path: Path) -> bool:
-    """Whether a directory is an Orbax tree that holds a Gemma."""
+    """Returns whether a directory is an Orbax tree that holds a Gemma."""
     return (path / METADATA).is_file() and not {_EMBEDDING, _ROOT + _EMBEDDING}.isdisjoint(tree_specs(path))
 
 
 def open_tree(path: Path) -> Stored:
-    """Open the directory of an Orbax tree.
+    """Opens the directory of an Orbax tree.
 
     Raises:
-        CheckpointError: arrays that are missing, of a wrong shape, or not Gemma 2's.
+        CheckpointError: arrays are missing, of a wrong shape, or not Gemma 2's.
     """
-    # releases differ in a root above all arrays, and in a last component below products
+    # Some releases have a root above all arrays, and some a last component below the kernels.
     tensors = {
         name.removeprefix(_ROOT).removesuffix("/w"): tensor
         for name, tensor in open_arrays(path, tree_specs(path)).items()
@@ -51,7 +51,7 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     (rows, d_model), (heads, _, head_dim), (_, kv_heads, *_), (d_ff, _) = (shapes[name] for name in needed)
     numbers = [name.split("/")[0].removeprefix("layer_") for name in shapes if name.startswith("layer_")]
     layers = 1 + max(int(number) for number in numbers if number.isdigit())
-    largest = (d_model, heads) == (4608, 32)  # alone in its scale of queries
+    largest = (d_model, heads) == (4608, 32)  # Only the 27B model has another scale of queries.
     preset = PRESETS["gemma2_27b" if largest else "gemma2_2b"]
     return dataclasses.replace(
         preset, vocab_size=min(rows, preset.vocab_size), num_embeddings=rows, d_model=d_model, num_layers=layers,
@@ -61,13 +61,13 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
 
 
 def _piece(name: str, shape: tuple[int, ...], c: DecoderConfig, shapes: Shapes) -> Piece:
-    """Where a parameter lies: heads and the two of a pair are axes of their own there."""
+    """Returns the place of a parameter in the tree, whose arrays have separate axes for heads and for pairs."""
     if not name.startswith("decoder/layers_"):
         return Piece(_EMBEDDING if name.endswith("embedding") else "final_norm/scale", shape, shape)
     _, layer, part = name.split("/", 2)
     layer = layer.replace("layers_", "layer_")
     gates = f"{layer}/mlp/gating_einsum"
-    # the larger models store gates [2, F, E]
+    # The larger models store gates as [2, F, E].
     turned = c.d_ff != c.d_model and shapes.get(gates, ())[1:] == (c.d_ff, c.d_model)
     gating = (2, *shape[::-1]) if turned else (2, *shape)
     order = (1, 0) if turned else None
@@ -81,8 +81,8 @@ def _piece(name: str, shape: tuple[int, ...], c: DecoderConfig, shapes: Shapes) 
         "mlp/wi_1/kernel": ("mlp/gating_einsum", gating, order, (0, 1)),
         "mlp/wo/kernel": ("mlp/linear", shape),
     }
-    source, stored, *how = products.get(part) or (_NORMS[part], shape)
-    return Piece(f"{layer}/{source}", stored, shape, *how)
+    source, stored, *layout = products.get(part) or (_NORMS[part], shape)
+    return Piece(f"{layer}/{source}", stored, shape, *layout)
 
 
 _NORMS = {

@@ -1,7 +1,7 @@
-"""Directories of transformers: `config.json` and safetensors, whole or in shards, for T5, Gemma 2, Llama and Qwen 2.5.
+"""Reader of transformers directories (`config.json` and safetensors files) of T5, Gemma 2, Llama and Qwen 2.5.
 
-Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. Where the configuration ties the output
-layer to the embedding, a stored `lm_head.weight` is ignored, as transformers does.
+Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. If the configuration ties the output
+layer to the embedding, a stored `lm_head.weight` is ignored, as in transformers.
 """
 
 import re
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _COMPANIONS = (".json", ".model")
 _WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if the file was changed on purpose"
-# Buffers that older releases stored, copies of the embedding, and a bias that T5's first files hold in vain.
+# Buffers that older releases stored, copies of the embedding, and an unused bias in T5's first files.
 _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
@@ -31,20 +31,20 @@ _HARMLESS = re.compile(
 
 
 def model_type(directory: Path) -> str | None:
-    """What `config.json` says the model is; `None` where there is no such file or entry."""
+    """Returns the `model_type` of `config.json`, or `None` if there is no such file or entry."""
     try:
-        found = json_object(directory / CONFIG, COPY_AGAIN).get("model_type")
+        value = json_object(directory / CONFIG, COPY_AGAIN).get("model_type")
     except (OSError, ValueError):
         return None
-    return None if found is None else str(found)
+    return None if value is None else str(value)
 
 
 def open_directory(path: Path) -> Stored:
-    """Open a directory of transformers; tensors are compared with `checksums.json` where there is one.
+    """Opens a directory of transformers; reading compares tensors with `checksums.json` if that file exists.
 
     Raises:
-        CheckpointError: an unsupported configuration; shards that are missing, truncated or damaged; tensors that are
-            missing, without a place or of a wrong shape. Names file, tensor and remedy.
+        CheckpointError: the configuration is not supported; shards are missing, truncated or damaged; or tensors are
+            missing, unknown or of a wrong shape. Names file, tensor and remedy.
     """
     entries = _json(path / CONFIG)
     config = read_config(path / CONFIG, entries)
@@ -56,7 +56,7 @@ def open_directory(path: Path) -> Stored:
 
 
 def open_tensors(path: Path) -> Tensors:
-    """The tensors of all shards, not yet read, in the order of their bytes.
+    """Returns the tensors of all shards, not yet read, in the order of their bytes.
 
     Raises:
         CheckpointError: shards or the index are missing or damaged, or a shard lacks a tensor that the index names.
@@ -64,9 +64,9 @@ def open_tensors(path: Path) -> Tensors:
     if (path / WEIGHTS).is_file():
         return safetensors.open_file(path / WEIGHTS)
     if not (path / INDEX).is_file():
-        found = listing(entry.name for entry in path.iterdir()) or "nothing"
+        names = listing(entry.name for entry in path.iterdir()) or "nothing"
         raise CheckpointError(
-            f"{path} is incomplete: neither {WEIGHTS} nor {INDEX} is there (found {found}); {COPY_AGAIN}. Pickled "
+            f"{path} is incomplete: neither {WEIGHTS} nor {INDEX} is there (found {names}); {COPY_AGAIN}. Pickled "
             "weights (pytorch_model.bin) are not read: save them again with safetensors"
         )
     index = _json(path / INDEX).get("weight_map")
@@ -91,7 +91,7 @@ def open_tensors(path: Path) -> Tensors:
 
 
 def _is_name(file: Any) -> bool:
-    """A plain file name: an index may not lead out of its directory."""
+    """Returns whether `file` is a plain file name: an index must not point outside its directory."""
     return isinstance(file, str) and Path(file).name == file
 
 
@@ -108,15 +108,15 @@ def companions(directory: Path) -> list[str]:
 def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, int], None] | None = None) -> Path:
     """Writes `checksums.json` for the tensors of a directory and its `companions`; returns the file.
 
-    A flipped bit changes a weight and nothing else, so a loader without digests can't see it. The file holds
+    A flipped bit changes a weight and nothing else, so a loader without digests cannot detect it. The file holds
     `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape", "dtype",
     "blake2b"}}}}`; "bytes" are the digests of whole small files (`storage.checksums`).
 
     Args:
-        advance: called with the bytes of each tensor once it is read, and those of all.
+        advance: called after each tensor is read, with its bytes and the bytes of all tensors.
 
     Raises:
-        CheckpointError: tensors that can't be read.
+        CheckpointError: tensors cannot be read.
     """
     files: dict[str, dict[str, Any]] = {}
     failures = {}
@@ -136,7 +136,7 @@ def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, i
 
 
 def verified(directory: Path, tensors: Tensors) -> Tensors:
-    """Returns the tensors, each compared with `checksums.json`, where there is one, as it is read.
+    """Returns tensors that are compared with `checksums.json`, if that file exists, when they are read.
 
     Raises:
         CheckpointError: `checksums.json` is damaged or of another format, or disagrees with a tensor's shape or dtype.
@@ -163,14 +163,14 @@ def _verified(file: Path, name: str, tensor: Tensor, files: dict[str, Any]) -> T
 
 
 def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
-    """Returns every parameter of the configuration, and the tensor it comes from.
+    """Returns the plan that maps each parameter of the configuration to its tensor.
 
     Args:
-        entries: of `config.json`; tensors: those that are there, for names that releases write differently. With none
-            the names are those that a release writes today: what an exporter needs.
+        entries: the entries of `config.json`; tensors: the stored tensors, whose names differ between releases. If it
+            is empty, the names are those of the current release, as an exporter needs them.
     """
     names = _NAMES[entries["model_type"]]
-    bare = "embed_tokens.weight" in tensors  # a stack saved without its output layer has no prefix
+    bare = "embed_tokens.weight" in tensors  # A stack saved without its output layer has no prefix.
     pieces: Plan = {}
     for name, shape in expected_shapes(config).items():
         module, leaf = name.rsplit("/", 1)
@@ -181,12 +181,12 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
 
 
 def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tensors) -> str:
-    """Returns the name that is there of a tensor that transformers has several names for, and stores once."""
+    """Returns the stored name of a tensor that transformers stores once under one of several names."""
     names: tuple[str, ...] = ()
     if source == "shared.weight":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) * config.tied))
     elif source == "lm_head.weight" and "scale_decoder_outputs" in entries:
-        names = ("shared.weight",)  # release 5 ties T5's output always, and scales it or not
+        names = ("shared.weight",)  # Release 5 always ties T5's output; the entry says whether it scales it.
     elif source.endswith("embed_tokens.weight") and config.tied:
         names = ("lm_head.weight",)
     return next((name for name in (source, *names) if name in tensors), source)
@@ -196,7 +196,7 @@ _KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o", "wi": "wi", "wi_
 
 
 def _t5_stack(stack: str, *sublayers: tuple[str, str, str]) -> dict[str, str]:
-    """Returns the names of one stack's modules; `sublayers`: our name of each, that of its norm, and theirs."""
+    """Returns the module names of one stack; each of `sublayers` has our name, its norm's name and theirs."""
     names = {
         f"{stack}/{stack}_norm": f"{stack}.final_layer_norm",
         f"{stack}/relpos_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -239,4 +239,4 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
 _NAMES = {"t5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
-"""`model_type` -> our modules' names -> theirs."""
+"""`model_type` -> our module name -> the name in transformers."""

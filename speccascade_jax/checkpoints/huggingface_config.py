@@ -1,7 +1,7 @@
-"""From a `config.json` of transformers to a configuration of ours; what we can't compute is refused by name.
+"""Translation of a transformers `config.json` into our configuration; unsupported options are refused by name.
 
-Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2), releases 4 and 5; keys that a file
-leaves out have their class's value.
+Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2), releases 4 and 5. Keys that a file
+omits have the default of their class.
 """
 
 import math
@@ -20,13 +20,13 @@ _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 
 
 class Record:
-    """The entries of a `config.json`, each asked for with what it may be."""
+    """The entries of a `config.json`, with a typed and checked getter for each kind."""
 
     def __init__(self, file: Path, entries: dict[str, Any], inside: str = ""):
         self.file, self.entries, self._inside = file, entries, f"{inside}." if inside else ""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns an entry; the default where it is absent or null."""
+        """Returns an entry, or the default if it is absent or null."""
         value = self.entries.get(key)
         return default if value is None else value
 
@@ -37,11 +37,11 @@ class Record:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Returns a whole number from 1 on."""
+        """Returns an integer of at least 1."""
         return int(self._typed(key, default, (int,), 1, "a whole number from 1 on"))
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """Returns how many layers there are; a number that no model has is no size to count to."""
+        """Returns a number of layers; refuses implausible numbers, which would take long to loop over."""
         if (layers := self.size(key, default)) > MOST_LAYERS:
             raise CheckpointError(f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are read")
         return layers
@@ -55,11 +55,11 @@ class Record:
         return float(self._typed(key, default, (int, float), math.ulp(0.0), "a number above 0"))
 
     def cap(self, key: str, default: float) -> float | None:
-        """Returns a number above 0; null is no cap."""
+        """Returns a number above 0, or `None` if the entry is null (no cap)."""
         return None if key in self.entries and self.entries[key] is None else self.number(key, default)
 
     def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """Returns an entry that must be one of those supported."""
+        """Returns an entry after checking that its value is supported."""
         value = self.get(key, default)
         if value not in supported:
             known = " or ".join(repr(option) for option in supported)
@@ -74,8 +74,8 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
     """Returns the configuration that `entries` of `file` describe.
 
     Raises:
-        CheckpointError: an unknown `model_type`, an entry that is missing or no size, or an option without support;
-            names entry, value and what is supported.
+        CheckpointError: the `model_type` is unknown, an entry is missing or invalid, or an option is not supported;
+            names the entry, its value and the supported values.
     """
     record = Record(file, entries)
     kind = record.get("model_type")
@@ -111,14 +111,14 @@ def _t5(record: Record) -> T5Config:
         relative_buckets=record.size("relative_attention_num_buckets", 32),
         relative_max_distance=record.size("relative_attention_max_distance", 128),
         gated=gated,
-        # release 5 says here what release 4 said by tie_word_embeddings
+        # Release 5 stores here what release 4 stored in tie_word_embeddings.
         tied=record.flag("scale_decoder_outputs", record.flag("tie_word_embeddings", True)),
         layer_norm_epsilon=record.number("layer_norm_epsilon", 1e-6),
     )
 
 
 def _decoder(record: Record, max_length: int, layer_types: Sequence[str] = (), **options: Any) -> DecoderConfig:
-    """Returns what Llama, Qwen and Gemma have in common; `options` are a family's own, and its defaults."""
+    """Returns the configuration of a Llama, Qwen or Gemma; `options` are the family's own options and defaults."""
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
     base, scaling = _rope(record)
     pattern = _pattern(record, layer_types) if layer_types else ("global",)
@@ -165,7 +165,7 @@ def _gemma2(record: Record) -> DecoderConfig:
 
 
 def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
-    """Returns the shortest pattern of layers that repeats to `layer_types`."""
+    """Returns the shortest pattern of layers whose repetition is `layer_types`."""
     types = record.get("layer_types", default)
     if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
@@ -197,7 +197,7 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
 
 
 MODELS: dict[str, Callable[[Record], Config]] = {"t5": _t5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2}
-"""`model_type` -> how its configuration is read."""
+"""`model_type` -> the function that reads its configuration."""
 
 _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
@@ -208,4 +208,4 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
         "use_bidirectional_attention": (False,),
     },
 }  # fmt: skip
-"""`model_type` -> entry -> its supported values, first the default where it is absent."""
+"""`model_type` -> entry -> its supported values; the first is the default of an absent entry."""

@@ -1,4 +1,4 @@
-"""What a model family expects of a checkpoint, looked up in `models.families`, and comparing a checkpoint with it."""
+"""Comparison of a checkpoint with the parameters that its model family (`models.families`) expects."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ def infer_config(path: Path, shapes: Shapes) -> Config:
     """Returns the configuration that a checkpoint's names and shapes (one layer each) imply.
 
     Raises:
-        CheckpointError: they are no known family's, or an array needed to tell its sizes is missing or has an odd
-            shape.
+        CheckpointError: they belong to no known family, or an array that determines a size is missing or has an
+            unexpected shape.
     """
     for family in FAMILIES.values():
         if family.infer is not None and (config := family.infer(path, shapes)) is not None:
@@ -30,10 +30,10 @@ def infer_config(path: Path, shapes: Shapes) -> Config:
 
 
 def check_layers(path: Path, config: Config, arrays: int) -> None:
-    """Refuses a configuration of more layers than there are arrays, before anything is as long as it says.
+    """Refuses a configuration of more layers than arrays, before anything allocates as much as it claims.
 
     Raises:
-        CheckpointError: as above.
+        CheckpointError: there are more layers than arrays.
     """
     check_count(path, sum(getattr(config, name) for name in family_of(config).depths), arrays)
 
@@ -47,10 +47,10 @@ def check_count(path: Path, layers: int, most: int) -> None:
 
 
 def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
-    """Refuses a checkpoint that lacks a parameter of the configuration, has another shape for it, or holds more.
+    """Checks that a checkpoint holds exactly the parameters of the configuration, with their shapes.
 
     Raises:
-        CheckpointError: naming missing arrays, arrays of a wrong shape, or arrays without a place.
+        CheckpointError: names the arrays that are missing, unknown or of a wrong shape.
     """
     check_layers(path, config, len(shapes))
     expected = expected_shapes(config)

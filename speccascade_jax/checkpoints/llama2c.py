@@ -1,6 +1,6 @@
-"""llama2.c's `*.bin` files of version 0: 7 integers, then float32 matrices by kind (Karpathy, 2023).
+"""Reader of llama2.c's `*.bin` files of version 0: 7 integers, then float32 matrices by kind (Karpathy, 2023).
 
-RoPE rotates adjacent pairs there. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
+Their rotary positions rotate adjacent pairs. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 _HEADER = struct.Struct("<7i")
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-_LATER_VERSIONS = 0x616B3432  # "ak42", what versions 1 and 2 begin with
+_LATER_VERSIONS = 0x616B3432  # "ak42", the first bytes of versions 1 and 2.
 
-_NAMES = {  # in the file's order, all layers of a kind together; `wq.3` is layer 3's
+# In the file's order, with all layers of a kind together; `wq.3` belongs to layer 3.
+_NAMES = {
     "token_embedder/embedding": "token_embedding",
     "decoder/layers_{i}/pre_self_attention_layer_norm/scale": "rms_att.{i}",
     "decoder/layers_{i}/self_attention/query/kernel": "wq.{i}",
@@ -35,7 +36,7 @@ _NAMES = {  # in the file's order, all layers of a kind together; `wq.3` is laye
 
 
 def is_model(file: Path) -> bool:
-    """Returns whether a file's size is the one that its header announces."""
+    """Returns whether a file has the size that its header announces."""
     try:
         return bool(open_file(file))
     except (CheckpointError, OSError):
@@ -46,11 +47,12 @@ def open_file(file: Path) -> Stored:
     """Opens a model file.
 
     Raises:
-        CheckpointError: sizes of the header that don't fit together, or another file size than they need.
+        CheckpointError: the sizes in the header do not fit together, or the file has another size than they need.
     """
     config = _config(file)
     needed, size = _bytes(config), file.stat().st_size
-    if size != needed:  # before anything is as long as the header says
+    # Checked before anything allocates as much as the header claims.
+    if size != needed:
         raise CheckpointError(
             f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
             f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or no version-0 file of llama2.c; "
@@ -64,7 +66,7 @@ def open_file(file: Path) -> Stored:
 
 
 def _bytes(c: DecoderConfig) -> int:
-    """Returns how long a configuration's file is."""
+    """Returns the file size of a configuration, in bytes."""
     shapes = parameter_shapes(dataclasses.replace(c, num_layers=1))
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     layer = sum(size for name, size in sizes.items() if name.startswith("decoder/layers_"))
@@ -101,7 +103,7 @@ def _config(file: Path) -> DecoderConfig:
 
 
 def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
-    """Returns the file's arrays in its order, one layer each."""
+    """Returns the file's arrays in the order of the file, one array per layer."""
     shapes = {piece.source: piece.stored for (piece,) in plan.values()}
     shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), _rope_shape(c))
     tensors: Tensors = {}
@@ -109,7 +111,7 @@ def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
     for kind in _NAMES.values():
         layers = range(c.num_layers if "{i}" in kind else 1)
         for name in (kind.replace("{i}", str(i)) for i in layers):
-            if name in shapes:  # a tied output layer is not stored
+            if name in shapes:  # A tied output layer is not stored.
                 tensors[name] = stored_at(file, offset, shapes[name], "float32")
                 offset += 4 * math.prod(shapes[name])
     return tensors

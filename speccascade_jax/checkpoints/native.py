@@ -1,4 +1,4 @@
-"""Our own format: `config.json` (what the model is, what its arrays must be) and `params/` (Orbax)."""
+"""Our own format: `config.json` (the model's configuration, its arrays' shapes and digests) and `params/` (Orbax)."""
 
 import dataclasses
 import glob
@@ -34,18 +34,18 @@ from speccascade_jax.storage.readers import json_object
 CONFIG = "config.json"
 PARAMS = "params"
 FORMAT, EIGHT_BITS = 1, 2
-"""Of `config.json`; versions that know no 8 bits say so."""
+"""Formats of `config.json`: a version of the package that cannot read 8 bits refuses the second."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
-_SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # two seconds
+_SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # Two seconds in all.
 _OLD = "-old"
 SCALES = "_scales"
-"""Stored beside an array of 8 bits under its name with this at the end: float32 `[1, N]`, or `[V, 1]`."""
+"""Suffix of the name of an 8-bit array's scales, float32 `[1, N]` or `[V, 1]`."""
 
 
 def save(
     path: str | os.PathLike[str], model: Model, params: Params, dtype: str = "float32", *, overwrite: bool = False
 ) -> None:
-    """Write a model and its parameters in our format; the directory appears whole or not at all.
+    """Writes a model and its parameters in our format; the directory appears complete or not at all.
 
     Args:
         path: the directory to create; parents are created too.
@@ -54,71 +54,70 @@ def save(
         overwrite: replace an existing directory once the new one is complete.
 
     Raises:
-        FileExistsError: something lies at `path` and `overwrite` is off, or it isn't a checkpoint of ours and
-            nothing else.
+        FileExistsError: `path` exists and `overwrite` is off, or it holds anything but a checkpoint of our format.
         LockedError: another process is writing it.
-        CheckpointError: parameters that are not finite or don't fit `model`.
+        CheckpointError: parameters are not finite or do not fit `model`.
     """
     if dtype not in SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(SAVED_DTYPES)}")
     with claimed(path, overwrite) as target:
         flat = flatten_dict(unfreeze(params), sep="/")
         check_shapes(target, {name: tuple(value.shape) for name, value in flat.items()}, model.config)
-        held = jnp.dtype(held_as(dtype))
-        arrays = {name: np.asarray(value).astype(held, copy=False) for name, value in flat.items()}
+        memory_dtype = jnp.dtype(held_as(dtype))
+        arrays = {name: np.asarray(value).astype(memory_dtype, copy=False) for name, value in flat.items()}
         write(target, model.config, arrays, dtype)
 
 
 def held_as(dtype: str) -> str:
-    """What arrays are in that are to be written as `dtype`: 8 bits are made of float32."""
+    """Returns the dtype of arrays in memory that will be written as `dtype`: 8 bits are made from float32."""
     return "float32" if dtype == "int8" else dtype
 
 
 @contextmanager
 def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
-    """The absolute path, kept from other writers and rid of what killed ones left; errors as `save`."""
+    """Locks a path for one writer and removes leftovers of killed ones; yields the absolute path; errors as `save`."""
     target = expanded(path).absolute()
     with locks.held(target.with_name(f".{target.name}.lock"), target):
-        for left in _put_back(target):
-            _remove(left)
+        for leftover in _put_back(target):
+            _remove(leftover)
         check_free(target, overwrite)
         yield target
 
 
 def put_back(target: Path) -> None:
-    """Restore a checkpoint whose writer was killed between moving it away and moving the new one to its place.
+    """Restores a checkpoint whose writer was killed after moving it away and before putting the new one in its place.
 
     Raises:
-        LockedError: its writer is at work.
+        LockedError: its writer is still running.
     """
-    if not target.exists() and any(left.name.endswith(_OLD) for left in _leftovers(target)):
+    if not target.exists() and any(leftover.name.endswith(_OLD) for leftover in _leftovers(target)):
         with locks.held(target.with_name(f".{target.name}.lock"), target):
             _put_back(target)
         warnings.warn(f"{target} is the old one again: whoever was replacing it was killed", stacklevel=3)
 
 
 def _put_back(target: Path) -> list[Path]:
-    """`put_back` under the lock; returns what is left over then."""
-    for left in _leftovers(target):
-        if left.name.endswith(_OLD) and not target.exists():
-            left.rename(target)
+    """Restores the old checkpoint under the lock; returns the remaining leftovers."""
+    for leftover in _leftovers(target):
+        if leftover.name.endswith(_OLD) and not target.exists():
+            leftover.rename(target)
     return _leftovers(target)
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """What a killed `save` left beside `target`."""
+    """Returns the folders beside `target` that a killed `save` did not remove."""
     return sorted(target.parent.glob(f".{glob.escape(target.name)}.tmp-*"))
 
 
 def _remove(folder: Path) -> None:
-    """Under another name first: what is half deleted is never put back."""
+    """Deletes a folder after renaming it, so that a partly deleted folder is never restored."""
     gone = folder.with_name(folder.name.removesuffix(_OLD) + "-gone")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def _sweep(temporary: Path) -> None:
-    """Delete what was being written: where that failed, Orbax's threads may write a moment longer."""
+    """Deletes an unfinished directory, repeatedly: after a failure, Orbax's threads may write a moment longer."""
     for _ in range(_SWEEPS):
         shutil.rmtree(temporary, ignore_errors=True)
         if not temporary.exists():
@@ -127,7 +126,7 @@ def _sweep(temporary: Path) -> None:
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
-    """`save` of arrays by name, all `held_as(dtype)`, in place of what lies at a `claimed` path; errors as there."""
+    """Writes arrays by name, all `held_as(dtype)`, to a `claimed` path and replaces its contents; errors as `save`."""
     arrays = dict(sorted(arrays.items()))
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
         raise not_finite(target, reasons)
@@ -141,39 +140,40 @@ def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
 
 @contextmanager
 def _as_system_errors() -> Iterator[None]:
-    """tensorstore tells of a full disk by a ValueError that holds the system's number."""
+    """Raises tensorstore's ValueError about a full disk as an OSError with the system's error number."""
     try:
         yield
     except ValueError as error:
-        if (found := re.search(r"os_error_code='(\d+)'", str(error))) is None:
+        if (code := re.search(r"os_error_code='(\d+)'", str(error))) is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a path that is taken, and to replace what `save` didn't write: `FileExistsError`, as `save`."""
+    """Raises `FileExistsError` as `save`: for a path that exists, or that holds more than `save` wrote."""
     target = expanded(path).absolute()
     if not target.exists():
         return
     if not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
     try:
-        ours = _record(target)["family"] in FAMILIES  # stricter than `is_ours`, since what is replaced is deleted
+        # Stricter than `is_ours`, because a replaced directory is deleted.
+        ours = _record(target)["family"] in FAMILIES
     except (CheckpointError, OSError):
         ours = False
     if not ours:
         raise FileExistsError(f"{target} exists and is no checkpoint written by save: choose another path or delete it")
-    if others := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
+    if extra := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
         raise FileExistsError(
-            f"{target} holds more than a checkpoint written by save ({listing(others)}): choose another path or move "
+            f"{target} holds more than a checkpoint written by save ({listing(extra)}): choose another path or move "
             "it out"
         )
 
 
 def is_ours(path: Path) -> bool:
-    """Whether to read `path` as ours, complete or not: there is `params/`, or a `config.json` with a family.
+    """Returns whether to read `path` as our format, complete or not.
 
-    `config.json` alone may be another tool's.
+    It needs a `params/` folder or a `config.json` with a family, because other tools write a `config.json` too.
     """
     if (path / PARAMS).is_dir():
         return True
@@ -185,9 +185,9 @@ def is_ours(path: Path) -> bool:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new directory beside `target` that takes its place when the block ends without an error.
+    """Yields a new directory beside `target`, which replaces `target` if the block ends without an error.
 
-    Killed at any moment, either the old one or the new one lies at `target`, or `put_back` finds the old one.
+    If the process is killed at any moment, `target` is the old or the new one, or `put_back` restores the old one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     token = uuid.uuid4().hex[:8]
@@ -210,7 +210,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
-    """`config.json`: one line an array, so that two versions compare well."""
+    """Returns the text of `config.json`, with one line per array, so that a diff of two versions is short."""
     table = {
         name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": array_digest(array)}
         for name, array in arrays.items()
@@ -228,21 +228,21 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
 
 
 def _record_digest(record: Mapping[str, Any]) -> str:
-    """Of everything in `config.json` but this digest itself, however it is laid out."""
+    """Returns the digest of all entries of `config.json` except the digest itself, whatever their layout."""
     return _fingerprint({name: value for name, value in record.items() if name != "blake2b"})
 
 
 def _fingerprint(table: Mapping[str, Any]) -> str:
-    """Returns one digest for all parameters, of their names, shapes, dtypes and digests."""
+    """Returns one digest of the names, shapes, dtypes and digests of all parameters."""
     return checksums.digest(json.dumps(table, sort_keys=True).encode())
 
 
 def open_ours(path: Path) -> Stored:
-    """Open a directory that `save` wrote.
+    """Opens a directory that `save` wrote.
 
     Raises:
-        CheckpointError: `config.json` or `params/` is missing or damaged, the family is unknown, arrays are
-            missing or have other shapes than `config.json` says.
+        CheckpointError: `config.json` or `params/` is missing or damaged, the family is unknown, or arrays are
+            missing or have other shapes than in `config.json`.
     """
     record = _record(path)
     config = _config(path, record)
@@ -259,7 +259,7 @@ def open_ours(path: Path) -> Stored:
     }
     tensors = widened(path, tensors)
     plan = {name: whole(name, tensor.shape) for name, tensor in tensors.items()}
-    # at the end, so that what is wrong is named where it can be; earlier versions wrote none
+    # Checked last, so that the checks above can name the damaged part. Earlier versions wrote no digest.
     if record.get("blake2b", expected := _record_digest(record)) != expected:
         raise CheckpointError(
             f"{path / CONFIG} is damaged (its text is not that written); {COPY_AGAIN}, or remove its blake2b entry "
@@ -269,7 +269,7 @@ def open_ours(path: Path) -> Stored:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """`config.json`, with the entries this version needs."""
+    """Returns the contents of `config.json`, after checking the entries that this version needs."""
     file = path / CONFIG
     try:
         record = json_object(file, COPY_AGAIN, CheckpointError)
@@ -303,10 +303,10 @@ def _config(path: Path, record: Mapping[str, Any]) -> Config:
 
 
 def narrowed(arrays: Arrays) -> Arrays:
-    """Returns the arrays as they are stored: kernels and embeddings in 8 bits and their scales, all else in float32.
+    """Returns the arrays in their stored form: kernels and embeddings in 8 bits with scales, all others in float32.
 
-    A quarter of float32's size. What such a checkpoint holds is what its numbers times their scales are; nothing that
-    reads it knows of the bits. Kernels `[K, N]` have a scale for each output, embeddings `[V, E]` one for each token.
+    The result has a quarter of float32's size. A reader sees the products of numbers and scales, as float32, and no
+    8 bits. Kernels `[K, N]` have one scale per output, embeddings `[V, E]` one per token.
     """
     out = dict(arrays)
     for name, array in arrays.items():
@@ -321,24 +321,24 @@ def narrowed(arrays: Arrays) -> Arrays:
 
 
 def widened(path: Path, tensors: Tensors) -> Tensors:
-    """The arrays that were narrowed, each still to be read.
+    """Returns the arrays that `narrowed` made smaller, as float32 and not yet read.
 
     Raises:
-        CheckpointError: 8 bits without scales, or scales that don't fit them.
+        CheckpointError: an 8-bit array has no scales, or scales that do not fit it.
     """
     narrow = {name for name, tensor in tensors.items() if tensor.dtype == "int8"}
     for name in narrow:
         scales = tensors.get(name + SCALES)
         if scales is None or not _fits(scales.shape, tensors[name].shape):
-            found = "no scales" if scales is None else f"scales {list(scales.shape)}"
+            text = "no scales" if scales is None else f"scales {list(scales.shape)}"
             raise CheckpointError(
-                f"{path}: {name} holds 8 bits {list(tensors[name].shape)}, but there are {found} for them; {COPY_AGAIN}"
+                f"{path}: {name} holds 8 bits {list(tensors[name].shape)}, but there are {text} for them; {COPY_AGAIN}"
             )
-    beside = {name + SCALES for name in narrow}
+    scale_names = {name + SCALES for name in narrow}
     return {
         name: _scaled(tensor, tensors[name + SCALES]) if name in narrow else tensor
         for name, tensor in tensors.items()
-        if name not in beside
+        if name not in scale_names
     }
 
 
@@ -348,6 +348,6 @@ def _fits(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
     def read() -> np.ndarray:
-        return np.asarray(numbers.read() * scales.read())  # 8 bits times float32 is float32
+        return np.asarray(numbers.read() * scales.read())  # int8 times float32 is float32.
 
     return Tensor(numbers.shape, "float32", numbers.file, read)

@@ -1,4 +1,4 @@
-"""`load` and `describe`: what lies at a path is told by what is there, not by its name."""
+"""Functions that load and describe checkpoints. The contents of a path, not its name, determine the format."""
 
 import dataclasses
 import math
@@ -43,36 +43,37 @@ def load(
     mesh: Mesh | None = None,
     whole: bool = False,
 ) -> tuple[Model, dict[str, Any]]:
-    """Load a model and its parameters, whatever the format.
+    """Loads a model and its parameters from any supported format.
 
-    Parameters are read one at a time and handed to the device before the next: above them, memory holds about two
-    arrays of the checkpoint.
+    Parameters are read one at a time, and each goes to the device before the next is read. Besides the parameters,
+    memory holds about two arrays of the checkpoint.
 
     Args:
-        path: a directory written by `save`; one of Hugging Face (`config.json` and safetensors: T5, Gemma 2, Llama,
-            Qwen 2.5); a `*.bin` file of llama2.c or the directory that holds it; Gemma 2 of Google's JAX releases; a
-            T5X `checkpoint_<step>` directory (native or Orbax) or its parent, where the newest complete step is taken;
-            or a T5X checkpoint in one msgpack file.
-        vocab_size: real vocabulary entries, when not those of the checkpoint: by default 32,100 of T5's
+        path: a directory written by `save`; a Hugging Face directory (`config.json` and safetensors: T5, Gemma 2,
+            Llama, Qwen 2.5); a `*.bin` file of llama2.c or the directory that holds it; Gemma 2 of Google's JAX
+            releases; a T5X `checkpoint_<step>` directory (native or Orbax) or its parent, of which the newest complete
+            step is loaded; or a T5X checkpoint in one msgpack file.
+        vocab_size: number of real vocabulary entries, if it differs from the checkpoint's: by default 32,100 of T5's
             32,128 rows, and otherwise all rows.
-        dtype: of the parameters returned. It sets the configuration's dtype too, that of computation: bfloat16
-            with "bfloat16"; float32 with "float32" and with "float16", which only halves the memory. `None` keeps
-            both as stored (computation in float32 where the format stores none).
-        prepared: give the parameters as `model.prepare` would, for decoding, without holding both forms. On a CPU
-            computation is in float32 then, whatever the weights are held in: a processor that multiplies bfloat16 by
-            way of float32 gains nothing, and most take many times as long. "int8" is for decoding only: matrices in 8
-            bits with a scale per column (`models.products.quantised`), everything else in what is computed in.
-        mesh: the devices to spread the parameters over, `prepared` ones: no device and no host holds more of them than
-            its parts and the array that is being read. whole: every device holds all of them.
+        dtype: dtype of the returned parameters. It also sets the configuration's dtype, the dtype of computation:
+            bfloat16 for "bfloat16"; float32 for "float32" and for "float16", which only halves the memory. `None` keeps
+            both as stored (computation in float32 if the format stores no dtype).
+        prepared: return the parameters in the form of `model.prepare`, for decoding, without holding both forms. On a
+            CPU computation is then in float32 whatever the dtype of the weights: a processor that multiplies bfloat16
+            by converting to float32 gains nothing, and most take many times as long. "int8" is for decoding only:
+            matrices have 8 bits and a scale per column (`models.products.quantised`), and everything else has the dtype
+            of computation.
+        mesh: the devices that the parameters, which must be `prepared`, are split over. No device and no host holds
+            more than its parts and the array that is being read. whole: every device holds all parameters.
 
     Returns:
-        The model, its configuration read or inferred from names and shapes, and nested jax arrays named as
-        in T5X. Parameters only: optimiser state is not read.
+        The model, with its configuration read or inferred from names and shapes, and nested jax arrays named as in
+        T5X. Optimizer state is not read.
 
     Raises:
-        FileNotFoundError: nothing lies at `path`.
-        CheckpointError: not a checkpoint, still being written, incomplete, damaged, of an unknown
-            architecture or with values that are not finite; names the arrays and the remedy.
+        FileNotFoundError: `path` does not exist.
+        CheckpointError: `path` is not a checkpoint, is still being written, is incomplete or damaged, has an unknown
+            architecture or has values that are not finite; names the arrays and the remedy.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
@@ -85,7 +86,7 @@ def load(
     stored = find(path)
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
-    # matrices that are to be 8 bits are read in what the rest stays in
+    # Matrices are quantized after reading, so they are read in the dtype of all other parameters.
     read_as = config.dtype if dtype == "int8" else dtype
     model: Any = model_from(config)
     if mesh is not None:
@@ -95,18 +96,18 @@ def load(
     def put(name: str, array: np.ndarray) -> Any:
         if mesh is not None:
             return _on_mesh(name, array, config, mesh, whole)
-        # cast by NumPy: on the device each shape would be a program of its own to compile
+        # NumPy casts: on the device every shape would need a compiled program of its own.
         return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
 
     flat = {}
     for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, read_as):
         flat[name] = jax.block_until_ready(put(name, array))
-        del array  # the host's copy goes before the next is read
+        del array  # Frees the host's copy before the next array is read.
     return model, unflatten_dict(flat, sep="/")
 
 
 def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bool) -> Any:
-    """Puts one parameter on the devices of a mesh, in its parts or whole on each."""
+    """Puts one parameter on the devices of a mesh, split or replicated."""
     if whole:
         return sharding.whole(array, mesh)
     if widths := sharding.fused_widths(name, array.shape[-1], config):
@@ -116,7 +117,7 @@ def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bo
 
 
 def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: bool) -> None:
-    """Refuses a model that does not divide by a mesh, or that its devices have no room for (`ValueError`)."""
+    """Raises `ValueError` if the mesh does not divide the model's sizes or its devices lack the memory."""
     shape = tuple(mesh.shape.values())
     if not whole:
         sharding.check(config, shape, str(stored.path))
@@ -125,9 +126,9 @@ def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: b
 
 
 def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | None) -> None:
-    """Refuses parameters that a device has no room for, of `room` bytes where it says how many, before one is read."""
-    each = [math.prod(shape_of(pieces)) // sharding.parts(name, shape) for name, pieces in stored.plan.items()]
-    size = sum(each) * np.dtype(dtype).itemsize
+    """Raises `ValueError`, before anything is read, if the parameters exceed a device's `room` in bytes (if known)."""
+    counts = [math.prod(shape_of(pieces)) // sharding.parts(name, shape) for name, pieces in stored.plan.items()]
+    size = sum(counts) * np.dtype(dtype).itemsize
     if room is not None and size > room:
         raise ValueError(
             f"{stored.path} takes {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, which has "
@@ -136,7 +137,7 @@ def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | No
 
 
 def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
-    """The dtype of computation, given what parameters are asked for in and how the checkpoint was saved."""
+    """Returns the dtype of computation for the requested dtype of parameters and the checkpoint's configuration."""
     if prepared and jax.default_backend() == "cpu":
         return "float32"
     if dtype == "int8":
@@ -145,15 +146,15 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
 
 
 def model_of(path: str | os.PathLike[str]) -> Model:
-    """The model of a checkpoint, checked against names and shapes; no array is read (errors as `load`)."""
+    """Returns a checkpoint's model, checked against names and shapes, without reading arrays (errors as `load`)."""
     return model_from(_config(find(path), None))
 
 
 def describe(path: str | os.PathLike[str]) -> str:
-    """Format, configuration and size of a checkpoint, one a line; arrays are not read.
+    """Returns the format, configuration and size of a checkpoint, one per line, without reading its arrays.
 
     Raises:
-        As `load` does, except for what only reading the arrays shows.
+        As `load`, except for errors that only reading the arrays can detect.
     """
     stored = find(path)
     count = sum(math.prod(shape_of(pieces)) for pieces in stored.plan.values())
@@ -163,7 +164,7 @@ def describe(path: str | os.PathLike[str]) -> str:
 
 
 def _config(stored: Stored, vocab_size: int | None) -> Config:
-    """The configuration, after checking the shapes against it."""
+    """Returns the configuration after checking the shapes against it."""
     config = stored.config
     check_shapes(stored.path, {name: shape_of(pieces) for name, pieces in stored.plan.items()}, config)
     if vocab_size is None:
@@ -177,7 +178,7 @@ def _config(stored: Stored, vocab_size: int | None) -> Config:
 
 
 def find(path: str | os.PathLike[str]) -> Stored:
-    """Open the checkpoint at `path` without reading its arrays (errors as `load`)."""
+    """Opens the checkpoint at `path` without reading its arrays (errors as `load`)."""
     path = expanded(path)
     native.put_back(path)
     if not path.exists():
@@ -195,7 +196,7 @@ def find(path: str | os.PathLike[str]) -> Stored:
     except (CheckpointError, OSError):
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        # what damaged metadata make of readers that were written for whole ones
+        # Readers assume intact metadata, so damaged metadata can raise any of these.
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {COPY_AGAIN}") from error
 
 
@@ -221,7 +222,7 @@ def _find_in_directory(path: Path) -> Stored:
 
 
 def _newest(path: Path) -> Stored:
-    """The newest step that is complete; warns about newer ones that are not."""
+    """Opens the newest complete step; warns about newer steps that are incomplete."""
     names = [entry.name for entry in path.iterdir()]
     steps = sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
     failures: list[CheckpointError] = []

@@ -1,8 +1,8 @@
-"""Reading the safetensors container: 8 bytes of header length, a JSON header, raw little-endian arrays.
+"""Reader of the safetensors container: 8 bytes of header length, a JSON header, raw little-endian arrays.
 
-The library `safetensors` maps whole files, so that their pages count as the process's own memory, and tells of a
-truncated file neither which one it is nor which tensors it lost. Both matter here, and the container is small enough to
-read: shapes are known from the header, and each tensor is read alone, at its offset.
+The library `safetensors` maps whole files, so their pages count as the process's own memory. For a truncated file it
+names neither the file nor the lost tensors. Both matter here, and the container is simple: the header has the shapes,
+and each tensor is read alone, at its offset.
 
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
@@ -17,16 +17,16 @@ from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
-# The library's own limit: a length beyond it is noise.
+# The library's own limit: a longer length is noise.
 _LONGEST_HEADER = 100_000_000
 
 
 def open_file(file: Path) -> Tensors:
-    """The tensors of a file in the order of their bytes, not yet read.
+    """Returns the tensors of a file in the order of their bytes, not yet read.
 
     Raises:
-        CheckpointError: the header is damaged (names the tensor where it is one's entry), or the file is truncated
-            (names the tensors that it lost).
+        CheckpointError: the header is damaged (names the tensor if it is a tensor's entry), or the file is truncated
+            (names the lost tensors).
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -49,7 +49,7 @@ def _damaged(file: Path, reason: str) -> CheckpointError:
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
-    """First byte and end of a tensor, after checking its entry of the header."""
+    """Returns a tensor's first byte and end, after checking its entry in the header."""
     try:
         kind, shape, (begin, end) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
         if not all(type(size) is int for size in (*shape, begin, end)):
@@ -67,24 +67,24 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
 
 
 def _check_layout(file: Path, names: list[str], spans: dict[str, tuple[int, int]], size: int) -> None:
-    """Each tensor begins where the one before ended, and the file ends with the last."""
-    at = 0
+    """Checks that each tensor begins where the previous one ends, and that the file ends with the last."""
+    end = 0
     for name in names:
-        if spans[name][0] != at:
-            raise _damaged(file, f"tensor {name} begins at byte {spans[name][0]:,} of the data, not at {at:,}")
-        at = spans[name][1]
-    if size < at:
+        if spans[name][0] != end:
+            raise _damaged(file, f"tensor {name} begins at byte {spans[name][0]:,} of the data, not at {end:,}")
+        end = spans[name][1]
+    if size < end:
         lost = [name for name in names if spans[name][1] > size]
         raise CheckpointError(
-            f"{file} is truncated: {at - size:,} of {at:,} bytes of data are missing, and with them {len(lost)} of "
+            f"{file} is truncated: {end - size:,} of {end:,} bytes of data are missing, and with them {len(lost)} of "
             f"{len(names)} tensors ({listing(lost)}); {COPY_AGAIN}"
         )
-    if size > at:
-        raise _damaged(file, f"{size - at:,} bytes follow its last tensor")
+    if size > end:
+        raise _damaged(file, f"{size - end:,} bytes follow its last tensor")
 
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-"""The container's words -> NumPy's (with ml_dtypes)."""
+"""The container's dtype names -> NumPy's (with ml_dtypes)."""

@@ -1,4 +1,4 @@
-"""T5X checkpoints: native (msgpack and zarr arrays, or one msgpack file) and through Orbax."""
+"""Reader of T5X checkpoints: native (msgpack and zarr arrays, or one msgpack file) and written through Orbax."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ _BIASES = ("relpos_bias", "relative_posemb")
 
 
 def open_native(path: Path) -> Stored:
-    """Opens a native checkpoint; the optimiser's state stays unread.
+    """Opens a native checkpoint without reading the optimizer's state.
 
     Args:
         path: a `checkpoint_<step>` directory, or a msgpack file (its arrays inline or in folders beside it).
 
     Raises:
-        CheckpointError: not T5X's msgpack, arrays missing, or metadata damaged.
+        CheckpointError: the file is not T5X's msgpack, arrays are missing, or metadata is damaged.
     """
     file = path / MSGPACK if path.is_dir() else path
     contents = _contents(file)
@@ -40,18 +40,18 @@ def open_native(path: Path) -> Stored:
     outside = open_arrays(path, {name: _zarr(file.parent, name, leaf) for name, leaf in pointers.items()})
     _check_pointers(path, pointers, outside)
     inside = {name: inline(file, leaf) for name, leaf in leaves.items() if name not in pointers}
-    where = "msgpack and zarr" if pointers else "one msgpack file"
-    return _stored(path, f"T5X native, version {contents.get('version', 0)} ({where})", inside | outside)
+    layout = "msgpack and zarr" if pointers else "one msgpack file"
+    return _stored(path, f"T5X native, version {contents.get('version', 0)} ({layout})", inside | outside)
 
 
 def open_orbax(path: Path) -> Stored:
-    """Opens what T5X writes through Orbax; only `target` is read.
+    """Opens a checkpoint that T5X wrote through Orbax; reads only `target`.
 
     Args:
         path: a `checkpoint_<step>` directory with `state/`, or that `state` directory.
 
     Raises:
-        CheckpointError: metadata missing or damaged, or arrays missing.
+        CheckpointError: metadata is missing or damaged, or arrays are missing.
     """
     state = path / STATE if (path / STATE).is_dir() else path
     specs = tree_specs(state, ("target",))
@@ -61,10 +61,10 @@ def open_orbax(path: Path) -> Stored:
 
 
 def _stored(path: Path, kind: str, tensors: Tensors) -> Stored:
-    """Returns the checkpoint of these arrays, its configuration and plan inferred from names and shapes.
+    """Returns the checkpoint of these arrays, with configuration and plan inferred from names and shapes.
 
-    scalable_t5 scans over its layers: one stored array holds all of them, stacked at axis 1, under
-    `encoder/encoder/…` (or `encoder/layers/…`); each layer also carries the relative biases. Errors as `infer_config`.
+    scalable_t5 scans over its layers: one stored array holds all layers, stacked along axis 1, under
+    `encoder/encoder/…` (or `encoder/layers/…`); each layer also stores the relative biases. Errors as `infer_config`.
     """
     plan: Plan = {}
     readers = dict(tensors)
@@ -101,7 +101,7 @@ def _shared_bias(path: Path, source: str, tensor: Tensor) -> np.ndarray:
 def _contents(file: Path) -> dict[str, Any]:
     try:
         contents = flax.serialization.msgpack_restore(file.read_bytes())
-    except Exception as error:  # msgpack raises many kinds on bytes that are not its own
+    except Exception as error:  # msgpack raises many kinds of errors on bytes of other formats.
         raise CheckpointError(
             f"{file} is not a readable msgpack file ({type(error).__name__}: {error}): it is damaged or not a "
             f"T5X checkpoint; {COPY_AGAIN}"
@@ -112,7 +112,7 @@ def _contents(file: Path) -> dict[str, Any]:
 
 
 def _target(file: Path, contents: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the parameters: below `optimizer` since version 1, at the top before."""
+    """Returns the parameters, which are below `optimizer` since version 1 and at the top before."""
     holder = contents.get("optimizer", contents)
     target = holder.get("target") if isinstance(holder, Mapping) else None
     if not isinstance(target, Mapping) or not target:
@@ -127,19 +127,19 @@ def _is_spec(leaf: Any) -> bool:
 
 
 def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
-    """Returns where an array lies; of the pointer only the place is taken, its folder's metadata says the rest."""
+    """Returns the specification of an array: the pointer has its folder, and the folder's metadata has the rest."""
     pointer = pointer.get("base", pointer)
     store = pointer.get("kvstore", {})
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
-    # the last component of a path that may be absolute where it was written
+    # Only the last component: the path may be absolute on the machine that wrote it.
     folder = PurePosixPath(path or "target." + name.replace("/", ".")).name
     base = {"driver": "file", "path": f"{(directory / folder).absolute()}/"}
-    # T5X writes every chunk, so an absent one is a loss and not a zero.
+    # T5X writes every chunk, so an absent chunk is lost data and not zeros.
     return {"driver": "zarr", "kvstore": base, "fill_missing_data_reads": False}
 
 
 def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Tensors) -> None:
-    """Refuses an array whose folder holds another shape than the msgpack file announces."""
+    """Checks that each array's folder holds the shape that the msgpack file announces."""
     for name, pointer in pointers.items():
         shape = pointer.get("base", pointer).get("metadata", {}).get("shape")
         announced = tuple(shape.values() if isinstance(shape, Mapping) else shape or ())

@@ -1,7 +1,7 @@
-"""Zarr arrays through tensorstore: each in a folder of its own (T5X), or in the trees that Orbax writes.
+"""Zarr arrays read through tensorstore: each in a folder of its own (T5X), or in the trees that Orbax writes.
 
-Orbax reads the same arrays, but it stops at the first failure, can't leave the optimiser's metadata unread
-and does not tell which arrays are lost; so reading goes to tensorstore directly, and writing to Orbax.
+Orbax reads the same arrays, but it stops at the first failure, cannot skip the optimizer's metadata and does not name
+the lost arrays. This module therefore reads through tensorstore directly and writes through Orbax.
 """
 
 import math
@@ -19,7 +19,7 @@ from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_obje
 
 Spec = dict[str, Any]
 METADATA = "_METADATA"
-# Nodes of the OCDBT tree are kept between arrays; a larger pool would keep the arrays' own chunks too.
+# Enough to keep the nodes of the OCDBT tree between arrays; a larger pool would keep the arrays' chunks too.
 _CACHE_BYTES = 1_000_000
 
 
@@ -31,7 +31,7 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
         specs: tensorstore specifications by array name.
 
     Raises:
-        CheckpointError: arrays without metadata (incomplete) or with unreadable metadata (damaged).
+        CheckpointError: arrays have no metadata (incomplete) or unreadable metadata (damaged).
     """
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     futures = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
@@ -41,7 +41,7 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
         try:
             array = _result(future)
             tensors[name] = _tensor(path, array)
-            # a chunk is decoded whole, also where it is larger than the array
+            # A chunk is decoded as a whole, even if it is larger than the array.
             chunk = math.prod(array.chunk_layout.read_chunk.shape) * array.dtype.numpy_dtype.itemsize
             size += max(tensors[name].nbytes, chunk)
         except UnreadableError as error:
@@ -56,12 +56,13 @@ def _result(future: Any) -> Any:
     try:
         return future.result()
     except (ValueError, OSError, NotImplementedError) as error:
-        reason = str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]  # the specification is appended
+        # tensorstore appends the whole specification to its messages.
+        reason = str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]
         raise UnreadableError(reason, missing=reason.startswith("NOT_FOUND")) from error
 
 
 def _check_size(path: Path, size: int) -> None:
-    """Refuses compressed arrays that claim to hold far more than weights do in files of that size."""
+    """Refuses compressed arrays that claim far more data than weights in files of this size can hold."""
     if size <= PLAUSIBLE:
         return
     folder = path if path.is_dir() else path.parent
@@ -74,7 +75,7 @@ def _check_size(path: Path, size: int) -> None:
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
     def read() -> np.ndarray:
         out = empty(tuple(array.shape), array.dtype.numpy_dtype)
-        _result(ts.array(out).write(array))  # chunks are decoded into place, without a copy of the whole
+        _result(ts.array(out).write(array))  # Decodes chunks into place, without a copy of the whole array.
         return as_bfloat16(out)
 
     dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
@@ -82,14 +83,14 @@ def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
 
 
 def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:
-    """Returns where the arrays of an Orbax tree lie.
+    """Returns the specifications of an Orbax tree's arrays.
 
     Args:
-        directory: what Orbax's PyTree handler wrote (holds `_METADATA`).
-        prefix: keys of the subtree wanted; the rest (optimiser state) is left alone.
+        directory: a directory that Orbax's PyTree handler wrote (holds `_METADATA`).
+        prefix: keys of the wanted subtree; the rest (optimizer state) is ignored.
 
     Returns:
-        tensorstore specifications by name below `prefix`, slashes between levels.
+        tensorstore specifications by name below `prefix`, with slashes between levels.
 
     Raises:
         CheckpointError: `_METADATA` is missing or damaged.
@@ -117,7 +118,7 @@ def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
     return {
         "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
         "kvstore": store,
-        # Where zeros are always written, an absent chunk is a loss and not a zero.
+        # If zeros are always written, an absent chunk is lost data and not zeros.
         "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
     }
 
@@ -125,10 +126,10 @@ def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
 def write_tree(directory: Path, arrays: Arrays) -> None:
     """Writes named arrays into an existing directory with Orbax: OCDBT, compressed, a handful of files.
 
-    The handler is used without a `Checkpointer`, which would add times and its own commit marks; NumPy
-    arrays leave out sharding and device files. `PyTreeCheckpointer().restore` reads the result.
+    The handler is used without a `Checkpointer`, which would add times and its own commit marks. NumPy arrays avoid
+    sharding and device files. `PyTreeCheckpointer().restore` reads the result.
     """
-    import orbax.checkpoint as ocp  # slow to load, and reading needs none of it
+    import orbax.checkpoint as ocp  # Slow to load, and reading does not need it.
 
     tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
     handler = ocp.PyTreeCheckpointHandler()

@@ -1,1 +1,1 @@
-"""What every room speaks: values, protocols, randomness, checks. No model and no method lives here."""
+"""Values, protocols, randomness and checks that every room shares. No model and no method belongs here."""

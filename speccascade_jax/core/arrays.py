@@ -1,4 +1,4 @@
-"""Small operations on arrays of rows that many rooms need."""
+"""Small operations on arrays of rows that several rooms need."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,18 +12,21 @@ from speccascade_jax.core.types import Array
 
 
 def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
-    """Write `update` into `buffer` at slot `start[b]` of every row `b`.
+    """Writes `update` into `buffer` at slot `start[b]` of every row `b`.
 
     Args:
-        buffer: `[B * n, ...]`, `n` neighbours sharing a start (heads); update: the same shape except along `axis`
-            (counted with the batch axis).
-        start: int32 `[B]`. The caller guarantees room: `dynamic_update_slice` clamps silently.
+        buffer: `[B * n, ...]`; `n` neighbours (heads) share a start.
+        update: the same shape except along `axis`.
+        start: int32 `[B]`. The caller guarantees room, because `dynamic_update_slice` clamps silently.
+        axis: the axis of the slots, counted with the batch axis.
     """
     rows, update = start.shape[0], update.astype(buffer.dtype)
+    # One row needs no vmap, which would turn the update into a scatter.
     if rows == 1:
         return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
 
     def by_row(x: Array) -> Array:
+        # The rows of `start` are axis 0 again, so that vmap pairs each start with all of its neighbours.
         return x.reshape(rows, -1, *x.shape[1:])
 
     write = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis))
@@ -31,7 +34,7 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
 
 
 def right_pad(rows: Sequence[Sequence[int]] | np.ndarray, width: int) -> np.ndarray:
-    """int32 `[len(rows), width]`, each row followed by zeros."""
+    """Returns int32 `[len(rows), width]`: each row, followed by zeros."""
     out = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -39,28 +42,32 @@ def right_pad(rows: Sequence[Sequence[int]] | np.ndarray, width: int) -> np.ndar
 
 
 def bucket(length: int) -> int:
-    """The width that a prompt of `length` tokens is padded to: 8, 12, 16, 24, 32, 48, 64, … (one compilation each).
+    """Returns the width that a prompt of `length` tokens is padded to: 8, 12, 16, 24, 32, 48, 64 and so on.
 
-    Powers of two and the middles between them: beyond 8, padding is less than half of the prompt.
+    Each width is one compilation. The widths are the powers of two and the middles between them, so that beyond 8 the
+    padding is less than half of the prompt.
     """
+    # The smallest power of two that holds the prompt, at least 8.
     power = max(8, 1 << max(0, length - 1).bit_length())
     middle = 3 * power // 4
     return middle if power > 8 and length <= middle else power
 
 
 def is_stop(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
-    """bool, the shape of `tokens`: whether each is one of the stop ids."""
+    """Returns bool, the shape of `tokens`: whether each token is one of the stop ids."""
     hit = jnp.zeros(tokens.shape, bool)
+    # Stop ids are few and static: comparisons unroll into one fused pass without a table.
     for stop in stop_ids:
         hit |= tokens == stop
     return hit
 
 
 def full_precision(dtype: str) -> AbstractContextManager[None]:
-    """Where products of `dtype` are traced: those of float32 round as float32 does, on every device.
+    """Returns a context in which float32 products round as float32 does, on every device.
 
-    What JAX does by default is less on GPUs (TF32) and TPUs (passes of bfloat16): greedy tokens would be the device's,
-    and a block's laws not a step's. A precision that the caller has set, "default" too, stays; 16 bits are left alone.
+    JAX's default is less precise on GPUs (TF32) and TPUs (passes of bfloat16). Greedy tokens would then depend on the
+    device, and scoring a block would give other distributions than single steps. A precision that the caller has set,
+    even "default", stays; 16-bit types are left alone.
     """
     chosen = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return jax.default_matmul_precision("highest") if dtype == "float32" and chosen is None else nullcontext()

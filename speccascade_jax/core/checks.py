@@ -1,4 +1,4 @@
-"""Refusing what has no meaning, naming the value and the remedy, before anything is compiled."""
+"""Checks that refuse meaningless values before anything is compiled; errors name the value and the remedy."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from speccascade_jax.core.names import shown
 
 MOST = 2**31 - 1
 LONGEST = 2**17
-"""The most tokens that one generation may write: what models here were made for at most."""
+"""The most tokens that one generation may write: the longest output that the models here are made for."""
 
 
 def per_row(name: str, value: Any, batch: int) -> np.ndarray:
-    """float32 `[batch]` from a number or one number per row.
+    """Returns float32 `[batch]` from a number or one number per row.
 
     A Python float, a NumPy float and an int would each retrace; one dtype and one shape never do.
 
@@ -27,18 +27,21 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         numbers = np.asarray(None)
     if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, None; bfloat16 has a kind of its own
         raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
+    # Values beyond float32 become infinite here; the check below reports them.
     with np.errstate(over="ignore"):
         array = numbers.astype(np.float32)
+    # Other shapes would broadcast to the batch by accident, `[1]` and `[batch, 1]` among them.
     if array.shape not in ((), (batch,)):
         shapes = f"{array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
         raise ValueError(f"{name} has shape {shapes}")
     if not np.all(finite := np.isfinite(array)):
         raise ValueError(f"{name}={float(numbers[~finite].ravel()[0])} is not finite; give a finite number")
+    # Always `[batch]`: one shape per batch size keeps one compiled program.
     return np.broadcast_to(array, (batch,))
 
 
 def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
-    """`values` as a tuple, or a ValueError for one value where a tuple is meant, and for fewer than `least`."""
+    """Returns `values` as a tuple; ValueError for a single value in place of a tuple, or for fewer than `least`."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name}={shown(values)} is one value where a tuple is meant; write ({shown(values)},)")
     if len(values) < least:
@@ -47,9 +50,12 @@ def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
 
 
 def check_sizes(config: Any, layers: str, *more: str) -> None:
-    """Refuse a model's configuration if a size, of `more` too, is below 1, or its embedding has too few rows.
+    """Refuses a model configuration with a size below 1, or with too few rows in its embedding.
 
-    Its decoder may have no `layers`: what exits before the first one has none.
+    Args:
+        config: the configuration.
+        layers: the name of its number of layers, which may be 0: a model that exits before the first layer has none.
+        more: names of further sizes to check.
     """
     for name in (layers, "vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
         size, least = getattr(config, name), 0 if name == layers else 1
@@ -63,8 +69,9 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
 
 
 def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
-    """`value` as an int from `low` to `high`, or a ValueError that names it."""
+    """Returns `value` as an int from `low` to `high`; otherwise a ValueError names it."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    # NaN fails every comparison, so `not value >= low` refuses it as well.
     if not number or not value >= low or value != math.inf and value != value // 1:
         raise ValueError(f"{name}={shown(value)} is not a whole number >= {low}")
     if value > high:
@@ -73,7 +80,7 @@ def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
 
 
 def integer(name: str, value: Any) -> Any:
-    """`value` as an int where it is a number of any type; what is no number is the caller's to refuse.
+    """Returns a whole number of any numeric type as an int, and other values unchanged for the caller to refuse.
 
     Raises:
         ValueError: a fraction, or not finite.
@@ -81,26 +88,29 @@ def integer(name: str, value: Any) -> Any:
     if isinstance(value, (bool, int)) or not isinstance(value, (float, np.integer, np.floating)):
         return value
     if not math.isfinite(value) or value != int(value):
+        # Both neighbours, since rounding would guess which one was meant.
         near = f"{math.floor(value)} or {math.ceil(value)}" if math.isfinite(value) else "one"
         raise ValueError(f"{name}={float(value):g} is not a whole number: write {near}")
     return int(value)
 
 
 def check_seed(seed: Any) -> int:
-    """A seed: a whole number that fits into 32 bits, or a ValueError."""
+    """Returns a random seed, a whole number that fits into 32 bits; otherwise raises ValueError."""
+    # Numbers of up to 64 bits pass the first check, so that the message below can name the limit of 32 bits.
     if whole("seed", seed, 0, 2**64) >= 2**32:
         raise ValueError(f"seed={shown(seed)} does not fit into 32 bits; choose one below {2**32}")
     return int(seed)
 
 
 def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
-    """The ids that the rows' random bits hang on: `[rows]` whole numbers, by default `0 … rows − 1`.
+    """Returns the ids that key the rows' random bits: `[rows]` whole numbers, by default `0 … rows − 1`.
 
     Raises:
-        ValueError: another number of ids than rows, or no whole numbers below 2³¹.
+        ValueError: the number of ids is not the number of rows, or an id is not a whole number below 2³¹.
     """
     if example_ids is None:
         return np.arange(rows, dtype=np.int32)
+    # Ids are folded into keys as int32: a larger one would wrap and repeat another row's bits.
     ids = np.asarray(example_ids)
     if ids.shape != (rows,):
         raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")

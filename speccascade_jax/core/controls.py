@@ -1,4 +1,4 @@
-"""Building `Controls` from Python numbers, and refusing what has no meaning, before anything is compiled."""
+"""Construction of `Controls` from Python numbers; meaningless numbers are refused before anything is compiled."""
 
 from typing import Any, cast
 
@@ -11,7 +11,12 @@ from speccascade_jax.core.types import Controls, Sampling
 def make_sampling(
     batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0, *, name: str = "temperature"
 ) -> Sampling:
-    """A `Sampling` of `[batch]` values, on the host; `name` is what an error calls the temperature.
+    """Returns a `Sampling` of `[batch]` values on the host.
+
+    Args:
+        batch: number of rows.
+        temperature, top_p, top_k: a number, or one number per row.
+        name: how an error calls the temperature.
 
     Raises:
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
@@ -20,7 +25,7 @@ def make_sampling(
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own law")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    return Sampling(*cast(Any, (t, p, k)))  # on the host, as what a program traces them to
+    return Sampling(*cast(Any, (t, p, k)))  # NumPy arrays: jit moves them to the device
 
 
 def make_controls(
@@ -34,10 +39,11 @@ def make_controls(
     stop_threshold: Any = 0.0,
     inner: tuple[Controls, ...] = (),
 ) -> Controls:
-    """`Controls` for `batch` rows, on the host; every argument is a number or one number per row.
+    """Returns `Controls` for `batch` rows on the host; every argument is a number or one number per row.
 
     `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
     """
+    # Without a draft temperature of its own, the draft samples exactly as the target does.
     draft = target = make_sampling(batch, temperature, top_p, top_k)
     if draft_temperature is not None:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")

@@ -1,4 +1,4 @@
-"""Names: of what stands in a table, of what is one's own, and what an error says about one that is not known."""
+"""Names: look-ups in tables, names of the user's own objects, and the hints in errors about unknown names."""
 
 import difflib
 import importlib
@@ -12,30 +12,32 @@ TARGET = "autoregressive"
 DRAFT = "autoregressive_draft"
 
 SOURCES = ("draft", "replaced", "bonus", "target")
-"""Where a committed token came from: drafted and kept; put by the target in place of a rejected one; after a block kept
-whole; where nothing was drafted."""
+"""Sources of a committed token: a draft that was kept; the target's replacement of a rejected draft; the bonus after a
+fully kept block; the target, if nothing was drafted.
+"""
 
 PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
-"""Counts that records hold example by example, so that rates and predicted times have intervals."""
+"""Counts that records hold per example, so that rates and predicted times have confidence intervals."""
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """Returns `"did you mean a, b? "` with the nearest of the known names, at most three; empty where none is near."""
+    """Returns `"did you mean a, b? "` with up to three of the nearest known names; empty if none is near."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
     return f"did you mean {', '.join(near)}? " if near else ""
 
 
 def natural(text: str) -> tuple[tuple[float, str], ...]:
-    """Sorts names by the numbers in them: `token_v2` before `token_v10`, "γ = 8" before "γ = 10"."""
+    """Returns a sort key that compares the numbers in names: `token_v2` before `token_v10`, "γ = 8" before "γ = 10"."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    # `split` with one group alternates text and number: odd places are numbers. Texts sort before numbers.
     return tuple((float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts))
 
 
-def unknown(name: object, known: Iterable[str], where: str = "") -> str:
-    """Returns what an error says of an unknown name: the nearest, and all of them, or where they are if many."""
+def unknown(name: object, known: Iterable[str], table_name: str = "") -> str:
+    """Returns an error's hint about an unknown name: the nearest names, and the known ones or where to find them."""
     known = list(known)
-    if len(known) > _FEW and where:
-        return f"{hint(name, known)}all {len(known)} are in {where}"
+    if len(known) > _FEW and table_name:
+        return f"{hint(name, known)}all {len(known)} are in {table_name}"
     more = ", …" if len(known) > _FEW else ""
     return f"{hint(name, known)}there are {', '.join(known[:_FEW]) or 'none'}{more}"
 
@@ -48,52 +50,58 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """Returns a value as errors show it: short, and without an address."""
+    """Returns the text of a value in errors: short, and without a memory address."""
     return without_addresses(_SHORT.repr(value))
 
 
 def without_addresses(text: str) -> str:
-    """Returns a text without the addresses that Python shows of objects."""
+    """Returns a text without the memory addresses that Python prints for objects."""
     return _ADDRESS.sub("", text)
 
 
-def look_up(what: str, name: str, table: Mapping[str, Any], kind: Any, where: str = "", also: str = "") -> Any:
-    """Returns the entry of that name, or what `module.NAME` names: something of a user's, in a file that Python finds.
+def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_name: str = "", also: str = "") -> Any:
+    """Returns the table's entry of a name, or the user's object that `module.NAME` names.
 
     Args:
-        what: "rule", "task", for errors; kind: the class, or a tuple of classes, that something of a user's must have;
-            where: the table's name, for errors; also: a further remedy.
+        noun: "rule", "task", …, for errors.
+        name: the name.
+        table: the known entries.
+        kind: the class, or a tuple of classes, that the user's object must have.
+        table_name: the table's name, for errors.
+        also: a further remedy, for errors.
 
     Raises:
         ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
     """
     if not isinstance(name, str):
-        names = where or ", ".join(table)
+        names = table_name or ", ".join(table)
         raise ValueError(
-            f"{what}={shown(name)} is no name: give a text, {f'one of {names}' if names else 'module.NAME'}"
+            f"{noun}={shown(name)} is no name: give a text, {f'one of {names}' if names else 'module.NAME'}"
         )
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:
-        near = unknown(name, table, where)
-        raise ValueError(f"unknown {what} {shown(name)}: {near}; one of your own is named module.NAME{also}")
-    value = _imported(what, name)
+        near = unknown(name, table, table_name)
+        raise ValueError(f"unknown {noun} {shown(name)}: {near}; one of your own is named module.NAME{also}")
+    value = _imported(noun, name)
     if not isinstance(value, kind):
-        wanted = " or a ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ValueError(f"{what} {name!r} is {shown(value)}: it must be a {wanted}")
+        wanted = " or a ".join(option.__name__ for option in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"{noun} {name!r} is {shown(value)}: it must be a {wanted}")
     return value
 
 
-def _imported(what: str, name: str) -> Any:
+def _imported(noun: str, name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         imported = importlib.import_module(module)
-    except Exception as error:  # a file of one's own may raise anything
+    except Exception as error:  # the user's file may raise anything
+        # A module that this import could not find, or a package above it, is a misspelt name. Any other error is in the
+        # user's file.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            where = "its file lies where you start from, or in a folder of PYTHONPATH"
-            raise ValueError(f"{what} {name!r}: there is no module {error.name!r}; {where}") from error
-        error.add_note(f"{what} {name!r}: module {module!r} cannot be imported")
+            remedy = "its file lies where you start from, or in a folder of PYTHONPATH"
+            raise ValueError(f"{noun} {name!r}: there is no module {error.name!r}; {remedy}") from error
+        error.add_note(f"{noun} {name!r}: module {module!r} cannot be imported")
         raise
     if not hasattr(imported, attribute):
-        raise ValueError(f"{what} {name!r}: module {module!r} has no {attribute!r}")
+        raise ValueError(f"{noun} {name!r}: module {module!r} has no {attribute!r}")
     return getattr(imported, attribute)

@@ -1,4 +1,4 @@
-"""What the rooms ask of each other: models, drafters, stop policies."""
+"""Protocols between the rooms: models, drafters, stop policies."""
 
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -13,48 +13,50 @@ from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, LMOu
 class LanguageModel(Protocol):
     """A next-token model over a functional cache with one length per row.
 
-    Implementations are frozen and hashable (they are static arguments of jit); parameters live outside. Invariant
-    between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*, and is fed
-    with the next block. A model that drafters read has the methods of `PromptSummary` or `LayeredModel` too.
+    Implementations are frozen and hashable, because they are static arguments of jit; parameters live outside.
+    Invariant between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*,
+    and is fed with the next block. A model that drafters read also has the methods of `PromptSummary` or
+    `LayeredModel`.
     """
 
     @property
     def vocab_size(self) -> int:
-        """Real vocabulary entries, padding excluded."""
+        """The number of real vocabulary entries, padding excluded."""
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Cache:
-        """A cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row.
+        """Returns a cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row.
 
-        `max_rollback`: how far behind what was fed the length will ever be set back (`None`: any distance). Only
-        models that forget, such as those with windows, need it.
+        `max_rollback` is the largest distance by which the length is ever set back behind the tokens that were fed
+        (`None`: any). Only models that forget, such as those with attention windows, need it.
         """
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        """Feed `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores."""
+        """Feeds `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores a block."""
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
-        """The cache as if each row had consumed `length` `[B]` tokens. O(1): sets the length.
+        """Returns the cache as if each row had consumed `length` `[B]` tokens. O(1): it sets the length.
 
-        Slots at or beyond the length are masked by position, never trusted and never cleared.
+        Slots at or beyond the length are masked by position, never read and never cleared.
         """
 
     def consumed(self, cache: Cache) -> Array:
-        """int32 `[B]`: how many tokens each row of the cache has consumed."""
+        """Returns int32 `[B]`: how many tokens each row of the cache has consumed."""
 
 
 class BranchingModel(LanguageModel, Protocol):
     """A model that can be fed a tree of tokens (`core.trees`)."""
 
     def extend_branch(self, params: Params, cache: Cache, tokens: Array, branch: Branch) -> tuple[LMOutput, Cache]:
-        """`extend` with entries of a tree, `tokens` `[B, T]`: each sees what is committed and its own path alone.
+        """Feeds entries of a tree, `tokens` `[B, T]`: each attends to the committed tokens and its own path alone.
 
-        They lie in slots side by side; the cache must have been prefilled with `max_rollback=None`.
+        The entries occupy adjacent slots; the cache must have been prefilled with `max_rollback=None`.
         """
 
     def keep(self, cache: Cache, start: Array, entries: Array) -> Cache:
-        """The cache with a path in one row: slot `start + j` `[B]` holds entry `entries[:, j]`, `[B, W]`.
+        """Returns the cache with one path in consecutive slots.
 
-        The length is left as it is; what lies behind the path is junk.
+        Slot `start + j` `[B]` holds entry `entries[:, j]`, `[B, W]`. The length is unchanged; slots after the path are
+        meaningless.
         """
 
 
@@ -78,7 +80,7 @@ class LayeredModel(Protocol):
     ) -> tuple[Cache, Array]:
         """Returns `LanguageModel.prefill`'s cache and the states `[B, P, L, D]` of the tokens that it consumed.
 
-        The states at the pending token and behind it are zero.
+        The states at the pending token and after it are zero.
         """
 
     def extend_layers(
@@ -87,14 +89,15 @@ class LayeredModel(Protocol):
         """Feeds `tokens` as `extend` does (`extend_branch` with a `branch`) and fills `LMOutput.layer_states`."""
 
     def embed(self, params: Params, tokens: Array) -> Array:
-        """Returns the states `[B, T, D]` that the first layer reads for `tokens` `[B, T]`: those of layer 0."""
+        """Returns layer 0's states `[B, T, D]` of `tokens` `[B, T]`, which the first layer reads."""
 
     def unembed(self, params: Params, states: Array) -> Array:
         """Returns the logits `[B, T, V]` that follow from states `[B, T, D]` after the last layer."""
 
 
+# A drafter that shares the target's cache, such as an early exit, writes to it and returns it from `propose`.
 class Target(NamedTuple):
-    """The model that is drafted for, as a drafter may use it: its parameters and its cache before the round."""
+    """The target model as a drafter may use it: its parameters and its cache before the round."""
 
     params: Params
     cache: Cache
@@ -102,15 +105,19 @@ class Target(NamedTuple):
 
 @flax.struct.dataclass
 class Start:
-    """What a drafter begins with.
+    """The inputs that a drafter begins with.
 
     Attributes:
-        prompt: `[B, P]`; rng: a key; example_ids: int32 `[B]`, what the rows' bits hang on.
-        features: float `[B, D]`, what the target's prefill made of the prompt; `None` unless `Drafter.reads_features`.
-        slots: cache slots that suffice; max_rollback: how far the engine will ever roll back (`LanguageModel.prefill`).
-        level: of the engine that is drafted for; engines inside a drafter have `rngs.below(level, arm)`.
+        prompt: `[B, P]`.
+        rng: a key.
+        example_ids: int32 `[B]`, the ids that key the rows' random bits.
+        features: float `[B, D]`, the target's summary of the prompt from its prefill; `None` unless
+            `Drafter.reads_features`.
+        slots: a sufficient number of cache slots.
+        max_rollback: the largest distance that the engine ever rolls back (`LanguageModel.prefill`).
+        level: the level of the engine that is drafted for; engines inside a drafter have `rngs.below(level, arm)`.
         hidden: float `[B, P, L, D]`, the target's states by prompt position after the layers that the drafter names;
-            zero at the pending token and behind it, which the target has not read. `None` unless `ReadsLayers`.
+            zero at the pending token and after it, which the target has not read. `None` unless `ReadsLayers`.
         target: the target's parameters, and its cache after the prefill.
     """
 
@@ -118,6 +125,7 @@ class Start:
     rng: Array
     example_ids: Array
     features: Array | None
+    # Static: they set shapes of the drafter's own cache, so another value is another program.
     slots: int = flax.struct.field(pytree_node=False)
     max_rollback: int = flax.struct.field(pytree_node=False)
     level: int = flax.struct.field(pytree_node=False)
@@ -127,17 +135,19 @@ class Start:
 
 @flax.struct.dataclass
 class Request:
-    """What a drafter gets to see at the start of a round.
+    """A drafter's inputs at the start of a round.
 
     Attributes:
-        tokens: int32 `[B, L]`, all committed tokens; length: int32 `[B]`, how many (the last one is pending).
-        room: int32 `[B]`, the most tokens worth drafting: what still fits under the length limit.
+        tokens: int32 `[B, L]`, all committed tokens.
+        length: int32 `[B]`, how many tokens are committed (the last one is pending).
+        room: int32 `[B]`, the most tokens worth drafting: those that still fit under the length limit.
         active: bool `[B]`, rows that still generate; the others get an empty draft.
-        keys: this round's bits.
-        controls: every traced number.
+        keys: this round's random bits.
+        controls: the traced numbers.
         target: the target's parameters and cache.
-        block: the buffers that the block's laws are written into.
-        complete: whether the law at the bonus position is wanted too (`draft.q[:, length]`); stop_ids: end a row.
+        block: the buffers that the block's distributions are written into.
+        complete: whether the distribution at the bonus position is wanted too (`draft.q[:, length]`).
+        stop_ids: ids that end a row.
     """
 
     tokens: Array
@@ -148,31 +158,36 @@ class Request:
     controls: Controls
     target: Target
     block: Laws
+    # Static: without it the drafter's program has no pass for the bonus position.
     complete: bool = flax.struct.field(pytree_node=False)
     stop_ids: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
 class Outcome:
-    """What became of a block; rows that were not active have `num_new = 0`.
+    """The result of a verified block; rows that were not active have `num_new = 0`.
 
     Attributes:
-        draft: the block; num_kept: int32 `[B]`, how many of its tokens were committed.
-        num_new: int32 `[B]`, how many tokens were committed; length: int32 `[B]`, the rows' new lengths.
-        rejected: bool `[B]`; active: bool `[B]`.
+        draft: the block.
+        num_kept: int32 `[B]`, how many of its tokens were committed.
+        num_new: int32 `[B]`, how many tokens were committed.
+        length: int32 `[B]`, the rows' new lengths.
+        rejected: bool `[B]`, whether a draft was rejected.
+        active: bool `[B]`, whether the row took part.
         features: float `[B, G + 1, D]`, the target's hidden states of the pending token and of the block, as far as it
-            was scored (zero beyond); `None` unless `Drafter.reads_features`, and where an engine further up takes back
-            what was committed.
-        path: int32 `[B, N + 1]`, of a tree the entries that were kept, entry 0 first; `None` of a block.
-        hidden: float `[B, G + 1, L, D]`, the target's states after the layers that the drafter names. Entry `j` stands
-            at position `length - num_new - 1 + j`: entry 0 is the token that was pending. The first `num_new` entries
-            belong to committed tokens that the target has now read; those behind them belong to rejected tokens, or
-            are zero where nothing was scored. The new pending token has no state before the next round. `None` unless
+            was scored (zero beyond). `None` unless `Drafter.reads_features`, and inside engines whose committed tokens
+            an engine above may take back.
+        path: int32 `[B, N + 1]`, the entries of a tree that were kept, entry 0 first; `None` for a block.
+        hidden: float `[B, G + 1, L, D]`, the target's states after the layers that the drafter names. Entry `j` is the
+            state at position `length - num_new - 1 + j`: entry 0 is the token that was pending. The first `num_new`
+            entries belong to committed tokens that the target has now read; those after them belong to rejected tokens,
+            or are zero if nothing was scored. The new pending token has no state before the next round. `None` unless
             `ReadsLayers`.
     """
 
     draft: Draft
     num_kept: Array
+    # `num_new` exceeds `num_kept` by one if a replacement or a bonus was committed.
     num_new: Array
     length: Array
     rejected: Array
@@ -183,11 +198,12 @@ class Outcome:
 
 
 class _Drafting(Protocol):
-    """What drafters and planners share.
+    """The members that drafters and planners share.
 
     Attributes:
-        block: the longest block it may hand over (static); adaptive: whether blocks are often shorter than that, so
-            that they are worth scoring no wider than they are; reads_features: whether it wants the target's.
+        block: the longest block it may return (static).
+        adaptive: whether blocks are often shorter than that, so that they are worth scoring no wider than they are.
+        reads_features: whether it wants the target's features.
     """
 
     @property
@@ -198,23 +214,23 @@ class _Drafting(Protocol):
     def reads_features(self) -> bool: ...
 
     def init(self, params: Params, start: Start) -> PyTree:
-        """The state before the first round, or phase."""
+        """Returns the state before the first round, or before the first phase."""
 
     def stats(self, state: PyTree) -> Any:
-        """Statistics of engines inside, or `None`."""
+        """Returns statistics of engines inside the drafter, or `None`."""
 
 
 class Drafter(_Drafting, Protocol):
-    """Anything that writes a block and says what each token was drawn from. Frozen and hashable."""
+    """A drafter: it writes a block and reports the distribution that each token was drawn from. Frozen and hashable."""
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Write a block.
+        """Writes a block.
 
-        The target's cache is threaded through for drafters that share it; most hand it back untouched.
+        The target's cache is passed through for drafters that share it; most return it unchanged.
         """
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
-        """Roll back (and adapt) after a round that left the rows at `outcome.length`."""
+        """Rolls back (and adapts) after a round that left the rows at `outcome.length`."""
 
 
 @runtime_checkable
@@ -222,8 +238,8 @@ class ReadsLayers(Protocol):
     """A drafter that reads the target's hidden states, in `Start.hidden` and `Outcome.hidden`.
 
     Attributes:
-        reads_layers: which layers of the target (static), numbered as `LayeredModel` numbers them; `L` of them, in the
-            order in which the drafter wants their states.
+        reads_layers: the target's layers (static), numbered as in `LayeredModel`: `L` of them, in the order in which
+            the drafter wants their states.
     """
 
     @property
@@ -231,13 +247,18 @@ class ReadsLayers(Protocol):
 
 
 def layers_read_by(drafter: Any) -> tuple[int, ...]:
-    """Returns the target's layers that a drafter or planner reads: none where it does not say."""
+    """Returns the target's layers that a drafter or planner reads: none unless it names some."""
     return tuple(drafter.reads_layers) if isinstance(drafter, ReadsLayers) else ()
 
 
 class Counted(NamedTuple):
-    """What became of the rounds of a phase, int32 `[B]` each: rounds the row took part in; its drafts of these rounds
-    that were kept, and those up to the first that was not."""
+    """Counts over the rounds of a phase, int32 `[B]` each.
+
+    Attributes:
+        rounds: rounds that the row took part in.
+        kept: its accepted drafts.
+        tried: its drafts up to the first rejection of each round.
+    """
 
     rounds: Array
     kept: Array
@@ -246,52 +267,61 @@ class Counted(NamedTuple):
 
 @runtime_checkable
 class Planner(_Drafting, Protocol):
-    """Stands in a drafter's place, and settles before each phase of some rounds which of its `drafters` drafts in them.
+    """A drafter's substitute that chooses one of its `drafters` before each phase of several rounds.
 
-    Each phase is rounds of an engine that has just that drafter (`engine.loop`). Frozen and hashable. Its state has
-    two attributes, int32 scalars: `place`, that of the phase's drafter, and `turns`, how many rounds are left of the
-    phase, 0 before the first one.
+    A phase is a number of rounds of an engine with just that drafter (`engine.loop`). Frozen and hashable. Its state
+    has two attributes, int32 scalars: `place`, the index of the phase's drafter, and `turns`, how many rounds of the
+    phase remain, 0 before the first one.
 
     Attributes:
-        block: the longest block of any; adaptive, reads_features: False.
+        block: the longest block of any drafter.
+        adaptive, reads_features: False.
     """
 
     @property
     def drafters(self) -> tuple[Drafter, ...]: ...
 
     def places(self, params: Params) -> tuple[int, ...]:
-        """Those that may be settled with these parameters; by their structure alone, for others are not compiled."""
+        """Returns the places that may be chosen with these parameters; drafters in other places are not compiled.
+
+        It may depend on the structure of the parameters alone.
+        """
 
     def settle(
         self, params: Params, state: PyTree, tokens: Array, length: Array, room: Array, active: Array
     ) -> tuple[PyTree, Array]:
-        """A place, at least one turn, and all that its drafter needs; reads finished rounds alone.
+        """Chooses a place and at least one turn, and prepares the state for its drafter; reads finished rounds alone.
 
         Args:
-            tokens, length, room, active: as of `Request`.
+            params, state: the planner's.
+            tokens, length, room, active: as in `Request`.
 
         Returns:
             The state, and int32 `[B]`, passes of the draft that this took.
         """
 
     def entered(self, state: PyTree, place: int) -> PyTree:
-        """The state that the drafter in `place` begins a phase with."""
+        """Returns the state that the drafter in `place` begins a phase with."""
 
     def left(self, state: PyTree, place: int, own: PyTree, counted: Counted) -> PyTree:
-        """With what that drafter's state is after some rounds of the phase, or all of them."""
+        """Returns the planner's state after some or all rounds of a phase, given that drafter's state `own`."""
 
 
 class DraftStep(NamedTuple):
-    """What a policy sees before a token is drawn: never the token itself.
+    """A policy's inputs before a token is drawn: never the token itself.
 
-    `q` float32 `[B, V]` (raw), `max_q` `[B]` its maximum; `hidden` `[B, D]` or `None`, the features of the token before
-    it, which at slot 0 is the last committed one; `slot` int32 scalar; `position` int32 `[B]`, where in the row the
-    drawn token would stand; `drawn` float32 `[B]`, the probability `q̃` that the token before it was drawn with (means
-    nothing at slot 0).
+    Attributes:
+        q: float32 `[B, V]`, the raw distribution.
+        max_q: float32 `[B]`, its maximum.
+        hidden: `[B, D]`, the features of the previous token, which at slot 0 is the last committed one; or `None`.
+        slot: int32 scalar.
+        position: int32 `[B]`, the position that the drawn token would have in the row.
+        drawn: float32 `[B]`, the probability `q̃` that the previous token was drawn with; meaningless at slot 0.
     """
 
     q: Array
     max_q: Array
+    # No token: a policy that saw the drawn token would not be a stopping time, and outputs would be biased.
     hidden: Array | None
     slot: Array
     position: Array
@@ -299,9 +329,13 @@ class DraftStep(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """bool `[B]` each: draw a token here? and go on after this one?
+    """A policy's decision at a slot.
 
-    `value` float32 `[B]`: what was compared with `controls.stop_threshold`, for traces; `None` where nothing was.
+    Attributes:
+        draw: bool `[B]`, whether to draw a token here.
+        proceed: bool `[B]`, whether to go on after it.
+        value: float32 `[B]`, the number that was compared with `controls.stop_threshold`, for traces; `None` if there
+            was none.
     """
 
     draw: Array
@@ -310,16 +344,17 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """When a draft ends: a stopping time. Frozen and hashable.
+    """A rule for when a draft ends: a stopping time. Frozen and hashable.
 
-    It can take no token back, so the law holds whatever it says. `block` is the most tokens it ever lets through.
+    It can take no token back, so the distribution is right whatever it decides. `block` is the most tokens it ever lets
+    through.
 
     Attributes:
         adaptive: whether blocks may end early.
-        threshold: what it does with `controls.stop_threshold`, in words, or empty where it reads none;
-            between: the least and the largest threshold that means something.
+        threshold: its use of `controls.stop_threshold`, in words; empty if it reads none.
+        between: the smallest and the largest meaningful threshold.
         on_rejection: whether the threshold is compared with an estimate of P(some token of the block is rejected), as
-            paper 3's theorem 3.1 has it.
+            in theorem 3.1 of Huang et al., 2024 (SpecDec++).
     """
 
     adaptive: ClassVar[bool]
@@ -332,7 +367,7 @@ class StopPolicy(Protocol):
         """The longest block."""
 
     def init(self, batch_size: int) -> PyTree:
-        """The policy's own state, carried from round to round."""
+        """Returns the policy's initial state, which is carried from round to round."""
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Decide for every row."""
+        """Decides for every row."""

@@ -1,8 +1,7 @@
 """Random bits: every draw has its own (METHODS section 2, *Randomness*).
 
-A key is folded by row id, level, the row's own round counter, slot in the block and purpose. Folding by
-position instead is wrong: a position that is drafted again would reuse bits that an adaptive component has
-already seen.
+A key is folded by row id, level, the row's round counter, slot in the block and purpose. Folding by position instead is
+wrong: a position that is drafted again would reuse bits that an adaptive component has already seen.
 """
 
 import flax.struct
@@ -15,26 +14,29 @@ from speccascade_jax.core.types import Array
 
 DRAFT, ACCEPT, REPLACE, BONUS, CHOOSE = range(5)
 PURPOSES = 8
-"""There is room for so many. The first four share a counter with round and slot, so that a further one alters
-none of their bits, and with them no published record: see `RoundKeys.uniform`."""
+"""The number of purposes that there is room for.
+
+The first four share a counter with round and slot, so that a further purpose changes none of their bits, and no
+published record: see `RoundKeys.uniform`.
+"""
 
 STAGES = 8
-"""Levels below this number are the stages of one generation: 0, and those of sequence cascades."""
+"""The number of stages of one generation. Levels below it are stages: 0, and those of sequence cascades."""
 
 
 def root(seed: Array | int) -> Array:
-    """The key that all keys of a generation are folded from; `seed` is below 2³²."""
+    """Returns the key that all keys of a generation are folded from; `seed` is below 2³²."""
     return jax.random.key(np.uint32(seed) if isinstance(seed, int) else seed, impl="threefry2x32")
 
 
 def below(level: int, arm: int = 0) -> int:
-    """The level of the `arm`-th drafter (of at most 8) that drafts for an engine of `level`.
+    """Returns the level of the `arm`-th drafter (of at most 8) of an engine at `level`.
 
-    Levels are the nodes of a tree, numbered row by row from its stages on, so that no two engines of one generation
-    share bits, however deep hierarchies stand inside sequence cascades or beside each other as arms.
+    Levels number the nodes of a tree, row by row from its stages on. So no two engines of one generation share bits,
+    however deep hierarchies are nested inside sequence cascades or stand next to each other as arms.
 
     Raises:
-        ValueError: an arm that there is no number for.
+        ValueError: the arm has no number.
     """
     if not 0 <= arm < STAGES:
         raise ValueError(f"arm={arm}: drafters beside each other are numbered from 0 to {STAGES - 1}")
@@ -42,17 +44,21 @@ def below(level: int, arm: int = 0) -> int:
 
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:
-    """One key per row, uint32 `[B, 2]`: what a row draws depends on its id, never on its neighbours."""
+    """Returns one key per row, uint32 `[B, 2]`; a row's bits depend on its id, never on its neighbours."""
+    # Id before level: the order is part of every published record and cannot change.
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), level))(example_ids)
     return jax.random.key_data(keys)
 
 
 @flax.struct.dataclass
 class RoundKeys:
-    """The bits of one round: `row` keys uint32 `[B, 2]`, the row's `round` counter and `length`, int32 `[B]`.
+    """The random bits of one round.
 
     Attributes:
-        behind: slots that another one draws for: those asked for stand behind them.
+        row: keys, uint32 `[B, 2]`.
+        round: the row's round counter, int32 `[B]`.
+        length: the row's length, int32 `[B]`.
+        behind: the number of leading slots that another drafter draws for; requested slots are counted after them.
     """
 
     row: Array
@@ -61,14 +67,20 @@ class RoundKeys:
     behind: int = flax.struct.field(pytree_node=False, default=0)
 
     def uniform(self, slots: Array, purpose: int | Array) -> Array:
-        """float32 in [0, 1) of the shape of `slots`: int32 `[B]` or `[B, T]`, slots in the block; one purpose or `[B]`.
+        """Returns float32 in [0, 1), one number per slot.
 
-        Round, slot and purpose are one block of Threefry's counter: one call of the cipher per draw, where
-        folding them in one after the other takes three. Its first word holds the round, and in its highest bit whether
-        the purpose is one of the last four; its second word slot and purpose.
+        Round, slot and purpose form one block of Threefry's counter, so a draw costs one call of the cipher; folding
+        them in one after the other takes three. The first word holds the round, and in its highest bit whether the
+        purpose is one of the last four. The second word holds slot and purpose.
+
+        Args:
+            slots: int32 `[B]` or `[B, T]`, slots in the block.
+            purpose: one purpose, or `[B]`.
         """
+        # `[1, 1]` or `[B, 1]`, so that it broadcasts over the slots of a row.
         purpose = jnp.reshape(jnp.asarray(purpose, jnp.uint32), (-1, 1))
         flat = (slots.reshape(slots.shape[0], -1) + self.behind).astype(jnp.uint32) * 4 + purpose % 4
+        # Round counters stay below 2³¹, so that the highest bit is free for the purpose.
         rounds = jnp.broadcast_to(self.round[:, None].astype(jnp.uint32) + (purpose // 4 << 31), flat.shape)
         counters = jnp.stack([rounds, flat], axis=-1)
         bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]

@@ -1,7 +1,7 @@
 """The sampling transform `S` and the drawing of tokens, without a sort over the vocabulary.
 
-Sorting 8,192 entries costs more than a small draft's whole step on CPU; thresholds are found by bisection on
-the bit patterns of float32 (exact: non-negative floats order as integers), and only when a row asks for them.
+Sorting 8,192 entries costs more than a small draft's whole step on a CPU. Thresholds are found by bisection on the bit
+patterns of float32 (exact, because non-negative floats order as integers), and only if a row asks for them.
 """
 
 from typing import NamedTuple
@@ -14,29 +14,29 @@ from speccascade_jax.core.types import Laws as Buffers
 
 
 def argmax(values: Array) -> Array:
-    """int32 `[...]`: the lowest index of the maximum over the last axis of `[..., V]`.
+    """Returns int32 `[...]`: the lowest index of the maximum over the last axis of `[..., V]`.
 
-    Maximum, then smallest index that attains it: ten times faster on CPU than `jnp.argmax`.
+    It takes the maximum, then the smallest index that attains it: ten times faster on a CPU than `jnp.argmax`.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     hit = values == values.max(-1, keepdims=True)
-    # NaN attains nothing: stay inside the vocabulary, the engine reports the NaN itself
+    # NaN equals nothing: the index stays inside the vocabulary, and the engine reports the NaN itself
     return jnp.minimum(jnp.where(hit, indices, values.shape[-1]).min(-1), values.shape[-1] - 1)
 
 
 def one_hot(tokens: Array, size: int) -> Array:
-    """float32 `[..., size]`: 1 at `tokens` `[...]`, 0 elsewhere."""
+    """Returns float32 `[..., size]`: 1 at `tokens` `[...]`, 0 elsewhere."""
     indices = jax.lax.broadcasted_iota(jnp.int32, (*tokens.shape, size), tokens.ndim)
     return (indices == tokens[..., None]).astype(jnp.float32)
 
 
 def softmax(logits: Array) -> Array:
-    """The raw law: softmax in float32 at temperature 1 over `[..., V]`."""
+    """Returns the raw distribution: softmax in float32 at temperature 1 over `[..., V]`."""
     return jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
 
 
 def transform(logits: Array, sampling: Sampling) -> Array:
-    """`S`: temperature, then top-k, then top-p of the renormalised rest (METHODS section 1).
+    """Applies `S`: temperature, then top-k, then top-p of the renormalised rest (METHODS section 1).
 
     Args:
         logits: `[B, ..., V]`, masked entries -inf.
@@ -49,7 +49,13 @@ def transform(logits: Array, sampling: Sampling) -> Array:
 
 
 class Laws(NamedTuple):
-    """`raw` `[..., V]`, the softmax; `scaled` `[..., V]`, `transform` of the logits; `max_raw` `[...]`, of `raw`."""
+    """The distributions of logits.
+
+    Attributes:
+        raw: `[..., V]`, the softmax.
+        scaled: `[..., V]`, `transform` of the logits.
+        max_raw: `[...]`, the maximum of `raw`.
+    """
 
     raw: Array
     scaled: Array
@@ -57,18 +63,24 @@ class Laws(NamedTuple):
 
 
 def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
-    """Both laws of logits `[..., V]` in float32, without what the batch does not need.
+    """Returns both distributions of logits `[..., V]` in float32, and computes only what the batch needs.
 
-    Where every row is greedy no exponential is taken; where `S` is the identity in every row, the two are one. What
-    nothing reads is left out by the compiler.
+    If every row is greedy no exponential is taken; if `S` is the identity in every row, the two are one. The compiler
+    removes outputs that nothing reads.
     """
     return _laws(logits, sampling)[0]
 
 
 def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Laws, Array]:
-    """As `raw_and_scaled`, and what `sample` draws from the scaled law with `uniform` `[...]`, int32 `[...]`.
+    """Returns the output of `raw_and_scaled`, and a token drawn from the scaled distribution, int32 `[...]`.
 
-    Where every row is greedy that is the law's one token, and no sums over the vocabulary are taken to find it.
+    If every row is greedy the token is the distribution's only one, and no sums over the vocabulary are taken to find
+    it.
+
+    Args:
+        logits: `[..., V]`.
+        sampling: values per row `[B]`.
+        uniform: float32 `[...]` in [0, 1), for `sample`.
     """
     laws, largest = _laws(logits, sampling)
     greedy = jnp.all(sampling.temperature <= 0.0)
@@ -79,9 +91,12 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
 
 
 def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
-    """And the most likely tokens, int32 `[...]`, where every row is greedy."""
+    """Returns the distributions, and the most likely tokens, int32 `[...]`, which are valid if every row is greedy."""
     logits = logits.astype(jnp.float32)
+    # Whole-batch facts: every row must agree, because the choice of branch is one for all.
     identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
+    # All branches of a switch return the same shapes; `without` and `none` fill in for values that a branch does not
+    # compute.
     without, none = jnp.zeros(logits.shape[:-1], jnp.float32), jnp.zeros(logits.shape[:-1], jnp.int32)
 
     def cold(x: Array) -> tuple[Array, Array, Array]:
@@ -93,16 +108,18 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
         cold,
         lambda x: (_scale(x, sampling), without, none),
     )
+    # One switch for the whole batch: a branch per row would compute all three under vmap.
     case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
     scaled, max_scaled, largest = jax.lax.switch(case, branches, logits)
+    # Under the identity the scaled distribution is the raw one, and its softmax is not taken twice.
     raw, max_raw = jax.lax.cond(
-        identity, lambda x, *found: found, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
+        identity, lambda x, *distributions: distributions, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
     )
     return Laws(raw, scaled, max_raw), largest
 
 
 def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
-    """`softmax` and its maximum, `1 / Σ exp(x − max x)`: to search the vocabulary for it costs half of a small head."""
+    """Returns `softmax` and its maximum, `1 / Σ exp(x − max x)`; a search for it costs half of a small output layer."""
     weights = jnp.exp(logits - logits.max(-1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
     return weights / total, 1.0 / total[..., 0]
@@ -113,32 +130,34 @@ def _is_identity(sampling: Sampling) -> Array:
 
 
 def _scale(logits: Array, sampling: Sampling) -> Array:
-    """`S` for rows that differ."""
+    """Applies `S` to rows with different settings."""
     temperature, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     greedy = temperature <= 0.0
-    # the maximum is subtracted before the division, so that a small temperature can't overflow
+    # the maximum is subtracted before the division, so that a small temperature cannot overflow
+    # Greedy rows divide by 1 instead of 0: their result is replaced below.
     scaled = (logits - logits.max(-1, keepdims=True)) / jnp.where(greedy, 1.0, temperature)
     laws = jax.nn.softmax(scaled, axis=-1)
+    # Greedy rows take a one-hot below, whatever top-k and top-p are: they cause no bisection.
     truncates = jnp.any(~greedy & ((top_k > 0) | (top_p < 1.0)))
     laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
     return jnp.where(greedy, one_hot(argmax(logits), logits.shape[-1]), laws)
 
 
 def expand(values: Array, ndim: int) -> Array:
-    """`[B]` as `[B, 1, …]` with `ndim` axes, so that it broadcasts against laws."""
+    """Returns `[B]` as `[B, 1, …]` with `ndim` axes, so that it broadcasts against distributions."""
     return values.reshape(values.shape + (1,) * (ndim - values.ndim))
 
 
 def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
-    """The logs of `softmax(logits)` and of `scaled`, `S` of the logits, which `transform` gives; `[B, ..., V]` each.
+    """Returns the logs of `softmax(logits)` and of `scaled`, which is `transform` of the logits; `[B, ..., V]` each.
 
-    They are taken of the logits, not of the laws: in float32 a law is 0 where its logit lies 87 below the largest.
+    They are computed from the logits, because a float32 distribution is 0 at a logit that is 87 below the largest.
     """
     logits = logits.astype(jnp.float32)
     heat, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     cold = heat <= 0.0
     whole = jax.nn.log_softmax((logits - logits.max(-1, keepdims=True)) / jnp.where(cold, 1.0, heat), axis=-1)
-    # what was cut off is truly 0, and what is left of it float32 can hold
+    # entries that were cut off are truly 0, and float32 can hold the logs of the rest
     cut = cold | (top_k > 0) | (top_p < 1.0)
     return Buffers(jax.nn.log_softmax(logits, axis=-1), jnp.where(cut, jnp.log(scaled), whole))
 
@@ -146,24 +165,26 @@ def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
 def make_law_pair(
     q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling, logs: Buffers | None = None
 ) -> LawPair:
-    """What a rule may read at every position.
+    """Collects the distributions that a rule may read at every position.
 
     Args:
-        q, q_tilde: `[B, ..., V]`, the draft's raw law and the one its tokens were drawn from; logs: theirs, `log_laws`
-            of its logits, or `None`: of what float32 holds of them.
+        q, q_tilde: `[B, ..., V]`, the draft's raw distribution and the one that its tokens were drawn from.
         greedy: bool `[B]`, whether the draft is greedy.
-        p_logits: `[B, ..., V]`, the target's; sampling: its transform.
+        p_logits: `[B, ..., V]`, the target's logits.
+        sampling: the target's transform.
+        logs: `log_laws` of the draft's logits; `None`: the logs of `q` and `q_tilde`.
     """
     p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
-    own, theirs = logs or Buffers(jnp.log(q), jnp.log(q_tilde)), log_laws(p_logits, p_tilde, sampling)
-    both = LogPair(q=own.q, p=theirs.q, q_tilde=own.q_tilde, p_tilde=theirs.q_tilde)
-    # the full leading shape: positions are gathered from every field alike
+    draft_logs, target_logs = logs or Buffers(jnp.log(q), jnp.log(q_tilde)), log_laws(p_logits, p_tilde, sampling)
+    four_logs = LogPair(q=draft_logs.q, p=target_logs.q, q_tilde=draft_logs.q_tilde, p_tilde=target_logs.q_tilde)
+    # every field has the full leading shape, because positions are gathered from all of them alike
     greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
-    return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=both)
+    return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=four_logs)
 
 
 def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
-    """What a rule may read of the logits of draft and target, `[B, V]` each."""
+    """Returns the distributions that a rule may read, from the logits of draft and target, `[B, V]` each."""
+    # The draft's own sampling makes `q̃`, the target's makes `p̃`: a draft may be greedy under a sampled target.
     q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
     logs = log_laws(q_logits, q_tilde, controls.draft)
     return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
@@ -171,14 +192,17 @@ def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
     ones = jnp.ones_like(laws)
+    # Top-k first, and top-p of what remains: the order is METHODS section 1's, and `need` is relative to the
+    # renormalised sum.
     kept = laws * keep_largest(laws, ones, jnp.where(top_k > 0, top_k, float(laws.shape[-1])))
     laws = jnp.where(top_k > 0, kept / kept.sum(-1, keepdims=True), laws)
+    # For top-p the weights are the probabilities themselves; `need` scales with their sum, which rounding moves off 1.
     kept = laws * keep_largest(laws, laws, jnp.minimum(top_p, 1.0) * laws.sum(-1, keepdims=True))
     return jnp.where(top_p < 1.0, kept / kept.sum(-1, keepdims=True), laws)
 
 
 def keep_largest(values: Array, weights: Array, need: Array) -> Array:
-    """Mask of the smallest set of largest `values` whose `weights` reach `need`; ties go to the lowest index.
+    """Returns a mask of the smallest set of largest `values` whose `weights` reach `need`; ties go to the lowest index.
 
     Args:
         values: float32 `[..., V]` in [0, 1].
@@ -188,6 +212,7 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
     Returns:
         bool `[..., V]`, at least one entry kept.
     """
+    # Non-negative float32 numbers order as their bit patterns do, so that 31 halvings find the threshold exactly.
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
 
     def weight_from(threshold: Array) -> Array:
@@ -202,17 +227,19 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
     low = jnp.zeros_like(bits[..., :1])
     high = jnp.max(bits, -1, keepdims=True) + 1
     threshold: Array = jax.lax.fori_loop(0, 31, halve, (low, high))[0]
+    # All entries above the threshold are kept, and of those at it only as many as the weight still needs.
     tied = bits == threshold
-    each = jnp.where(tied, weights, 0.0).max(-1, keepdims=True)
+    tied_weight = jnp.where(tied, weights, 0.0).max(-1, keepdims=True)
     missing = need - weight_from(threshold + 1)
-    count = jnp.maximum(jnp.ceil(missing / jnp.where(each > 0, each, 1.0)), 1.0)
+    count = jnp.maximum(jnp.ceil(missing / jnp.where(tied_weight > 0, tied_weight, 1.0)), 1.0)
     return (bits > threshold) | (tied & (_counted(tied) <= count))
 
 
 def _counted(marked: Array) -> Array:
-    """int32 `[..., V]`: how many of `marked` `[..., V]` there are up to each entry, itself included.
+    """Returns int32 `[..., V]`: the number of `marked` entries up to each entry, inclusive.
 
-    In two levels, as `sample` does: where the vocabulary is spread over devices, only the blocks' own numbers travel.
+    It sums in two levels, as `sample` does: with a vocabulary that is spread over devices, only the blocks' totals
+    travel.
     """
     blocks = _in_blocks(marked, _width(marked.shape[-1]))
     inside = jnp.cumsum(blocks, -1, dtype=jnp.int32)
@@ -221,7 +248,7 @@ def _counted(marked: Array) -> Array:
 
 
 def sample(laws: Array, uniform: Array) -> Array:
-    """Draw a token by inverse CDF in two levels (block sums, then inside one block).
+    """Draws a token by inverse CDF in two levels (block sums, then inside one block).
 
     Args:
         laws: float32 `[..., V]`, non-negative; normalised here by their sum.
@@ -234,8 +261,10 @@ def sample(laws: Array, uniform: Array) -> Array:
     blocks = _in_blocks(laws, width)
     cumulative = jnp.cumsum(blocks.sum(-1), -1)
     rest = uniform * cumulative[..., -1]
+    # Two short searches, over block sums and inside one block, replace a cumulative sum over the vocabulary.
     block = _first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
+    # From the same cumulative sum that chose the block: another order of summation would round differently.
     before = jnp.where(
         block > 0, jnp.take_along_axis(cumulative, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0
     )
@@ -244,22 +273,24 @@ def sample(laws: Array, uniform: Array) -> Array:
 
 
 def _first_with_mass(beyond: Array, mass: Array) -> Array:
-    """The first index that is `beyond` and has mass; the last with mass where rounding leaves none.
+    """Returns the first index that is `beyond` and has mass; the last with mass if rounding leaves none.
 
-    A parallel cumulative sum is not monotone to the last bit, so that counting the entries below a threshold
-    could end on an entry of mass 0.
+    A parallel cumulative sum is not monotone to the last bit, so counting the entries below a threshold could end on an
+    entry of mass 0.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
+    # `uniform` near 1 and rounding can leave no entry beyond: the last with mass is then the right one.
     last = jnp.where(mass > 0, indices, 0).max(-1)
     return jnp.minimum(jnp.where(beyond & (mass > 0), indices, mass.shape[-1]).min(-1), last)
 
 
 def _width(size: int) -> int:
-    """Entries of a block of a vocabulary."""
+    """Returns how many entries of a vocabulary of `size` form one block."""
     return size if size <= 128 else 64 if size <= 8192 else 256
 
 
 def _in_blocks(laws: Array, width: int) -> Array:
+    # Padding has mass 0, which `_first_with_mass` never returns.
     missing = -laws.shape[-1] % width
     padded = jnp.pad(laws, [(0, 0)] * (laws.ndim - 1) + [(0, missing)]) if missing else laws
     return padded.reshape(*laws.shape[:-1], -1, width)

@@ -1,4 +1,4 @@
-"""What goes into compiled programs and comes out of them: trees taken apart once, results fetched in one transfer."""
+"""Transfers to and from compiled programs: trees are flattened once, and results are fetched in one transfer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ _JOINED = ("int32", "uint32", "float32")
 
 
 def join(tree: PyTree) -> Array:
-    """int32: the bits of all arrays of `tree`, which hold numbers of 32 bits, one after the other."""
+    """Returns int32: the bits of all arrays of `tree`, one after the other; all of them hold 32-bit numbers."""
     leaves = jax.tree.leaves(tree)
+    # A bitcast keeps every bit, NaN payloads included, where a conversion would round.
     return jnp.concatenate([jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in leaves])
 
 
 class Layout(NamedTuple):
-    """Where the arrays of a tree lie in what `join` makes of it: shape, dtype, first byte; and how long that is."""
+    """The places of a tree's arrays in the output of `join`.
+
+    Attributes:
+        structure: the tree's structure.
+        places: shape, dtype and first byte of each array.
+        size: the length of the joined array.
+    """
 
     structure: jax.tree_util.PyTreeDef
     places: tuple[tuple[tuple[int, ...], np.dtype, int], ...]
@@ -33,16 +40,18 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tree: PyTree) -> Layout:
-        """Returns the layout of arrays, or of their shapes."""
+        """Returns the layout of a tree of arrays, or of their shapes."""
         leaves, structure = jax.tree.flatten(tree)
         ends = list(itertools.accumulate((math.prod(leaf.shape) for leaf in leaves), initial=0))
         places = tuple((leaf.shape, leaf.dtype, 4 * begin) for leaf, begin in zip(leaves, ends, strict=False))
         return cls(structure, places, ends[-1])
 
     def fetch(self, joined: Array) -> PyTree:
-        """The tree on the host, read-only: its arrays are made while the device works, and filled when it is done."""
+        """Returns the tree on the host, read-only; its arrays are made while the device computes, then filled."""
+        # The views are made before `np.asarray` blocks, so that their cost hides behind the device's work.
         memory = np.empty(self.size, np.int32)
         readable = memory.view()
+        # Read-only views of memory that stays writable here: it is filled below.
         readable.flags.writeable = False
         arrays = [np.ndarray(shape, dtype, readable, begin) for shape, dtype, begin in self.places]
         tree = jax.tree.unflatten(self.structure, arrays)
@@ -51,11 +60,12 @@ class Layout(NamedTuple):
 
 
 def fetch(tree: Tree) -> Tree:
-    """The arrays of `tree` on the host, as `jax.device_get` gives them.
+    """Returns the arrays of `tree` on the host, as `jax.device_get` does.
 
-    Waiting for an array and handing it over takes about as long for a single number as for a thousand: the device joins
-    them into one first. What is no array of 32-bit numbers, or on the host already, goes the usual way.
+    Waiting for an array and copying it takes about as long for a single number as for a thousand, so the device first
+    joins them into one. Trees with other arrays than 32-bit ones, or with arrays already on the host, use `device_get`.
     """
+    # 64-bit and 16-bit arrays have no place in an int32 buffer, and host arrays need no transfer.
     leaves = jax.tree.leaves(tree)
     if not leaves or not all(isinstance(leaf, jax.Array) and leaf.dtype.name in _JOINED for leaf in leaves):
         return cast(Tree, jax.device_get(tree))
@@ -68,16 +78,18 @@ _join = jax.jit(join)
 
 @jax.tree_util.register_pytree_with_keys_class
 class Flat(Mapping[str, Any]):
-    """A nested dictionary of arrays that knows its leaves; it reads as the dictionary does, inside `jit` too.
+    """A nested dictionary of arrays that remembers its leaves; it reads as the dictionary does, inside `jit` too.
 
-    JAX takes the arguments of a compiled program apart in every call, and sorts the names in every dictionary: of the
-    shipped pair's hundred arrays in sixty dictionaries that is a quarter of a millisecond. Of this it asks the leaves.
+    JAX flattens the arguments of a compiled program in every call, and sorts the names in every dictionary. For the
+    shipped pair's hundred arrays in sixty dictionaries that is a quarter of a millisecond; a `Flat` returns its leaves
+    at once.
 
-    Read-only to the last dictionary: what was taken apart would not see a change. `{**params, "drafter": …}` makes
-    another.
+    It is read-only down to the last dictionary, because its stored leaves would not follow a change. `{**params,
+    "drafter": …}` makes another tree.
     """
 
     def __init__(self, tree: Mapping[str, Any]):
+        # Frozen: a changed dictionary would disagree with the leaves that are stored here.
         tree = freeze(dict(tree))
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
         self._leaves: Sequence[Any] = [leaf for _, leaf in leaves]
@@ -96,17 +108,18 @@ class Flat(Mapping[str, Any]):
         return f"Flat({self._tree!r})"
 
     def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """Returns what JAX asks for in every call."""
+        """Returns the leaves and the structure, which JAX asks for in every call."""
         return self._leaves, (self._structure, self._paths)
 
     def tree_flatten_with_keys(self) -> tuple[Sequence[tuple[Any, Any]], Any]:
-        """Returns the same with the place of each leaf, as profiles and error messages show it."""
+        """Returns the same with the path of each leaf, as profiles and error messages show it."""
         leaves, described = self.tree_flatten()
         return list(zip(self._paths, leaves, strict=True)), described
 
     @classmethod
     def tree_unflatten(cls, described: Any, leaves: Sequence[Any]) -> Flat:
         """Returns the same tree with other leaves."""
+        # `__init__` would flatten again, which is what this class avoids.
         flat = cls.__new__(cls)
         flat._structure, flat._paths = described
         flat._leaves = tuple(leaves)

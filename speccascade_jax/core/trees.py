@@ -1,7 +1,7 @@
-"""Drafts that branch: a static tree of tokens behind the pending one (METHODS section 10).
+"""Drafts that branch: a static tree of tokens after the pending one (METHODS section 10).
 
-Its *entries* are the pending token, entry 0, and the tree's nodes behind it, level by level: node `n` is entry `n + 1`.
-A cache holds them in slots of that order behind what is committed, whatever their positions are.
+The *entries* of a tree are the pending token, entry 0, and then its nodes, level by level: node `n` is entry `n + 1`. A
+cache holds the entries in slots of that order after the committed tokens, whatever their positions are.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,22 @@ from speccascade_jax.core.types import Array
 
 @dataclass(frozen=True)
 class Branch:
-    """Entries `held … held + T` of a tree, as a model is fed them (static).
+    """Entries `num_cached … num_cached + T` of a tree, as a model is fed them (static).
 
     Attributes:
-        held: how many entries the cache has already; depths: of all entries up to the last of these, from 0.
-        sees: bool `[T, held + T]`, which entries each sees: those before it on its path, and itself.
+        num_cached: how many entries the cache already has.
+        depths: depths of all entries up to the last of these, from 0.
+        sees: bool `[T, num_cached + T]`, the entries that each entry attends to: its ancestors and itself.
     """
 
-    held: int
+    num_cached: int
     depths: tuple[int, ...]
     sees: tuple[tuple[bool, ...], ...]
 
     @property
     def own(self) -> tuple[int, ...]:
         """Depths of the entries that are fed."""
-        return self.depths[self.held :]
+        return self.depths[self.num_cached :]
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Tree:
     """A tree of `N` drafted tokens.
 
     Attributes:
-        parents: of each node, the node that it follows, or −1 for the pending token; level by level, so that a node
-            stands behind its parent and is no shallower than the one before it. A node's children are drawn one after
-            the other, without those before them.
+        parents: the node before each node, or −1 for the pending token. Nodes are listed level by level, so a node
+            comes after its parent and is no shallower than the node before it. A node's children are drawn one after
+            the other, each without its earlier siblings.
 
     Raises:
         ValueError: parents in another order.
@@ -55,28 +56,30 @@ class Tree:
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} of the tree follows {parent}: it must follow −1 or a node before it")
+        # A level must be contiguous: the model is fed one level at a time, as a slice of entries.
         for node in range(1, self.size):
             if self.depths[node + 1] < self.depths[node]:
                 raise ValueError(f"node {node} of the tree is shallower than the one before it: list level by level")
 
     @classmethod
     def of_branching(cls, children: tuple[int, ...]) -> "Tree":
-        """Every node of depth `d` has `children[d]` children: `(3, 2, 1)` is three paths, then six, of three tokens."""
+        """Returns the tree whose nodes of depth `d` have `children[d]` children; `(3, 2)` has six paths of two."""
         level, parents = [-1], list[int]()
         for count in children:
             above, first = level, len(parents)
+            # All children of a level before any grandchild: the order that `parents` must have.
             parents += [parent for parent in above for _ in range(count)]
             level = list(range(first, len(parents)))
         return cls(tuple(parents))
 
     @property
     def size(self) -> int:
-        """`N`."""
+        """`N`, the number of nodes."""
         return len(self.parents)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Of every entry: 0 of the pending token."""
+        """The depth of every entry; 0 for the pending token."""
         depths = [0]
         for parent in self.parents:
             depths.append(depths[parent + 1] + 1)
@@ -84,23 +87,24 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """The longest path's tokens."""
+        """The number of tokens on the longest path."""
         return self.depths[-1]
 
     @cached_property
     def children(self) -> np.ndarray:
-        """int32 `[N + 1, K]`: every entry's children as entries, in their order; 0 where there are no more."""
+        """int32 `[N + 1, K]`: every entry's children as entries, in their order, padded with 0."""
         followers = [list[int]() for _ in range(self.size + 1)]
         for entry, parent in enumerate(self.parents, start=1):
             followers[parent + 1].append(entry)
         return right_pad(followers, max(map(len, followers)))
 
     def level(self, depth: int) -> tuple[int, int]:
-        """The first entry of a depth, and the one behind its last."""
+        """Returns the first entry of a depth, and the entry after its last."""
         return self.depths.index(depth), len(self.depths) - self.depths[::-1].index(depth)
 
     def branch(self, first: int, end: int) -> Branch:
-        """Entries `first` to below `end`, fed to a cache that holds those before."""
+        """Returns entries `first` to below `end`, to be fed to a cache that holds the entries before them."""
+        # Parents come before children, so a parent's row is complete when its child copies it.
         seen = np.eye(self.size + 1, dtype=bool)
         for entry, parent in enumerate(self.parents, start=1):
             seen[entry] |= seen[parent + 1]
@@ -108,17 +112,25 @@ class Tree:
 
 
 def without(q_tilde: Array, q: Array, taken: Array) -> Array:
-    """What a node's next child is drawn from, float32 `[..., V]`: `q̃` without the tokens `taken` bool `[..., V]`.
+    """Returns the distribution of a node's next child: `q̃` without the tokens that its siblings took.
 
-    Where nothing is left of `q̃` (a greedy draft's is one-hot), the most likely token by `q` that is not taken, alone
-    (token 0 where all are).
+    If nothing of `q̃` remains (a greedy draft's is one-hot), it is the one-hot of the most likely token by `q` that is
+    not taken; token 0 if all are taken.
+
+    Args:
+        q_tilde, q: float32 `[..., V]`.
+        taken: bool `[..., V]`.
+
+    Returns:
+        float32 `[..., V]`.
     """
-    left = jnp.where(taken, 0.0, q_tilde)
-    total = left.sum(-1, keepdims=True)
+    remaining = jnp.where(taken, 0.0, q_tilde)
+    total = remaining.sum(-1, keepdims=True)
+    # −1 is below every probability: a taken token loses even where `q` is 0.
     best = one_hot(argmax(jnp.where(taken, -1.0, q)), q.shape[-1])
-    return jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), best)
+    return jnp.where(total > 0, remaining / jnp.where(total > 0, total, 1.0), best)
 
 
 def along(values: Array, entries: Array) -> Array:
-    """`values` `[B, N + 1, …]` at `entries` int32 `[B, W]` of each row."""
+    """Returns `values` `[B, N + 1, …]` at `entries`, int32 `[B, W]`, of each row."""
     return jnp.take_along_axis(values, entries.reshape(*entries.shape, *[1] * (values.ndim - 2)), axis=1)

@@ -1,8 +1,8 @@
-"""The values that travel between the rooms.
+"""The values that are passed between the rooms.
 
 Shape letters, here and everywhere: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
-`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features. Annotations use them as
-jaxtyping does; `tests/core/types_test.py` compares them with what the engine passes on. `#V` is 1 where nothing drafts.
+`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features. Annotations use them as jaxtyping does;
+`tests/core/types_test.py` compares them with the arrays that the engine passes on. `#V` is 1 if nothing drafts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Params = Any
 
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""What parameters may be loaded in; int8 with a scale per column of each matrix."""
+"""The types that parameters may be loaded in; int8 with one scale per column of each matrix."""
 
 
 @flax.struct.dataclass
 class Packed:
-    """A matrix `[K, N]` in panels of `P` columns, in 32, 16 or 8 bits: a leaf of the parameters, in a kernel's place.
+    """A matrix `[K, N]` in panels of `P` columns, in 32, 16 or 8 bits: a leaf of the parameters that replaces a kernel.
 
-    It is what a CPU's products of a few rows read at full bandwidth.
+    A CPU's product with a few rows reads panels at full bandwidth.
 
     Attributes:
         panels: `[ceil(N / P), K, P]`, column `c` of the matrix in panel `c // P`, zeros beyond the last; float32,
             float16, bfloat16 or int8.
-        scales: float32 `[ceil(N / P) * P]`, what each column of int8 is multiplied by; `None` of the others.
+        scales: float32 `[ceil(N / P) * P]`, the factor of each int8 column; `None` for the other types.
         columns: `N` (static).
         turned: whether the parameter is the matrix's transpose: an embedding that makes the logits (static).
     """
@@ -45,34 +45,36 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The parameter's: `(K, N)`, or `(N, K)` where it is turned."""
+        """The parameter's shape: `(K, N)`, or `(N, K)` if it is turned."""
         shape = (self.panels.shape[1], self.columns)
         return shape[::-1] if self.turned else shape
 
     @property
     def size(self) -> int:
-        """How many numbers the matrix has."""
+        """The number of entries of the matrix."""
         return self.shape[0] * self.shape[1]
 
     @property
     def dtype(self) -> Any:
-        """What the numbers are held in."""
+        """The type that the entries are stored in."""
         return self.panels.dtype
 
     def rows(self, taken: jax.Array) -> jax.Array:
-        """Columns `taken` (int32, any shape) of the matrix, `[*taken.shape, K]`, float32: rows of its transpose."""
+        """Returns columns `taken` (int32, any shape) of the matrix, float32 `[*taken.shape, K]`."""
+        # Indexing panel and column together gathers the requested columns alone; a transpose would copy the matrix.
         width = self.panels.shape[2]
-        found = self.panels[taken // width, :, taken % width].astype(jax.numpy.float32)
-        return found if self.scales is None else found * self.scales[taken][..., None]
+        columns = self.panels[taken // width, :, taken % width].astype(jax.numpy.float32)
+        return columns if self.scales is None else columns * self.scales[taken][..., None]
 
     def dense(self) -> np.ndarray:
-        """The parameter on the host, as it is held: scales are left out."""
+        """Returns the parameter on the host as it is stored, without the scales."""
         panels = np.asarray(self.panels)
         matrix = panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)[:, : self.columns]
+        # The last panel is padded with zero columns; they are cut off before the transpose.
         return matrix.T if self.turned else matrix
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """`dense` with its scales: the parameter that products are made with."""
+        """Returns `dense` with its scales: the parameter that products are made with."""
         dense = self.dense()
         if self.scales is not None:
             scales = np.asarray(self.scales)[: self.columns]
@@ -81,18 +83,18 @@ class Packed:
 
 
 def is_packed(leaf: Any) -> bool:
-    """For `jax.tree` functions that take a packed matrix as one leaf."""
+    """Returns whether a leaf is a packed matrix, for `jax.tree` functions that take it as one leaf."""
     return isinstance(leaf, Packed)
 
 
 def count(params: Params) -> int:
-    """How many numbers a model's parameters are."""
+    """Returns how many numbers a model's parameters hold."""
     return sum(leaf.size if is_packed(leaf) else np.size(leaf) for leaf in jax.tree.leaves(params, is_leaf=is_packed))
 
 
 @flax.struct.dataclass
 class Prompt:
-    """What a generation starts from, right-padded.
+    """The inputs that a generation starts from, right-padded.
 
     Attributes:
         tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
@@ -107,13 +109,13 @@ class Prompt:
 
 
 class LMOutput(NamedTuple):
-    """What a model returns for the tokens that it is fed.
+    """A model's output for the tokens that it is fed.
 
     Attributes:
         logits: `[B, T, V]` (raw, padded vocabulary masked to -inf).
         hidden: `[B, T, D]`, the states that the logits are computed from, or `None`.
         layer_states: `[B, T, L, D]`, the states after the `L` layers that the caller named
-            (`core.protocols.LayeredModel`); `None` where it named none.
+            (`core.protocols.LayeredModel`); `None` if it named none.
     """
 
     logits: Float[Array, "B T V"]
@@ -123,26 +125,26 @@ class LMOutput(NamedTuple):
 
 @flax.struct.dataclass
 class BoundModel:
-    """A model and its parameters: what the front door passes around."""
+    """A model and its parameters: the unit that the public functions pass around."""
 
     params: Params
     model: Any = flax.struct.field(pytree_node=False)
 
     def __repr__(self) -> str:
-        """Without the numbers: a model has millions."""
+        """Returns the model's class and the number of its parameters; the numbers themselves are millions."""
         return f"BoundModel({type(self.model).__name__}, {count(self.params):,} parameters)"
 
 
 @flax.struct.dataclass
 class LawPair:
-    """All that a rule may read at a position (METHODS section 1).
+    """The distributions that a rule may read at a position (METHODS section 1).
 
     Attributes:
-        q, p: float32 `[..., V]`, the raw laws of draft and target: softmax of the logits at
-            temperature 1, nothing truncated. Decisions read these.
-        q_tilde, p_tilde: float32 `[..., V]`, the scaled laws that tokens are really drawn from.
+        q, p: float32 `[..., V]`, the raw distributions of draft and target: softmax of the logits at temperature 1,
+            nothing truncated. Decisions read these.
+        q_tilde, p_tilde: float32 `[..., V]`, the scaled distributions that tokens are drawn from.
         greedy: bool `[..., 1]`, whether the draft is decoded greedily (`bild_star` asks).
-        logs: the logs of the four laws, made from logits; see `log`.
+        logs: the logs of the four distributions, computed from logits; see `log`.
     """
 
     q: Float32[Array, "*positions #V"]
@@ -153,20 +155,21 @@ class LawPair:
     logs: LogPair | None = None
 
     def log(self, name: str) -> Array:
-        """The log of the law of that name, float32 `[..., V]`; -inf only where the law is truly 0.
+        """Returns the log of the named distribution, float32 `[..., V]`; -inf only if the probability is truly 0.
 
-        A law itself is 0 in float32 already where its logit lies 87 below the largest. The draft's logs know better for
-        rules that say `Rule.reads_logs`; for others, and of pairs made by hand, they are of what float32 holds.
+        A float32 probability is already 0 at a logit that is 87 below the largest. The draft's logs are exact there for
+        rules that set `Rule.reads_logs`. For other rules, and for pairs made by hand, they are the logs of the float32
+        values.
         """
         if self.logs is None:
             return jax.numpy.log(getattr(self, name))
-        found: Array = getattr(self.logs, name)
-        return found
+        logs: Array = getattr(self.logs, name)
+        return logs
 
 
 @flax.struct.dataclass
 class LogPair:
-    """Logs of the laws of a `LawPair`, float32 `[..., V]` each."""
+    """Logs of the distributions of a `LawPair`, float32 `[..., V]` each."""
 
     q: Float32[Array, "*positions #V"]
     p: Float32[Array, "*positions V"]
@@ -188,13 +191,13 @@ class Sampling:
 
 @flax.struct.dataclass
 class Controls:
-    """Every number that is swept: traced, float32 `[B]`, so that changing one never recompiles.
+    """The numbers that are swept: traced, float32 `[B]`, so that changing one never recompiles.
 
     Attributes:
         alpha: the rule's trade-off parameter.
-        stop_threshold: what a stop policy compares with (BiLD's α_f for `Confidence`).
+        stop_threshold: the number that a stop policy compares with (BiLD's α_f for `Confidence`).
         draft, target: the sampling transforms `S_d` and `S_t`.
-        inner: of each engine that drafts for this one, its own; so they mirror the tree of drafters.
+        inner: the controls of each engine that drafts for this one; they mirror the tree of drafters.
     """
 
     alpha: Float32[Array, " B"]
@@ -206,13 +209,13 @@ class Controls:
 
 @flax.struct.dataclass
 class Laws:
-    """Buffers for a block's laws, float32 `[B, G + 1, V]` each (`[B, 1, 1]` where nothing drafts).
+    """Buffers for a block's distributions, float32 `[B, G + 1, V]` each (`[B, 1, 1]` if nothing drafts).
 
-    They are carried from round to round and written in place, so that no round has to fill them first. What an earlier
-    round, or a row that does not draft, has left there means nothing.
+    They are carried from round to round and written in place, so that no round has to fill them first. Entries that an
+    earlier round, or a row that does not draft, has left are meaningless.
 
     Attributes:
-        logs: the logs of both, where the rule reads them (`Rule.reads_logs`).
+        logs: the logs of both, if the rule reads them (`Rule.reads_logs`).
     """
 
     q: Float32[Array, "B places V"]
@@ -222,27 +225,28 @@ class Laws:
 
 @flax.struct.dataclass
 class Draft:
-    """A block that a drafter hands over.
+    """A block that a drafter returns.
 
     Attributes:
-        tokens: int32 `[B, G]`; entries at or beyond `length` mean nothing.
+        tokens: int32 `[B, G]`; entries at or beyond `length` are meaningless.
         length: int32 `[B]`, 0 is legal.
         q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array token `j` was drawn from* and is divided by:
-            for a greedy draft a one-hot, whatever its soft `q` is. Entry `length` is the law at the bonus position,
-            valid if it was asked for and the row is lawful.
+            for a greedy draft a one-hot, whatever its soft `q` is. Entry `length` is the distribution at the bonus
+            position, valid if it was requested and the row is lawful.
         greedy: bool `[B]`, whether the tokens were chosen greedily.
         steps: int32 `[B]`, forward passes of the draft model that this row needed.
-        bad: bool `[B, G + 1]`, where the draft's logits were not finite.
-        lawful: bool `[B]`, whether there is a law at entry `length` where one was asked for: a drafter without a model
-            has none, and the token there then comes from `p̃`. `None`: everywhere.
-        logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the laws, for rules that read them
-            (`Request.block` has room for them then). `None`: those of what `q` and `q_tilde` are.
-        arm: int32 `[B]`, which of several drafters wrote the row's block, where they have rules of their own
+        bad: bool `[B, G + 1]`, the entries at which the draft's logits were not finite.
+        lawful: bool `[B]`, whether entry `length` holds a distribution if one was requested: a drafter without a model
+            has none, and the token there then comes from `p̃`. `None`: every row is lawful.
+        logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the probabilities, for rules that read them
+            (`Request.block` then has room for them). `None`: the logs of `q` and `q_tilde` as stored.
+        arm: int32 `[B]`, the drafter among several that wrote the row's block, if they have rules of their own
             (`rules.verification.ByArm`). `None`: one rule for all.
-        stop: float32 `[B, G + 1]`, what the stop policy compared with its threshold at each slot that it was asked at,
-            NaN elsewhere; for traces alone. `None`: nothing was compared, or inside an engine that drafts.
-        spent: int32 `[B]`, how many tokens were drafted, where that is more than a path's `length`. Drafts that branch
-            (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the laws is the one behind node `n`.
+        stop: float32 `[B, G + 1]`, the number that the stop policy compared with its threshold at each slot where it
+            was asked, NaN elsewhere; for traces alone. `None`: nothing was compared, or the drafter is inside an engine
+            that drafts.
+        spent: int32 `[B]`, how many tokens were drafted, if more than a path's `length`. Drafts that branch
+            (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the distributions is the one after node `n`.
     """
 
     tokens: Int32[Array, "B G"]
@@ -260,29 +264,32 @@ class Draft:
 
     @property
     def laws(self) -> Laws:
-        """The buffers, to be carried on."""
+        """The buffers, to be carried to the next round."""
         return Laws(self.q, self.q_tilde, self.logs)
 
 
 @flax.struct.dataclass
 class Round:
-    """What one round did; rows that were already done have `num_new = 0`.
+    """The record of one round; rows that were already done have `num_new = 0`.
 
     Attributes:
         start: int32 `[B]`, the row's length when the round began.
-        active: bool `[B]`.
+        active: bool `[B]`, whether the row still generates.
         draft: the block.
-        num_kept: int32 `[B]`; rejected: bool `[B]`.
-        examined: int32 `[B]`, how many drafts were: up to the first rejection, or the whole block (`Verifier.joint`).
-        tokens: int32 `[B, G + 1]`, the first `num_new` of which are committed.
-        num_new: int32 `[B]`.
-        source: int32 `[B, G + 1]`, where each committed token came from: a place in `core.names.SOURCES`.
+        num_kept: int32 `[B]`, accepted drafts.
+        rejected: bool `[B]`, whether a draft was rejected.
+        examined: int32 `[B]`, how many drafts were examined: up to the first rejection, or the whole block
+            (`Verifier.joint`).
+        tokens: int32 `[B, G + 1]`; the first `num_new` are committed.
+        num_new: int32 `[B]`, committed tokens.
+        source: int32 `[B, G + 1]`, the source of each committed token, an index into `core.names.SOURCES`.
         pair: `LawPair` over `[B, G + 1, V]`.
-        law: float32 `[B, G + 1, V]`, the law that each committed token obeys given its prefix.
-        unverified: bool `[B]`, the block was committed without the target having seen it (`Engine.verify_final`).
-        eta: float32 `[B, G + 1]`, `Σ r q̃`; deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
+        law: float32 `[B, G + 1, V]`, the distribution of each committed token given its prefix.
+        unverified: bool `[B]`, whether the block was committed without the target (`Engine.verify_final`).
+        eta: float32 `[B, G + 1]`, `Σ r q̃`; 0 without a deferral.
+        deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
 
-    Of an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.scoring`).
+    In an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.scoring`).
     """
 
     start: Int32[Array, " B"]

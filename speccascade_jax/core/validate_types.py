@@ -1,4 +1,4 @@
-"""Values checked against annotations: what a gin file or a caller gives is what the class or function says it takes."""
+"""Checks of values against annotations, for what a gin file or a caller passes to a class or a function."""
 
 import dataclasses
 import functools
@@ -17,7 +17,12 @@ from speccascade_jax.core.names import shown
 
 @dataclass(frozen=True)
 class Later:
-    """A value that is not made yet: `text` says how, `kind` of which class it will be; `None`: of any."""
+    """A value that does not exist yet.
+
+    Attributes:
+        text: how it will be made.
+        kind: its class; `None`: any.
+    """
 
     text: str
     kind: type | None = None
@@ -26,18 +31,20 @@ class Later:
         return self.text
 
     def fits(self, kind: Any) -> bool:
-        """Returns whether it may be of a class."""
+        """Returns whether the value may be of a class."""
         return self.kind is None or isinstance(kind, type) and issubclass(self.kind, kind)
 
 
 def check(owner: Any, values: Mapping[str, object], prefix: str = "") -> None:
-    """Refuses values that are not what the annotations of `owner`, a class with fields or a function, say.
+    """Refuses values that contradict the annotations of `owner`, a class with fields or a function.
 
     Args:
-        values: by name; names without an annotation are passed over. prefix: what errors put before a name.
+        owner: the class or function.
+        values: by name; names without an annotation are skipped.
+        prefix: a text that errors put before a name.
 
     Raises:
-        ValueError: names the value, where in it, and what is meant.
+        ValueError: names the value, the part of it that is wrong, and the type that is meant.
     """
     annotations = hints(owner)
     for name, value in values.items():
@@ -47,23 +54,25 @@ def check(owner: Any, values: Mapping[str, object], prefix: str = "") -> None:
 
 @functools.cache
 def hints(owner: Any) -> dict[str, Any]:
-    """Returns the annotations of a dataclass's fields, or of what a function or a class is called with."""
+    """Returns the annotations of a dataclass's fields, or of the arguments of a function or class."""
     called = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
     try:
         return typing.get_type_hints(owner.__init__ if called else owner)
-    except (NameError, TypeError):  # a function of somebody's whose annotations cannot be read
+    except (NameError, TypeError):  # a user's function with unreadable annotations
         return {}
 
 
 def _problem(name: str, value: object, hint: Any) -> str:
-    """Says what is wrong with a value; empty if nothing is."""
+    """Returns a description of the problem with a value; empty if there is none."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     kinds = typing.get_args(hint) if union else (hint,)
+    # A value of any member of the union is fine, so all of them are asked before anything is reported.
     problems = [_problem_inside(name, value, kind) for kind in kinds]
     if "" in problems:
         return ""
-    if inside := next(filter(None, problems), None):  # it is of one of the kinds, but for something in it
+    if inside := next(filter(None, problems), None):  # the container is right, an entry is not
         return inside
+    # A string is a sequence too, but never the tuple that was meant.
     single = isinstance(value, str) or not isinstance(value, (Sequence, Mapping))
     if single and any(_is_a(kind, Sequence) for kind in kinds):
         return f"{name}={shown(value)} is one value where a tuple is meant; write ({shown(value)},)"
@@ -76,10 +85,11 @@ def _problem(name: str, value: object, hint: Any) -> str:
 
 
 def _problem_inside(name: str, value: Any, kind: Any) -> str | None:
-    """Returns empty for a value of the kind, what is wrong in it if it is but for that, `None` if it is of another."""
+    """Returns "" for a value of the kind, `None` for another kind, and otherwise the problem inside it."""
     inner, origin = typing.get_args(kind), typing.get_origin(kind) or kind
     if kind is Any or isinstance(value, Later) and value.fits(origin):
         return ""
+    # Scalars before `isinstance`: True is an int to Python, and NumPy's numbers are not.
     if kind in _SCALARS:
         fits = _SCALARS[kind][1](value)
     elif origin is typing.Literal:
@@ -110,6 +120,7 @@ def _mapping_parts(name: str, value: Mapping[Any, Any], keys: Any = Any, values:
 
 
 def _in_sequence(name: str, value: Sequence[Any], inner: tuple[Any, ...]) -> str:
+    # `tuple[int, ...]` repeats one annotation; `tuple[int, str]` has one per entry.
     kinds = [inner[0] if inner else Any] * len(value) if len(inner) < 2 or inner[1] is Ellipsis else inner
     if len(kinds) != len(value):
         return f"{name}={shown(value)} has {len(value)} entries where {len(kinds)} are meant"
@@ -124,7 +135,7 @@ def _is_a(kind: Any, family: type) -> bool:
 def _finite(value: object) -> bool:
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer that is no float
+    except OverflowError:  # an integer beyond the range of float
         return False
 
 

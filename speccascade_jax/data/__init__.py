@@ -1,1 +1,1 @@
-"""★ Tasks, vocabularies and where data sets lie."""
+"""★ Tasks, vocabularies and the folder of data sets."""

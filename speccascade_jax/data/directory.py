@@ -1,4 +1,4 @@
-"""Where the data sets lie: one setting for the whole project."""
+"""The folder of data sets: one setting for the whole project."""
 
 import os
 from pathlib import Path
@@ -9,19 +9,19 @@ VARIABLE = "SPECCASCADE_DATA"
 
 
 def data_directory() -> Path:
-    """The folder of data sets: `$SPECCASCADE_DATA` if set, else `../shared/data` beside the repository.
+    """Returns the folder of data sets: `$SPECCASCADE_DATA` if set, else `../shared/data` next to the repository.
 
-    The folder need not exist; `require` is what complains.
+    The folder need not exist; `require` raises if it does not.
     """
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else repository_root().parent / "shared" / "data"
 
 
 def require(*parts: str) -> Path:
-    """The path of `parts` inside the data directory.
+    """Returns the path of `parts` inside the data directory.
 
     Raises:
-        FileNotFoundError: if nothing lies there; names the path and how to point elsewhere.
+        FileNotFoundError: there is no such file; names the path and how to set another folder.
     """
     path = data_directory().joinpath(*parts)
     if not path.exists():

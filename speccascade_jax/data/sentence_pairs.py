@@ -24,54 +24,54 @@ class TokenPair(NamedTuple):
 
 
 def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
-    """The pairs of a file, gzipped or plain: `source<TAB>target` lines, or objects of a `.jsonl`.
+    """Reads the pairs of a file, gzipped or plain: `source<TAB>target` lines, or objects of a `.jsonl`.
 
     Args:
         path: an existing file, or a path inside the data directory.
-        columns: which column is the source and which the target, as numbers, (1, 0) for the other direction; of a
-            `.jsonl` the names of the two fields.
+        columns: numbers of the source's and the target's column, (1, 0) for the other direction; for a `.jsonl` the
+            names of the two fields.
 
     Raises:
-        FileNotFoundError: neither exists.
-        ValueError: a line without exactly one tab, or that is not UTF-8, named by number; a line without such a field;
-            a damaged gzip file.
+        FileNotFoundError: neither path exists.
+        ValueError: a line without exactly one tab, not in UTF-8, or without such a field (names its number); a damaged
+            gzip file.
     """
     path = expanded(path)
-    found = path if path.is_file() else directory.require(*path.parts)
-    if ".jsonl" in found.suffixes[-2:]:
-        return [_fields(line, f"{found}:{number}", columns) for number, line in lines(found)]
+    file = path if path.is_file() else directory.require(*path.parts)
+    if ".jsonl" in file.suffixes[-2:]:
+        return [_fields(line, f"{file}:{number}", columns) for number, line in lines(file)]
     if set(columns) != {0, 1}:
-        raise ValueError(f"columns={columns} of {found}, a file of tabs: they are (0, 1), or (1, 0) to swap the sides")
+        raise ValueError(f"columns={columns} of {file}, a file of tabs: they are (0, 1), or (1, 0) to swap the sides")
     pairs = []
-    for number, line in lines(found):
+    for number, line in lines(file):
         fields = line.split("\t")
         if len(fields) != 2:
-            raise ValueError(f"{found}:{number} has {len(fields)} columns; source<TAB>target is needed")
+            raise ValueError(f"{file}:{number} has {len(fields)} columns; source<TAB>target is needed")
         pairs.append((fields[int(columns[0])], fields[int(columns[1])]))
     return pairs
 
 
-def _fields(line: str, where: str, columns: Columns) -> TextPair:
-    entry = parsed(line, where, "copy the file again")
-    missing = [each for each in columns if each not in entry]
+def _fields(line: str, location: str, columns: Columns) -> TextPair:
+    entry = parsed(line, location, "copy the file again")
+    missing = [column for column in columns if column not in entry]
     if missing:
-        raise ValueError(f"{where} has no field {missing[0]!r}; columns names two of {', '.join(entry)}")
-    source, target = (entry[str(each)] for each in columns)
+        raise ValueError(f"{location} has no field {missing[0]!r}; columns names two of {', '.join(entry)}")
+    source, target = (entry[str(column)] for column in columns)
     return source, target
 
 
 def holds_pieces(path: str | Path) -> bool:
-    """Whether a file's name says that its columns are pieces separated by spaces, not text: `….pieces[.gz]`."""
+    """Returns whether a file's name (`….pieces[.gz]`) says that its columns are pieces separated by spaces."""
     return ".pieces" in Path(path).suffixes[-2:]
 
 
 def read_tokens(
     path: str | Path, vocabulary: FileVocabulary, limit: int | None = None, columns: Columns = (0, 1)
 ) -> list[TokenPair]:
-    """Token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`).
+    """Returns token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`).
 
     Raises:
-        ValueError: pieces, and a vocabulary that is no sentencepiece file; as `read_pairs`.
+        ValueError: pieces, with a vocabulary that is no sentencepiece file; as `read_pairs`.
     """
     ids: Callable[[str], list[int]] = vocabulary.encode
     if holds_pieces(path):
@@ -85,10 +85,10 @@ def read_tokens(
 def group(
     pairs: Sequence[tuple[Sized, Sized]], max_joined: int, rng: np.random.Generator, max_length: float = math.inf
 ) -> list[list[int]]:
-    """A random partition of `pairs`, texts or tokens, into groups of 1 to `max_joined`, as indices.
+    """Returns a random partition of `pairs`, texts or tokens, into groups of 1 to `max_joined`, as indices.
 
-    A group's size is drawn uniformly; it closes early where the next pair would take the source or the target
-    beyond `max_length` (EOS not counted).
+    A group's size is drawn uniformly. It closes early if the next pair would take the source or the target beyond
+    `max_length` (EOS not counted).
 
     Raises:
         ValueError: a single pair is longer than `max_length`.
@@ -109,12 +109,12 @@ def group(
 
 
 def join_texts(pairs: Sequence[TextPair], indices: Sequence[int]) -> TextPair:
-    """The pairs of one group as one, joined by spaces, the same order on both sides."""
+    """Returns the pairs of one group as one pair, joined by spaces in the same order on both sides."""
     return " ".join(pairs[index][0] for index in indices), " ".join(pairs[index][1] for index in indices)
 
 
 def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
-    """`join_texts` for tokens.
+    """Joins pairs as `join_texts` does, for tokens.
 
     Equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
     """

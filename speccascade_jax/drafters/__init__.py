@@ -1,1 +1,1 @@
-"""★ Drafters: anything that writes a block of tokens and says what each was drawn from."""
+"""★ Drafters: they write a block of tokens, with the distribution that each token was drawn from."""

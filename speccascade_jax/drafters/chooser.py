@@ -1,7 +1,7 @@
-"""Which of several drafters drafts for a query: a score for each, and how the scores choose (METHODS section 8).
+"""Choosers: they score several drafters for a query and choose one of them (METHODS section 8).
 
-A chooser reads the target's own prefill of the prompt and gives every row of a batch its arm. Its numbers are
-parameters: always the same arm, none in particular, and whatever is learnt while serving are one compiled program.
+A chooser reads the target's prefill of the prompt and assigns an arm to every row of a batch. Its numbers are
+parameters: a fixed arm, a random arm and an arm learnt while serving share one compiled program.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,27 @@ import numpy as np
 from speccascade_jax.core.types import Array, Params
 
 HIGHEST = jax.lax.Precision.HIGHEST
-"""Scores are compared: a product in bfloat16, which accelerators default to, can turn a choice."""
+"""Precision of compared scores: a product in bfloat16, the accelerators' default, can change a choice."""
 
 
 class Scores(NamedTuple):
-    """float32 `[B, K]` each: how good the arms seem for a row, and the standard deviation of that (`None`: known)."""
+    """Scores of the arms, float32 `[B, K]`, and their standard deviations (`None` if the scores are exact)."""
 
     mean: Array
     deviation: Array | None = None
 
 
 def given(params: Params, features: Array) -> Scores:
-    """The same scores for every query: `{"scores": [K]}`."""
+    """Returns the same scores for every query, from `{"scores": [K]}`."""
     return Scores(jnp.broadcast_to(params["scores"], (len(features), len(params["scores"]))))
 
 
 def perceptron(params: Params, features: Array) -> Scores:
-    """`{"layers_0": {"kernel", "bias"}, …}` with tanh between: paper 5's policy has three, a linear one has one."""
-    values = features.astype(jnp.float32)  # a target in bfloat16 gives features in it
+    """Computes scores with a network of tanh layers, `{"layers_0": {"kernel", "bias"}, …}`.
+
+    The policy of Huang et al. (2024, assistant selection) has three layers; a linear one has one.
+    """
+    values = features.astype(jnp.float32)  # a target in bfloat16 returns features in bfloat16
     for number in range(len(params)):
         layer = params[f"layers_{number}"]
         values = jnp.dot(jnp.tanh(values) if number else values, layer["kernel"], precision=HIGHEST) + layer["bias"]
@@ -40,39 +43,42 @@ def perceptron(params: Params, features: Array) -> Scores:
 
 
 def ridge(params: Params, features: Array) -> Scores:
-    """A Bayesian linear regression for each arm (LinUCB, Li et al., 2010; Thompson sampling, Agrawal and Goyal, 2013).
+    """Computes scores by a Bayesian linear regression per arm.
+
+    Sources: LinUCB (Li et al., 2010); Thompson sampling (Agrawal and Goyal, 2013).
 
     Args:
         params: `center`, `scale` `[D]` of the features; `mean` `[K, D + 1]` and `covariance` `[K, D + 1, D + 1]` of the
             weights, the last of which is the constant's.
+        features: `[B, D]`.
     """
     values = (features.astype(jnp.float32) - params["center"]) * params["scale"]
-    # a weight for 1 is the constant: it has a mean and a variance like the others
+    # a feature that is always 1 makes the constant a weight with a mean and a variance like the others
     values = jnp.concatenate([values, jnp.ones_like(values[:, :1])], axis=1)
     mean = jnp.einsum("bd,kd->bk", values, params["mean"], precision=HIGHEST)
     variance = jnp.einsum("bd,kde,be->bk", values, params["covariance"], values, precision=HIGHEST)
-    # rounding can leave a variance a little below 0
+    # rounding can make a variance slightly negative
     return Scores(mean, jnp.sqrt(jnp.maximum(variance, 0.0)))
 
 
 SCORERS: dict[str, Callable[[Params, Array], Scores]] = {"given": given, "perceptron": perceptron, "ridge": ridge}
-"""Name -> `(params, features [B, D]) -> Scores`."""
+"""Functions `(params, features [B, D]) -> Scores`, by name."""
 
 
 def greedy(scores: Scores, uniforms: Array) -> Array:
-    """The arm with the highest score, the first of equals."""
+    """Returns the arm with the highest score, the first of equal ones."""
     return scores.mean.argmax(-1).astype(jnp.int32)
 
 
 def dynamic(scores: Scores, uniforms: Array) -> Array:
-    """An arm drawn from the softmax of the scores."""
-    # the last bound is left out: a sum of probabilities that falls short of 1 must not choose an arm too many
+    """Samples an arm from the softmax of the scores."""
+    # the last bound is left out: a sum of probabilities below 1 must not choose an arm beyond the last
     below = jnp.cumsum(jax.nn.softmax(scores.mean, -1), -1)[:, :-1] <= uniforms[:, :1]
     return below.sum(-1).astype(jnp.int32)
 
 
 def thompson(scores: Scores, uniforms: Array) -> Array:
-    """The arm that is best in a world drawn from what is believed: each arm's score from its own normal law."""
+    """Samples every arm's score from its own normal distribution and returns the arm with the highest."""
     assert scores.deviation is not None, "Thompson sampling needs scores with a deviation"
     # the middles of 2^23 steps: never 0 or 1, whose normal quantiles are infinite
     normal = jax.scipy.special.ndtri(jnp.clip(uniforms + 2.0**-24, 2.0**-24, 1 - 2.0**-24))
@@ -80,19 +86,19 @@ def thompson(scores: Scores, uniforms: Array) -> Array:
 
 
 def optimistic(scores: Scores, uniforms: Array) -> Array:
-    """The arm with the highest score two standard deviations up (LinUCB, with that as its α)."""
+    """Returns the arm whose score plus two standard deviations is highest (LinUCB with α = 2)."""
     assert scores.deviation is not None, "an upper confidence bound needs scores with a deviation"
     return (scores.mean + 2.0 * scores.deviation).argmax(-1).astype(jnp.int32)
 
 
 _ALL_DRAWS = (greedy, dynamic, thompson, optimistic)
 DRAWS: dict[str, Callable[[Scores, Array], Array]] = {draw.__name__: draw for draw in _ALL_DRAWS}
-"""Name -> `(scores, uniforms [B, K]) -> int32 [B]`."""
+"""Functions `(scores, uniforms [B, K]) -> int32 [B]`, by name."""
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """`scores` and `draws` by name (`SCORERS`, `DRAWS`); the numbers come as parameters."""
+    """A choice of arms, `scores` and `draws` by name (`SCORERS`, `DRAWS`); its numbers are parameters."""
 
     scores: str = "given"
     draws: str = "greedy"
@@ -103,29 +109,30 @@ class Chooser:
         return self.scores != "given"
 
     def __call__(self, params: Params, features: Array, uniforms: Array) -> Array:
-        """int32 `[B]`: every row's arm.
+        """Returns int32 `[B]`, every row's arm.
 
         Args:
-            features: `[B, D]`; of a chooser that reads none, anything with `B` rows.
-            uniforms: float32 `[B, K]` in [0, 1), the rows' own.
+            params: the parameters of the scores.
+            features: `[B, D]`; anything with `B` rows if the chooser reads none.
+            uniforms: float32 `[B, K]` in [0, 1), independent per row.
         """
         with jax.named_scope("choose"):
             return DRAWS[self.draws](SCORERS[self.scores](params, features), uniforms)
 
 
 def always(arm: int, arms: int) -> tuple[Chooser, Params]:
-    """One arm for all queries."""
+    """Returns a chooser of one arm for all queries."""
     return Chooser(), {"scores": np.eye(arms, dtype=np.float32)[arm]}
 
 
 def at_random(arms: int) -> tuple[Chooser, Params]:
-    """Any arm, each as often."""
+    """Returns a chooser of arms with equal probability."""
     return Chooser(draws="dynamic"), {"scores": np.zeros(arms, np.float32)}
 
 
 def reads(params: Params) -> int | None:
-    """How many features a chooser's parameters take; `None`: they read none."""
+    """Returns the number of features that a chooser's parameters take, or `None` if they read none."""
     if "scores" in params:
         return None
-    found: Any = params["center"] if "center" in params else params["layers_0"]["kernel"]
-    return int(found.shape[0])
+    weights: Any = params["center"] if "center" in params else params["layers_0"]["kernel"]
+    return int(weights.shape[0])

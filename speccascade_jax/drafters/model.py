@@ -1,10 +1,10 @@
 """Drafters of one model.
 
-`ModelDrafter` drafts token by token until its stop policy or the block's end says stop; `ExitDrafter` does so with the
-target's own first layers in the target's cache (self-speculation). `PlannedDrafter` drafts as many tokens as pay: none
-where drafting costs more than it saves (`block_size="auto"`). `BranchingDrafter` drafts a tree, several tokens behind
-each, level by level (METHODS section 10). `NoDrafter` is the target alone through the same loop, which makes latencies
-comparable.
+`ModelDrafter` drafts token by token until its stop policy or the block's end stops it. `ExitDrafter` does so with the
+target's first layers in the target's cache (self-speculation). `PlannedDrafter` drafts as many tokens as pay, or none
+if drafting costs more than it saves (`block_size="auto"`). `BranchingDrafter` drafts a tree level by level, with
+several tokens after each token (METHODS section 10). `NoDrafter` runs the target alone through the same loop, which
+makes latencies comparable.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 class DrafterDefaults:
-    """A drafter that reads nothing of the target's features and has no statistics, unless it says so."""
+    """Defaults for drafters that read none of the target's features and have no statistics."""
 
     reads_features: ClassVar[bool] = False
 
@@ -50,7 +50,7 @@ class DrafterDefaults:
 
 
 class PolicyDrafter(DrafterDefaults):
-    """A drafter whose blocks a stop policy ends."""
+    """A drafter whose blocks end by a stop policy."""
 
     stop: StopPolicy
 
@@ -64,14 +64,17 @@ class PolicyDrafter(DrafterDefaults):
 
 
 def with_laws(draft: Draft, laws: Laws, **changes: Any) -> Draft:
-    """Returns the block with other laws, and other fields changed by name."""
+    """Returns the block with other distributions, and other fields changed by name."""
     return replace(draft, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs, **changes)
 
 
 def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | None = None) -> Draft:
-    """Returns a block `[B, G]` whose laws are still to be written, in the round's buffers.
+    """Returns a block `[B, G]` in the round's buffers, whose distributions are not written yet.
 
     Args:
+        request: holds the buffers.
+        tokens: int32 `[B, G]`.
+        length: int32 `[B]`.
         steps: int32 `[B]`, passes of the draft so far, 0 by default.
     """
     rows, block = tokens.shape
@@ -82,14 +85,14 @@ def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | No
         q_tilde=request.block.q_tilde,
         greedy=request.controls.draft.temperature <= 0,
         steps=jnp.zeros((rows,), jnp.int32) if steps is None else steps,
-        bad=jnp.zeros((rows, block + 1), bool),  # the law at the bonus position can be unusable too
+        bad=jnp.zeros((rows, block + 1), bool),  # the distribution at the bonus position can be unusable too
         logs=request.block.logs,
     )
 
 
 @dataclass(frozen=True)
 class NoDrafter(DrafterDefaults):
-    """Blocks of length 0; each round the target gives one token."""
+    """Blocks of length 0: each round the target gives one token."""
 
     block: ClassVar[int] = 0
     adaptive: ClassVar[bool] = False
@@ -98,9 +101,9 @@ class NoDrafter(DrafterDefaults):
         return ()
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """An empty block, without a law (laws that read `q` can't be used)."""
+        """Returns an empty block without a distribution; rules that read `q` can't be used."""
         zero = jnp.zeros_like(request.length)
-        # the buffers are stubs `[B, 1, 1]` here, handed on so that every round's state has one structure
+        # the buffers are stubs `[B, 1, 1]` here, passed on so that every round's state has one structure
         return in_buffers(request, zero[:, None][:, :0], zero, steps=zero), state, request.target.cache
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
@@ -109,16 +112,16 @@ class NoDrafter(DrafterDefaults):
 
 @flax.struct.dataclass
 class ModelDrafterState:
-    """The draft model's cache and the stop policy's own state."""
+    """The draft model's cache and the stop policy's state."""
 
     cache: Cache
     policy: PyTree
 
 
 class _Drafting(NamedTuple):
-    """The loop's state; `going` rows take part in the next forward pass, `drawing` rows may draw from it.
+    """The loop's state. `going` rows take part in the next forward pass; `drawing` rows may draw from it.
 
-    `drawn` float32 `[B]`: the probability that the current token was drawn with.
+    `drawn` float32 `[B]`: the probability with which the current token was drawn.
     """
 
     slot: Array
@@ -132,13 +135,15 @@ class _Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDrafter(PolicyDrafter):
-    """Drafts with `model` under `stop`; parameters are `{"model": …}` and, where the policy has some, `{"stop": …}`.
+    """A drafter with `model` under `stop`; parameters are `{"model": …}` and, if the policy has some, `{"stop": …}`.
 
     Attributes:
-        sits_out: whether there are rounds and rows that others draft for. It then leaves their rows of the laws'
-            buffers alone.
-        catches_up: how many tokens it is fed at once where it has missed some: more than one pays where others write
-            what it misses. At most the engine's longest block, for which caches have room.
+        model: the draft model.
+        stop: the policy that ends blocks.
+        sits_out: whether other drafters draft in some rounds and rows. Their rows of the buffers are then left
+            unchanged.
+        catches_up: how many missed tokens are fed at once. More than one pays if other drafters write tokens that this
+            one misses. At most the engine's longest block, for which caches have room.
     """
 
     model: LanguageModel
@@ -153,13 +158,13 @@ class ModelDrafter(PolicyDrafter):
     def propose(
         self, params: Params, state: ModelDrafterState, request: Request
     ) -> tuple[Draft, ModelDrafterState, Cache]:
-        """Draw up to `block` tokens per row; see `Drafter.propose`.
+        """Draws up to `block` tokens per row; see `Drafter.propose`.
 
-        With `complete` a row that drew its last token takes one more pass, which gives the law at the bonus
-        position and brings the cache up to date; without it the missing token is caught up next round.
+        With `complete` a row that drew its last token takes one more pass, which gives the distribution at the bonus
+        position and completes the cache. Without it the missing token is fed in the next round.
         """
-        # counted before it is caught up: passes that this takes are the draft's steps too
-        behind = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
+        # counted before catching up, because its passes are the draft's steps too
+        missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
             cache = catch_up(
                 self.model, params["model"], state.cache, request.tokens, request.length, request.active,
@@ -168,16 +173,16 @@ class ModelDrafter(PolicyDrafter):
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
             slot=jnp.zeros((), jnp.int32),
-            # without room too, if the law behind the last token is wanted: that is one pass without a draw
+            # without room too if the distribution after the last token is wanted: that is one pass without a draw
             going=request.active & ((request.room > 0) | request.complete),
             drawing=request.active & (request.room > 0),
             current=pending,  # the first pass reads the committed token that no cache has yet
             drawn=jnp.ones(pending.shape, jnp.float32),
             state=replace(state, cache=cache),
-            draft=self._empty(request, steps=jnp.where(request.active, -(-behind // self.catches_up), 0)),
+            draft=self._empty(request, steps=jnp.where(request.active, -(-missed // self.catches_up), 0)),
         )
 
-        # the bits of all slots in one call of the cipher; they are each slot's own, whenever the loop gets there
+        # the random bits of all slots in one call; each slot's bits do not depend on when the loop reaches it
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), (pending.shape[0], self.block))
         uniforms = request.keys.uniform(slots, rngs.DRAFT)
 
@@ -193,39 +198,40 @@ class ModelDrafter(PolicyDrafter):
         return replace(draft, stop=jnp.full(draft.bad.shape, jnp.nan)) if self.stop.threshold else draft
 
     def _forward(self, params: Params, carry: _Drafting) -> tuple[Array, Array | None, Cache]:
-        """Logits `[B, V]` after the current token; rows that don't take part keep their cache's length."""
+        """Returns logits `[B, V]` after the current token; rows that don't take part keep their cache's length."""
         cache = carry.state.cache
         before = self.model.consumed(cache)
         out, cache = self.model.extend(params["model"], cache, carry.current[:, None])
-        # all rows are fed, for one program; those that wait forget it at once
+        # all rows are fed, for one program; waiting rows are rolled back at once
         cache = self.model.rollback(cache, jnp.where(carry.going, before + 1, before))
         hidden = None if out.hidden is None else out.hidden[:, 0]
         return out.logits[:, 0, : self.model.vocab_size], hidden, cache
 
     def _step(self, params: Params, carry: _Drafting, request: Request, uniforms: Array) -> _Drafting:
-        """One forward pass and, where the policy says so, one drawn token."""
+        """Runs one forward pass and, if the policy says so, draws one token."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
-            at = jnp.minimum(carry.slot, self.block - 1)  # the bonus slot draws nothing: any bits do there
-            uniform = jax.lax.dynamic_index_in_dim(uniforms, at, axis=1, keepdims=False)
-            # drawn before the policy is asked, but not shown to it: what it sees cannot depend on the token
+            draw_slot = jnp.minimum(carry.slot, self.block - 1)  # the bonus slot draws nothing, so it may use any bits
+            uniform = jax.lax.dynamic_index_in_dim(uniforms, draw_slot, axis=1, keepdims=False)
+            # drawn before the policy is called but not shown to it, so its decision cannot depend on the token
             (q, q_tilde, max_q), token = laws_and_token(logits, request.controls.draft, uniform)
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
-        # a policy's state is a row's own: it stands still while the row does not draw
+        # a policy's state belongs to a row: it does not change while the row does not draw
         policy = jax.tree.map(
             lambda new, old: jnp.where(expand(carry.drawing, new.ndim), new, old), policy, carry.state.policy
         )
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
         laws = Laws(q, q_tilde)
-        if request.block.logs is not None:  # from logits: float32 laws are 0 where a logit lies 87 below the best
+        # from logits: a float32 probability is 0 if its logit is 87 below the highest
+        if request.block.logs is not None:
             laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
         draft = self._record(carry, laws, token, draws, ~jnp.isfinite(logits.max(-1)))
         draft = replace(draft, stop=_compared(carry, decision))
         return _Drafting(
             slot=carry.slot + 1,
-            # a stop id or the limit ends the row if it is kept: no bonus, so no law is needed there
+            # a stop id or the limit ends the row if it is kept: no bonus, so no distribution is needed after it
             going=draws & ~ends & (decision.proceed | request.complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
@@ -237,14 +243,14 @@ class ModelDrafter(PolicyDrafter):
     def _record(self, carry: _Drafting, laws: Laws, token: Array, draws: Array, bad: Array) -> Draft:
         old, slot = carry.draft, carry.slot
         write = jax.lax.dynamic_update_slice_in_dim
-        # there are `G` tokens but `G + 1` laws: in the bonus slot the last token is written over by itself
-        at = jnp.minimum(slot, max(self.block - 1, 0))
-        kept = jax.lax.dynamic_slice_in_dim(old.tokens, at, 1, axis=1)[:, 0]
-        tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], at, axis=1)
+        # there are `G` tokens but `G + 1` distributions: in the bonus slot the last token is overwritten by itself
+        token_slot = jnp.minimum(slot, max(self.block - 1, 0))
+        kept = jax.lax.dynamic_slice_in_dim(old.tokens, token_slot, 1, axis=1)[:, 0]
+        tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], token_slot, axis=1)
         if self.sits_out:
             laws = jax.tree.map(partial(self._own_rows, carry), old.laws, laws)
-        # slots a row does not reach are overwritten with junk that nothing reads: cheaper than a select over V
-        written: Laws = jax.tree.map(lambda held, new: write(held, new[:, None], slot, axis=1), old.laws, laws)
+        # slots that a row does not reach get values that nothing reads: cheaper than a select over V
+        written: Laws = jax.tree.map(lambda buffer, new: write(buffer, new[:, None], slot, axis=1), old.laws, laws)
         return with_laws(
             old,
             written,
@@ -255,36 +261,38 @@ class ModelDrafter(PolicyDrafter):
         )
 
     def _own_rows(self, carry: _Drafting, buffer: Array, new: Array) -> Array:
-        """`new` `[B, V]` in the rows that take part, what stands in the buffer in the others."""
-        held = jax.lax.dynamic_index_in_dim(buffer, carry.slot, axis=1, keepdims=False)
-        return jnp.where(carry.going[:, None], new, held)
+        """Returns `new` `[B, V]` in the rows that take part, and the buffer's values in the others."""
+        previous = jax.lax.dynamic_index_in_dim(buffer, carry.slot, axis=1, keepdims=False)
+        return jnp.where(carry.going[:, None], new, previous)
 
     def commit(self, params: Params, state: ModelDrafterState, outcome: Outcome) -> ModelDrafterState:
-        """Forget what was drafted beyond `length − 1`."""
-        # what it drafted may be less than what was committed: a rollback never goes forward
+        """Rolls the draft's cache back to `length − 1`."""
+        # less may have been drafted than committed: a rollback never goes forward
         consumed = self.model.consumed(state.cache)
         return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, outcome.length - 1)))
 
 
 def _compared(carry: _Drafting, decision: Decision) -> Array | None:
-    """`Draft.stop` with what the policy compared in this slot, in the rows that it was asked for."""
-    held = carry.draft.stop  # absent where no policy has a threshold: traces show no numbers then
-    if held is None or decision.value is None:
-        return held
+    """Returns `Draft.stop` with the value that the policy compared in this slot, in the rows that it decided on."""
+    recorded = carry.draft.stop  # absent if the policy has no threshold: traces then show no numbers
+    if recorded is None or decision.value is None:
+        return recorded
     value = jnp.where(carry.drawing, decision.value, jnp.nan)
-    return jax.lax.dynamic_update_slice_in_dim(held, value[:, None], carry.slot, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(recorded, value[:, None], carry.slot, axis=1)
 
 
 @dataclass(frozen=True)
 class ExitDrafter(PolicyDrafter):
-    """Drafts with an early exit of the target under `stop`; parameters are `{}`, `{"head": …}`, and the policy's own.
+    """A drafter with an early exit of the target under `stop`.
 
-    What the exit writes into the lower layers of the target's cache is what the target writes there anew when it scores
-    the block: the same tokens at the same places. So the cache is handed on as it is, at the length that it had.
+    Parameters are `{}` or `{"head": …}`, and the policy's own. The exit writes into the lower layers of the target's
+    cache the same values that the target writes there when it scores the block: the same tokens at the same positions.
+    So the cache is passed on unchanged, with its previous length.
 
     Attributes:
-        exit: of the very model that is drafted for; its parameters are read from the request.
-        sits_out: as of `ModelDrafter`.
+        exit: an exit of the very model that is drafted for; its parameters are read from the request.
+        stop: the policy that ends blocks.
+        sits_out: as in `ModelDrafter`.
     """
 
     exit: EarlyExit
@@ -295,18 +303,20 @@ class ExitDrafter(PolicyDrafter):
         return self.stop.init(start.prompt.tokens.shape[0])
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Draw a block as a model would, with the target's parameters and cache."""
+        """Draws a block as a model would, with the target's parameters and cache."""
         whole = request.target.cache
-        own: dict[str, Any] = {"model": exit_params(request.target.params, self.exit.layer, params.get(HEAD))}
+        exit_parameters: dict[str, Any] = {
+            "model": exit_params(request.target.params, self.exit.layer, params.get(HEAD))
+        }
         if "stop" in params:
-            own["stop"] = params["stop"]
-        # the exit's cache is a part of the target's: there is nothing to catch up, and nothing to keep for a next round
+            exit_parameters["stop"] = params["stop"]
+        # the exit's cache is part of the target's: there is nothing to catch up, and nothing to keep for the next round
         began = ModelDrafterState(cache=self.exit.view(whole), policy=state)
-        draft, ended, _ = ModelDrafter(self.exit, self.stop, self.sits_out).propose(own, began, request)
+        draft, ended, _ = ModelDrafter(self.exit, self.stop, self.sits_out).propose(exit_parameters, began, request)
         return draft, ended.policy, self.exit.put(whole, ended.cache)
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
-        """Nothing to take back: the target's cache is its own engine's."""
+        """Returns the state unchanged: the target's engine rolls its own cache back."""
         return state
 
 
@@ -315,12 +325,14 @@ class ExitDrafter(PolicyDrafter):
 
 @flax.struct.dataclass
 class PlannedState:
-    """The drafting model's cache, and what its lengths are chosen by.
+    """The drafting model's cache, and the evidence by which lengths are chosen.
 
     Attributes:
-        cache: `()` where nothing is ever drafted.
-        place, turns: int32 scalars, the phase's length and how many of its rounds are left.
-        evidence: of earlier phases; counted: of this one's rounds so far.
+        cache: `()` if nothing is ever drafted.
+        place: int32 scalar, index of the phase's length.
+        turns: int32 scalar, how many of the phase's rounds are left.
+        evidence: from earlier phases.
+        counted: this phase's rounds so far.
         chosen: int32 `[B, N]`, rounds of each row by length.
     """
 
@@ -334,13 +346,13 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class PlannedDrafter(DrafterDefaults):
-    """Drafts with `model` blocks of the length that `plan` chooses before each phase: a `Planner`.
+    """A `Planner` that drafts with `model` blocks of the length that `plan` chooses before each phase.
 
-    Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds alone, never what is about to be
-    drafted, so that any of its choices leaves the law as it is. A round of length 0 makes no call of the model.
+    Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds only, never the tokens about to be
+    drafted, so none of its choices changes the distribution. A round of length 0 does not call the model.
 
-    Without the model's parameters nothing is ever drafted, and the program is the target's alone, with nothing of a
-    draft in it: `methods.block_costs.ready` leaves them out where no draft pays.
+    Without the model's parameters nothing is ever drafted, and the program contains the target alone:
+    `methods.block_costs.ready` leaves them out if no draft pays.
     """
 
     model: LanguageModel
@@ -360,7 +372,7 @@ class PlannedDrafter(DrafterDefaults):
         return self.lengths[-1]
 
     def init(self, params: Params, start: Start) -> PlannedState:
-        """The prompt is read, if there is a model to read it.
+        """Reads the prompt, if there is a model to read it.
 
         Raises:
             ValueError: parameters without costs.
@@ -369,7 +381,8 @@ class PlannedDrafter(DrafterDefaults):
             raise ValueError(
                 "costs are not known: add them to the parameters with methods.block_costs.ready, or by hand"
             )
-        rows, cache = start.prompt.tokens.shape[0], ()  # an empty cache: programs without drafts hold no draft at all
+        # an empty cache: programs without drafts allocate nothing for a draft
+        rows, cache = start.prompt.tokens.shape[0], ()
         if "model" in params:
             cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
         none, zero = jnp.zeros((rows,), jnp.int32), jnp.zeros((), jnp.int32)
@@ -383,22 +396,22 @@ class PlannedDrafter(DrafterDefaults):
         )
 
     def places(self, params: Params) -> tuple[int, ...]:
-        """All lengths, or none but 0."""
+        """Returns the indices of all lengths, or only of length 0 without a model."""
         return tuple(range(len(self.lengths))) if "model" in params else (self.lengths.index(0),)
 
     def settle(
         self, params: Params, state: PlannedState, tokens: Array, length: Array, room: Array, active: Array
     ) -> tuple[PlannedState, Array]:
-        """Choose, and bring the cache up to date if there are to be drafts."""
+        """Chooses the phase's length, and brings the cache up to date if there are to be drafts."""
         if "model" not in params:  # one phase for the whole generation
             return replace(state, turns=jnp.full_like(state.turns, MOST)), jnp.zeros_like(length)
-        # the last phase's counts first: what is chosen now may rest on all finished rounds, and on nothing else
+        # the last phase's counts first: the choice may depend on all finished rounds, and on nothing else
         evidence = self.plan.update(state.evidence, state.counted)
         place, turns = self.plan.choose(params["costs"], evidence, active, room)
         drafts = active & (jnp.asarray(self.lengths, jnp.int32)[place] > 0)
         with jax.named_scope("catch_up"):
-            behind = length - 1 - self.model.consumed(state.cache)
-            late = drafts & (behind > 1)  # rounds without drafts lie between
+            missed = length - 1 - self.model.consumed(state.cache)
+            late = drafts & (missed > 1)  # rounds without drafts came between
             cache = catch_up(self.model, params["model"], state.cache, tokens, length, late, block=self.block)
         settled = replace(
             state,
@@ -406,26 +419,26 @@ class PlannedDrafter(DrafterDefaults):
             place=place,
             turns=turns,
             evidence=evidence,
-            counted=jax.tree.map(jnp.zeros_like, state.counted),  # they are evidence now, and counted once
+            counted=jax.tree.map(jnp.zeros_like, state.counted),  # they are evidence now, and must be counted once
         )
-        return settled, jnp.where(late, -(-behind // self.block), 0)
+        return settled, jnp.where(late, -(-missed // self.block), 0)
 
     def entered(self, state: PlannedState, place: int) -> PyTree:
         return ModelDrafterState(state.cache, ()) if self.lengths[place] else ()
 
     def left(self, state: PlannedState, place: int, own: PyTree, counted: Counted) -> PlannedState:
-        """With what the rounds showed, which counts when the next phase is settled."""
+        """Returns the state with the phase's counts, which become evidence when the next phase is settled."""
         return replace(
             state,
             cache=own.cache if self.lengths[place] else state.cache,
-            # a row that ended took part in fewer: the phase is as old as its oldest row
+            # a row that ended took part in fewer rounds: the phase is as old as its oldest row
             turns=state.turns - counted.rounds.max(),
             counted=jax.tree.map(jnp.add, state.counted, counted),
             chosen=state.chosen.at[:, place].add(counted.rounds),
         )
 
     def stats(self, state: PlannedState) -> Any:
-        """`chosen`: rounds of each row by length."""
+        """Returns `chosen`: rounds of each row by length."""
         return {"chosen": state.chosen}
 
 
@@ -434,11 +447,11 @@ class PlannedDrafter(DrafterDefaults):
 
 @dataclass(frozen=True)
 class BranchingDrafter(DrafterDefaults):
-    """Drafts `tree` with `model`; parameters are `{"model": …}`.
+    """A drafter that fills `tree` with `model`; parameters are `{"model": …}`.
 
-    A node's children are drawn one after the other without replacement: each from the law behind the node without those
-    before it, normalised (`core.trees.without`). A level is one call of the model. The last one is fed only where the
-    law behind it is asked for.
+    A node's children are drawn one after the other without replacement: each from the normalised distribution after the
+    node without the children before it (`core.trees.without`). A level is one call of the model. The last level is fed
+    only if the distribution after it is wanted.
     """
 
     model: BranchingModel
@@ -447,85 +460,86 @@ class BranchingDrafter(DrafterDefaults):
 
     @property
     def block(self) -> int:
-        """The tree's tokens."""
+        """The number of the tree's tokens."""
         return self.tree.size
 
     def init(self, params: Params, start: Start) -> Cache:
         return self.model.prefill(params["model"], start.prompt, start.slots, None)
 
     def propose(self, params: Params, state: Cache, request: Request) -> tuple[Draft, Cache, Cache]:
-        """Draw the whole tree; rows without room get none."""
-        own, behind = params["model"], jnp.maximum(request.length - 1 - self.model.consumed(state), 0)
-        cache = catch_up(self.model, own, state, request.tokens, request.length, request.active)
+        """Draws the whole tree; rows without room get no tokens."""
+        weights, missed = params["model"], jnp.maximum(request.length - 1 - self.model.consumed(state), 0)
+        cache = catch_up(self.model, weights, state, request.tokens, request.length, request.active)
         before = self.model.consumed(cache)
         rows = request.active & ((request.room > 0) | request.complete)
         draws = request.active & (request.room > 0)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        # one level more for the law behind the leaves; static, as is every level's place among the entries
+        # one level more for the distributions after the leaves; static, like every level's first entry
         draft, levels = self._empty(request, draws), self.tree.depth + request.complete
         entries = jnp.concatenate([pending, draft.tokens], axis=1)
-        # bits by node, not by depth: siblings draw with bits of their own
+        # random bits by node, not by depth: siblings must draw with different bits
         nodes = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), draft.tokens.shape)
         uniforms = request.keys.uniform(nodes, rngs.DRAFT)
         for depth in range(levels):
             first, end = self.tree.level(depth)
-            logits, cache = self._fed(own, cache, entries[:, first:end], first, end)
+            logits, cache = self._fed(weights, cache, entries[:, first:end], first, end)
             draft, laws = self._record(draft, logits, request, first)
             entries = self._drawn(entries, laws, uniforms, first, end)
-        # slots of a tree are no positions, so nothing is cut here but rows that took no part
+        # a tree's slots are not positions: only rows that took no part are rolled back here
         cache = self.model.rollback(cache, jnp.where(rows, self.model.consumed(cache), before))
-        steps = jnp.where(rows, levels, 0) + jnp.where(request.active, behind, 0)
+        steps = jnp.where(rows, levels, 0) + jnp.where(request.active, missed, 0)
         return replace(draft, tokens=entries[:, 1:], steps=steps), cache, request.target.cache
 
     def _empty(self, request: Request, draws: Array) -> Draft:
         tokens = jnp.zeros((request.length.shape[0], self.block), jnp.int32)
-        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # a path has so many
+        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # the length of a path
         return replace(draft, spent=jnp.where(draws, self.block, 0))
 
     def _fed(self, params: Params, cache: Cache, tokens: Array, first: int, end: int) -> tuple[Array, Cache]:
-        """Logits `[B, T, V]` behind entries of a level."""
-        if first == 0:  # the root is the pending token: a step like any other
+        """Returns logits `[B, T, V]` after the entries of a level."""
+        if first == 0:  # the root is the pending token: an ordinary step
             out, cache = self.model.extend(params, cache, tokens)
         else:
             out, cache = self.model.extend_branch(params, cache, tokens, self.tree.branch(first, end))
         return out.logits[..., : self.model.vocab_size], cache
 
     def _record(self, draft: Draft, logits: Array, request: Request, first: int) -> tuple[Draft, Laws]:
-        """The draft with the laws behind entries of a level, and those laws."""
+        """Returns the draft with the distributions after a level's entries, and those distributions."""
         with jax.named_scope("sampling"):
             q, q_tilde, _ = raw_and_scaled(logits, request.controls.draft)
         laws = Laws(q, q_tilde)
         if draft.logs is not None:
             laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
 
-        def write(held: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(held, new, first, axis=1)
+        def write(buffer: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, first, axis=1)
 
-        # entry `n + 1` of the laws is the one behind node `n`: a level's entries lie side by side
+        # entry `n + 1` of the distributions is the one after node `n`: a level's entries are contiguous
         written: Laws = jax.tree.map(write, draft.laws, laws)
         bad = write(draft.bad, ~jnp.isfinite(logits.max(-1)))
         return with_laws(draft, written, bad=bad), laws
 
     def _drawn(self, entries: Array, laws: Laws, uniforms: Array, first: int, end: int) -> Array:
-        """The entries with the children of a level's."""
+        """Returns the entries with the children of a level's entries drawn."""
         children, taken = self.tree.children[first:end], jnp.zeros(laws.q.shape, bool)
-        for turn in range(children.shape[1]):  # all first children at once, then all second ones, which exclude those
-            there = np.flatnonzero(children[:, turn])  # of the level's entries, those with so many children
-            if not len(there):
+        # all first children at once, then all second ones, which exclude the first
+        for turn in range(children.shape[1]):
+            parents = np.flatnonzero(children[:, turn])  # the level's entries with more than `turn` children
+            if not len(parents):
                 break
-            at = children[there, turn]
+            child_nodes = children[parents, turn]
             with jax.named_scope("sampling"):
-                law = without(laws.q_tilde[:, there], laws.q[:, there], taken[:, there])
-                tokens = sample(law, uniforms[:, at - 1])
-            entries = entries.at[:, at].set(tokens)
-            taken = taken.at[:, there].set(taken[:, there] | (jnp.arange(laws.q.shape[-1]) == tokens[..., None]))
+                law = without(laws.q_tilde[:, parents], laws.q[:, parents], taken[:, parents])
+                tokens = sample(law, uniforms[:, child_nodes - 1])
+            entries = entries.at[:, child_nodes].set(tokens)
+            taken = taken.at[:, parents].set(taken[:, parents] | (jnp.arange(laws.q.shape[-1]) == tokens[..., None]))
         return entries
 
     def commit(self, params: Params, state: Cache, outcome: Outcome) -> Cache:
-        """The cache with the path that was kept, as far as it was fed."""
+        """Returns the cache with the kept path, as far as it was fed."""
         assert outcome.path is not None, "a drafter of trees needs the path that was kept"
         before, consumed = outcome.length - outcome.num_new, self.model.consumed(state)
-        last, _ = self.tree.level(self.tree.depth)  # leaves are fed only where the law behind them was wanted
+        last, _ = self.tree.level(self.tree.depth)  # leaves are fed only if the distribution after them was wanted
         deepest = jnp.where(consumed - (before - 1) > last, self.tree.depth, self.tree.depth - 1)
         cache = self.model.keep(state, before - 1, outcome.path[:, : self.tree.depth + 1])
         kept = before + jnp.minimum(outcome.num_kept, deepest)

@@ -1,1 +1,1 @@
-"""The one decoding loop, and the generation around it."""
+"""The decoding loop and the generation around it."""

@@ -1,4 +1,4 @@
-"""`generate`: a whole generation as one jitted program, and its result."""
+"""A whole generation as one compiled program, and its result."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,11 +22,13 @@ class Generation:
     """The result of `generate`, on the device.
 
     Attributes:
-        tokens: int32 `[B, max_new_tokens]`, 0 after the end; lengths: int32 `[B]`, the stop id included.
+        tokens: int32 `[B, max_new_tokens]`, 0 after the end.
+        lengths: int32 `[B]`, the stop id included.
         stats: `Counters` per row.
         inner: statistics of engines inside the drafter, or `None`.
         failed_at: int32 `[B, 2]`, see `DecodeState`.
-        record: what `record` returned per round, `[max_new_tokens, …]`, or `None`; `num_rounds` int32 scalar.
+        record: the results of the `record` function per round, `[max_new_tokens, …]`, or `None`.
+        num_rounds: int32 scalar.
     """
 
     tokens: Array
@@ -51,17 +53,22 @@ def generate(
     level: int = 0,
     most_rounds: int | Array | None = None,
 ) -> Generation:
-    """Generate for a batch: one jitted program, nothing leaves the device before the end.
+    """Generates for a batch in one compiled program; nothing leaves the device before the end.
 
-    Compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`; never again for other
-    controls, seeds, prompts or ids.
+    The program is compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`. Other controls,
+    seeds, prompts or ids reuse it.
 
     Args:
-        params: `{"target", "drafter"}`; prompt: right-padded `[B, P]`; seed: an integer; controls: numbers per row.
-        max_new_tokens: static; record: a module-level function from a `Round` to a pytree of reductions.
+        engine: the static parts of the generation.
+        params: `{"target", "drafter"}`.
+        prompt: right-padded `[B, P]`.
+        seed: an integer.
+        controls: numbers per row.
+        max_new_tokens: static.
+        record: a module-level function from a `Round` to a pytree of reductions.
         example_ids: `[B]`, default `0 … B − 1`.
-        level: part of every row's key; two generations of one program that must not share bits have two.
-        most_rounds: end after so many, wherever the rows are; for measurements.
+        level: part of every row's key. Two generations of one program that must not share random bits have two levels.
+        most_rounds: ends the generation after this many rounds, finished or not; for measurements.
 
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
@@ -69,25 +76,25 @@ def generate(
     ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     if most_rounds is None and engine.planner is not None:
-        most_rounds = MOST  # so that what is timed, with fewer, is the program that runs
-    # left out, not infinite: a limit is an operation in every round of every program
+        most_rounds = MOST  # so that a timed run with fewer rounds uses the same program as an ordinary one
+    # left out instead of infinite: a limit costs an operation in every round
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     generation: Generation = _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
     return generation
 
 
 def argument(value: Any, dtype: Any) -> Any:
-    """`value` as an array of `dtype`, where it lies: what comes from the host is sent by the call of the program."""
+    """Converts `value` to an array of `dtype` where it is: values on the host are sent when the program is called."""
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
 def row_ids(example_ids: Any, prompt: Prompt) -> Any:
-    """int32 `[B]`: the ids that the rows' random bits hang on, by default `0 … B − 1`."""
+    """Returns int32 `[B]`, the ids that determine the rows' random bits; default `0 … B − 1`."""
     return argument(np.arange(prompt.tokens.shape[0]) if example_ids is None else example_ids, np.int32)
 
 
 class _Traced:
-    """How often `_generate` was traced: once per program, whether its arguments lie on the host or on the device."""
+    """The number of traces of `_generate`: one per program, whether its arguments are on the host or on the device."""
 
     programs = 0
 
@@ -106,11 +113,11 @@ def _generate(
     record: Callable[[Round], PyTree] | None,
     level: int,
 ) -> Generation:
-    _Traced.programs += 1  # this line runs when JAX traces, never when a program is called
+    _Traced.programs += 1  # this line runs when JAX traces, never when a compiled program is called
     state = engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens, level)
     buffers = None
     if record is not None:
-        # a row commits a token in every round it takes part in, so that there are `max_new_tokens` rounds at most
+        # a row commits a token in every round it takes part in, so there are at most `max_new_tokens` rounds
         shapes = jax.eval_shape(lambda: record(one_round(engine, params, state, controls)[1]))
         buffers = jax.tree.map(lambda x: jnp.zeros((max_new_tokens, *x.shape), x.dtype), shapes)
 
@@ -126,11 +133,12 @@ def _generate(
     start = (jnp.zeros((), jnp.int32), buffers)
     state, (rounds, buffers) = run_rounds(engine, params, state, controls, unfinished, start, on_round)
     lengths = state.length - state.start
-    # outputs begin behind prompts of unequal lengths: gathered, so that all begin in column 0
-    at = state.start[:, None] + jnp.arange(max_new_tokens)[None]
-    tokens = jnp.take_along_axis(state.tokens, at, axis=1)
+    # outputs begin after prompts of unequal lengths: gathered, so that all begin in column 0
+    columns = state.start[:, None] + jnp.arange(max_new_tokens)[None]
+    tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     return Generation(
-        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),  # no junk leaves the device
+        # meaningless entries never leave the device
+        tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
         lengths=lengths,
         stats=state.counters,
         inner=engine.drafter.stats(state.drafter),
@@ -143,7 +151,7 @@ def _generate(
 def compiled_for(
     engine: Engine, params: Params, prompt: Prompt, controls: Controls, *, max_new_tokens: int
 ) -> jax.stages.Compiled:
-    """The program that `generate` runs, compiled for shapes alone: arrays may be `jax.ShapeDtypeStruct`s."""
+    """Returns the program that `generate` runs, compiled from shapes: arrays may be `jax.ShapeDtypeStruct`s."""
     rows = prompt.tokens.shape[0]
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
     static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
@@ -151,19 +159,19 @@ def compiled_for(
 
 
 def compilations() -> int:
-    """How many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
+    """Returns how many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
     return _Traced.programs
 
 
 def model_names(draft_alone: bool) -> tuple[str, str]:
-    """What the two models of a generation are called; where the draft writes alone it stands in the target's place."""
+    """Returns the names of a generation's two models; a draft that writes alone is in the target's place."""
     return ("draft", "draft") if draft_alone else ("target", "draft")
 
 
 class Failure(NamedTuple):
-    """A row that met NaN or infinite logits: whose they were, and where in the row's decoder sequence.
+    """A row that met NaN or infinite logits: the model, and the position in the row's decoder sequence.
 
-    The row's output ends with the round before the one that reached it.
+    The row's output ends with the round before the failure.
     """
 
     row: int
@@ -178,27 +186,31 @@ class Failure(NamedTuple):
 
 
 def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tuple[Failure, ...]:
-    """The rows that failed.
+    """Returns the rows that failed.
 
     Args:
-        failed_at: int `[B, 2]`, as in `DecodeState`; names: what the two models are called.
+        failed_at: int `[B, 2]`, as in `DecodeState`.
+        names: the names of the two models.
     """
-    # one failure for each row: the target's, if both models failed
+    # one failure per row: the target's, if both models failed
     rows = enumerate(np.asarray(failed_at).tolist())
-    found = ([(row, name, at) for name, at in zip(names, places, strict=True) if at >= 0] for row, places in rows)
-    return tuple(Failure(*first) for first, *_ in filter(None, found))
+    row_failures = (
+        [(row, name, position) for name, position in zip(names, places, strict=True) if position >= 0]
+        for row, places in rows
+    )
+    return tuple(Failure(*first) for first, *_ in filter(None, row_failures))
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
-    """Refuse a generation in which any row met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
+    """Refuses a generation in which a row met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
     raise_if_failed(failures(generation.failed_at, names))
 
 
 def raise_if_failed(failed: Sequence[Failure]) -> None:
-    """Refuse rows that failed.
+    """Refuses rows that failed.
 
     Raises:
-        FloatingPointError: names the model, the row and the position of the first.
+        FloatingPointError: names the model, the row and the position of the first failure.
     """
     if failed:
         raise FloatingPointError(

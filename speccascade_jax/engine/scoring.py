@@ -1,12 +1,12 @@
-"""How an engine calls its target, and what it makes of an answer before it commits.
+"""Calls of the target, and the processing of its answer before it is committed.
 
-Reading: what a drafter reads of the target, its summary of the prompt and its hidden states.
+Reading: the drafter's inputs from the target, its summary of the prompt and its hidden states.
 
-Trees: all drafts are scored in one call; after the verdict the path that was kept stands as a block of its tokens.
+Trees: one call scores all drafts; after the verdict the kept path is a block of its tokens.
 
-Widths: the positions that the target is called on follow the batch's longest draft. Adaptive methods draft short blocks
-under a large capacity `G`. A program per width, chosen on the device, spares them the capacity's `G + 1` positions in
-the target's call and in everything over the vocabulary behind it.
+Widths: the number of positions of the target's call follows the batch's longest draft. Adaptive methods draft short
+blocks under a large capacity `G`. One program per width, chosen on the device, saves them the capacity's `G + 1`
+positions in the target's call and in everything over the vocabulary after it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from speccascade_jax.rules.verification import Verdict
 T = TypeVar("T")
 
 WIDTHS = (3, 5, 9, 13)
-"""Positions worth a program of their own; the full block's `G + 1` is the last."""
+"""Numbers of positions with a program of their own; the full block's `G + 1` is the last."""
 
 
 def check_layers(target: LanguageModel, layers: tuple[int, ...]) -> None:
@@ -39,17 +39,17 @@ def prefilled(
     target: LanguageModel, params: Params, prompt: Prompt, slots: int, max_rollback: int | None, layers: tuple[int, ...]
 ) -> tuple[Cache, Array | None]:
     """Returns the target's cache, and its states `[B, P, L, D]` along the prompt if there are `layers` to read."""
-    if not layers:  # the plain method: models that drafters never read need not have the other
+    if not layers:  # the plain method, so that models whose layers are never read need not implement the other
         return target.prefill(params, prompt, slots, max_rollback), None
     assert isinstance(target, LayeredModel)
     return target.prefill_layers(params, prompt, slots, layers, max_rollback)
 
 
 def prompt_features(target: LanguageModel, cache: Cache) -> Array:
-    """Returns float `[B, D]`, what the target's prefill made of the prompt.
+    """Returns float `[B, D]`, the target's summary of the prompt after its prefill.
 
     Raises:
-        ValueError: a model that says nothing of it.
+        ValueError: the model has no `prompt_features`.
     """
     if not isinstance(target, PromptSummary):
         raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
@@ -63,8 +63,11 @@ class Scored(NamedTuple):
     """The first `W` positions of a block after the target's call.
 
     Attributes:
-        pair: the distributions `[B, W, V]`; draft: the block; bad: bool `[B, W]`, where the logits are not finite.
-        features: `[B, W, D]` and hidden: `[B, W, L, D]`, the target's states, each `None` unless the drafter reads it.
+        pair: the distributions `[B, W, V]`.
+        draft: the block.
+        bad: bool `[B, W]`, whether the logits are not finite.
+        features: the target's states `[B, W, D]`, or `None` unless the drafter reads them.
+        hidden: the target's states `[B, W, L, D]` after the layers that the drafter reads, or `None`.
         cache: the target's.
     """
 
@@ -92,30 +95,34 @@ def extended(
 
 
 def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict: Verdict) -> tuple[Scored, Verdict]:
-    """What was scored of a tree and the verdict, along the path that was kept; the cache with that path alone.
+    """Returns a tree's scores and verdict along the kept path, and the cache with that path alone.
 
     Args:
-        target: a `BranchingModel`; start: int32 `[B]`, where the pending token lies in its cache.
+        target: a `BranchingModel`.
+        tree: the tree that was scored.
+        start: int32 `[B]`, position of the pending token in the target's cache.
+        scored: the scores of all entries.
+        verdict: the verdict, with its path.
     """
     assert verdict.path is not None
     path = verdict.path
     straight = Scored(
-        pair=jax.tree.map(lambda each: along(each, path), scored.pair),
+        pair=jax.tree.map(lambda values: along(values, path), scored.pair),
         draft=straight_draft(scored.draft, verdict, tree),
         bad=jnp.take_along_axis(scored.bad, path, axis=1),
         features=None if scored.features is None else along(scored.features, path),
         hidden=None if scored.hidden is None else along(scored.hidden, path),
-        # before any rollback: a length alone cannot drop entries that lie between those of the path
+        # before any rollback: a length alone cannot drop entries between those of the path
         cache=target.keep(scored.cache, start, path[:, : tree.depth + 1]),
     )
     return straight, verdict._replace(law=along(verdict.law, path))
 
 
 def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
-    """The path's tokens, and behind them the first of the siblings that were all rejected; `length` counts both."""
+    """Returns the path's tokens, then the first of the siblings that were all rejected; `length` counts both."""
     assert verdict.path is not None
     kept, path = verdict.num_kept, verdict.path
-    # the deepest kept entry: its children are what was tried next, and its first one stands for all of them
+    # the deepest kept entry: its children were tried next, and the first of them stands for all
     last = jnp.take_along_axis(path, kept[:, None], axis=1)[:, 0]
     tried = jnp.asarray(tree.children)[last, 0]
     slots = jnp.arange(draft.tokens.shape[1])[None]
@@ -127,7 +134,7 @@ def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
         length=kept + verdict.rejected,
         q=along(draft.q, path),
         q_tilde=along(draft.q_tilde, path),
-        logs=jax.tree.map(lambda each: along(each, path), draft.logs),
+        logs=jax.tree.map(lambda values: along(values, path), draft.logs),
         bad=jnp.take_along_axis(draft.bad, path, axis=1),
     )
 
@@ -136,11 +143,11 @@ def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
 
 
 class Judged(NamedTuple):
-    """A block that the target has seen and the acceptance has decided on.
+    """A block after the target's call and the verdict.
 
     `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`, `eta` float32 `[B, G + 1]` and `deferred` `[B, G]` as
-    `Verifier.deferred` gives them; `features` `[B, G + 1, D]` and `hidden` `[B, G + 1, L, D]` where the drafter reads
-    them. Positions beyond the width that was scored are zero.
+    `Verifier.deferred` returns them; `features` `[B, G + 1, D]` and `hidden` `[B, G + 1, L, D]` if the drafter reads
+    them. Positions beyond the scored width are zero.
     """
 
     target_cache: Cache
@@ -154,7 +161,7 @@ class Judged(NamedTuple):
 
 
 def widths(block: int) -> tuple[int, ...]:
-    """Numbers of positions, rising, of blocks of at most `block` tokens; the last is `block + 1`."""
+    """Returns rising numbers of positions for blocks of at most `block` tokens; the last is `block + 1`."""
     return (*(width for width in WIDTHS if width <= block), block + 1)
 
 
@@ -165,19 +172,19 @@ def by_width(
     cache: Cache,
     needed: Array | None = None,
 ) -> Judged:
-    """`judge` at the narrowest of the rising `choices` that holds `longest` drafts (int32 scalar) and the bonus.
+    """Calls `judge` at the narrowest of the rising `choices` that fits `longest` drafts (int32 scalar) and the bonus.
 
-    Where it is not `needed` (bool scalar) nothing is called and everything but the cache is zero. Each width is a loop
-    of at most one turn: XLA passes a cache through a loop in place, but into and out of a conditional by copies.
+    If it is not `needed` (bool scalar), nothing is called and everything but the cache is zero. Each width is a loop of
+    at most one iteration: XLA passes a cache through a loop in place, but copies it into and out of a conditional.
     """
-    full = choices[-1]  # every width gives arrays of this one, or a loop could not carry them
+    full = choices[-1]  # every width gives arrays of the full width, because a loop's carry has one shape
     if len(choices) == 1 and needed is None:
         return judge(full, cache)
     shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
-    # no zeros for the cache: it goes in as it is
+    # no zeros for the cache: it is passed as it is
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
     chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
-    # -1 is the place of no width: then no loop has a turn
+    # -1 is the index of no width, so that no loop runs
     chosen = chosen if needed is None else jnp.where(needed, chosen, -1)
     judged: Judged = blank._replace(target_cache=cache)
     for place, width in enumerate(choices):
@@ -185,32 +192,32 @@ def by_width(
     return judged
 
 
-def at_most_once(wanted: Array, turn: Callable[[T], T], held: T) -> T:
-    """`turn(held)` where it is wanted (bool scalar), else `held`, by a loop of one turn or none.
+def at_most_once(wanted: Array, turn: Callable[[T], T], state: T) -> T:
+    """Returns `turn(state)` if it is wanted (bool scalar), else `state`, by a loop of at most one iteration.
 
-    XLA moves what does not hang on `held` out of the loop, and then computes it wanted or not: tie it to `held`.
+    XLA moves computations that do not depend on `state` out of the loop and runs them in any case: tie them to `state`.
     """
 
     def body(carry: tuple[Array, T]) -> tuple[Array, T]:
         return jnp.zeros((), bool), turn(carry[1])
 
-    return jax.lax.while_loop(lambda carry: carry[0], body, (wanted, held))[1]
+    return jax.lax.while_loop(lambda carry: carry[0], body, (wanted, state))[1]
 
 
-def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, held: Judged) -> Judged:
-    found = judge(width, held.target_cache)
-    verdict = found.verdict._replace(law=_pad(found.verdict.law, full))
-    over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(found, name)) for name in _OVER_BLOCK}
-    return found._replace(verdict=verdict, deferred=_pad(found.deferred, full - 1), **over_block)
+def _judge_padded(judge: Callable[[int, Cache], Judged], width: int, full: int, previous: Judged) -> Judged:
+    judged = judge(width, previous.target_cache)
+    verdict = judged.verdict._replace(law=_pad(judged.verdict.law, full))
+    over_block = {name: jax.tree.map(partial(_pad, width=full), getattr(judged, name)) for name in _OVER_BLOCK}
+    return judged._replace(verdict=verdict, deferred=_pad(judged.deferred, full - 1), **over_block)
 
 
 _OVER_BLOCK = ("pair", "bad", "eta", "features", "hidden")
 
 
 def cut(draft: Draft, width: int) -> Draft:
-    """A draft's first `width` positions; its tokens are at most `width − 1` then."""
+    """Returns a draft's first `width` positions; it then has at most `width − 1` tokens."""
     names = ("q", "q_tilde", "bad", "logs", "stop")
-    # laws have a place more than tokens: the bonus's
+    # distributions have one entry more than tokens: the bonus's
     positions: dict[str, Any] = {name: jax.tree.map(lambda x: x[:, :width], getattr(draft, name)) for name in names}
     return replace(draft, tokens=draft.tokens[:, : width - 1], **positions)
 
@@ -221,17 +228,17 @@ def _pad(values: PyTree, width: int) -> PyTree:
 
 
 def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
-    """The verdict with the blocks of rows `as_it_is` kept whole: their tokens' law is what they were drawn from."""
+    """Returns the verdict with the blocks of rows `as_it_is` kept whole; their distribution is the draft's."""
     return verdict._replace(
         num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,
-        # nobody asked the target: such a token obeys the law that it was drawn from
+        # the target did not score it: such a token follows the distribution that it was drawn from
         law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
     )
 
 
 def without_failed(turn: Round, failed: Array) -> Round:
-    """The round without the rows whose logits failed: they commit nothing and are not counted."""
+    """Returns the round without the rows whose logits failed: they commit nothing and are not counted."""
     return replace(
         turn,
         active=turn.active & ~failed,

@@ -1,7 +1,7 @@
-"""What a trace is made of: `generate(record=…)` with functions that reduce each round to a few numbers per position.
+"""Traces: `record` functions for `generate` that reduce each round to a few numbers per position.
 
 Nothing of the size of the vocabulary is kept, and the generation is the ordinary one: the same rounds of the same loop.
-`results.store.trace` makes tokens of it on the host.
+`results.store.trace` turns them into tokens on the host.
 """
 
 import flax.struct
@@ -15,7 +15,12 @@ from speccascade_jax.rules.measures import entropy, total_variation
 
 @flax.struct.dataclass
 class Origins:
-    """Of one round: `num_new` int32 `[B]`; source int32 `[B, G + 1]`, each token's place in `core.names.SOURCES`."""
+    """The sources of one round's tokens.
+
+    Attributes:
+        num_new: int32 `[B]`.
+        source: int32 `[B, G + 1]`, each token's index into `core.names.SOURCES`.
+    """
 
     num_new: Array
     source: Array
@@ -23,10 +28,10 @@ class Origins:
 
 @flax.struct.dataclass
 class Chances:
-    """What the laws at a position say of one token, float32 `[B, G + 1]`; ranks int32, 1 for the most likely.
+    """The probabilities of one token per position, float32 `[B, G + 1]`, and its ranks, int32, 1 for the most likely.
 
-    `q`, `p`: raw (temperature 1, nothing truncated); `q_tilde`, `p_tilde`: as tokens are drawn; `pi`: the rule's law.
-    What stands at positions where nothing was drafted (of `q`), or that were not scored, means nothing.
+    `q`, `p`: raw (temperature 1, nothing truncated); `q_tilde`, `p_tilde`: as tokens are drawn; `pi`: the rule's.
+    Values at positions where nothing was drafted (for `q`) or scored are meaningless.
     """
 
     q: Array
@@ -40,17 +45,22 @@ class Chances:
 
 @flax.struct.dataclass
 class RoundFacts:
-    """Of one round, per row and position of the block.
+    """The facts about one round, per row and position of the block.
 
     Attributes:
-        origins: as `Origins`; tokens: int32 `[B, G + 1]`, the first `num_new` committed.
-        proposed: int32 `[B, G + 1]`, what was drafted (0 at the bonus position); drafted: int32 `[B]`, how many; spent:
-            int32 `[B]`, with those of a tree beside the path.
+        origins: as `Origins`.
+        tokens: int32 `[B, G + 1]`, the first `num_new` are committed.
+        proposed: int32 `[B, G + 1]`, the drafted tokens (0 at the bonus position).
+        drafted: int32 `[B]`, how many were drafted.
+        spent: int32 `[B]`, `drafted` with a tree's tokens off the path.
         num_kept, rejected, examined, unverified: as in `Round`, `[B]`.
-        of_proposed, of_committed: what the laws say of the two.
-        entropy_q, entropy_p: in nats; max_q; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
-            the proposed token, 0 without a deferral; stop: what the stop policy compared with its threshold, NaN where
-            it was not asked. All float32 `[B, G + 1]`.
+        of_proposed, of_committed: the probabilities of the two tokens.
+        entropy_q, entropy_p: in nats.
+        max_q: the largest probability of `q`.
+        divergence: total variation of `q` and `p`.
+        deferral: the rule's `r` of the proposed token, 0 without a deferral.
+        stop: the value that the stop policy compared with its threshold, NaN if it was not called. The last six are
+            float32 `[B, G + 1]`.
     """
 
     origins: Origins
@@ -73,13 +83,13 @@ class RoundFacts:
 
 
 def origins(turn: Round) -> Origins:
-    """Where the tokens of a round came from."""
+    """Returns the sources of a round's tokens."""
     return Origins(turn.num_new, turn.source)
 
 
 def facts(turn: Round) -> RoundFacts:
-    """All that a trace tells of a round; `O(V)` work per position, in reductions."""
-    # `G + 1` places like everything else, though the bonus position has no draft
+    """Reduces a round to everything that a trace shows; `O(V)` work per position."""
+    # `G + 1` entries like everything else, although the bonus position has no draft
     proposed = jnp.pad(turn.draft.tokens, [(0, 0), (0, 1)])
     q, p = turn.pair.q, turn.pair.p
     return RoundFacts(
@@ -97,7 +107,7 @@ def facts(turn: Round) -> RoundFacts:
         entropy_q=entropy(q)[..., 0],
         entropy_p=entropy(p)[..., 0],
         max_q=q.max(-1),
-        # where nothing drafts `q` is a stub `[B, 1, 1]`
+        # without a drafter `q` is a stub `[B, 1, 1]`
         divergence=total_variation(jnp.broadcast_to(q, p.shape), p)[..., 0],
         deferral=jnp.pad(turn.deferred, [(0, 0), (0, 1)]),
         stop=jnp.full(turn.tokens.shape, jnp.nan) if turn.draft.stop is None else turn.draft.stop,
@@ -107,7 +117,7 @@ def facts(turn: Round) -> RoundFacts:
 def _chances(turn: Round, tokens: Array) -> Chances:
     pair = turn.pair
     laws = {"q": pair.q, "p": pair.p, "q_tilde": pair.q_tilde, "p_tilde": pair.p_tilde, "pi": turn.law}
-    at = at_tokens(laws, tokens)
+    probabilities = at_tokens(laws, tokens)
     # reductions over V: sorting would keep an array of the vocabulary's size per position
-    ranks = {f"rank_{name}": (laws[name] > at[name]).sum(-1, dtype=jnp.int32) + 1 for name in ("q", "p")}
-    return Chances(**jax.tree.map(lambda x: jnp.broadcast_to(x[..., 0], tokens.shape), at), **ranks)
+    ranks = {f"rank_{name}": (laws[name] > probabilities[name]).sum(-1, dtype=jnp.int32) + 1 for name in ("q", "p")}
+    return Chances(**jax.tree.map(lambda x: jnp.broadcast_to(x[..., 0], tokens.shape), probabilities), **ranks)

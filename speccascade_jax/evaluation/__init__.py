@@ -1,1 +1,1 @@
-"""Measuring: points, sweeps, sessions, latencies."""
+"""Measurement: points, sweeps, sessions and latencies."""

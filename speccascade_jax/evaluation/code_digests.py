@@ -1,8 +1,8 @@
-"""What a record's key knows of code: rule, stop policy and drafter of a method, as the programs that JAX makes of them.
+"""Digests of a method's rule, stop policy and drafter, for the provenance of records.
 
-Another constant, operation or value that a function closes over gives another digest; a comment, a file's place or the
-process gives the same. Models, tasks and the loop that all is put into are not part of it: of them a record names the
-revision (`environment.package`). Nothing is compiled.
+A digest is taken of the programs that JAX lowers. Another constant, operation or closed-over value gives another
+digest. A comment, a file's location and the process do not matter. Models, tasks and the engine's loop are not part of
+the digest; for them, a record names the revision (`environment.package`). Nothing is compiled.
 """
 
 import ast
@@ -34,14 +34,15 @@ from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
 from speccascade_jax.storage.files import point_key
 
 _TOLD = ("title", "detail", "symbol")
-"""What a method's row says to readers alone."""
+"""Fields of a method's row that only readers use."""
 
 
 def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
-    """Returns 32 hex digits of the code that outputs depend on beside settings, models and the loop.
+    """Returns 32 hex digits of the code that outputs depend on, without settings, models and the loop.
 
     Args:
-        controls: of the fewest rows that the pair's mesh takes (`runtime.mesh.fewest_rows`).
+        controls: returns controls for the smallest number of rows that the pair's mesh takes
+            (`runtime.mesh.fewest_rows`).
     """
     method = decoder.method
     row = {field.name: getattr(method, field.name) for field in fields(method) if field.name not in _TOLD}
@@ -72,7 +73,7 @@ def _program(decoder: Decoder, controls: Callable[[], Controls]) -> Iterator[str
 
 
 def _is_ours(engine: Engine) -> bool:
-    """Whether its verifier and drafter, and those of all engines inside, are of kinds whose parts are known."""
+    """Returns whether the kinds of its verifier and drafter, and of all nested engines, have known parts."""
     drafter = engine.drafter
     known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in _KNOWN
     return known and isinstance(engine.verifier, TokenWise)
@@ -82,32 +83,35 @@ _KNOWN = (ModelDrafter, NoDrafter, PlannedDrafter, BranchingDrafter)
 
 
 def _engine(engine: Engine, params: Params) -> Iterator[str]:
-    verifier, drafter, own = engine.verifier, engine.drafter, params["drafter"]
+    verifier, drafter, drafter_params = engine.verifier, engine.drafter, params["drafter"]
     yield f"{verifier.reads_q} {verifier.reads_logs} {verifier.lossless} {verifier.defers} {engine.verify_final}"
     if isinstance(verifier, TokenWise):
         yield _law(verifier, engine.target.vocab_size)
-        if verifier.joint or engine.tree is not None:  # what decides is more than what is kept of a token
+        if verifier.joint or engine.tree is not None:  # its decision depends on more than the kept share of one token
             yield _source(type(verifier))
     yield _source(type(drafter))
     if type(drafter) is NestedDrafter:
-        yield from _engine(drafter.engine, own)
+        yield from _engine(drafter.engine, drafter_params)
     elif type(drafter) is ModelDrafter:
-        yield _policy(drafter, own)
+        yield _policy(drafter, drafter_params)
     elif type(drafter) is PlannedDrafter:
         yield _plan(drafter)
     elif type(drafter) is BranchingDrafter:
         yield str(drafter.tree)
     else:
-        yield fingerprints.of_model(BoundModel(params=own, model=None))
+        yield fingerprints.of_model(BoundModel(params=drafter_params, model=None))
 
 
 def _law(verifier: TokenWise, size: int) -> str:
-    """What is kept of a draft, what replaces it, the law and what is deferred, over the real vocabulary."""
+    """Returns a digest of one verification over the real vocabulary.
+
+    It covers the share of a draft that is kept, the replacement, the distribution, and the deferral.
+    """
 
     def decide(pair: LawPair, alpha: Array, tokens: Array) -> Any:
         column = alpha[:, None, None]
-        at = jnp.pad(tokens, [(0, 0), (0, 1)])
-        kept = verifier(pair, column), verifier.law(pair, column), verifier.kept_at(pair, column, at)
+        padded_tokens = jnp.pad(tokens, [(0, 0), (0, 1)])
+        kept = verifier(pair, column), verifier.law(pair, column), verifier.kept_at(pair, column, padded_tokens)
         return kept, verifier.deferred(pair, alpha, tokens)
 
     law = _shape(1, 2, size)
@@ -117,7 +121,7 @@ def _law(verifier: TokenWise, size: int) -> str:
 
 
 def _policy(drafter: ModelDrafter, params: Params) -> str:
-    """One decision, from a fresh state; a policy of one's own may read the model's hidden states."""
+    """Returns a digest of one decision from a fresh state; a user's own policy may read the model's hidden states."""
     stop, row = drafter.stop, _shape(1)
     ours = type(stop).__module__ == AcceptanceHead.__module__ and not isinstance(stop, AcceptanceHead)
     width = None if ours else teacher_forcing.features(BoundModel(params=params["model"], model=drafter.model))
@@ -125,16 +129,16 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
     step = DraftStep(
         _shape(1, drafter.model.vocab_size), row, hidden, _shape(dtype=jnp.int32), _shape(1, dtype=jnp.int32), row
     )
-    told = _shape(1, 8, dtype=bool) if isinstance(stop, Oracle) else params.get("stop")
+    stop_params = _shape(1, 8, dtype=bool) if isinstance(stop, Oracle) else params.get("stop")
 
-    def decide(told: Params, step: DraftStep, controls: Controls) -> Any:
-        return stop(told, stop.init(1), step, controls)
+    def decide(stop_params: Params, step: DraftStep, controls: Controls) -> Any:
+        return stop(stop_params, stop.init(1), step, controls)
 
-    return lowered(decide, told, step, make_controls(1))
+    return lowered(decide, stop_params, step, make_controls(1))
 
 
 def _plan(drafter: PlannedDrafter) -> str:
-    """Its choices, whatever the costs are: they are the machine's, and change no law."""
+    """Returns a digest of the plan's choices for any costs: costs belong to the machine and change no distribution."""
     plan, row = drafter.plan, _shape(1)
     costs = Costs(_shape(len(plan.lengths)), _shape(), _shape(), _shape())
     first = lowered(plan.drafts, costs, _shape(dtype=jnp.int32))
@@ -142,7 +146,7 @@ def _plan(drafter: PlannedDrafter) -> str:
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:
-    """A digest of the program that JAX makes of a function; of arguments shapes and dtypes alone matter."""
+    """Returns a digest of the program that JAX lowers for a function; only shapes and dtypes of arguments matter."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
     text = jax.jit(function).lower(*shapes).as_text()
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -153,7 +157,7 @@ def _shape(*shape: int, dtype: Any = jnp.float32) -> Any:
 
 
 def _source(kind: type) -> str:
-    """A class as Python reads it, without comments and docstrings; empty where there is no file to read."""
+    """Returns a class's syntax tree as text, without comments and docstrings; empty if its source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError, SyntaxError):

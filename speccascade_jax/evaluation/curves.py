@@ -1,4 +1,4 @@
-"""What points of one method under some settings are called, and what tables must know of them."""
+"""Names of curves (the points of one method under some settings), and the facts that tables need about them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from speccascade_jax.methods.settings import AUTO, DRAFT_MODEL, TOKEN, Settings,
 
 
 def curve(settings: Settings) -> str:
-    """Returns what points are a curve of: the method, what was chosen for it, and its stop threshold."""
+    """Returns the name of a point's curve: the method, its non-default settings, and its stop threshold."""
     return family(settings) + ("" if settings.stop_threshold is None else f"@{settings.stop_threshold:g}")
 
 
 def family(settings: Settings) -> str:
-    """Returns the same name for every stop threshold."""
+    """Returns the curve's name without the stop threshold."""
     method_rule = table.get(settings.method).rule(Settings()).name
     parts = (
         "" if settings.rule == method_rule else settings.rule,
@@ -31,12 +31,12 @@ def family(settings: Settings) -> str:
 
 
 def facts(settings: Settings) -> dict[str, Any]:
-    """Returns what tables and plots must know of settings and cannot ask, for they know no methods."""
+    """Returns the facts about settings that tables and plots need; they import no methods to compute them."""
     method = table.get(settings.method)
     rule, trade_off = method.rule(settings), method.alpha(settings)
     distribution = rule.name if trade_off is rule.alpha else settings.method
     lossless = rule.lossless and trade_off is None and not method.draft_alone and not lossy_arms(settings)
-    if not lossless:  # it depends on what is drafted
+    if not lossless:  # then the distribution depends on the drafter
         greedy = ["greedy"] * getattr(method, "greedy_draft", False)
         chosen = [] if settings.choose is None else [f"{settings.choose} {settings.policy or ''}".strip()]
         parts = [*chosen, *map(str, settings.drafters), *greedy]

@@ -1,4 +1,4 @@
-"""Which points a sweep has: methods × α × γ × temperature × top-p × seeds, in groups that share a compilation."""
+"""Enumeration of a sweep's points, in groups that share a compiled program."""
 
 import itertools
 import warnings
@@ -36,45 +36,46 @@ def enumerate_points(
     verify: Sequence[str] = (TOKEN,),
     cooler: Sequence[float] = (),
 ) -> list[list[Point]]:
-    """The points of a sweep, in groups that share a compilation and a batch (the α's of one rule).
+    """Returns the points of a sweep, in groups that share a compiled program and a batch (the α's of one rule).
 
-    Target and draft alone come first for every sampling and seed: the two ends of every plot. A method without α is one
-    point; one that `alphas` does not name gets `Alpha.usual`.
+    The target alone and the draft alone come first for every sampling and seed: they are the two ends of every plot. A
+    method without α is one point. A method that `alphas` does not name gets `Alpha.usual`.
 
     Args:
-        pair, evaluation, seeds: what the points share; samplings: the settings of `SAMPLING` by name.
-        methods: names of methods and rules, or settings with a rule, a stop threshold, drafters of their own, whose
-            sampling is not read.
-        alphas: `curves.curve` or, for all that share it, the name -> its α's; a method's that is not swept are passed
-            over with a warning, so that a file's `methods` can be replaced alone.
-        stop_thresholds: name of a method that stops by one -> its thresholds; heads: files of acceptance heads that
-            methods which ask one are each measured with, instead of the pair's own.
-        block_sizes: of methods whose blocks end at γ; those that stop where the draft is unsure keep their own cap.
-        bonus: of rules; `None`, and methods, take the method's own.
-        verify: ways to verify, each of which every method that keeps all the law allows is measured with, where it has
-            none of its own.
-        cooler: the target alone is judged, not timed, at these shares of every temperature above 0 too.
+        pair, evaluation, seeds: what all points share; samplings: settings of `SAMPLING` by name.
+        methods: names of methods and rules, or `Settings` with their own rule, stop threshold or drafters; the sampling
+            of such settings is ignored.
+        alphas: `curves.curve`, or a name that several curves share -> its α's. Names of known methods that are not
+            swept are ignored with a warning, so that a file's `methods` can be replaced alone.
+        stop_thresholds: name of a method with a stop threshold -> its thresholds; heads: files of acceptance heads;
+            each method that needs a head is measured with each of them instead of the pair's own.
+        block_sizes: for methods whose blocks end at γ; methods that stop when the draft is unsure keep their own limit.
+        bonus: for bare rules; `None`, and methods, take the method's own.
+        verify: ways to verify. Every method that keeps each draft as often as its distribution allows is measured with
+            each of them, unless it names its own.
+        cooler: shares of every temperature above 0 at which the target alone is also judged, but not timed.
 
     Raises:
-        ValueError: an unknown method, an α outside a rule's domain, any other value without a meaning, a point named
-            twice, two heads whose files are called alike; `alphas` for what is neither swept nor a method.
+        ValueError: an unknown method; an α outside a rule's domain; any other value without a meaning; a point that is
+            named twice; two heads whose files have the same name; a name in `alphas` that is neither swept nor a
+            method.
     """
     validate_types.check(enumerate_points, locals())
     alphas = dict(alphas or {})
     for name, values in {"block_sizes": block_sizes, "seeds": seeds, "verify": verify}.items():
         several(name, values, 1)
-    templates = [recorded(Settings(method=each) if isinstance(each, str) else each) for each in methods]
+    templates = [recorded(Settings(method=method) if isinstance(method, str) else method) for method in methods]
     templates = list(_in_ways(_in_heads(_in_thresholds(templates, dict(stop_thresholds or {})), heads), verify))
     _check_heads(templates)
     swept = dict.fromkeys(name for template in templates for name in _names(template))
     _check_alphas(alphas, swept, {template.rule for template in templates})
-    at = partial(Point, pair=pair, evaluation=evaluation.resolved())
+    make_point = partial(Point, pair=pair, evaluation=evaluation.resolved())
     groups_of_settings = [[Settings(method=TARGET)], [Settings(method=DRAFT)]]
     for template in _in_blocks(templates, block_sizes, bonus):
         chosen = next((alphas[name] for name in _names(template) if name in alphas), None)
         groups_of_settings.append([replace(template, alpha=alpha) for alpha in _alphas(template, chosen)])
     groups = [
-        [at(settings=replace(settings, **sampling), seed=seed) for settings in group]
+        [make_point(settings=replace(settings, **sampling), seed=seed) for settings in group]
         for sampling, seed in itertools.product(samplings, seeds)
         for group in groups_of_settings
     ]
@@ -89,7 +90,7 @@ def enumerate_points(
 
 
 def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[Point]:
-    """The target alone at shares of each temperature, where it is not among the points; not timed: it is no faster."""
+    """Returns the target alone at shares of each temperature; untimed, because it is no faster."""
     several("cooler", shares)
     if strange := [share for share in shares if not 0 <= share < 1]:
         raise ValueError(
@@ -97,16 +98,17 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
         )
     targets = [point for group in groups for point in group if point.settings.method == TARGET]
     known = {(_sampled(point.settings), point.seed) for point in targets}
-    found = dict[tuple, Point]()
+    cooler_points = dict[tuple, Point]()
     for point, share in itertools.product(targets, shares):
         heat = point.settings.temperature
         colder = replace(point.settings, temperature=share * heat, draft_temperature=None)
-        at = _sampled(colder), point.seed
-        same = colder.temperature == 0 and any(law == at[0] for law, _ in (known | set(found)))  # for every seed
-        if heat > 0 and at not in known and not same:
+        identity = _sampled(colder), point.seed
+        # greedy outputs do not depend on the seed, so one greedy point serves all seeds
+        same = colder.temperature == 0 and any(law == identity[0] for law, _ in (known | set(cooler_points)))
+        if heat > 0 and identity not in known and not same:
             untimed = replace(point.evaluation, latency_examples=0)
-            found[at] = replace(point, settings=colder, evaluation=untimed)
-    return list(found.values())
+            cooler_points[identity] = replace(point, settings=colder, evaluation=untimed)
+    return list(cooler_points.values())
 
 
 def _sampled(settings: Settings) -> tuple[float, float, int]:
@@ -115,7 +117,7 @@ def _sampled(settings: Settings) -> tuple[float, float, int]:
 
 
 def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str | None]) -> None:
-    """Refuse names that nothing has, or the rule of a swept method alone; methods that are not swept may stay."""
+    """Refuses names that are unknown, or that are only a swept method's rule; methods that are not swept may stay."""
     stray = [name for name in alphas if name not in swept]
     if unheard := [name for name in stray if name not in METHODS or name in rules]:
         raise ValueError(
@@ -126,22 +128,22 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
 
 
 def _check_heads(templates: Iterable[Settings]) -> None:
-    """Refuse two files of one name: curves, and `alphas`, are called after it."""
+    """Refuses two files of one name, because curves and `alphas` use the file's name."""
     files: dict[str, Path] = {}
     for file in (expanded(template.head) for template in templates if template.head is not None):
-        if (other := files.setdefault(file.stem, file)) != file:
+        if (former := files.setdefault(file.stem, file)) != file:
             raise ValueError(
-                f"the heads {other} and {file} would both be called {file.stem!r}: rename one of the files"
+                f"the heads {former} and {file} would both be called {file.stem!r}: rename one of the files"
             )
 
 
 def _names(settings: Settings) -> tuple[str, str, str]:
-    """Returns what `alphas` may call them, the most special name first."""
+    """Returns the names that `alphas` may use for settings, the most specific one first."""
     return curve(settings), family(settings), settings.method
 
 
 def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Settings]:
-    """Every template with every stop threshold that it is given, where it lacks one."""
+    """Yields every template that lacks a stop threshold once per threshold of its method, and all others unchanged."""
 
     def lacks(settings: Settings) -> bool:
         return settings.stop_threshold is None and bool(table.get(settings.method).threshold(settings))
@@ -160,27 +162,27 @@ def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Seque
 
 
 def _in_heads(templates: Iterable[Settings], heads: Sequence[str]) -> Iterator[Settings]:
-    """Every template that asks an acceptance head with each of `heads`."""
+    """Yields every template that needs an acceptance head once per head of `heads`, and all others unchanged."""
     for template in templates:
         open_to_choice = asks_head(template) and template.head is None and heads
         yield from (replace(template, head=head) for head in heads) if open_to_choice else (template,)
 
 
 def _in_ways(templates: Iterable[Settings], verify: Sequence[str]) -> Iterator[Settings]:
-    """Every template with every way to verify that goes with it; those with one of their own as they are."""
+    """Yields every template once per way to verify that suits it; templates that name their own way stay unchanged."""
     for template in templates:
         method = table.get(template.method)
         if template.verify != TOKEN or not isinstance(method, Speculation):
             yield template
             continue
         fits = (template.accept or method.accept) == "speculative" and template.tree is None
-        # one that goes with none of them is refused here
+        # `recorded` refuses a template that no way suits
         ways = [way for way in verify if fits or way == TOKEN or TOKEN not in verify]
         yield from (recorded(replace(template, verify=way)) for way in ways)
 
 
 def _in_blocks(templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Settings]:
-    """Every template with every block size that means something to it."""
+    """Yields every template once per block size, if it has one to choose."""
     for number, block in enumerate(block_sizes):
         for template in templates:
             method = table.get(template.method)

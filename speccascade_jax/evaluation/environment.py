@@ -1,4 +1,4 @@
-"""What a computation ran on and with: part of every record."""
+"""The environment of a computation: the part of every record about software and hardware."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ _VERSIONED = ("speccascade_jax", "jax", "jaxlib", "flax", "sacrebleu")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of this package and of what its results rest on."""
+    """Returns the versions of Python, of this package and of the packages that its results depend on."""
     out = {"python": platform.python_version()}
     for name in _VERSIONED:
         try:
@@ -30,23 +30,24 @@ def versions() -> dict[str, str]:
 
 
 def toolchain() -> dict[str, Any]:
-    """Returns what digests of code depend on beside the code: they are compared under one toolchain only.
+    """Returns everything that digests of code depend on besides the code.
 
-    `digest` counts the ways in which `code_digests` has taken them.
+    Only digests under one toolchain are compared. `digest` is the version of the digests of `code_digests`.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     known = versions()
     return {"digest": 2, "python": python, "jax": known["jax"], "platform": jax.default_backend()}
 
 
-@functools.cache  # of the code that was loaded, not of what a file has become since
+@functools.cache  # cached: the files may change after the code was loaded
 def package() -> dict[str, Any]:
-    """Which code of this package runs: `version`, git's `revision`, and whether the package's files differ from it.
+    """Returns the running code of this package: its `version`, git's `revision`, and whether it is `dirty`.
 
-    `None` where there is none: the package is not installed, its files are in no repository, or git is not there.
+    It is dirty if the package's files differ from the revision. An entry is `None` if it is unknown: the package is not
+    installed, its files are in no repository, or git is missing.
     """
     version, revision, changes = versions()["speccascade_jax"], None, None
-    # a repository around the environment that the package was installed into is not the package's
+    # git may find a repository around the Python environment; only one that tracks the package counts
     if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
         revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
     dirty = None if revision is None or changes is None else bool(changes)
@@ -54,37 +55,38 @@ def package() -> dict[str, Any]:
 
 
 def _git(*command: str) -> str | None:
-    """What git says in the package's folder; `None` where it fails."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """Returns git's output in the package's folder; `None` if it fails."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     words = ["git", "--no-optional-locks", *command]
     try:
-        done = subprocess.run(words, cwd=_PACKAGE, env=own, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(words, cwd=_PACKAGE, env=env, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout.strip()
 
 
 def device() -> dict[str, Any]:
-    """What the computation ran on."""
+    """Returns the hardware of the computation, the number of devices and the operating system."""
     devices = jax.devices()
     return hardware() | {"count": len(devices), "system": platform.platform()}
 
 
 def hardware(mesh: Mesh | None = None) -> dict[str, Any]:
-    """What makes two latencies comparable: part of every key.
+    """Returns the facts that make two latencies comparable; they are part of the key of every timed record.
 
-    Of a mesh its shape; of accelerators not the host's processor, so that a machine in another one's place goes on.
+    They include a mesh's shape. For accelerators they exclude the host's processor, so that a sweep can resume on a
+    machine with another one.
     """
     first = jax.devices()[0]
-    found: dict[str, Any] = {"platform": first.platform, "kind": first.device_kind}
+    facts: dict[str, Any] = {"platform": first.platform, "kind": first.device_kind}
     if first.platform == "cpu":
-        found |= {"cpus": os.cpu_count(), "processor": _processor()}
-        found |= {"products": "own" if mesh is None and products.available() else "xla"}
-    return found if mesh is None else found | {"mesh": [*mesh.shape.values()]}
+        facts |= {"cpus": os.cpu_count(), "processor": _processor()}
+        facts |= {"products": "own" if mesh is None and products.available() else "xla"}
+    return facts if mesh is None else facts | {"mesh": [*mesh.shape.values()]}
 
 
 def _processor() -> str:
-    """The processor's model name; JAX calls every one of them "cpu"."""
+    """Returns the processor's model name; JAX calls every processor "cpu"."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,6 +1,6 @@
-"""What gin files bind and the scripts call: `run` (one point) and `sweep` (many), into a store that resumes.
+"""The entry points that gin files bind and scripts call: `run` (one point) and `sweep` (many), into a resumable store.
 
-In processes other than the first, a `Follower` stands for the store: all know what is done, one writes.
+In every process but the first, a `Follower` replaces the store: all processes know what is done, and one writes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from speccascade_jax.storage.files import expanded, write_atomically
 def run(
     *, pair: ModelPair, evaluation: Evaluation, settings: Settings, seed: int = 0, output: str = "results/runs.jsonl"
 ) -> Record:
-    """Measure one point, print it and add it to a store; a point that the store holds is printed, not repeated.
+    """Measures one point, prints it and adds it to a store; a stored point is printed without a new run.
 
     Args:
-        pair, evaluation, settings, seed: the point; output: the store.
+        pair, evaluation, settings, seed: the point; output: the store's path.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded; as `Heads.check`, before anything is compiled.
+        ValueError: a value without meaning, before anything is loaded; the errors of `Heads.check`, before anything is
+            compiled.
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
@@ -90,43 +91,48 @@ def sweep(
     ray_address: str | None = None,
     dry_run: bool = False,
 ) -> Path | None:
-    """Measure rules × α × γ × temperature × top-p × seeds; a sweep that was killed goes on where it stopped.
+    """Measures rules × α × γ × temperature × top-p × seeds; a killed sweep resumes where it stopped.
 
-    Target and draft alone are always among the points. All points are checked before anything is loaded.
+    The target alone and the draft alone are always among the points. All points are checked before anything is loaded.
 
     Args:
-        pair, evaluation: the models, and on what.
-        methods: names in `methods.table.METHODS`, where every rule is one, `module.NAME` of your own, or `Settings`
-            with a rule, a stop threshold or drafters of their own.
-        alphas: name of a method (or `curves.curve`) -> its α's; one that is not named gets its usual range.
-        stop_thresholds: method -> its stop thresholds, where it stops by one (`h` of specdecpp); no compilation each.
-        heads: files of acceptance heads, each of which methods that ask one are measured with; empty: the pair's own.
-        block_sizes: γ's; each is a compilation per rule.
-        temperatures, top_ps, top_k, draft_temperatures, bonus: as `sc.decode` takes them; a draft temperature `None` is
-            the method's own.
-        verify: "token", "block" or both: how blocks are verified, by methods that keep all that the law allows.
-        seeds: each is a record of its own; tables and plots average over them.
-        cooler: the target alone is judged at these shares of every temperature above 0 too: what sharpening gains.
-        plan: where above 0, every rule among `methods` that `alphas` does not name gets as many α's, placed where an
-            estimate from one pass over the examples sees its rejection rate move (`surveying.plan`, at the first
-            temperature and top-p).
-        together, share: what tables and plots put side by side (`panels.panels`), and the second plot's horizontal
-            axis, a name in `labels.SHARES`.
-        reuse: stores from which points that this sweep has too are copied instead of being measured again.
-        output: the store; what its parts hold (`shards`) is taken over.
-        shard_id, num_shards: measure one part of so many, into a store of its own (`shards.path_of`): for processes
-            on several machines or devices, which need not know of each other. Tables and plots of `output` read all
-            of them, and so does this sweep without shards.
-        workers, worker_device, ray_address: where above 0, so many processes measure the points, each on a device of
-            its own, and this one writes (`pool.Pool`, whose `count`, `device` and `address` they are).
-        dry_run: only list the points.
+        pair, evaluation: the models, and the examples that they are measured on.
+        methods: names in `methods.table.METHODS`, which has every rule, `module.NAME` of your own, or `Settings` with
+            their own rule, stop threshold or drafters.
+        alphas: name of a method (or `curves.curve`) -> its α's; a method that is not named gets its usual range.
+        stop_thresholds: name of a method with a stop threshold (`h` of specdecpp) -> its thresholds; they share one
+            compiled program.
+        heads: files of acceptance heads; every method that needs a head is measured with each of them; empty: the
+            pair's own.
+        block_sizes: values of γ; each is one compiled program per rule.
+        temperatures, top_ps, top_k, draft_temperatures, bonus: as for `sc.decode`; a draft temperature of `None` is the
+            method's own.
+        verify: "token", "block" or both: how methods verify blocks, if they keep each draft as often as its
+            distribution allows.
+        seeds: each seed is a record of its own; tables and plots average over them.
+        cooler: shares of every temperature above 0 at which the target alone is also judged, to show the effect of
+            sharpening.
+        plan: if above 0, the number of α's for every rule among `methods` that `alphas` does not name. They are placed
+            where the rejection rate changes, by an estimate from one pass over the examples (`surveying.plan`, at the
+            first temperature and top-p).
+        together, share: settings that tables and plots put side by side (`panels.panels`), and the horizontal axis of
+            the second plot, a name in `labels.SHARES`.
+        reuse: other stores; points that they share with this sweep are copied instead of being measured again.
+        output: the store's path; records of its shards (`shards`) are copied into it.
+        shard_id, num_shards: measures one of `num_shards` parts into its own store (`shards.path_of`), for independent
+            processes on several machines or devices. Tables and plots of `output` read all parts, and so does this
+            sweep without shards.
+        workers, worker_device, ray_address: if above 0, the number of processes that measure the points, one device
+            each; this process writes. They are `count`, `device` and `address` of `pool.Pool`.
+        dry_run: only lists the points.
 
     Returns:
         The store's path; `None` after a dry run.
 
     Raises:
-        ValueError: as `enumerate_points` and `pool.check`, before anything is loaded; as `Heads.check`, before anything
-            is measured. ImportError, RuntimeError: as `pool.Pool` and its `fill`.
+        ValueError: the errors of `enumerate_points` and `pool.check`, before anything is loaded; those of
+            `Heads.check`, before anything is measured. ImportError, RuntimeError: the errors of `pool.Pool` and its
+            `fill`.
     """
     validate_types.check(sweep, locals())
     workers = whole("workers", workers, 0)
@@ -171,7 +177,7 @@ def sweep(
 
 
 def _check_workers(workers: int, device: str | None, address: str | None, plan: int) -> None:
-    """Refuses settings of workers without workers, and what workers or several hosts do not go with."""
+    """Refuses worker settings without workers, and settings that exclude workers or several hosts."""
     for name, value in (("worker_device", device), ("ray_address", address)):
         if value and not workers:
             raise ValueError(f"{name}={value!r} is for workers: give workers too")
@@ -182,7 +188,7 @@ def _check_workers(workers: int, device: str | None, address: str | None, plan: 
 
 
 def _check_shown(together: Sequence[str], share: str) -> None:
-    """Refuses what tables and plots cannot put side by side or along an axis."""
+    """Refuses names that tables and plots cannot put side by side or on an axis."""
     for name, chosen, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in chosen if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
@@ -219,11 +225,11 @@ def measure(
 ) -> list[str]:
     """Fills the store with the groups' points, and returns their keys in the order of the points.
 
-    Records of other code are measured anew (`record_key.is_stale`). What was judged on other hardware, or without
-    latency, is not judged again.
+    Records of other code are measured again (`record_key.is_stale`). Results that were judged on other hardware, or
+    without latency, are reused.
 
     Args:
-        way: what measures a group's points; by default `evaluate`; progress: whether it is shown.
+        way: the function that measures a group's points; by default `evaluate`; progress: whether to show progress.
     """
     identities = {point: session.identity(point) for group in groups for point in group}
     keys = [identity.key for identity in identities.values()]
@@ -231,7 +237,7 @@ def measure(
     stale = tell_stale(store, identities.values())
 
     def earlier(point: Point) -> Row | None:
-        if hosts.many():  # all processes must do the same, and only the first has the store
+        if hosts.many():  # all processes must act alike, and only the first has the store
             return None
         identity = identities[point]
         record = store.judged(identity.judged_key)
@@ -247,7 +253,7 @@ def measure(
 
 
 def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
-    """Returns the keys of records that other code measured under the same toolchain, and says how many there are."""
+    """Returns the keys of records that other code measured under the same toolchain, and prints their number."""
     code = {identity.key: identity.provenance for identity in identities}
     stale = {r["key"] for r in store.records if r["key"] in code and is_stale(r, **code[r["key"]])}
     if stale and hosts.first():
@@ -258,7 +264,7 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
 def measure_in(
     workers: pool.Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]
 ) -> list[str]:
-    """Does as `measure`, by the workers of a pool, which ends with it."""
+    """Measures like `measure`, with the workers of a pool, and closes the pool."""
     try:
         identities = workers.identities()
         keys = {point: identity.key for point, identity in identities.items()}
@@ -277,36 +283,36 @@ def _progress(store: ResultStore, keys: Collection[str], stale: Collection[str])
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
-    """Prints Table 2 of everything the store holds (all points, where nothing was timed), and writes its figures."""
-    found = panels.panels(store.records, together)
-    printing.show(found, points=not any(record.get("latency") for record in store.records))
+    """Prints Table 2 of the whole store (all points, if nothing was timed), and writes its figures."""
+    all_panels = panels.panels(store.records, together)
+    printing.show(all_panels, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
-    if any(panel.curves for panel in found):
+    if any(panel.curves for panel in all_panels):
         from speccascade_jax.results.report.figures import tradeoff
 
-        for path in tradeoff.draw_all(found, store.path.parent, store.path.stem, share=share):
+        for path in tradeoff.draw_all(all_panels, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
-    if text := gin_errors.operative():  # what gin gave this run; empty where no gin file was read
+    if text := gin_errors.operative():  # gin's values of this run; empty if no gin file was read
         write_atomically(store.path.with_suffix(".settings.gin"), f"{text}\n")
-    if any(panel.target for panel in found):
-        report = page.write(found, store.path)
+    if any(panel.target for panel in all_panels):
+        report = page.write(all_panels, store.path)
         print(f"report: {report}")
-        printing.print_next(found, store.path, report)
+        printing.print_next(all_panels, store.path, report)
 
 
 def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Collection[str]) -> None:
-    """Says of how many points no outputs are kept although asked: a point in a store is not measured again."""
+    """Prints how many points lack the outputs that were requested: stored points are not measured again."""
     if not (evaluation.keep_outputs and hosts.first()):
         return
     asked = set(keys)
-    own = [record for record in store.records if record["key"] in asked]
-    if missing := sum(not outputs.kept(store.path, record) for record in own):
-        lacking = f"no outputs of {missing} of these {len(own)} points lie beside {store.path}"
+    records = [record for record in store.records if record["key"] in asked]
+    if missing := sum(not outputs.kept(store.path, record) for record in records):
+        lacking = f"no outputs of {missing} of these {len(records)} points lie beside {store.path}"
         print(f"{lacking}: measure into another store to have them")
 
 
 class Follower:
-    """As much of a `ResultStore` as sweeps ask; keeps what it is given in memory."""
+    """The part of a `ResultStore` that sweeps use, in memory."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -314,7 +320,7 @@ class Follower:
         self.keys: set[str] = set()
 
     def append(self, record: Record) -> None:
-        record.pop(outputs.ENTRY, None)  # the first process keeps them
+        record.pop(outputs.ENTRY, None)  # only the first process stores outputs
         self.records.append(record)
         self.keys.add(record["key"])
 
@@ -326,49 +332,49 @@ class Follower:
 
 
 def opened(path: str | Path) -> Any:
-    """Opens the store at a path in the first process, and what stands for it in the others."""
+    """Opens the store at a path in the first process, and a `Follower` in the others."""
     return ResultStore(path) if hosts.first() else nullcontext(Follower(path))
 
 
 def _agree(store: Any, keys: list[str]) -> None:
-    """Lets all processes know what the first one's store holds.
+    """Sends the keys in the first process's store to all processes.
 
     Raises:
-        ValueError: in processes that were given other points, weights or examples, and so other keys, than the first.
+        ValueError: a process has other points, weights or examples, and therefore other keys, than the first.
     """
     if hosts.agreed(keys) != keys:
         raise ValueError(
             "this process was given other settings, weights or examples than the first one, or runs on another kind of "
             "machine: give all of them the same"
         )
-    held = hosts.agreed(sorted(store.done_keys()))
+    done = hosts.agreed(sorted(store.done_keys()))
     if isinstance(store, Follower):
-        store.keys = set(held)
+        store.keys = set(done)
 
 
 SHORTEST = 4
 _KEYS: tuple[Literal["key", "former_key"], ...] = ("key", "former_key")
-"""Entries of a record that it is found by: its key, and the one that it had in a former format."""
+"""Entries that identify a record: its key, and its key in a former format."""
 AGAIN = "again-"
-"""What stores of points that were run again begin with: they are not looked through for records."""
+"""Prefix of the stores for points that were run again; `find_record` ignores these stores."""
 
 
 def rerun_store(record: Record) -> str:
-    """Returns the path of a store that is not there yet, for a record that is run again."""
+    """Returns a new store path for a record that is run again."""
     numbers = itertools.count(1)
     names = (f"results/{AGAIN}{record['key'][:8]}-{number}.jsonl" for number in numbers)
     return next(name for name in names if not Path(name).exists())
 
 
 def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
-    """Returns the record whose key begins with `key`, and its store: the one named, or any `results/*.jsonl`.
+    """Returns the record whose key begins with `key`, and its store: the named one, or any `results/*.jsonl`.
 
     Raises:
-        ValueError: none, several, or too few digits to tell. FileNotFoundError: no such store.
+        ValueError: no record, several records, or too few digits. FileNotFoundError: no such store.
     """
     if len(key) < SHORTEST:
         raise ValueError(f"from_record={key!r}: give at least {SHORTEST} digits of the record's key")
-    found, keys = dict[str, tuple[Record, Path]](), list[str]()
+    matches, keys = dict[str, tuple[Record, Path]](), list[str]()
     stores = [path for path in sorted(Path("results").glob("*.jsonl")) if not path.name.startswith(AGAIN)]
     for path in [expanded(store)] if store else stores:
         try:
@@ -378,33 +384,33 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
                 raise
             continue
         keys += [record["key"] for record in records]
-        found |= {r["key"]: (r, path) for r in records if any(r.get(name, "").startswith(key) for name in _KEYS)}
-    where = store or "results/*.jsonl"
-    if not found:
-        raise ValueError(f"no record of {where} has a key that begins with {key!r}: {hint(key, keys)}give --store")
-    if len(found) > 1:
-        raise ValueError(f"{len(found)} records of {where} have keys that begin with {key!r}: give more digits")
-    record, path = next(iter(found.values()))
+        matches |= {r["key"]: (r, path) for r in records if any(r.get(name, "").startswith(key) for name in _KEYS)}
+    searched = store or "results/*.jsonl"
+    if not matches:
+        raise ValueError(f"no record of {searched} has a key that begins with {key!r}: {hint(key, keys)}give --store")
+    if len(matches) > 1:
+        raise ValueError(f"{len(matches)} records of {searched} have keys that begin with {key!r}: give more digits")
+    record, path = next(iter(matches.values()))
     if "configuration" not in record:
         raise ValueError(f"record {record['key']} of {path} is of no point: it has no configuration to run again")
     return record, path
 
 
 def compare_rerun(old: Record, old_store: Path, new: Record, new_store: str | Path) -> str:
-    """Says what became of a record that was run again."""
-    told = ["the same key"] if old["key"] == new["key"] else [f"another key, {new['key']}: {_changed(old, new)}"]
+    """Describes how a record that was run again differs from the old one."""
+    remarks = ["the same key"] if old["key"] == new["key"] else [f"another key, {new['key']}: {_changed(old, new)}"]
     before, after = outputs.read(old_store, old), outputs.read(new_store, new)
     if before is None or after is None:
-        return "; ".join([*told, "outputs were not kept, so they cannot be compared"])
-    known = {each.id: each.tokens for each in before}
-    same = sum(known.get(each.id) == each.tokens for each in after)
-    return "; ".join([*told, f"the same tokens in {same} of {len(after)} outputs"])
+        return "; ".join([*remarks, "outputs were not kept, so they cannot be compared"])
+    known = {output.id: output.tokens for output in before}
+    same = sum(known.get(output.id) == output.tokens for output in after)
+    return "; ".join([*remarks, f"the same tokens in {same} of {len(after)} outputs"])
 
 
 def _changed(old: Record, new: Record) -> str:
     fingerprints = [record.get("fingerprints", {}) for record in (old, new)]
-    others = [{name: record.get(name) for name in ("device", "configuration")} for record in (old, new)]
+    remaining = [{name: record.get(name) for name in ("device", "configuration")} for record in (old, new)]
     codes = [{"code": record.get("provenance", {}).get("code")} for record in (old, new)]
-    pairs = (fingerprints, codes, others)
+    pairs = (fingerprints, codes, remaining)
     differs = [name for before, after in pairs for name in {**before, **after} if before.get(name) != after.get(name)]
     return f"other {', '.join(differs)}" if differs else "another version of records"

@@ -1,4 +1,4 @@
-"""The acceptance heads and selection policies that methods ask: read once, and checked before anything is measured."""
+"""The acceptance heads and selection policies that methods need, read once and checked before any measurement."""
 
 import warnings
 from collections import defaultdict
@@ -18,39 +18,39 @@ from speccascade_jax.rules import deferral
 
 
 class Heads:
-    """The heads that methods ask of a pair. Each file is read once, so that a record names the head that was used."""
+    """The heads that methods of a pair need. Each file is read once, so that a record names the head that was used."""
 
     def __init__(self, pair: Pair):
         self._pair, self._read = pair, cache(partial(_head, pair))
 
     def of(self, settings: Settings) -> Head | None:
-        """Returns the head that settings ask, or the pair's; `None` where they ask none; errors as `check`."""
+        """Returns the head that settings name, or the pair's; `None` if they need none; errors as for `check`."""
         return self._read(settings.head)[0] if asks_head(settings) else None
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
-        """Returns what a record's key and its `fingerprints` hold of the head; nothing where none is asked."""
+        """Returns the entry about the head in a record's key and its `fingerprints`; empty if none is needed."""
         return {"head": self._read(settings.head)[1]} if asks_head(settings) else {}
 
     def described(self, settings: Settings) -> dict[str, Any]:
-        """Returns what else a record says, under "head": the weight of rejections, which says what h means."""
+        """Returns a record's entry "head": the weight of rejections in training, which defines the scale of h."""
         head = self.of(settings)
         return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses heads that are missing or of another draft, and warns of those made for other settings.
+        """Refuses heads that are missing or of another draft, and warns of heads trained for other settings.
 
-        Outputs keep their law under any head, so that one of another rule or sampling is no error. One warning per
-        head names all in which it differs. Compiles nothing.
+        Outputs keep their distribution under any head, so a head for another rule or sampling is no error. One warning
+        per head names all differences. Compiles nothing.
 
         Raises:
-            FileNotFoundError, CheckpointError: as `head_files.load`.
-            ValueError: the pair has no head, or a file is another draft's.
+            FileNotFoundError, CheckpointError: the errors of `head_files.load`.
+            ValueError: the pair has no head, or a file belongs to another draft.
         """
         asked: dict[str | None, list[Settings]] = defaultdict(list)
         for settings in chosen:
             if asks_head(settings):
                 asked[settings.head].append(settings)
-        known = set()  # the draft's weights are hashed once, not once per head
+        known = set()  # hash the draft's weights once, not once per head
         for file, members in asked.items():
             head = self._read(file)[0]
             if file is not None and (belongs := (head.card.features, head.card.draft_fingerprint)) not in known:
@@ -59,10 +59,10 @@ class Heads:
                 except ValueError as error:
                     raise ValueError(f"{file}: {error}") from error
                 known.add(belongs)
-            if others := list(_differences(head.card, members)):
+            if differences := list(_differences(head.card, members)):
                 name = f"the acceptance head of {self._pair.name!r}" if file is None else f"the acceptance head {file}"
                 warnings.warn(
-                    f"{name} was trained for {'; for '.join(others)}: outputs keep their law, but blocks end less "
+                    f"{name} was trained for {'; for '.join(differences)}: outputs keep their law, but blocks end less "
                     "aptly than with a head trained for these settings (experiments/train_acceptance_head.py)",
                     stacklevel=2,
                 )
@@ -75,21 +75,21 @@ def _head(pair: Pair, file: str | None) -> tuple[Head, str]:
 
 
 def asks_head(settings: Settings) -> bool:
-    """Returns whether settings ask an acceptance head."""
+    """Returns whether settings need an acceptance head."""
     return table.get(settings.method).needs_head(settings)
 
 
 def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
-    """Yields in what settings differ from those that a head was trained for, both sides named."""
+    """Yields the differences between settings and those that a head was trained for, naming both values."""
     taught = _told(card.rule, card.alpha, card)
     asked = [_told(table.get(s.method).rule(s).name, s.alpha, s) for s in chosen]
     for name, value in taught.items():
-        if others := [other for other in dict.fromkeys(each[name] for each in asked) if other != value]:
-            yield f"{name} {value} and is asked under {', '.join(others)}"
+        if differing := [text for text in dict.fromkeys(facts[name] for facts in asked) if text != value]:
+            yield f"{name} {value} and is asked under {', '.join(differing)}"
 
 
 def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str, str]:
-    """Returns everything that kept probabilities depend on, beside the two models."""
+    """Returns everything that acceptance probabilities depend on besides the two models."""
     draft = sampling.draft_temperature
     return {
         "rule": rule if alpha is None else f"{rule} (alpha {alpha:g})",
@@ -101,45 +101,46 @@ def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str
 
 
 class Policies:
-    """The policies that methods ask of a pair. Each file is read once, so that a record names the one that was used."""
+    """The policies that methods of a pair need. Each file is read once, so that a record names the policy used."""
 
     def __init__(self, pair: Pair):
         self._pair, self._read = pair, cache(partial(_policy, pair))
 
     def loaded(self, settings: Settings) -> Settings:
-        """Returns settings with their policy read."""
+        """Returns settings with their policy loaded."""
         return replace(settings, policy=self._read(settings.policy)[0]) if asks_policy(settings) else settings
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
-        """Returns what a record's key and its `fingerprints` hold of the policy; nothing where none is asked."""
+        """Returns the entry about the policy in a record's key and its `fingerprints`; empty if none is needed."""
         return {"policy": self._read(settings.policy)[1]} if asks_policy(settings) else {}
 
     def described(self, settings: Settings) -> dict[str, Any]:
-        """Returns what else a record says, under "selection": its arms and their rules, and what chose.
+        """Returns a record's entry "selection": the arms with their rules, and the policy that chooses.
 
-        `drafts` is what drafts under each arm's name; `lossy_arms` names those by which outputs lose the target's law.
+        `drafts` describes the drafter of each arm. `lossy_arms` names the arms whose outputs do not keep the target's
+        distribution.
         """
         if not build_selection.selects(settings):
             return {}
         arms = build_selection.arms_of(settings)
         rule = table.get(settings.method).rule(settings)
         rules = [rule.name if arm.rule is None else str(arm.rule) for arm in arms]
-        told: dict[str, Any] = {"arms": [arm.called for arm in arms], "rules": rules, "choose": settings.choose}
+        selection: dict[str, Any] = {"arms": [arm.called for arm in arms], "rules": rules, "choose": settings.choose}
         if asks_policy(settings):
             card = self._read(settings.policy)[0].card
-            told |= {"trained": card.trained, "alignment_weight": card.alignment_weight, "queries": card.queries}
-        told["drafts"] = [drafters_text((arm.drafter,), arm.block_size) for arm in arms]
+            selection |= {"trained": card.trained, "alignment_weight": card.alignment_weight, "queries": card.queries}
+        selection["drafts"] = [drafters_text((arm.drafter,), arm.block_size) for arm in arms]
         decided = [rule if arm.rule is None else deferral.get(arm.rule) for arm in arms]
         pairs = zip(arms, decided, strict=True)
-        told["lossy_arms"] = [arm.called for arm, rule in pairs if not rule.lossless and arm.drafter != TARGET]
-        return {"selection": told}
+        selection["lossy_arms"] = [arm.called for arm, rule in pairs if not rule.lossless and arm.drafter != TARGET]
+        return {"selection": selection}
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses policies that are missing, or of other drafters or another target. Compiles nothing.
+        """Refuses policies that are missing, or that belong to other drafters or another target. Compiles nothing.
 
         Raises:
-            FileNotFoundError, CheckpointError: as `policy_files.load`.
-            ValueError: as `selecting.chooser_of`; names the file.
+            FileNotFoundError, CheckpointError: the errors of `policy_files.load`.
+            ValueError: the errors of `build_selection.chooser_of`, with the file's name.
         """
         for settings in dict.fromkeys(filter(asks_policy, chosen)):
             try:
@@ -155,5 +156,5 @@ def _policy(pair: Pair, file: str | None) -> tuple[Policy, str]:
 
 
 def asks_policy(settings: Settings) -> bool:
-    """Returns whether a trained policy chooses."""
+    """Returns whether a trained policy chooses the drafter."""
     return settings.choose in build_selection.LEARNT

@@ -1,7 +1,7 @@
 """Wall-clock latency at batch 1, interleaved with a baseline in the same process (METHODS section 9).
 
-On a shared machine two programs measured one after the other compare the machine with itself at another hour. Here
-every run of a method stands next to a run of the baseline on the same example, and who goes first alternates.
+On a shared machine, two programs that are measured one after the other see different loads. Here every run of a method
+is next to a run of the baseline on the same example, and the order alternates.
 """
 
 import time
@@ -16,15 +16,16 @@ from speccascade_jax.results.store.record import Latency, RecordInterval
 from speccascade_jax.runtime import hosts
 
 Run = Callable[[int, int], Any]
-"""`(example, trial) -> generation`: a compiled call whose result has `lengths`, the number of tokens of its one row,
-and `stats`, its `Counters`."""
+"""A compiled call, `(example, trial) -> generation`. Its result has `lengths`, the number of tokens of its one row, and
+`stats`, its `Counters`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds, generated tokens and forward passes of the two models of every run, each `[trials, examples]`.
+    """Seconds, generated tokens and forward passes of both models for every run, each `[trials, examples]`.
 
-    Where the draft wrote alone its passes are `target_calls`, as the engine counts them (`latency`).
+    If the draft decodes alone, its passes are in `target_calls`, as the engine counts them (`latency`).
     """
 
     seconds: np.ndarray
@@ -36,14 +37,15 @@ class Timings:
 def interleave(
     baseline: Run, methods: Sequence[Run], *, examples: int, trials: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Timings, list[Timings]]:
-    """Time methods back to back with a baseline that they share.
+    """Times methods back to back with a baseline that they share.
 
-    For every trial and example the order is method, baseline (, other methods), reversed every other time, so that one
-    or two methods are immediate neighbours of the baseline, and first as often as last. Of more each begins in turn.
+    For every trial and example the order is: first method, baseline, other methods. Every other turn reverses it. So
+    one or two methods are immediate neighbours of the baseline, and come first as often as last. With more methods, the
+    runs begin in turn.
 
     Args:
-        baseline, methods: compiled and warmed-up calls; the result is waited for (`block_until_ready`).
-        examples, trials: how many of each; clock: seconds, a fake one in tests.
+        baseline, methods: compiled and warmed-up calls; each result is awaited (`block_until_ready`).
+        examples, trials: the number of each; clock: returns seconds; tests pass a fake one.
 
     Returns:
         The baseline's timings and each method's.
@@ -61,29 +63,29 @@ def interleave(
                 begin = clock()
                 result = jax.block_until_ready(runs[n](example, trial))
                 seconds[n, trial, example] = clock() - begin
-                made = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
-                counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in made]
+                row_counts = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
+                counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in row_counts]
     names = ("tokens", "draft_steps", "target_calls")
-    seconds = np.asarray(hosts.agreed(seconds.tolist()))  # clocks differ, and decisions may hang on them
+    seconds = np.asarray(hosts.agreed(seconds.tolist()))  # processes' clocks differ, and decisions may depend on them
     timings = [Timings(seconds=s, **dict(zip(names, c, strict=True))) for s, c in zip(seconds, counts, strict=True)]
     return timings[1], [timings[0], *timings[2:]]
 
 
 def _order(runs: int, turn: int) -> list[int]:
-    """Who runs when: reversed every other turn; of more than three another one begins every two turns."""
+    """Returns the order of the runs: reversed every other turn; of more than three, each begins for two turns."""
     begin = turn // 2 % runs if runs > 3 else 0
     order = [(begin + n) % runs for n in range(runs)]
     return order if turn % 2 == 0 else order[::-1]
 
 
 def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
-    """Milliseconds per example and per token: median over trials, lowest and highest, and the trials themselves.
+    """Computes milliseconds per example and per token: median over trials, lowest, highest, and the trials themselves.
 
-    `per_example_ms`, `[trials][examples]` in the task's order, with the same of the baseline that ran beside it is what
-    a bootstrap of their ratio over examples and trials needs (`results.analysis.bootstrap`); the tokens and
-    forward passes of the same runs are what times are regressed on (`results.analysis.forward_times`).
+    `per_example_ms`, `[trials][examples]` in the task's order, and the baseline's are the input of a bootstrap of their
+    ratio over examples and trials (`results.analysis.bootstrap`). The tokens and forward passes of the same runs are
+    the regressors of a model of the times (`results.analysis.forward_times`).
 
-    With `draft_alone` the draft wrote alone, in the target's place in the engine: its passes are draft steps.
+    With `draft_alone`, the draft decodes alone in the target's place in the engine, so its passes are draft steps.
     """
     steps, calls = timings.draft_steps, timings.target_calls
     if draft_alone:
@@ -92,7 +94,7 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
     return {
         "ms_per_example": _over_trials(total / timings.seconds.shape[1]),
         "ms_per_token": _over_trials(total / tokens),
-        "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks count nanoseconds
+        "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks resolve nanoseconds
         "per_example_tokens": timings.tokens.tolist(),
         "per_example_draft_steps": steps.tolist(),
         "per_example_target_calls": calls.tolist(),
@@ -103,9 +105,10 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
 
 
 def relative_latency(method: Timings, baseline: Timings) -> RecordInterval:
-    """The method's time over the baseline's: ratio of totals, and the ratio within each trial with its extremes.
+    """Computes the ratio of the method's total time to the baseline's, and the ratio within each trial.
 
-    `per_token` is the same with each total divided by the tokens it made: sampled outputs differ in length.
+    `low` and `high` are the extremes over trials. `per_token` divides each total by its number of tokens first, because
+    sampled outputs differ in length.
     """
     trials = method.seconds.sum(1) / baseline.seconds.sum(1)
     tokens = max(int(method.tokens.sum()), 1) / max(int(baseline.tokens.sum()), 1)

@@ -1,6 +1,6 @@
-"""Measuring points: quality and counts in batches, latency at batch 1 interleaved with the target alone.
+"""Measurement of points: quality and counts in batches, latency at batch 1 interleaved with the target alone.
 
-Beside the store is kept what a judged point's generations wrote: outputs, where tokens came from, some traces.
+A judged point's outputs, the sources of their tokens and some traces are stored beside the records.
 """
 
 import datetime
@@ -49,16 +49,19 @@ class Seen(NamedTuple):
 
 
 _SMALL = 16_384
-"""A vocabulary of which the facts of all rows cost less than a second program, for batches without a traced row."""
+"""Largest vocabulary at which all rows' facts are recorded in every batch.
+
+Recording them costs less than compiling a second program for batches without a traced row.
+"""
 
 
 def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[str, Any]:
     """Returns further arguments of `Decoder.generate`: what to record of each round, if anything.
 
-    A method that is more than one generation has no rounds of one loop, and nothing is recorded of it.
+    A method that consists of several generations has no rounds of one loop, so nothing is recorded.
 
     Args:
-        traced: whether the batch has a row of which a trace is kept.
+        traced: whether the batch has a row whose trace is kept.
     """
     if not evaluation.keep_outputs or decoder.engine is None:
         return {}
@@ -67,50 +70,50 @@ def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[st
 
 
 def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Seen]:
-    """Returns what was recorded of the first `rows` rows, on the host; `traced`: of which the facts are kept."""
+    """Returns what was recorded of the first `rows` rows, on the host; `traced`: the rows whose facts are kept."""
     if record is None:
         return [Seen()] * rows
     record = jax.tree.map(np.asarray, record)
-    origins, found = getattr(record, "origins", record), []
+    origins, rows_seen = getattr(record, "origins", record), []
     for row in range(rows):
         counts = origins.num_new[:, row]
-        own = [origins.source[number, row, :count] for number, count in enumerate(counts.tolist())]
-        sources = "d" * int(counts.sum()) if alone else "".join(_LETTERS[n] for n in np.concatenate(own).tolist())
+        parts = [origins.source[number, row, :count] for number, count in enumerate(counts.tolist())]
+        sources = "d" * int(counts.sum()) if alone else "".join(_LETTERS[n] for n in np.concatenate(parts).tolist())
         facts = jax.tree.map(lambda x, row=row: x[:, row : row + 1].copy(), record) if traced[row] else None
-        found.append(Seen(sources, tuple(counts[counts > 0].tolist()), facts))
-    return found
+        rows_seen.append(Seen(sources, tuple(counts[counts > 0].tolist()), facts))
+    return rows_seen
 
 
 OWN = "own"
-"""What records call an engine inside of a drafter of one's own."""
+"""Name in records of an engine inside a user's own drafter."""
 
 
 Earlier = Callable[[Point], Row | None]
-"""Returns what was judged of a point before: of other hardware, or without latency."""
+"""A function that returns what was judged of a point before, on other hardware or without latency."""
 
 
 def never(point: Point) -> Row | None:
-    """Knows of nothing that was judged before."""
+    """Returns `None`: nothing was judged before."""
     return None
 
 
 def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
-    """Measures points that differ in α only; yields one record each, as soon as it is there."""
-    release_when_crowded()  # a long sweep compiles more programs than a process has room for
+    """Measures points that differ in α only; yields one record per point as soon as it is complete."""
+    release_when_crowded()  # a long sweep compiles more programs than one process can hold
     begin = time.perf_counter()
     known = {point: result for point in points if (result := earlier(point)) is not None}
     unknown = [point for point in points if point not in known]
     results = known | dict(zip(unknown, judge(session, unknown) if unknown else (), strict=True))
     judged = [results[point] for point in points]
     share = (time.perf_counter() - begin) / len(points)
-    for first in range(0, len(points), 2):  # two methods can be neighbours of the same run of the target
+    for first in range(0, len(points), 2):  # two methods can be neighbours of one run of the target
         yield from _timed(session, points[first : first + 2], judged[first : first + 2], share)
 
 
 def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
-    """Measures points of any methods, timed in one loop beside one target, so that they can be told apart closely.
+    """Measures points of any methods, timed in one loop with one target, so that their latencies compare closely.
 
-    Records come when all are timed.
+    The records are yielded after all points are timed.
     """
     release_when_crowded()
     begin = time.perf_counter()
@@ -119,7 +122,7 @@ def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlie
 
 
 def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], judging: float) -> Iterator[Record]:
-    """Times points that were judged, each in `judging` seconds, and yields their records."""
+    """Times judged points and yields their records; judging took `judging` seconds per point."""
     started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
     timed = time_beside_target(session, points)
     wall = (time.perf_counter() - begin) / len(points) + judging
@@ -129,7 +132,7 @@ def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], jud
 
 
 def describe(session: Session, point: Point) -> Row:
-    """Returns what a record says of its point before anything is measured."""
+    """Returns the part of a point's record that is known before anything is measured."""
     key, judged, provenance = session.identity(point)
     return {
         "key": key,
@@ -152,9 +155,9 @@ def describe(session: Session, point: Point) -> Row:
 def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     """Judges quality, counts and measures of each point, all points in shared batches.
 
-    Examples in which a model gave NaN or infinite logits are left out of all three, not counted as bad outputs: the
-    record names them (`failed_examples`, and `failure`, the first of them), and having judged other examples it is
-    compared with no other record.
+    Examples for which a model gave NaN or infinite logits are left out of all three; they do not count as bad outputs.
+    The record names them (`failed_examples`, and `failure` for the first). Such a record covers other examples, so it
+    is compared with no other record.
 
     Raises:
         FloatingPointError: every example of a point failed.
@@ -164,16 +167,16 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     examples = session.window(evaluation, evaluation.quality_examples)
     encoded = session.prompts.encoder_tokens
     lengths = np.asarray(session.prompts.length) if encoded is None else np.count_nonzero(encoded, axis=1)
-    # Neighbours of similar length waste the least of a batch, which runs until its longest row is done; those that are
-    # traced come first, so that few batches have one.
+    # A batch runs until its longest row is done, so rows of similar length share one. Traced rows come first, so that
+    # few batches contain any.
     plain = examples >= evaluation.first_example + evaluation.keep_traces
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
-    which = np.tile(np.arange(len(points)), len(examples))
-    generations, told, noted = [], list[Row](), list[Seen]()
+    point_of_row = np.tile(np.arange(len(points)), len(examples))
+    generations, planned, noted = [], list[Row](), list[Seen]()
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
-        alphas = [points[n].settings.alpha for n in which[chosen]]
+        alphas = [points[n].settings.alpha for n in point_of_row[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
         generation = run(points[0].seed, **recording(evaluation, decoder, bool(traced[chosen].any())))
         noted += seen(generation.record, kept, traced[chosen], alone)
@@ -181,14 +184,14 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
         per_row = generation.tokens, generation.lengths, generation.stats, inner, generation.failed_at
         generations.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], per_row))
         if points[0].settings.block_size == AUTO:
-            told.append(_planned(decoder, run, np.asarray(generation.inner["chosen"])[:kept]))
+            planned.append(_planned(decoder, run, np.asarray(generation.inner["chosen"])[:kept]))
     measured = jax.tree.map(lambda *parts: np.concatenate(parts), *generations)
     records = []
     for number, point in enumerate(points):
-        own = np.flatnonzero(which == number)
-        part = jax.tree.map(lambda x, own=own: x[own], measured)
-        record = _score(session, point, part, rows[own], [noted[place] for place in own])
-        records.append(record | ({"planned": told} if told else {}))
+        places = np.flatnonzero(point_of_row == number)
+        part = jax.tree.map(lambda x, places=places: x[places], measured)
+        record = _score(session, point, part, rows[places], [noted[place] for place in places])
+        records.append(record | ({"planned": planned} if planned else {}))
     return records
 
 
@@ -196,14 +199,16 @@ JUDGED = (
     "counts", "measures", "by_position", "inconclusive", "quality", "per_example", "failed_examples", "failure",
     "levels", "planned",
 )  # fmt: skip
-"""Entries that `judge` gives."""
+"""Entries of a record that `judge` returns."""
 
 
 def judged_part(store: Path, record: Record, keep_outputs: bool) -> Row | None:
-    """Returns what `judge` would give again, of a record of the same judged key; `None` where outputs are lacking.
+    """Returns the entries that `judge` would compute again for a record of the same judged key.
+
+    The result is `None` if outputs are needed and missing.
 
     Args:
-        store: where the record lies; keep_outputs: whether its outputs are wanted too.
+        store: path of the record's store; keep_outputs: whether its outputs are needed too.
     """
     part: Row = {name: get_entry(record, name) for name in JUDGED if name in record}
     if not keep_outputs:
@@ -219,19 +224,19 @@ def _score(
     rows: np.ndarray,
     noted: Sequence[Seen],
 ) -> Row:
-    """Scores one point, by what was measured and noted of each of its rows."""
+    """Scores one point from the measurements and the recorded rounds of its rows."""
     draft_alone = point.method.draft_alone
     failed = failures(measured[-1], model_names(draft_alone))
     if len(failed) == len(rows):
         raise_if_failed(failed)
-    lost, told = [each.row for each in failed], {}
+    lost, failure_entries = [item.row for item in failed], {}
     if failed:
         ids = [session.examples[row].id for row in rows[lost]]
         first = f"example {ids[0]}: NaN or infinite logits of the {failed[0].model} at position {failed[0].position}"
-        told = {"failed_examples": ids, "failure": first}
+        failure_entries = {"failed_examples": ids, "failure": first}
     tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
-    noted, rows = [each for row, each in enumerate(noted) if row not in lost], np.delete(rows, lost)
-    context = decoder_context(session.prompts)  # what outputs of decoder-only models continue, spaces included
+    noted, rows = [item for row, item in enumerate(noted) if row not in lost], np.delete(rows, lost)
+    context = decoder_context(session.prompts)  # text before a decoder-only model's output, spaces included
     written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
     texts = [session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True)]
     predictions = [session.task.postprocess(text) for text in texts]
@@ -240,18 +245,21 @@ def _score(
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
     summary = summarise(stats, lengths, draft_alone=draft_alone)  # METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
-    # from the level below the target down; engines inside a drafter of one's own have no names
-    models = [level.model for level in levels_of(point.settings.drafters)]
-    named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
-    levels = [{"model": model or OWN, **summarise(own), **_tail(tail)} for model, own, tail in named if own is not None]
+    models = [level.model for level in levels_of(point.settings.drafters)]  # from below the target downwards
+    named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)  # a user's own drafter has no level's name
+    levels = [
+        {"model": model or OWN, **summarise(counters), **_tail(tail)}
+        for model, counters, tail in named
+        if counters is not None
+    ]
     record: Row = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
         "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)}
-        | ({} if arms is None else {"arm": arms.tolist()}),  # each example's place in the record's `selection.arms`
-        **told,
+        | ({} if arms is None else {"arm": arms.tolist()}),  # each example's index into the record's `selection.arms`
+        **failure_entries,
         **({"levels": levels} if levels else {}),
     }
     if point.evaluation.keep_outputs:
@@ -260,15 +268,15 @@ def _score(
 
 
 def _outputs(session: Session, point: Point, parts: Iterable[tuple[int, Seen, list[int], str]]) -> list[Output]:
-    """Returns what is kept of a point's outputs, in the order of the examples.
+    """Returns the outputs of a point to store, in the order of the examples.
 
     Args:
-        parts: a row, what was noted of it, the tokens that were written for it, and the text that is scored.
+        parts: a row, its recorded rounds, its generated tokens, and the text that is scored.
     """
     method, context = point.method, decoder_context(session.prompts)
-    told: dict[str, Any] = {"threshold": threshold_text(method, point.settings), "alone": method.draft_alone}
+    trace_facts: dict[str, Any] = {"threshold": threshold_text(method, point.settings), "alone": method.draft_alone}
     kept = []
-    for row, own, tokens, prediction in sorted(parts, key=lambda part: part[0]):
+    for row, row_seen, tokens, prediction in sorted(parts, key=lambda part: part[0]):
         example = session.examples[row]
         prompt = session.task.build_prompt(example)
 
@@ -282,9 +290,11 @@ def _outputs(session: Session, point: Point, parts: Iterable[tuple[int, Seen, li
             output=prediction,
             tokens=tuple(tokens),
             pieces=tuple(texts(tokens, [])),
-            sources=own.sources,
-            rounds=own.rounds,
-            trace=None if own.facts is None else trace.read(own.facts, 0, texts, prompt=prompt, **told),
+            sources=row_seen.sources,
+            rounds=row_seen.rounds,
+            trace=None
+            if row_seen.facts is None
+            else trace.read(row_seen.facts, 0, texts, prompt=prompt, **trace_facts),
         )
         kept.append(output)
     return kept
@@ -295,11 +305,11 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
-    """Measures latency of points of one sampling, absolute and relative to the target alone.
+    """Measures the latency of points of one sampling, absolute and relative to the target alone.
 
-    Empty without latency examples, and for an oracle: what it knows beforehand cost time that no method has. A run that
-    met NaN or infinite logits, of the point or of the target beside it, ended early and says nothing about time: there
-    is no latency then, and `failed_timings` says how many runs did.
+    The entries are empty without latency examples, and for an oracle, because computing its knowledge takes time that
+    no method has. A run in which the point or its target met NaN or infinite logits ends early and says nothing about
+    time. Then there is no latency, and `failed_timings` is the number of such runs.
     """
     evaluation = points[0].evaluation
     examples, trials = evaluation.latency_examples, evaluation.latency_trials
@@ -309,12 +319,12 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     (baseline, *methods), seen = zip(*(_runner(session, point) for point in (target, *points)), strict=True)
     jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
-        # each one: the first long block of a generation costs several times the next one
+        # warm up every example: the first long block of a generation costs several times as much as the next one
         jax.block_until_ready(run(example, 0))
     for runs in seen:
         runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
-    ended, *early = (sum(len(failures(each.failed_at)) for _, each in runs) for runs in seen)
+    ended, *early = (sum(len(failures(generation.failed_at)) for _, generation in runs) for runs in seen)
     records = []
     for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True):
         record: Row = {"failed_timings": ended + failed}
@@ -329,18 +339,18 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
 
 
 def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Row:
-    """Returns what a record says of planned lengths (`block_costs.planned`)."""
+    """Returns the entry of a record about planned lengths (`block_costs.planned`)."""
     return block_costs.planned(run.keywords["params"], decoder.require_engine(), chosen)
 
 
 def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Row:
-    """Returns the same of timed runs, all of which have one shape, and so one set of costs."""
+    """Returns the same entry for timed runs, which all have one shape and therefore one set of costs."""
     chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
     return _planned(session.decoder(point.settings), runs[0][0], chosen)
 
 
 def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
-    """`(example, trial) -> generation`, and a list of what was run and what came of it, to be looked at afterwards."""
+    """Returns `(example, trial) -> generation`, and a list that collects each call with its result."""
     trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]

@@ -1,7 +1,7 @@
-"""What one measured point is: pure values, checked before anything is loaded.
+"""Points: pure values that describe one measurement, checked before anything is loaded.
 
-The classes are what gin files bind. A point's configuration is itself a gin file (`Point.configuration`): stored with
-every record, it runs that point again through `experiments/run.py`.
+Gin files bind the classes. A point's configuration is itself a gin file (`Point.configuration`). Every record stores
+it, and `experiments/run.py` runs that point again from it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
 
 BESIDE = {"beside": True}
-"""Metadata of a field that is no part of what a point is: in no configuration, and in no record's key."""
+"""Metadata of a field that does not identify a point: it is in no configuration and in no record's key."""
 _MODULES: Mapping[type, str] = {FileTask: "data.tasks import file_task", SeqioTask: "data.tasks import seqio_task"}
 _POINTS = "evaluation import points"
 _COUNTED = (
     "first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples",
     "keep_traces",
 )  # fmt: skip
-_SMALL = 8192  # what `Alpha.usual` takes a vocabulary to be: its range is nothing to warn of
-_MOST_RESAMPLES = 100_000  # more take memory, and show no digit more
+_SMALL = 8192  # vocabulary size that `Alpha.usual` assumes: no warning inside its range
+_MOST_RESAMPLES = 100_000  # more resamples only take memory
 
 __all__ = ["Arm", "Evaluation", "Level", "ModelPair", "Point", "Settings", "recorded"]
 
 
 def __getattr__(name: str) -> Any:
-    """Says where the classes of earlier versions went; gin texts are translated (`runtime.legacy_gin`)."""
+    """Raises an error that names the successor of an old class; `runtime.legacy_gin` translates gin texts."""
     if name in ("Method", "Sampling"):
         raise AttributeError(f"points.{name} is part of points.Settings now: write Settings(method=…, temperature=…)")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -58,17 +58,17 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """Which two models.
+    """The two models of a point.
 
     Attributes:
-        name: of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, what
-            the pair is called in records.
+        name: name of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, the
+            pair's name in records.
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
         others: name -> path of further drafts, which a method's `drafters` name.
-        dtype: of parameters, a name in `core.types.DTYPES`; computation is as `checkpoints.load` says.
-        draft_dtype: of the drafts' parameters, where they are held in another (`sc.Pair.load`).
-        mesh: (data, model), over how many devices rows and the models are spread; draft_whole: whether drafts are not
-            (`sc.Pair.load`).
+        dtype: of the parameters, a name in `core.types.DTYPES`; `checkpoints.load` describes the computation.
+        draft_dtype: of the drafts' parameters, if it differs (`sc.Pair.load`).
+        mesh: (data, model), the numbers of devices over which rows and models are split; draft_whole: whether drafts
+            are not split (`sc.Pair.load`).
 
     Raises:
         ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
@@ -92,8 +92,8 @@ class ModelPair:
             object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
         validate_types.check(ModelPair, vars(self))
         for name in ("dtype", "draft_dtype"):
-            if (given := getattr(self, name)) is not None and given not in DTYPES:
-                raise ValueError(f"{name}={given!r} is not one of {', '.join(DTYPES)}")
+            if (dtype := getattr(self, name)) is not None and dtype not in DTYPES:
+                raise ValueError(f"{name}={dtype!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
             missing = "draft" if self.draft is None else "target"
             raise ValueError(f"the pair {self.name!r} lacks its {missing}: give target and draft, or its name alone")
@@ -105,22 +105,22 @@ class ModelPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """On what a point is measured, and how thoroughly.
+    """The examples that a point is measured on, and the effort.
 
     Attributes:
-        task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), the path of a file of one's own
+        task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), the path of your own file
             (`data.tasks.file_task`), or a `FileTask`, a `SeqioTask` or any other `Task`.
         split: one of its splits (`None`: the task's own choice).
-        max_new_tokens: longest output in tokens; `None` is the task's.
-        first_example: the first one measured on, for quality and latency; those before it are passed over.
-        quality_examples: examples that quality and counts are taken on; quality_batch: rows decoded together.
-        latency_examples: examples timed one at a time; latency_trials: how often each; with fewer than 3 no
-            latency is called better. Published tables: 500 and 3.
-        resamples: bootstrap resamples behind the spread of quality.
-        execute_code: allow metrics that run what the models wrote, in the sandbox.
-        keep_outputs: whether the outputs behind the quality are kept beside the store (`results.store.outputs`).
-        keep_traces: of how many of them, from the first on, it is kept too what was proposed at each position and what
-            the laws said of it (`results.store.trace`). Neither is part of what a point is.
+        max_new_tokens: longest output in tokens; `None`: the task's own limit.
+        first_example: index of the first example, for quality and latency; earlier ones are skipped.
+        quality_examples: number of examples for quality and counts; quality_batch: rows decoded together.
+        latency_examples: number of examples timed at batch 1; latency_trials: number of times that each is timed; with
+            fewer than 3, no latency is called better. Published tables: 500 and 3.
+        resamples: bootstrap resamples for the spread of quality.
+        execute_code: allows metrics that run code written by the models, in the sandbox.
+        keep_outputs: whether the judged outputs are stored beside the store (`results.store.outputs`).
+        keep_traces: number of outputs, from the first on, for which each position's proposal and its probabilities are
+            stored too (`results.store.trace`). Neither `keep_outputs` nor `keep_traces` identifies a point.
     """
 
     task: str | Task
@@ -141,7 +141,7 @@ class Evaluation:
         validate_types.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
-        """The same with the task's own split and output length where none is named; ValueError on an unknown task."""
+        """Returns a copy with the task's own split and output length for `None`; ValueError for an unknown task."""
         task = get_task(self.task)
         split = task.splits[0] if self.split is None else self.split
         longest = task.max_output_length if self.max_new_tokens is None else self.max_new_tokens
@@ -153,7 +153,8 @@ class Point:
     """One configuration that becomes one record.
 
     Attributes:
-        pair: which models; evaluation: on what; settings: how tokens are made, as records hold them (`recorded`).
+        pair: the models; evaluation: the examples; settings: how tokens are generated, as records store them
+            (`recorded`).
     """
 
     pair: ModelPair
@@ -176,7 +177,7 @@ class Point:
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changed))
 
     def coordinates(self) -> dict[str, Any]:
-        """Returns everything that the point is, flat, for records, tables and plots."""
+        """Returns all settings of the point as a flat dictionary, for records, tables and plots."""
         settings = self.settings
         out: dict[str, Any] = {"pair": self.pair.name} | fields_of(self.pair) | fields_of(self.evaluation)
         out |= {"task": get_task(self.evaluation.task).name, **fields_of(settings)}
@@ -211,10 +212,10 @@ class Point:
 
 
 def recorded(settings: Settings) -> Settings:
-    """Returns settings as records hold them: names, one Python number each, and what the method fills in.
+    """Returns settings as records store them: names, one Python number each, and defaults filled in by the method.
 
     Raises:
-        ValueError: an unknown method, parts that it does not take, a rule or policy without a name, a number per row.
+        ValueError: an unknown method, a part that it does not take, a rule or policy without a name, a number per row.
     """
     _by_name(settings)
     changed = {name: _text(getattr(settings, name)) for name in ("head", "policy")}
@@ -228,7 +229,7 @@ def recorded(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class _Recordable:
-    """What records hold of settings that `decode` takes in more forms: one number each, names, paths."""
+    """The types that records allow for settings that `decode` takes in more forms: one number each, names, paths."""
 
     method: str
     head: str | None
@@ -245,12 +246,12 @@ _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperatur
 
 
 def _number(value: Any) -> float:
-    """Returns the one float that stands for a number in records: `-0.0` is 0."""
+    """Returns a number as the float that records store; `-0.0` becomes 0."""
     return float(value) + 0.0
 
 
 def _integers(part: Any, *names: str) -> None:
-    """Gives whole numbers of a frozen dataclass, whatever their type, the one that records hold.
+    """Converts whole numbers of a frozen dataclass, of any type, to the type that records store.
 
     Raises:
         ValueError: a fraction.
@@ -260,12 +261,12 @@ def _integers(part: Any, *names: str) -> None:
 
 
 def _text(path: Any) -> Any:
-    """Returns a path as the text that gin files and records hold; anything else as it is."""
+    """Returns a path as text, which gin files and records store; returns anything else unchanged."""
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _recorded_drafter(drafter: Any) -> Any:
-    """Returns a drafter as records hold it: names, and one Python number for each of its numbers."""
+    """Returns a drafter as records store it: names, and one Python number for each of its numbers."""
     if isinstance(drafter, str):
         return drafter
     _by_name(drafter)
@@ -280,25 +281,25 @@ def _recorded_drafter(drafter: Any) -> Any:
 
 
 def _by_name(part: Settings | Level | Arm) -> None:
-    """Refuses rules and policies that a record could not name."""
+    """Refuses rules and policies that a record cannot name."""
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name, None), str | None):
             raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
 
 
 def fields_of(part: Any) -> dict[str, Any]:
-    """Returns name -> value of what a dataclass is made of."""
-    own = (one for one in dataclasses.fields(part) if one.init and "beside" not in one.metadata)
-    return {one.name: getattr(part, one.name) for one in own}
+    """Returns name -> value of a dataclass's fields that identify a point."""
+    identifying = (item for item in dataclasses.fields(part) if item.init and "beside" not in item.metadata)
+    return {item.name: getattr(part, item.name) for item in identifying}
 
 
 def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
-    """Yields the lines of a dataclass's gin block and, behind it, of those that it holds, each in its own scope."""
+    """Yields the lines of a dataclass's gin block, then those of the dataclasses in it, each in a scope of its own."""
     inside = list[tuple[Any, str]]()
 
     def text(value: Any, name: str) -> str:
         if isinstance(value, tuple):
-            return "(" + "".join(text(each, f"{name}{number}") + ", " for number, each in enumerate(value)) + ")"
+            return "(" + "".join(text(item, f"{name}{number}") + ", " for number, item in enumerate(value)) + ")"
         if isinstance(value, Task) and type(value) not in _MODULES:
             return _made_in_python(value)
         if not dataclasses.is_dataclass(value):
@@ -318,20 +319,20 @@ def _selector(part: Any) -> str:
 
 
 def _made_in_python(task: Task) -> str:
-    """Returns a hole for a task that no file can name, and, for the record's key, what is known of it."""
+    """Returns an unfilled gin value for a task that no file can name, with known values for the record's key."""
     known = {name: value for name, value in fields_of(task).items() if isinstance(value, str | int | tuple | None)}
     return f"%gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'; it had {known}"
 
 
 def validate(point: Point) -> None:
-    """Refuses a point that has no meaning with a ValueError that names value and remedy."""
+    """Refuses a point without a meaning, with a ValueError that names value and remedy."""
     evaluation, settings, method = point.evaluation.resolved(), point.settings, point.method
     validate_evaluation(evaluation)
     checks.check_seed(point.seed)
     check_length(evaluation.max_new_tokens, settings)
     if settings.alpha is not None and method.alpha(settings) is None:
-        what = f"method {method.name!r}" if method.name in (TARGET, DRAFT) else f"rule {method.rule(settings).name!r}"
-        raise ValueError(f"{what} has no alpha, leave it out (alpha={settings.alpha:g})")
+        named = f"method {method.name!r}" if method.name in (TARGET, DRAFT) else f"rule {method.rule(settings).name!r}"
+        raise ValueError(f"{named} has no alpha, leave it out (alpha={settings.alpha:g})")
     method.controls(settings, 1)
     if settings.head is not None and not method.needs_head(settings):
         raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
@@ -340,18 +341,18 @@ def validate(point: Point) -> None:
 
 
 def _check_models(pair: ModelPair, settings: Settings) -> None:
-    """Refuses drafters that are named and not there; a pair known by its name alone may have more in its folder."""
-    held = {"target", "draft", *pair.others}
-    strange = [name for name in models_of(settings.drafters, settings.tail) if name not in held]
+    """Refuses unknown drafters; accepts any if the pair is known by its name alone: its folder may hold more."""
+    known = {"target", "draft", *pair.others}
+    strange = [name for name in models_of(settings.drafters, settings.tail) if name not in known]
     if pair.target is not None and strange:
         raise ValueError(
             f"method {settings.method!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
-            f"{', '.join(sorted(held))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
+            f"{', '.join(sorted(known))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
         )
 
 
 def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
-    """Refuses to time single examples where rows are spread over devices, of which all but one would have none."""
+    """Refuses to time single examples if rows are split over devices, because all devices but one would have none."""
     if pair.mesh[0] > 1 and evaluation.latency_examples:
         raise ValueError(
             f"latency_examples={evaluation.latency_examples} are timed one at a time, and mesh={pair.mesh} spreads "
@@ -360,7 +361,7 @@ def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
 
 
 def validate_evaluation(evaluation: Evaluation) -> None:
-    """Refuses an evaluation that has no meaning with a ValueError that names value and remedy."""
+    """Refuses an evaluation without a meaning, with a ValueError that names value and remedy."""
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
@@ -373,36 +374,36 @@ def validate_evaluation(evaluation: Evaluation) -> None:
 
 
 def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
-    """Warns of α's and thresholds, those of levels too, beyond which hardly anything changes."""
-    told = list(dict.fromkeys(each for settings in chosen for each in _beyond(settings, max(vocab_size, _SMALL))))
-    if told:
-        listed = [*told[:5], *[f"and {len(told) - 5} more"] * (len(told) > 5)]
+    """Warns of α's and thresholds, those of levels included, beyond which results hardly change."""
+    lines = list(dict.fromkeys(line for settings in chosen for line in _beyond(settings, max(vocab_size, _SMALL))))
+    if lines:
+        listed = [*lines[:5], *[f"and {len(lines) - 5} more"] * (len(lines) > 5)]
         warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
 
 
 def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
-    """Says which of the numbers lie outside their useful range."""
+    """Yields a sentence for each number outside its useful range."""
     if isinstance(settings, Level):
-        whose, trade_off = f"level {settings.model!r}", deferral.get(settings.rule).alpha
+        owner, trade_off = f"level {settings.model!r}", deferral.get(settings.rule).alpha
         policy: StopPolicy | None = policy_of(settings.stop, settings.block_size)
     else:
         method = table.get(settings.method)
-        whose, trade_off = repr(method.name), method.alpha(settings)
+        owner, trade_off = repr(method.name), method.alpha(settings)
         policy = method.policy(settings) if isinstance(method, Speculation) else None
     ranges = {"alpha": trade_off and trade_off.useful_bounds(size)}
     stops = getattr(policy, "useful", None)
     ranges |= {"stop_threshold": stops and ends(stops, size)}
     for name, useful in ranges.items():
         value = getattr(settings, name)
-        if value is not None and useful and (said := beyond(name, whose, value, useful)):
-            yield said
-    for each in (arm.drafter if isinstance(arm, Arm) else arm for arm in settings.drafters):
-        if isinstance(each, Level):
-            yield from _beyond(each, size)
+        if value is not None and useful and (sentence := beyond(name, owner, value, useful)):
+            yield sentence
+    for drafter in (arm.drafter if isinstance(arm, Arm) else arm for arm in settings.drafters):
+        if isinstance(drafter, Level):
+            yield from _beyond(drafter, size)
 
 
 def check_code(evaluation: Evaluation) -> None:
-    """Refuses metrics that run what models write where nobody set `execute_code`, or there is no sandbox."""
+    """Refuses metrics that run code written by models if `execute_code` is not set or there is no sandbox."""
     task = get_task(evaluation.task)
     running = ", ".join(name for name in task.metrics if name in METRICS and METRICS[name].executes)
     if not running:

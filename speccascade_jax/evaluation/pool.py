@@ -1,8 +1,8 @@
-"""A pool of workers that measure a sweep's points, each on a device of its own; one driver owns the store.
+"""Worker processes that measure a sweep's points, one device each; one driver process owns the store.
 
-The driver loads no weights: it asks a worker for keys. A worker that dies gives back what its group still lacks, and
-one in its place goes on; a driver that dies leaves a store that the same command goes on with. Ray Core is an extra
-(`pip install '.[pool]'`); of it only actors are used.
+The driver loads no weights: a worker computes the keys of the records. If a worker dies, its group's missing points
+return to the queue and a new worker continues. If the driver dies, the same command continues from the store. Ray Core
+is an extra (`pip install '.[pool]'`); only its actors are used.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from speccascade_jax.results.store.result_store import Record, ResultStore, supe
 from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
-"""How often a point may take its worker with it before the sweep ends."""
+"""Number of workers that one point may kill before the sweep ends."""
 _MEMORY = ("memory", "object_store_memory")
 ACCELERATORS = ("GPU", "TPU")
-"""What Ray calls devices that JAX opens by itself."""
+"""Ray's names for the devices that JAX opens by itself."""
 
 
 def check(points: Sequence[Point], count: int, device: str | None) -> None:
-    """What is known before Ray starts.
+    """Checks everything about a pool that is known before Ray starts.
 
     Raises:
-        ValueError: points are to be timed and workers have no device each, or each is to have several.
+        ValueError: points are timed but workers have no device each, or each worker would need several devices.
     """
     if math.prod(points[0].pair.mesh) > 1:
         raise ValueError(
@@ -52,30 +52,31 @@ def check(points: Sequence[Point], count: int, device: str | None) -> None:
 
 
 class Worker:
-    """What an actor is: a session, opened where its device is when it is first asked."""
+    """A Ray actor that holds a session. The session opens on the actor's device at the first request."""
 
     def __init__(self, points: Sequence[Point], accelerated: bool, files: Sequence[str] = ()):
         self._points = points
         own_files.load_again(files)
         if accelerated:
-            jax.config.update("jax_platforms", None)  # whatever keeps the driver off its workers' devices
+            # the driver may have set this, to stay off its workers' devices
+            jax.config.update("jax_platforms", None)
 
     @cached_property
     def _session(self) -> Session:
         return open_session(self._points)
 
     def identities(self, points: Sequence[Point]) -> list[Identity]:
-        """Returns the identities that the points' records have when they are measured here."""
+        """Returns the identities of the points' records if this worker measures them."""
         return [self._session.identity(point) for point in points]
 
     def pid(self) -> int:
         return os.getpid()
 
     def measure(self, points: Sequence[Point], keys: Sequence[str]) -> Iterator[Record]:
-        """Records, each as soon as it is there.
+        """Yields one record per point as soon as it is measured.
 
         Raises:
-            ValueError: the keys are those of another kind of device.
+            ValueError: the keys belong to another kind of device.
         """
         if [self._session.key(point) for point in points] != list(keys):
             raise ValueError(
@@ -86,14 +87,14 @@ class Worker:
 
 
 class Pool:
-    """Workers of one sweep.
+    """The workers of one sweep.
 
     Args:
-        points: all of the sweep's, `check`ed.
-        count: of workers.
-        address: of a Ray cluster; `None`: one is started here, and ends with the sweep.
-        device: of what each worker has one to itself: "GPU", "TPU" (a chip) or any resource that Ray's nodes were
-            started with; `None`: of nothing.
+        points: all points of the sweep; `check` has accepted them.
+        count: number of workers.
+        address: address of a Ray cluster; `None` starts a local one, which ends with the sweep.
+        device: resource of which each worker gets one for itself: "GPU", "TPU" (a chip) or any resource that Ray's
+            nodes were started with; `None`: no resource.
 
     Raises:
         ImportError: Ray is not installed.
@@ -119,15 +120,15 @@ class Pool:
             raise
 
     def _check_cluster(self, count: int, device: str | None) -> None:
-        found = self.ray.cluster_resources()
-        for each in ("CPU", device) if device else ("CPU",):
-            if (have := int(found.get(each, 0))) < count:
-                named = sorted(name for name in found if ":" not in name and name not in _MEMORY)
+        resources = self.ray.cluster_resources()
+        for kind in ("CPU", device) if device else ("CPU",):
+            if (have := int(resources.get(kind, 0))) < count:
+                named = sorted(name for name in resources if ":" not in name and name not in _MEMORY)
                 raise ValueError(
-                    f"workers={count} want a {each} each, and Ray finds {have}: lower workers, or let worker_device be "
+                    f"workers={count} want a {kind} each, and Ray finds {have}: lower workers, or let worker_device be "
                     f"another of {', '.join(named)}"
                 )
-        if not device and count > 1 and (many := [name for name in ACCELERATORS if found.get(name)]):
+        if not device and count > 1 and (many := [name for name in ACCELERATORS if resources.get(name)]):
             raise ValueError(f"workers={count} would all open the same {many[0]}s: give worker_device={many[0]!r}")
 
     def identities(self) -> dict[Point, Identity]:
@@ -143,7 +144,9 @@ class Pool:
         on_record: Callable[[Record], None] = lambda record: None,
         stale: Collection[str] = (),
     ) -> None:
-        """Measure what the store does not hold yet, a group a worker at a time; arguments as `result_store.fill`'s.
+        """Measures the points that the store lacks, one group at a time per worker.
+
+        The arguments are those of `result_store.fill`.
 
         Raises:
             RuntimeError: a point ended its worker `ATTEMPTS` times.
@@ -156,45 +159,45 @@ class Pool:
                 done = store.done_keys() - outdated | {keys[point] for _, group in running.values() for point in group}
                 if missing := [point for point in waiting.pop() if keys[point] not in done]:
                     worker = idle.pop()
-                    asked = self.workers[worker].measure.remote(missing, [keys[point] for point in missing])
-                    running[asked] = worker, missing
+                    request = self.workers[worker].measure.remote(missing, [keys[point] for point in missing])
+                    running[request] = worker, missing
             if not running:
                 return
-            told = self.ray.wait(list(running), num_returns=1)[0][0]
+            answered = self.ray.wait(list(running), num_returns=1)[0][0]
             try:
-                record = self._got(partial(self._next, told))
+                record = self._got(partial(self._next, answered))
                 store.append(superseding(record, store.records) if record["key"] in outdated else record)
                 outdated.discard(record["key"])
                 on_record(record)
             except StopIteration:
-                idle.append(running.pop(told)[0])
-            except self.ray.exceptions.RayError as error:  # the worker is gone, its machine, or the record on its way
-                worker, group = running.pop(told)
+                idle.append(running.pop(answered)[0])
+            except self.ray.exceptions.RayError as error:  # worker, machine or record is lost
+                worker, group = running.pop(answered)
                 waiting.append(group)
                 done = store.done_keys() - outdated
                 self._count_death(deaths, [point for point in group if keys[point] not in done], error)
                 self.workers[worker] = self._actor()
-                idle.insert(0, worker)  # asked last: it may have to wait for a device
+                idle.insert(0, worker)  # used last: it may have to wait for a device
 
-    def _next(self, told: Iterator[Any]) -> Record:
-        return self.ray.get(next(told))
+    def _next(self, answers: Iterator[Any]) -> Record:
+        return self.ray.get(next(answers))
 
     def _got(self, answer: Callable[[], Any]) -> Any:
-        """A worker's answer; its errors are raised as if they had happened here."""
+        """Returns a worker's answer; raises its errors as if they had happened in this process."""
         try:
             return answer()
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from error
 
     @staticmethod
-    def _count_death(deaths: dict[Point, int], left: Sequence[Point], error: Exception) -> None:
-        """Blame what the worker was at."""
-        for point in left[:1]:
+    def _count_death(deaths: dict[Point, int], unfinished: Sequence[Point], error: Exception) -> None:
+        """Counts a worker's death against the first point that it had not finished."""
+        for point in unfinished[:1]:
             deaths[point] = deaths.get(point, 0) + 1
             if deaths[point] >= ATTEMPTS:
                 last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 raise RuntimeError(f"{point.label()} ended its worker {ATTEMPTS} times: {last}") from error
 
     def close(self) -> None:
-        """End the workers."""
+        """Ends the workers."""
         self.ray.shutdown()

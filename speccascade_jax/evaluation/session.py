@@ -1,6 +1,6 @@
-"""What the points of a process share: the pair, the examples as device arrays, the programs.
+"""Sessions: the pair, the examples as device arrays, and the programs that the points of a process share.
 
-All α's of a rule share one program and, since controls are per row, the same batches.
+All α's of a rule share one program. They also share batches, because controls are per row.
 """
 
 import warnings
@@ -35,7 +35,7 @@ from speccascade_jax.storage.files import point_key
 
 
 class Identity(NamedTuple):
-    """What a point's record is found by: its key, the key of what is judged, and, compared apart, the code."""
+    """The keys of a point's record and of its judged part, and its provenance, which is compared separately."""
 
     key: str
     judged_key: str
@@ -43,36 +43,37 @@ class Identity(NamedTuple):
 
 
 class Session:
-    """A pair and a task, loaded, and what is assembled of them.
+    """A loaded pair and a loaded task, with the decoders built from them.
 
-    A point's own evaluation says which of the loaded examples it is judged and timed on, and how often: points on parts
-    of the examples share everything else.
+    A point's own evaluation decides which of the loaded examples it is judged and timed on, and how often. So points on
+    different parts of the examples share everything else.
 
     Args:
-        source: which pair; evaluation: on what; its examples are loaded, from the split's first one on.
+        source: names the pair; evaluation: names the examples, which are loaded from the split's first one on.
         pair: an already loaded pair, instead of `source`'s weights.
 
     Raises:
-        FileNotFoundError: no such pair, or the task's data are absent.
+        FileNotFoundError: no such pair, or the task's data are missing.
         ValueError: the split has too few examples, or the task too few exemplars.
     """
 
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
-            quality.get_metric(name)  # a misspelt one should not show after the last example only
+            quality.get_metric(name)  # a misspelt name fails now, not after the last example
         examples = load_examples(self.task, self.evaluation)  # before the weights, which take longer
         self.pair = load_source(source) if pair is None else pair
-        if self.task.max_input_length > self.pair.max_prompt_length:  # which is for prompts that nobody cuts
+        # the pair's limit is for prompts that no task cuts
+        if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises where there is none)
         self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
         self.examples = self.fitted.examples
-        # One bucket for all examples, or every length would be a compilation of its own.
+        # All examples share one length, or every length would need a compiled program of its own.
         longest = self.evaluation.max_new_tokens or 0
         self.prompts: Prompt = make_prompt(self.pair, self.fitted.prompts, max_new_tokens=longest)
         self.heads, self.policies = Heads(self.pair), Policies(self.pair)
-        package()  # as it was loaded: hours later its files may be others
+        package()  # cache it now: the files may change while the session runs
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._decoders: dict[Settings, Decoder] = {}
         self._code: dict[Settings, str] = {}
@@ -85,13 +86,13 @@ class Session:
 
     @property
     def vocabulary(self) -> TextVocabulary:
-        """The pair's; ValueError if it has none."""
+        """The pair's vocabulary; ValueError if it has none."""
         if self.pair.vocabulary is None:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
-        """Returns rows of `count` examples from `first_example` on, int `[count]`; ValueError beyond the loaded."""
+        """Returns rows of `count` examples from `first_example` on, int `[count]`; ValueError if too few are loaded."""
         first, end = evaluation.first_example, evaluation.first_example + count
         if end > len(self.examples):
             raise ValueError(
@@ -101,7 +102,7 @@ class Session:
         return np.arange(first, end)
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses drafters that the pair lacks, with a ValueError, and as `Heads.check` and `Policies.check`."""
+        """Refuses drafters that the pair lacks, with a ValueError; calls `Heads.check` and `Policies.check`."""
         chosen = list(chosen)
         for name in {name for settings in chosen for name in models_of(settings.drafters, settings.tail)}:
             self.pair.model(name)
@@ -110,7 +111,7 @@ class Session:
         warn_of_ranges(chosen, self.pair.target.model.vocab_size)
 
     def identity(self, point: Point) -> Identity:
-        """Returns the keys of the point's record, and the code that would measure it."""
+        """Returns the keys of the point's record, and the provenance that it would have."""
         parts = {name: getattr(point, name) for name in ("pair", "evaluation", "settings", "seed")}
         judged = key = judged_key(parts, self.fingerprints(point.settings))
         if point.evaluation.latency_examples and point.method.timed:
@@ -122,11 +123,11 @@ class Session:
         return self.identity(point).key
 
     def fingerprints(self, settings: Settings) -> dict[str, str]:
-        """Returns hashes of what is `loaded`, and of the head and the policy that settings ask."""
+        """Returns hashes of everything that is `loaded`, and of the head and the policy that settings need."""
         return self.loaded | self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
 
     def code(self, settings: Settings) -> str:
-        """Returns the digest of rule, stop policy and drafter (`code_digests`), taken once for all numbers."""
+        """Returns the digest of rule, stop policy and drafter (`code_digests`), one for all numbers."""
         kind = without_numbers(settings)
         if kind not in self._code:
             decoder = self.decoder(settings)
@@ -135,7 +136,7 @@ class Session:
         return self._code[kind]
 
     def decoder(self, settings: Settings) -> Decoder:
-        """Returns the decoder of settings: one for all their numbers."""
+        """Returns the decoder of settings, one for all numbers."""
         kind = without_numbers(settings)
         if kind not in self._decoders:
             loaded, head = self.policies.loaded(settings), self.heads.of(settings)
@@ -143,14 +144,14 @@ class Session:
         return self._decoders[kind]
 
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
-        """Returns the numbers of a point for rows with one α each, `None` where the rule has none."""
+        """Returns the controls of a point for rows with one α each; `None` if the rule has none."""
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
     def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> partial[Generation]:
-        """Returns `seed -> generation` of some examples, everything but the generation done beforehand.
+        """Returns `seed -> generation` for some examples, with everything but the generation done in advance.
 
-        Without `alphas` all rows have the point's own; what else `generate` takes may stand behind the seed.
+        Without `alphas`, all rows have the point's own. Further arguments of `generate` may follow the seed.
         """
         prompt = jax.tree.map(lambda x: x[rows], self.prompts)
         controls = self.controls(point, alphas or [point.settings.alpha] * len(rows))
@@ -158,16 +159,17 @@ class Session:
         return self.decoder(point.settings).prepared(prompt, controls, self._ids[rows], longest)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
-        """The evaluation's examples for quality in batches of one size: rows, and how many of them count.
+        """Returns the evaluation's examples for quality in batches of one size: rows, and how many of them count.
 
-        The last batch is filled up with its own rows: another shape would be another compilation.
+        The last batch is filled up with its own rows, because another shape would need another compiled program.
         """
         return self.in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
 
     def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
-        """Cuts rows `[N]` into batches of one size, the last one filled up with its own, each with how many count.
+        """Splits rows `[N]` into batches of one size, each with the number of rows that count.
 
-        The size is `batch`, or the next one above it that the pair's mesh divides.
+        The last batch is filled up with its own rows. The size is `batch` or N, whichever is smaller, rounded up to a
+        multiple of `fewest_rows` of the pair's mesh.
         """
         parts = fewest_rows(self.pair.mesh)
         size = -(-min(batch, len(rows)) // parts) * parts
@@ -176,12 +178,12 @@ class Session:
 
 
 def without_numbers(settings: Settings) -> Settings:
-    """Returns settings without the numbers that one program serves: α, thresholds, sampling."""
+    """Returns settings without the numbers that one program accepts as inputs: α, thresholds, sampling."""
     return replace(settings, alpha=None, stop_threshold=None, **sampling_of(Settings()))
 
 
 def open_session(points: Sequence[Point]) -> Session:
-    """Opens a session of points that share pair and evaluation, checked (`Session.check`)."""
+    """Opens a session for points that share pair and evaluation, and checks it (`Session.check`)."""
     session = Session(points[0].pair, points[0].evaluation)
     session.check(point.settings for point in points)
     return session
@@ -196,7 +198,7 @@ def load_source(source: ModelPair) -> Pair:
 
 
 class Fitted(NamedTuple):
-    """Examples and their prompts' token ids, and how many prompts were too long: cut, or passed over."""
+    """Examples with the token ids of their prompts, and how many prompts were too long: cut, or skipped."""
 
     examples: list[Example]
     prompts: list[list[int]]
@@ -204,7 +206,7 @@ class Fitted(NamedTuple):
     skipped: int = 0
 
     def told(self) -> dict[str, int]:
-        """Returns what records say of it, where there is something to say."""
+        """Returns the nonzero counts, for records."""
         counts = {"prompts_cut": self.cut, "prompts_skipped": self.skipped}
         return {name: count for name, count in counts.items() if count}
 
@@ -214,10 +216,10 @@ def _wanted(asked: Evaluation) -> int:
 
 
 def load_examples(task: Task, asked: Evaluation) -> list[Example]:
-    """Returns the examples that an evaluation asks for, from the first one on; all, where some may be passed over.
+    """Returns the examples that an evaluation needs, from the first one on; all of the split if some may be skipped.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: the split has fewer.
     """
     wanted = _wanted(asked)
     examples = task.load(asked.split, None if task.too_long == "skip" else wanted)
@@ -232,21 +234,21 @@ def load_examples(task: Task, asked: Evaluation) -> list[Example]:
 
 
 def _check_references(task: Task, examples: Sequence[Example]) -> None:
-    """Refuses several references where a metric compares with one, before anything is decoded."""
+    """Refuses several references if a metric compares with one, before anything is decoded."""
     alone = [name for name in task.metrics if not quality.get_metric(name).several]
-    for each in examples if alone else ():
-        if not isinstance(each.reference, str) and len(each.reference) > 1:
+    for case in examples if alone else ():
+        if not isinstance(case.reference, str) and len(case.reference) > 1:
             raise ValueError(
-                f"{task.name}: example {each.id} has {len(each.reference)} references; {alone[0]} compares with one: "
+                f"{task.name}: example {case.id} has {len(case.reference)} references; {alone[0]} compares with one: "
                 f"choose metrics that take the best of several"
             )
 
 
 def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Example]) -> Fitted:
-    """Returns examples with prompts, each cut to the task's length or passed over, as the task says; warns of both.
+    """Returns examples with prompts; cuts or skips prompts above the task's length, and warns.
 
     Raises:
-        ValueError: too few are left.
+        ValueError: too few examples remain.
     """
     kept, prompts, long, wanted = list[Example](), list[list[int]](), 0, _wanted(asked)
     skip, longest = task.too_long == "skip", task.max_input_length
@@ -269,8 +271,8 @@ def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Ex
             f"{task.name} has {len(kept)} examples of at most {longest} tokens, fewer than the {wanted} asked for: ask "
             f"for fewer, raise max_input_length, or cut them (too_long='cut')"
         )
-    found = Fitted(kept, prompts, 0 if skip else long, long if skip else 0)
+    fitted = Fitted(kept, prompts, 0 if skip else long, long if skip else 0)
     if long:
         done = "passed over" if skip else "cut"
         warnings.warn(f"{task.name}: {long} prompts of more than {longest} tokens were {done}", stacklevel=3)
-    return found
+    return fitted

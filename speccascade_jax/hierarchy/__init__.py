@@ -1,4 +1,4 @@
-"""Which models to stack, and how many tokens each is to hold: paper 4's optimiser, exact (METHODS.md section 7)."""
+"""Exact optimiser of Globerson et al. (2025): models to stack and their token budgets (METHODS.md section 7)."""
 
 from speccascade_jax.hierarchy.latency import Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure

@@ -1,4 +1,4 @@
-"""The expected latency per token of a hierarchy, as paper 4 has it and with the overshoot of its levels."""
+"""Expected latency per token of a hierarchy, as in Globerson et al. (2025) and with the overshoot of its levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from speccascade_jax.hierarchy import rounds
 
 OBJECTIVES = ("paper", "overshoot")
 TOLERANCE = 1e-6
-"""What rounding in float32 may add to a probability."""
+"""Largest rounding error of a float32 probability."""
 Costs = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Models from the lowest draft to the target, as indices, and how many tokens each but the target is to hold.
+    """Stack of models from the lowest draft to the target, as indices, and the token budget of each but the target.
 
     Attributes:
         models, budgets: one budget fewer than models; the target alone has one model and no budget.
-        latency: expected, per token, in the unit of the costs.
-        speedup: over the target alone.
-        objective: what `latency` is: "paper" (Corollary 3.1) or "overshoot".
+        latency: expected latency per token, in the unit of the costs.
+        speedup: ratio to the target alone.
+        objective: definition of `latency`: "paper" (Corollary 3.1) or "overshoot".
     """
 
     models: tuple[int, ...]
@@ -39,26 +39,26 @@ def latency(
 ) -> float:
     """Returns the expected latency per token of one hierarchy.
 
-    `"paper"` is Corollary 3.1: level `k` pays `γ(α, T_{k−1}, T_k)` calls for its block, as if the level below handed up
-    exactly `T_{k−1}` tokens. `"overshoot"` is exact where acceptance is independent at every token: the lengths of
-    blocks have a distribution, calls for a budget follow from it by renewal, and their cost by Wald's identity.
+    `"paper"` is Corollary 3.1: level `k` needs `γ(α, T_{k−1}, T_k)` calls for its block, as if the level below always
+    handed up exactly `T_{k−1}` tokens. `"overshoot"` is exact if acceptance is independent at every token: block
+    lengths have a distribution, renewal theory gives the calls for a budget, and Wald's identity gives their cost.
 
     Args:
         costs: `[N]`, of one call, the cheapest model first.
-        acceptance: `[N, N]`, `α[i, j]` for i < j read: how often `j` accepts a token of `i`. Below the diagonal stands
-            the same, since 1 − TV is symmetric, or 0.
+        acceptance: `[N, N]`; `α[i, j]` for i < j is the rate at which `j` accepts a token of `i`. Entries below the
+            diagonal are equal to those above, since 1 − TV is symmetric, or all 0.
         models: indices, from the lowest draft to the target, increasing.
         budgets: for all models but the last, at least 1.
 
     Raises:
-        ValueError: costs, acceptance, models or budgets can't be meant.
+        ValueError: costs, acceptance, models or budgets are invalid.
     """
     check_objective(objective)
     values, matrix = checked(costs, acceptance)
-    chain, held = _chain(models, budgets, len(values))
-    if not held:
+    chain, levels = _chain(models, budgets, len(values))
+    if not levels:
         return float(values[chain[0]])
-    return (_paper if objective == "paper" else _overshoot)(values, matrix, chain, held)
+    return (_paper if objective == "paper" else _overshoot)(values, matrix, chain, levels)
 
 
 def _paper(costs: np.ndarray, acceptance: np.ndarray, models: tuple[int, ...], budgets: tuple[int, ...]) -> float:
@@ -85,27 +85,27 @@ def _overshoot(costs: np.ndarray, acceptance: np.ndarray, models: tuple[int, ...
 
 
 def exactly(length: int) -> np.ndarray:
-    """The distribution of a block that always has `length` tokens."""
+    """Returns the distribution of a block length that is always `length`."""
     return np.eye(length + 1)[length]
 
 
 def mean(probabilities: np.ndarray) -> Any:
-    """The mean of a distribution over 0, 1, …, along the last axis."""
+    """Returns the mean of a distribution over 0, 1, …, along the last axis."""
     return probabilities @ np.arange(probabilities.shape[-1])
 
 
 def check_objective(objective: str) -> None:
-    """Raise a ValueError unless there is such an objective."""
+    """Checks an objective's name; raises a ValueError for an unknown one."""
     if objective not in OBJECTIVES:
         raise ValueError(f"there is no objective {objective!r}: {unknown(objective, OBJECTIVES)}")
 
 
 def checked(costs: Costs, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Costs and acceptance as float64 arrays, acceptance 0 but above the diagonal.
+    """Returns costs and acceptance as float64 arrays; acceptance is 0 on and below the diagonal.
 
     Raises:
-        ValueError: no positive costs, or not in order; a matrix of another size, an entry that is no probability, or
-            one below the diagonal that is neither 0, as all are there, nor that above.
+        ValueError: costs are not positive, or not in order; the matrix has another size, an entry is no probability, or
+            the entries below the diagonal are neither all 0 nor equal to those above.
     """
     values, matrix = np.asarray(costs, np.float64), np.asarray(acceptance, np.float64)
     if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or np.any(values <= 0):
@@ -126,17 +126,17 @@ def _upper(matrix: np.ndarray) -> np.ndarray:
     below = np.tril(matrix, -1)
     if below.any() and len(wrong := np.argwhere(np.abs(below - np.triu(matrix, 1).T) > TOLERANCE)):
         i, j = wrong[0].tolist()
-        both = f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}"
+        entries = f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}"
         wanted = f"how often {i} keeps a token of {j} stands above the diagonal, and below it the same"
-        raise ValueError(f"{both}: {wanted}, or 0 everywhere")
+        raise ValueError(f"{entries}: {wanted}, or 0 everywhere")
     return np.clip(np.triu(matrix, 1), 0.0, 1.0)
 
 
 def _chain(models: Sequence[int], budgets: Sequence[int], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     chain = tuple(whole("an index of models", model, 0) for model in models)
-    held = tuple(whole("a budget", budget, 1) for budget in budgets)
+    token_budgets = tuple(whole("a budget", budget, 1) for budget in budgets)
     if not chain or list(chain) != sorted(set(chain)) or chain[-1] >= count:
         raise ValueError(f"models must be increasing indices below {count}, from the lowest draft up, got {chain}")
-    if len(held) != len(chain) - 1:
-        raise ValueError(f"{len(chain)} models need {len(chain) - 1} budgets, got {held}")
-    return chain, held
+    if len(token_budgets) != len(chain) - 1:
+        raise ValueError(f"{len(chain)} models need {len(chain) - 1} budgets, got {token_budgets}")
+    return chain, token_budgets

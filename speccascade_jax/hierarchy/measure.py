@@ -1,7 +1,7 @@
-"""What the optimiser needs to know of models: how often each accepts the others' tokens, and what a call costs.
+"""Measurements for the optimiser: acceptance rates between models, and the cost of a call of each.
 
-Both along the target's own outputs. All models read these in one program, which takes an array that several of them
-hold only once, so that what early exits share with their target is computed once (METHODS.md section 7).
+Both are measured along the target's own outputs. All models read these in one program, and an array that several models
+share is passed once, so layers that early exits share with their target are computed once (METHODS.md section 7).
 """
 
 import math
@@ -22,22 +22,25 @@ from speccascade_jax.models.early_exit import Places, distinct, restored
 from speccascade_jax.models.teacher_forcing import continued, failing
 
 STEPS, TURNS, MOST_TURNS = 16, 9, 720
-"""Calls that are timed at once, and in how many turns, doubled until the median is known to `CLOSE` of itself."""
+"""Calls that are timed together, and the initial and the largest number of turns.
+
+The number of turns is doubled until the standard error of the median is at most `CLOSE` of the median.
+"""
 CLOSE = 0.03
 
 
 Batch = tuple[Prompt, Any, Any]
-"""Prompts `[B, P]`, and what the target wrote behind them: int32 tokens `[B, L]` and lengths `[B]`."""
+"""Prompts `[B, P]`, and the target's outputs for them: int32 tokens `[B, L]` and lengths `[B]`."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Models from the cheapest to the target.
+    """Measurements of models, ordered from the cheapest to the target.
 
     Attributes:
         names: in this order; costs: seconds of one call at batch 1; acceptance: `[N, N]`, `E [1 − TV(p̃_i, p̃_j)]`.
-        positions: how many were looked at.
-        breach: by how much the triangle inequality `α_ij + α_jk ≤ α_ik + 1` is broken at most; 0 but for rounding.
+        positions: number of measured positions.
+        breach: largest violation of the triangle inequality `α_ij + α_jk ≤ α_ik + 1`; 0 up to rounding.
     """
 
     names: tuple[str, ...]
@@ -58,58 +61,58 @@ def measure(
     top_k: int = 0,
     costs: Mapping[str, float] | None = None,
 ) -> Measured:
-    """Acceptance and costs of models along what the target wrote.
+    """Measures acceptance and costs of models along the target's outputs.
 
     Args:
         models: by name, the target among them; prompts: batches, `[B, P]` each.
         outputs: for each batch int32 tokens `[B, L]` and lengths `[B]`.
-        temperature: of all models, or of each; 0 is greedy. top_p, top_k: of all.
-        costs: seconds of one call, where they are known already; otherwise they are timed (`call_seconds`).
+        temperature: one for all models, or one for each by name; 0 is greedy. top_p, top_k: for all models.
+        costs: seconds of one call, if known; otherwise calls are timed (`call_seconds`).
 
     Returns:
         The models ordered by cost, without those that cost as much as the target or more.
 
     Raises:
-        ValueError: no such target, temperatures or costs of other models, nothing to look at, or logits that are not
-            finite; calls that are not told from noise.
+        ValueError: the target is unknown, a model has no temperature or cost, there are no tokens, logits are not
+            finite, or call times cannot be distinguished from noise.
     """
     if target not in models:
         raise ValueError(f"the target {target!r} is not among the models {', '.join(models)}")
     names = tuple(models)
-    given = dict(temperature) if isinstance(temperature, Mapping) else dict.fromkeys(names, temperature)
-    for what, known in (("temperature", given), ("costs", costs or dict.fromkeys(names))):
+    temperatures = dict(temperature) if isinstance(temperature, Mapping) else dict.fromkeys(names, temperature)
+    for setting, known in (("temperature", temperatures), ("costs", costs or dict.fromkeys(names))):
         if missing := set(names) - set(known):
-            raise ValueError(f"{what} has no entry for {', '.join(sorted(missing))}: give one for each model")
-    samplings = {name: (given[name], top_p, top_k) for name in names}
+            raise ValueError(f"{setting} has no entry for {', '.join(sorted(missing))}: give one for each model")
+    samplings = {name: (temperatures[name], top_p, top_k) for name in names}
     batches = [(prompt, *written) for prompt, written in zip(prompts, outputs, strict=True)]
     matrix, positions = acceptance(models, batches, samplings)
     first = jax.tree.map(lambda leaf: leaf[:1], prompts[0])
     seconds = dict(costs) if costs else {name: call_seconds(bound, first) for name, bound in models.items()}
     kept = [name for name in names if name == target or seconds[name] < seconds[target]]
     order = sorted(kept, key=lambda name: (name == target, seconds[name]))
-    at = [names.index(name) for name in order]
-    chosen = matrix[np.ix_(at, at)]
+    indices = [names.index(name) for name in order]
+    chosen = matrix[np.ix_(indices, indices)]
     return Measured(tuple(order), tuple(seconds[name] for name in order), chosen, positions, triangle_breach(chosen))
 
 
 def acceptance(
     models: Mapping[str, BoundModel], batches: Sequence[Batch], samplings: Mapping[str, tuple[Any, ...]]
 ) -> tuple[np.ndarray, int]:
-    """Returns `E [1 − TV]` of every two models, in their order, and the number of positions.
+    """Returns `E [1 − TV]` of every pair of models, in their order, and the number of positions.
 
     Args:
-        samplings: of each model its temperature, `top_p` and `top_k`.
+        samplings: each model's temperature, `top_p` and `top_k`.
 
     Raises:
-        ValueError: as `measure`.
+        ValueError: as for `measure`.
     """
     kinds = tuple(bound.model for bound in models.values())
-    held, places = distinct([bound.params for bound in models.values()])
+    distinct_arrays, places = distinct([bound.params for bound in models.values()])
     total, positions = np.zeros((len(models), len(models))), 0
     for batch in batches:
         lengths = batch[2]
         of_rows = [make_sampling(len(lengths), *samplings[name]) for name in models]
-        shared, failed = _shared(kinds, places, held, of_rows, batch)
+        shared, failed = _shared(kinds, places, distinct_arrays, of_rows, batch)
         if np.any(failed):
             name = list(models)[int(np.argwhere(np.asarray(failed))[0][0])]
             raise ValueError(f"model {name!r} gives NaN or infinite logits along an output: check its weights")
@@ -117,19 +120,22 @@ def acceptance(
         positions += int(np.sum(lengths))
     if not positions:
         raise ValueError("there is no token to measure acceptance along: give prompts that the target answers")
-    return np.clip(total / positions, 0.0, 1.0), positions  # float32 laws sum to 1 but for rounding
+    return np.clip(total / positions, 0.0, 1.0), positions  # float32 distributions sum to 1 only up to rounding
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _shared(
-    kinds: Any, places: Places, held: list[Array], samplings: list[Sampling], batch: Batch
+    kinds: Any, places: Places, distinct_arrays: list[Array], samplings: list[Sampling], batch: Batch
 ) -> tuple[Array, Array]:
-    """Returns `Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, 0 beyond the outputs' ends; who fails where, bool `[N, B]`."""
+    """Returns `Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, and each model's failing rows, bool `[N, B]`.
+
+    The sums are 0 beyond an output's end.
+    """
     prompt, tokens, lengths = batch
     counted = (jnp.arange(tokens.shape[1])[None] < lengths[:, None])[..., None]
     laws, failed = [], []
-    for model, own, sampling in zip(kinds, restored(held, places), samplings, strict=True):
-        logits = continued(model, own, prompt, tokens[:, :-1]).logits[..., : model.vocab_size]
+    for model, params, sampling in zip(kinds, restored(distinct_arrays, places), samplings, strict=True):
+        logits = continued(model, params, prompt, tokens[:, :-1]).logits[..., : model.vocab_size]
         failed.append(failing(logits, lengths))
         laws.append(jnp.where(counted, transform(logits, sampling), 0.0))
     stacked = jnp.stack(laws)
@@ -144,23 +150,24 @@ def triangle_breach(matrix: np.ndarray) -> float:
 
 
 def call_seconds(bound: BoundModel, prompt: Prompt) -> float:
-    """Seconds of a call of one token at the batch of `prompt`: of calls that follow each other, less their prefill.
+    """Returns the seconds of a one-token call at the batch of `prompt`, without prefill.
 
-    Both are timed in turns; the median of the differences counts, of as many turns as it takes to know it well.
+    Prefill with calls and prefill alone are timed in interleaved turns. The result is the median of the differences,
+    over as many turns as a precise median needs.
 
     Raises:
-        ValueError: it is not told from 0.
+        ValueError: the time cannot be distinguished from 0.
     """
     runs = [partial(run, bound.model, STEPS, bound.params, prompt) for run in (_calls, _prefilled)]
     for run in runs:
-        jax.block_until_ready(run())  # compiled
-    found: list[float] = []
+        jax.block_until_ready(run())  # compile before timing
+    differences: list[float] = []
     middle, error = 0.0, math.inf
-    while error > CLOSE * middle and len(found) < MOST_TURNS:
-        found += [_seconds(runs[0]) - _seconds(runs[1]) for _ in range(max(TURNS, len(found)))]
-        middle = float(np.median(found))
-        # of a median, from the median absolute deviation, as if the bulk were normal
-        error = 1.253 * 1.483 * float(np.median(np.abs(np.asarray(found) - middle))) / len(found) ** 0.5
+    while error > CLOSE * middle and len(differences) < MOST_TURNS:
+        differences += [_seconds(runs[0]) - _seconds(runs[1]) for _ in range(max(TURNS, len(differences)))]
+        middle = float(np.median(differences))
+        # standard error of the median by the median absolute deviation, for a normal bulk
+        error = 1.253 * 1.483 * float(np.median(np.abs(np.asarray(differences) - middle))) / len(differences) ** 0.5
     if error > CLOSE * middle and middle <= 2 * error:
         taken = f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, give or take {1e6 * error:.0f}"
         raise ValueError(f"{taken}: no longer than the noise here; give costs=, or an idle machine")
@@ -180,7 +187,7 @@ def _prefilled(model: Any, steps: int, params: Params, prompt: Prompt) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _calls(model: Any, steps: int, params: Params, prompt: Prompt) -> Array:
-    """The tokens of `steps` greedy calls behind a prefill."""
+    """Returns the tokens of `steps` greedy calls after a prefill."""
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + steps)
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
 

@@ -1,4 +1,4 @@
-"""Measure, solve, run: the best stack of a pair's models, predicted and realised (paper 4, Tables 3 and 5)."""
+"""Choice of the best stack of a pair's models, predicted and measured (Globerson et al., 2025, Tables 3 and 5)."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from speccascade_jax.results.store.record import Record, Row, Timed
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 TARGET_MODEL = "target"
-"""What a pair calls the model that all others draft for."""
+"""Name, in every pair, of the model that all others draft for."""
 
 
 def optimize(
@@ -40,29 +40,29 @@ def optimize(
     seed: int = 0,
     output: str = "results/hierarchy.json",
 ) -> list[Row]:
-    """Find the best stack of the pair's models and hold its predicted latency against a timed run.
+    """Finds the best stack of the pair's models and compares its predicted latency with a timed run.
 
     The candidates are the pair's draft and its further drafts (`ModelPair.others`: checkpoints, or words of
-    `pairs.derived`). Acceptance is measured along what the target writes for the evaluation's examples; each model's
-    cost is that of a call of one token at batch 1. The best single draft, the best stack by the paper's latency and
-    the best by the one that counts overshoot are run beside the target alone.
+    `pairs.derived`). Acceptance is measured along the target's outputs for the evaluation's examples. Each model's cost
+    is the cost of a one-token call at batch 1. The call runs the best single draft, the best stack by the paper's
+    latency and the best by the overshoot latency, and the target alone for comparison.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: how all models sample.
+        pair, evaluation, seed: as for a run; settings: sampling of all models.
         max_budget: T̄, the largest budget.
-        costs: of a call of each model, in any unit, for the solution and for all that is predicted; `None`: seconds as
-            measured.
-        tail: the model whose tokens are appended at every level of a further run of the paper's optimum (its
-            horizontal heuristic, appendix D), but where it drafts itself; `None`: no such run. Nothing is predicted of
-            that one.
+        costs: cost of a call of each model, in any unit, for the solution and all predictions; `None`: measured
+            seconds.
+        tail: the model that appends tokens at every level in one more run of the paper's optimum (the paper's
+            horizontal heuristic, appendix D), except where it is itself the draft; `None`: no such run. This run has no
+            prediction.
         output: a JSON file for the rows, the matrix and the costs; `experiments.plots --acceptance` draws the matrix.
 
     Returns:
         The printed rows.
 
     Raises:
-        ValueError: a value without meaning, or an output that is another file, before anything is loaded; costs or a
-            tail of models that the pair has not, before anything is compiled; a tail as dear as the target.
+        ValueError: a value is invalid, or the output is another file, before any model is loaded; costs or a tail name
+            models that the pair lacks, before any program is compiled; the tail costs as much as the target.
     """
     max_budget = whole("max_budget", max_budget, 1)
     sampling = sampling_of(check_sampling_alone(settings, "optimize"))
@@ -72,28 +72,28 @@ def optimize(
     check_replaceable(output, '"acceptance":', '"costs":')
     session = Session(point.pair, point.evaluation)
     _check_names(session.pair.models, costs, tail)
-    found = _measured(session, point, costs)
-    if tail is not None and tail not in found.names:
+    measured = _measured(session, point, costs)
+    if tail is not None and tail not in measured.names:
         raise ValueError(f"a call of the tail {tail!r} takes as long as one of the target: choose a cheaper one")
-    chosen = {"best single draft": best_single(found, max_budget)}
+    chosen = {"best single draft": best_single(measured, max_budget)}
     for objective in OBJECTIVES:
-        chosen[f"{objective} optimum"] = solve(found.costs, found.acceptance, max_budget, objective)
+        chosen[f"{objective} optimum"] = solve(measured.costs, measured.acceptance, max_budget, objective)
     runs: dict[Settings, Row] = {}
-    rows = [_row(session, point, found, name, each, runs) for name, each in chosen.items()]
+    rows = [_row(session, point, measured, name, stack, runs) for name, stack in chosen.items()]
     optimum = chosen[f"{OBJECTIVES[0]} optimum"]
     if tail is not None and optimum.budgets:
-        rows.append(_row(session, point, found, f"with tails of {tail}", optimum, runs, tail))
+        rows.append(_row(session, point, measured, f"with tails of {tail}", optimum, runs, tail))
     unit = "ms" if costs is None else "as given"
-    dear = [name for name in session.pair.models if name not in found.names]
-    show(found, rows, point, unit, dear)
+    dear = [name for name in session.pair.models if name not in measured.names]
+    show(measured, rows, point, unit, dear)
     kept = {"pair": pair.name, "task": point.coordinates()["task"], **sampling, "seed": seed}
-    kept |= {"max_budget": max_budget, "unit": unit, "left_out": dear, **dataclasses.asdict(found), "rows": rows}
+    kept |= {"max_budget": max_budget, "unit": unit, "left_out": dear, **dataclasses.asdict(measured), "rows": rows}
     write_atomically(output, json.dumps(plain(kept), indent=1).encode())
     return rows
 
 
 def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, tail: str | None) -> None:
-    """Refuse costs and a tail of models that the pair has not."""
+    """Refuses costs and a tail of models that the pair lacks."""
     drafts = sorted(set(models) - {TARGET_MODEL})
     if tail is not None and tail not in drafts:
         raise ValueError(f"there is no draft {tail!r} for tails: {unknown(tail, drafts)}")
@@ -102,7 +102,7 @@ def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, t
 
 
 def _measured(session: Session, point: Point, costs: Mapping[str, float] | None) -> Measured:
-    """Acceptance and costs along what the target wrote, rows that failed left out."""
+    """Measures acceptance and costs along the target's outputs, without rows that failed."""
     written = surveying.write(session, point)
     tokens = [np.asarray(batch.generation.tokens) for batch in written]
     lengths = [np.where(batch.counts, np.asarray(batch.generation.lengths), 0) for batch in written]
@@ -113,12 +113,12 @@ def _measured(session: Session, point: Point, costs: Mapping[str, float] | None)
     return measure(models, prompts, outputs, temperature=heat, top_p=asked.top_p, top_k=asked.top_k, costs=costs)
 
 
-def best_single(found: Measured, max_budget: int) -> Hierarchy:
-    """Returns the best stack with one draft at most."""
-    last = len(found.names) - 1
+def best_single(measured: Measured, max_budget: int) -> Hierarchy:
+    """Returns the best stack with at most one draft."""
+    last = len(measured.names) - 1
     stacks = []
     for models in [(last,), *((i, last) for i in range(last))]:
-        stack = solve([found.costs[i] for i in models], found.acceptance[np.ix_(models, models)], max_budget)
+        stack = solve([measured.costs[i] for i in models], measured.acceptance[np.ix_(models, models)], max_budget)
         stacks.append(dataclasses.replace(stack, models=models[-len(stack.models) :]))
     return min(stacks, key=lambda stack: stack.latency)
 
@@ -126,32 +126,33 @@ def best_single(found: Measured, max_budget: int) -> Hierarchy:
 def settings_of(
     hierarchy: Hierarchy, names: Sequence[str], tail: str | None = None, coins: np.ndarray | None = None
 ) -> Settings:
-    """Returns the stack as settings; the target alone where nothing drafts.
+    """Returns the stack as settings; the target alone if the stack has no draft.
 
     Args:
-        tail: what goes on behind all that is drafted for the target and for levels, but by the tail itself.
-        coins: `[N, N]`, acceptance rates in place of rules: every token is kept by the toss of a coin, which is what
-            the latencies suppose, and decodes to nothing that anyone would read (paper 4, appendix B.2).
+        tail: model that appends tokens to all drafts for the target and for levels, except to its own drafts.
+        coins: `[N, N]`, acceptance rates that replace the rules: each token is accepted at random, as the latencies
+            assume. The output is meaningless text (Globerson et al., 2025, appendix B.2).
     """
     models, budgets = hierarchy.models, hierarchy.budgets
     if len(models) == 1:
         return Settings(method=TARGET)
     lowest = names[models[0]]
     drafter: str | Level = lowest
-    # what stands right above the lowest model, and what stands further up
-    own: dict[str, Any] = {"block_size": budgets[0], "tail": None if tail == lowest else tail}
+    # settings of the level right above the lowest model; replaced for each level further up
+    level_settings: dict[str, Any] = {"block_size": budgets[0], "tail": None if tail == lowest else tail}
     for below, budget in enumerate(budgets[1:]):
-        own |= _by_coin(coins, models[below], models[below + 1])
-        drafter = Level(model=names[models[below + 1]], budget=budget, drafters=(drafter,), **own)
-        own = {"tail": tail}
+        level_settings |= _by_coin(coins, models[below], models[below + 1])
+        drafter = Level(model=names[models[below + 1]], budget=budget, drafters=(drafter,), **level_settings)
+        level_settings = {"tail": tail}
     name = "spec_decode" if coins is None else "speculative"
-    return Settings(method=name, drafters=(drafter,), **own, **_by_coin(coins, *models[-2:]))
+    return Settings(method=name, drafters=(drafter,), **level_settings, **_by_coin(coins, *models[-2:]))
 
 
 def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]:
-    """The rule that keeps a token of `below` as often as `above` accepts one, whatever it is.
+    """Returns the rule that accepts any token of `below` with the rate at which `above` accepts one.
 
-    The token behind a block comes from the law above, as under the rule that it stands for: the calls are the same.
+    The token after a block is sampled from the distribution of the model above, as under the rule that it replaces: the
+    calls are the same.
     """
     if coins is None:
         return {}
@@ -159,26 +160,29 @@ def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]
 
 
 def _row(
-    session: Session, point: Point, found: Measured, name: str, chosen: Hierarchy, runs: dict[Settings, Row],
+    session: Session, point: Point, measured: Measured, name: str, chosen: Hierarchy, runs: dict[Settings, Row],
     tail: str | None = None,
 ) -> Row:  # fmt: skip
-    """What was predicted of a stack, and what a timed run of it gave; `runs` are those made before, and this one."""
-    settings = settings_of(chosen, found.names, tail)
+    """Returns a stack's prediction and the results of its timed run; `runs` caches runs, and gets this one."""
+    settings = settings_of(chosen, measured.names, tail)
     if settings not in runs and chosen.budgets:
-        # a tail has a rate of its own, which a rule's one α cannot say
-        coins = None if tail is not None else settings_of(chosen, found.names, coins=found.acceptance)
-        runs[settings] = _run(session, point, found, settings, coins)
-    row: Row = {"name": name, "models": [found.names[i] for i in chosen.models], "budgets": list(chosen.budgets)}
+        # a tail has its own acceptance rate, and a rule holds only one α
+        coins = None if tail is not None else settings_of(chosen, measured.names, coins=measured.acceptance)
+        runs[settings] = _run(session, point, measured, settings, coins)
+    row: Row = {"name": name, "models": [measured.names[i] for i in chosen.models], "budgets": list(chosen.budgets)}
     if tail is None:
-        known = (found.costs, found.acceptance, chosen.models, chosen.budgets)
+        known = (measured.costs, measured.acceptance, chosen.models, chosen.budgets)
         row["predicted"] = {objective: latency(*known, objective) for objective in OBJECTIVES}
     return row | runs.get(settings, {})
 
 
-def _run(session: Session, point: Point, found: Measured, settings: Settings, coins: Settings | None) -> Row:
-    """Measures, and the time of a token under the four conditions of paper 4's Table 5, but for the fully simplified
-    one, which is the prediction: accepted by the rule or by coins, at the calls' real time or at their cost."""
-    costs = dict(zip(found.names, found.costs, strict=True))
+def _run(session: Session, point: Point, measured: Measured, settings: Settings, coins: Settings | None) -> Row:
+    """Measures a stack, and the time per token under conditions of Globerson et al. (2025), Table 5.
+
+    The conditions: tokens accepted by the rule or at random, at the calls' real time or at their cost. The fully
+    simplified condition is left out: it is the prediction.
+    """
+    costs = dict(zip(measured.names, measured.costs, strict=True))
     sampling = sampling_of(point.settings)
 
     def under(settings: Settings) -> Point:
@@ -198,33 +202,33 @@ def _run(session: Session, point: Point, found: Measured, settings: Settings, co
 
 
 def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
-    """Returns how often each model was called, by name, over all examples of a record.
+    """Returns the number of calls of each model, by name, over all examples of a record.
 
     Args:
-        record: of `settings`, with the counts of its levels (`evaluation.measuring`).
+        record: a record of `settings`, with the counts of its levels (`evaluation.measuring`).
 
     Raises:
-        ValueError: a record without counts of the tails that the method has.
+        ValueError: the method has tails, and the record has no counts for them.
     """
     counts, levels = record["counts"], iter(record.get("levels", ()))
-    found: Counter[str] = Counter({TARGET_MODEL: counts["target_calls"]})
+    totals: Counter[str] = Counter({TARGET_MODEL: counts["target_calls"]})
     above: Settings | Level = settings
     while True:
         below = the_one(above.drafters, "a method whose calls are counted")
-        steps = counts["draft_steps"]  # catching up included
+        steps = counts["draft_steps"]  # includes calls that catch up with committed tokens
         if above.tail is not None:
             if "tail_steps" not in counts:
                 raise ValueError(f"the record does not say how often the tail {above.tail!r} was called: measure again")
-            found[above.tail] += counts["tail_steps"]
+            totals[above.tail] += counts["tail_steps"]
             steps -= counts["tail_steps"]
-        found[below if isinstance(below, str) else below.model] += steps
+        totals[below if isinstance(below, str) else below.model] += steps
         if isinstance(below, str):
-            return dict(found)
+            return dict(totals)
         above, counts = below, next(levels)
 
 
 def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
-    """Returns real acceptance at artificial cost: what the calls of a record would have taken, in the costs' unit.
+    """Returns the cost per token of a record's calls, in the costs' unit: real acceptance at artificial cost.
 
     Args:
         costs: of a call, by model.
@@ -234,21 +238,21 @@ def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapp
 
 
 def improvement(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
-    """Returns how many times as fast as the target alone calls of constant cost are: standardised walltime (SWI).
+    """Returns the speedup over the target alone at constant cost per call: standardised walltime improvement (SWI).
 
-    The measure of paper 4's Tables 4 and 10, from cascade speculative drafting (Chen et al., 2023): the cost model
-    leaves out prefill, and that a call over a block costs more than one over a token. What is counted is counted in
-    real runs, so against a prediction it shows what independent acceptance gets wrong, and against the clock what
-    constant costs do (paper 4, Table 5).
+    This is the measure of Tables 4 and 10 of Globerson et al. (2025), from cascade speculative drafting (Chen et al.,
+    2023). The cost model ignores prefill, and that a call over a block costs more than one over a token. The counts
+    come from real runs: compared with a prediction, SWI shows the error of independent acceptance, and compared with
+    measured time, the error of constant costs (Globerson et al., 2025, Table 5).
     """
     return costs[TARGET_MODEL] / seconds_per_token(record, settings, costs)
 
 
 def _timed(record: Record) -> Row:
-    """Seconds per token, and how many times the target's speed that is, per token; both of whole generations.
+    """Returns the seconds per token, and the speedup over the target per token, both of whole generations.
 
-    The interval is that of whole outputs, over examples and trials, moved to outputs of the target's length; `None`
-    with fewer examples than intervals take.
+    The interval is that of whole outputs, over examples and trials, rescaled to outputs of the target's length; `None`
+    if there are too few examples for an interval.
     """
     if not record.get("latency"):
         return {}
@@ -257,16 +261,16 @@ def _timed(record: Record) -> Row:
     row: Row = {name: record[part]["ms_per_token"]["value"] / 1e3 for name, part in times.items()}
     row |= {"speed_up": 1 / ratio["per_token"], "interval": None}
     if record["latency"]["examples"] >= LEAST_EXAMPLES:
-        found = Bootstrap().latency_ratio([record])
+        ratio_interval = Bootstrap().latency_ratio([record])
         longer = ratio["value"] / ratio["per_token"]
-        row["interval"] = [longer / found.high, longer / found.low]
+        row["interval"] = [longer / ratio_interval.high, longer / ratio_interval.low]
     return row
 
 
-def show(found: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Sequence[str] = ()) -> None:
-    """Print acceptance and costs, which models were left out as too `dear`, then the stacks."""
+def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Sequence[str] = ()) -> None:
+    """Prints acceptance and costs, the models that cost too much (`dear`), then the stacks."""
     console = Console(width=120)
-    console.print(_matrix(found, point, unit))
+    console.print(_matrix(measured, point, unit))
     if dear:
         console.print(f"Left out, as a call of theirs costs no less than one of the target: {', '.join(dear)}")
     note = (
@@ -276,35 +280,37 @@ def show(found: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Se
         "trials. The overshoot optimum is searched, the paper's exact (hierarchy.solve)."
     )
     heads = ("", "models", "budgets", "predicted", "with overshoot", "SWI", "by coin", "realised", "95%")
-    stacks = _table("Stacks: times the target's speed", note, heads, left=3)
+    stacks = _table("Stacks: times the target's speed", note, heads, left_columns=3)
     for row in rows:
-        stacks.add_row(row["name"], " → ".join(row["models"]), ", ".join(map(str, row["budgets"])), *_cells(found, row))
+        stacks.add_row(
+            row["name"], " → ".join(row["models"]), ", ".join(map(str, row["budgets"])), *_cells(measured, row)
+        )
     console.print(stacks)
 
 
-def _matrix(found: Measured, point: Point, unit: str) -> Table:
+def _matrix(measured: Measured, point: Point, unit: str) -> Table:
     heat = point.settings.temperature
-    note = f"E [1 − TV] along {found.positions:,} positions of the target's outputs, T = {heat:g}; "
-    note += f"the triangle inequality is broken by {found.breach:.1g} at most."
+    note = f"E [1 − TV] along {measured.positions:,} positions of the target's outputs, T = {heat:g}; "
+    note += f"the triangle inequality is broken by {measured.breach:.1g} at most."
     scale, head = (1e3, "ms a call") if unit == "ms" else (1.0, "cost of a call")
-    matrix = _table("Acceptance", note, ("of", head, *(f"by {name}" for name in found.names[1:])), left=1)
-    for i, (name, cost) in enumerate(zip(found.names, found.costs, strict=True)):
-        cells = [f"{found.acceptance[i, j]:.3f}" if j > i else "" for j in range(1, len(found.names))]
+    matrix = _table("Acceptance", note, ("of", head, *(f"by {name}" for name in measured.names[1:])), left_columns=1)
+    for i, (name, cost) in enumerate(zip(measured.names, measured.costs, strict=True)):
+        cells = [f"{measured.acceptance[i, j]:.3f}" if j > i else "" for j in range(1, len(measured.names))]
         matrix.add_row(name, f"{scale * cost:.3f}", *cells)
     return matrix
 
 
-def _table(title: str, note: str, heads: Sequence[str], left: int) -> Table:
+def _table(title: str, note: str, heads: Sequence[str], left_columns: int) -> Table:
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
     for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < left else "right")
+        table.add_column(head, justify="left" if number < left_columns else "right")
     return table
 
 
-def _cells(found: Measured, row: Row) -> list[str]:
+def _cells(measured: Measured, row: Row) -> list[str]:
     predicted = row.get("predicted", {})
-    times = [found.costs[-1] / predicted[each] if predicted else None for each in OBJECTIVES]
+    times = [measured.costs[-1] / predicted[value] if predicted else None for value in OBJECTIVES]
     times += [row.get(name) for name in ("swi", "speed_up_by_coin", "speed_up")]
     interval = row.get("interval")
     between = f"{interval[0]:.2f} – {interval[1]:.2f}" if interval else ""
-    return [*("–" if each is None else f"{each:.2f}×" for each in times), between]
+    return [*("–" if value is None else f"{value:.2f}×" for value in times), between]

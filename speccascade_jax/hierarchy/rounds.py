@@ -1,6 +1,7 @@
-"""How many rounds a level needs for its budget, and how long its block then is, acceptance independent at every token.
+"""Expected rounds of a level for its budget, and its block lengths, with independent acceptance at every token.
 
-A round over a block of `t` tokens yields `n + 1`, `n` accepted: `P(n) = α^n (1 − α)` for `n < t`, `P(t) = α^t`.
+A round over a block of `t` tokens yields `n + 1` tokens, `n` of them accepted: `P(n) = α^n (1 − α)` for `n < t`,
+`P(t) = α^t`.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ Floats = np.ndarray
 
 
 def expected_rounds(alpha: Floats, budgets: int) -> Floats:
-    """`γ(α, t, T)` of METHODS.md section 7: rounds over `t` tokens until at least `T` are there.
+    """Returns `γ(α, t, T)` of METHODS.md section 7: expected rounds over `t` tokens until at least `T` tokens exist.
 
     Args:
         alpha: acceptance rates, any shape `[...]`, in [0, 1].
@@ -22,29 +23,29 @@ def expected_rounds(alpha: Floats, budgets: int) -> Floats:
     powers = alpha[..., None] ** np.arange(budgets + 1)
     rounds = np.zeros((*alpha.shape, budgets, budgets + 1))  # the last axis: γ at T = 0 … T̄
     for t in range(1, budgets + 1):
-        of = rounds[..., t - 1, :]
+        gamma = rounds[..., t - 1, :]
         for needed in range(1, budgets + 1):
             rejected = min(t, needed)  # n from 0 to rejected − 1 leaves needed − 1 − n ≥ 0
-            behind = of[..., needed - rejected : needed][..., ::-1]
-            of[..., needed] = 1.0 + (1.0 - alpha) * np.sum(powers[..., :rejected] * behind, axis=-1)
+            later_rounds = gamma[..., needed - rejected : needed][..., ::-1]
+            gamma[..., needed] = 1.0 + (1.0 - alpha) * np.sum(powers[..., :rejected] * later_rounds, axis=-1)
             if needed > t + 1:
-                of[..., needed] += powers[..., t] * of[..., needed - t - 1]
+                gamma[..., needed] += powers[..., t] * gamma[..., needed - t - 1]
     return rounds[..., 1:]
 
 
 def calls_per_token(alpha: Floats, budgets: int) -> Floats:
-    """`(1 − α) / (1 − α^(t + 1))`, target calls per token with blocks of `t`; `[..., T̄]`, entry `t - 1`."""
+    """Returns `(1 − α) / (1 − α^(t + 1))`, target calls per token with blocks of `t`; `[..., T̄]`, entry `t - 1`."""
     alpha = np.asarray(alpha, np.float64)[..., None]
     return 1.0 / np.sum(alpha[..., None] ** np.arange(budgets + 1) * _upto(budgets), axis=-1)
 
 
 def _upto(budgets: int) -> Floats:
-    """`[T̄, T̄ + 1]`: row `t - 1` selects the powers 0 to t."""
+    """Returns a mask `[T̄, T̄ + 1]`: row `t - 1` selects the powers 0 to t."""
     return np.arange(budgets + 1)[None] <= np.arange(1, budgets + 1)[:, None]
 
 
 def yields(lengths: Floats, alpha: Floats) -> Floats:
-    """Tokens that one round over a block of random length leaves, its own token included.
+    """Returns the distribution of the tokens that a round over a block of random length yields, its own included.
 
     Args:
         lengths: `[..., W]`, probabilities of the lengths 0 … W − 1.
@@ -56,29 +57,32 @@ def yields(lengths: Floats, alpha: Floats) -> Floats:
     width = lengths.shape[-1]
     longer = np.flip(np.cumsum(np.flip(lengths, -1), -1), -1)  # P(length ≥ y)
     powers = np.asarray(alpha)[..., None] ** np.arange(width)
-    found = np.zeros((*lengths.shape[:-1], width + 1))
-    found[..., 1:] = powers * lengths  # all y − 1 of a block of y − 1 accepted
-    found[..., 1:width] += powers[..., : width - 1] * (1.0 - np.asarray(alpha)[..., None]) * longer[..., 1:]
-    return found
+    probabilities = np.zeros((*lengths.shape[:-1], width + 1))
+    probabilities[..., 1:] = powers * lengths  # all y − 1 of a block of y − 1 accepted
+    probabilities[..., 1:width] += powers[..., : width - 1] * (1.0 - np.asarray(alpha)[..., None]) * longer[..., 1:]
+    return probabilities
 
 
 def visits(yielded: Floats, budgets: int) -> Floats:
-    """The probability that exactly `s` tokens are there before some round, `[..., T̄]`, entry `s` for 0 … T̄ − 1.
+    """Returns the probability that exactly `s` tokens exist before some round, `[..., T̄]`, entry `s` for 0 … T̄ − 1.
 
-    Its sum up to `T - 1` is the expected number of rounds until at least `T` tokens are there.
+    Its sum up to `T - 1` is the expected number of rounds until at least `T` tokens exist.
     """
-    found = np.zeros((*yielded.shape[:-1], budgets))
-    found[..., 0] = 1.0
+    probs = np.zeros((*yielded.shape[:-1], budgets))
+    probs[..., 0] = 1.0
     for s in range(1, budgets):
         most = min(s, yielded.shape[-1] - 1)
-        found[..., s] = np.sum(yielded[..., 1 : most + 1] * np.flip(found[..., s - most : s], -1), axis=-1)
-    return found
+        probs[..., s] = np.sum(yielded[..., 1 : most + 1] * np.flip(probs[..., s - most : s], -1), axis=-1)
+    return probs
 
 
 def handed_up(yielded: Floats, visited: Floats, budget: int) -> Floats:
-    """How long the block is when at least `budget` tokens are there: `[..., W]`, probabilities of 0 … W − 1."""
+    """Returns the distribution of the block length once at least `budget` tokens exist.
+
+    The result is `[..., W]`, probabilities of 0 … W − 1.
+    """
     width = yielded.shape[-1]
-    found = np.zeros((*yielded.shape[:-1], budget + width - 1))
+    probabilities = np.zeros((*yielded.shape[:-1], budget + width - 1))
     for s in range(budget):
-        found[..., budget : s + width] += visited[..., s, None] * yielded[..., budget - s :]
-    return found
+        probabilities[..., budget : s + width] += visited[..., s, None] * yielded[..., budget - s :]
+    return probabilities

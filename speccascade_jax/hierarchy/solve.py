@@ -1,15 +1,15 @@
-"""The hierarchy with the least expected latency, over all subsets of the models and all budgets.
+"""Search for the hierarchy with the smallest expected latency, over all subsets of the models and all budgets.
 
-By the paper's latency the best way for model `i` to hold `T` tokens does not depend on what is above it, so dynamic
-programming over (model, budget) is exact. The paper's graph (section 3.3) is this recursion drawn: without the loops at
-its sinks it has no cycle. Its `ℓ ≤ j`, a budget no smaller than the one below, is not imposed: it never binds with the
-exact γ.
+With the paper's latency (Globerson et al., 2025), the best way for model `i` to produce `T` tokens does not depend on
+the levels above it, so dynamic programming over (model, budget) is exact. The recursion is the paper's graph (section
+3.3) without the loops at its sinks, so it has no cycle. The paper's constraint `ℓ ≤ j`, a budget at least as large as
+the one below, is left out: with the exact γ it never binds.
 
-By the overshoot objective the length that a level hands up is random, so the best block is not one number. Two blocks
-of one model and budget differ in cost and in length, and which one is better depends on what is above. So several are
-kept for each (model, budget): the best as judged from a few levels that might stand above it, the target among them.
-The winner is then improved by single changes (a budget, a level more, a level less) until none helps. The search is
-exact wherever the blocks kept are all there are; how often it is elsewhere is tested against enumeration.
+With the overshoot objective the length that a level hands up is random, so the best block is not one number. Two blocks
+of one model and budget differ in cost and in length, and the levels above decide which is better. So the search keeps
+several blocks for each (model, budget): the best ones for a few levels that may be above, the target among them. It
+then improves the best candidate by single changes (a budget, one more level, one fewer) until none helps. The search is
+exact if no block was discarded; tests against enumeration measure how often it is exact otherwise.
 """
 
 import math
@@ -25,40 +25,40 @@ from speccascade_jax.hierarchy.latency import Hierarchy, check_objective, checke
 
 Chain = tuple[tuple[int, ...], tuple[int, ...]]
 LEVELS = 5
-"""The most drafts in one hierarchy that the search considers; the improvements may add more."""
+"""Largest number of drafts in a hierarchy of the search; the improvements may add more."""
 ABOVE = 4
-"""Levels that blocks are judged from."""
+"""Number of levels above that blocks are evaluated for."""
 
 
 def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objective: str = "paper") -> Hierarchy:
-    """The best hierarchy of the given models, the target alone among the candidates.
+    """Returns the best hierarchy of the given models; the target alone is one of the candidates.
 
-    `objective="paper"` is exact. With `"overshoot"` the best block for (model, budget) depends on what is above,
-    because its length is random: the search keeps several, and the paper's optimum is among its candidates.
+    `objective="paper"` is exact. With `"overshoot"` the best block for (model, budget) depends on the levels above,
+    because its length is random: the search keeps several, and the paper's optimum is one of its candidates.
 
     Args:
         costs: `[N]`, of one call each, ordered from the cheapest model to the target.
-        acceptance: `[N, N]` in the same order, as of `latency`.
+        acceptance: `[N, N]` in the same order, as for `latency`.
         max_budget: T̄, the largest budget, at least 1.
 
     Returns:
         The hierarchy; its latency is in the unit of the costs.
 
     Raises:
-        ValueError: costs, acceptance, budget or objective can't be meant.
+        ValueError: costs, acceptance, budget or objective are invalid.
     """
     check_objective(objective)
     max_budget = whole("max_budget", max_budget, 1)
-    found, matrix = checked(costs, acceptance)
-    chain = _paper_optimum(found, matrix, max_budget)
+    values, matrix = checked(costs, acceptance)
+    chain = _paper_optimum(values, matrix, max_budget)
     if objective == "overshoot":
-        chain = overshoot_optimum(found, matrix, max_budget, chain)
-    best = latency(found, matrix, *chain, objective)
-    return Hierarchy(*chain, latency=best, speedup=float(found[-1]) / best, objective=objective)
+        chain = overshoot_optimum(values, matrix, max_budget, chain)
+    best = latency(values, matrix, *chain, objective)
+    return Hierarchy(*chain, latency=best, speedup=float(values[-1]) / best, objective=objective)
 
 
 def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chain:
-    """Dynamic programming over (model, budget), from the cheapest model up."""
+    """Solves the dynamic program over (model, budget), from the cheapest model up."""
     count = len(costs)
     below = np.triu_indices(count - 1, 1)
     calls = np.ones((count, count, most, most))
@@ -78,19 +78,19 @@ def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chai
     return _walk(origin, int(total.argmin()), count, most)
 
 
-def _walk(origin: np.ndarray, at: int, count: int, most: int) -> Chain:
-    """From the level below the target, flat index `at`, down to the lowest draft."""
+def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
+    """Returns the chain from the level below the target, flat `index`, down to the lowest draft."""
     models, budgets = [count - 1], list[int]()
-    while at >= 0:
-        i, budget = divmod(at, most)
+    while index >= 0:
+        i, budget = divmod(index, most)
         models, budgets = [i, *models], [budget + 1, *budgets]
-        at = int(origin[i, budget])
+        index = int(origin[i, budget])
     return tuple(models), tuple(budgets)
 
 
 @dataclass
 class Blocks:
-    """Ways of one model to hold tokens: `[n]` costs, `[n, W]` probabilities of their lengths, and what they are."""
+    """Ways of one model to produce tokens: `[n]` costs, `[n, W]` length probabilities, and the chains."""
 
     costs: np.ndarray
     lengths: np.ndarray
@@ -98,7 +98,7 @@ class Blocks:
 
 
 def overshoot_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int, start: Chain) -> Chain:
-    """The best chain found, `start` among the candidates (see `solve`)."""
+    """Returns the best chain of the search; `start` is one of the candidates (see `solve`)."""
     count, width = len(costs), LEVELS * (most + 1) + 1
     kept: list[Blocks] = []
     for i in range(count - 1):
@@ -118,7 +118,7 @@ def _mean_yield(lengths: np.ndarray, alpha: float) -> np.ndarray:
 def _all_blocks(
     i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, width: int, below: list[Blocks]
 ) -> list[Blocks]:
-    """For each budget the blocks of model `i`: drafted by itself, or over any block kept of a model below."""
+    """Returns the blocks of model `i` for each budget: its own drafts, or rounds over a kept block from below."""
     alone = [Blocks(np.array([t * costs[i]]), np.eye(width)[[t]], [((i,), (t,))]) for t in range(1, most + 1)]
     for k, blocks in enumerate(below):
         fit = [n for n, (models, _) in enumerate(blocks.chains) if len(models) < LEVELS]
@@ -128,20 +128,20 @@ def _all_blocks(
         yielded = rounds.yields(lengths, np.full(len(fit), acceptance[k, i]))
         visited = rounds.visits(yielded, most)
         calls = np.cumsum(visited, axis=-1)
-        for budget, held in enumerate(alone, 1):
+        for budget, budget_blocks in enumerate(alone, 1):
             price = calls[:, budget - 1] * (costs[i] + blocks.costs[fit])
             up = rounds.handed_up(yielded, visited, budget)[:, :width]
-            held.costs = np.concatenate([held.costs, price])
-            held.lengths = np.concatenate([held.lengths, up])
-            held.chains += [((*blocks.chains[n][0], i), (*blocks.chains[n][1], budget)) for n in fit]
+            budget_blocks.costs = np.concatenate([budget_blocks.costs, price])
+            budget_blocks.lengths = np.concatenate([budget_blocks.lengths, up])
+            budget_blocks.chains += [((*blocks.chains[n][0], i), (*blocks.chains[n][1], budget)) for n in fit]
     return alone
 
 
-def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, found: list[Blocks]) -> Blocks:
-    """Of each budget's blocks those that are best from somewhere above."""
+def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, candidates: list[Blocks]) -> Blocks:
+    """Returns, for each budget, the blocks that are best for some level above."""
     above = np.unique(np.linspace(len(costs) - 1, i + 1, ABOVE).round().astype(int))
-    kept = Blocks(np.zeros(0), np.zeros((0, found[0].lengths.shape[-1])))
-    for blocks in found:
+    kept = Blocks(np.zeros(0), np.zeros((0, candidates[0].lengths.shape[-1])))
+    for blocks in candidates:
         chosen = {int(blocks.costs.argmin())}
         for j in above:
             value = (costs[j] + blocks.costs) / _mean_yield(blocks.lengths, acceptance[i, j])
@@ -154,7 +154,7 @@ def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, found: l
 
 
 def _improved(count: int, most: int, candidates: list[Chain], value: Callable[[Chain], float]) -> Chain:
-    """Returns the best candidate after the best single change, and the next, until none is better."""
+    """Returns the best candidate after repeated best single changes, until no change improves it."""
     best, least = None, math.inf
     while True:
         chain = min(candidates, key=value)
@@ -164,16 +164,19 @@ def _improved(count: int, most: int, candidates: list[Chain], value: Callable[[C
 
 
 def _neighbours(chain: Chain, count: int, most: int) -> list[Chain]:
-    """Every chain with one budget changed, one level left out, one exchanged for another, or one put in."""
+    """Returns every chain with one budget changed, or one level removed, replaced or added."""
     models, budgets = chain
     drafts = list(zip(models[:-1], budgets, strict=True))
     changed = [
         [*drafts[:n], (model, t), *drafts[n + 1 :]] for n, (model, _) in enumerate(drafts) for t in range(1, most + 1)
     ]
     left_out = [drafts[:n] + drafts[n + 1 :] for n in range(len(drafts))]
-    others = [model for model in range(count - 1) if model not in models]
+    unused_models = [model for model in range(count - 1) if model not in models]
     put_in = [
-        sorted([*each, (model, t)]) for each in (drafts, *left_out) for model in others for t in range(1, most + 1)
+        sorted([*levels, (model, t)])
+        for levels in (drafts, *left_out)
+        for model in unused_models
+        for t in range(1, most + 1)
     ]
     chains = [*changed, *left_out, *put_in]
-    return [((*(model for model, _ in each), count - 1), tuple(t for _, t in each)) for each in chains] or [chain]
+    return [((*(model for model, _ in levels), count - 1), tuple(t for _, t in levels)) for levels in chains] or [chain]

@@ -1,1 +1,1 @@
-"""★ Named methods: what a rule, a stop policy and a drafter make together, and what is built of it."""
+"""★ Named methods: combinations of a rule, a stop policy and a drafter, and the decoders that are built from them."""

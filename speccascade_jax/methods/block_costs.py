@@ -1,10 +1,10 @@
-"""What `block_size="auto"` chooses by: seconds of a round for each number of drafts, and how often drafts are kept.
+"""Measurements for `block_size="auto"`: seconds of a round for each number of drafts, and how often drafts are kept.
 
 Both are measured with the caller's own prompts and numbers, in the generation's own program, which has to be compiled
-anyway: what a round costs is all of it, the widths' programs, sampling and verification included. Seconds belong to an
-engine, its shapes, the kind of sampling and the device; acceptance to the models, the rule and the numbers. Either is
-measured when it is first needed and kept: in this process, and for later ones in `auto` in the compilation cache's
-folder, whose files may be deleted at any time. Other costs give other lengths of blocks, never another law.
+anyway: the cost of a round includes the programs of all widths, sampling and verification. Seconds belong to an engine,
+its shapes, the kind of sampling and the device; acceptance belongs to the models, the rule and the numbers. Each is
+measured when it is first needed and kept: in this process, and for later processes in `auto` in the compilation cache's
+folder, whose files may be deleted at any time. Other costs give other block lengths, never another distribution.
 """
 
 import contextlib
@@ -33,29 +33,33 @@ from speccascade_jax.stopping.block_planner import Cheapest, Costs
 from speccascade_jax.storage.files import point_key, write_atomically
 
 TELLING = 200
-"""Examined drafts from which on acceptance is kept for later processes."""
+"""The number of examined drafts from which acceptance is kept for later processes."""
 _KNOWN: dict[str, Any] = {}
 
 SECONDS, PATIENCE = 0.8, 8
-"""How long rounds are timed, compilation aside: at least five turns, and, where these are not `STEADY` or not
-`PRECISE`, as many times as long."""
+"""The time for which rounds are timed, compilation aside, and the factor by which it grows.
+
+There are at least five turns; if these are not `STEADY` or not `PRECISE`, timing takes `PATIENCE` times as long.
+"""
 LEAST_TURNS, MOST_TURNS = 5, 100
 STEADY = 1.25
-"""How much longer than the least of everything a usual turn may take."""
+"""The largest ratio of a usual turn's time to the sum of the least times of its calls."""
 PRECISE = 0.01
-"""The standard error of a length's share of a turn: lengths that differ by less are as good as each other."""
+"""The largest standard error of a length's share of a turn; lengths that differ by less are equally good."""
 
 SEED = 2**32 - 1
-"""Of the bits of these rounds. Nothing would be wrong if a generation used them too."""
+"""The random seed of these rounds. A generation may use the same bits without harm."""
 
 WALKED = 16
-"""Rounds in which acceptance is counted."""
+"""The number of rounds in which acceptance is counted."""
 USUAL, USUAL_TOKENS = 0.7, 10
-"""The acceptance that few drafts are mixed with, and as how many: one prompt of one sentence must not say that drafting
-never pays, for where nothing is drafted nothing corrects it."""
+"""The acceptance that few drafts are mixed with, and its weight in drafts.
+
+One prompt of one sentence must not decide that drafting never pays, because nothing is learnt without drafts.
+"""
 
 ALONE = -1
-"""In place of a length's place: the program without a draft."""
+"""The place that stands for the program without a draft."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ class Timed:
     """Seconds of a round that aims at each length, and of the draft's prefill.
 
     Attributes:
-        steady: whether turns took alike: of a busy machine nothing is kept for later processes.
+        rounds: seconds by length.
+        prefill: seconds in which the draft reads the prompts.
+        steady: whether turns took similar times; timings of a busy machine are not kept for later processes.
     """
 
     rounds: tuple[float, ...]
@@ -73,9 +79,15 @@ class Timed:
 
 @dataclass(frozen=True)
 class Walked:
-    """Over all rows: drafts kept and examined, outputs that ended, and tokens.
+    """Counts over all rows.
 
-    An output's end counts as an examined draft that was not kept: what is drafted beyond it is in vain too.
+    An output's end counts as an examined draft that was rejected, because drafts beyond it are in vain too.
+
+    Attributes:
+        kept: accepted drafts.
+        examined: examined drafts.
+        ended: outputs that ended.
+        tokens: committed tokens.
     """
 
     kept: int
@@ -85,21 +97,21 @@ class Walked:
 
     @property
     def acceptance(self) -> float:
-        """The chance that a draft is kept."""
+        """The probability that a draft is kept."""
         return (self.kept + USUAL * USUAL_TOKENS) / (self.examined + USUAL_TOKENS)
 
     def length(self, room: int) -> float:
-        """Tokens of an output of at most `room`: those that had no end yet count too, and one that ends half-way."""
+        """Returns the expected tokens of an output of at most `room`; one more output counts, which ends half-way."""
         return min((self.tokens + room / 2) / (self.ended + 1), room)
 
 
 Run = Callable[[Params, int], Generation]
-"""So many rounds of a generation with these parameters, waited for."""
+"""A function that runs and awaits so many rounds of a generation with these parameters."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of one generation, that very program, with lengths that the costs force."""
+    """Rounds of one generation, in its own program, with lengths that artificial costs force."""
 
     engine: Engine
     params: Params
@@ -110,17 +122,17 @@ class Rounds:
         return cast(PlannedDrafter, self.engine.drafter).lengths
 
     def run(self, place: int, most_rounds: int) -> Generation:
-        """So many rounds that aim at the length in that place, or that never could (`ALONE`); waited for."""
+        """Runs and awaits `most_rounds` rounds that aim at the length in a place, or have no draft (`ALONE`)."""
         costs = costs_of([1.0 if n == place else 1e9 for n in range(len(self.lengths))], 0.0, 0.5, 1.0)
         drafter = {} if place == ALONE else self.params["drafter"]
         return self.program({**self.params, "drafter": {**drafter, "costs": costs}}, most_rounds)
 
     def walked(self) -> Walked:
-        """What became of some rounds of blocks of middling length."""
+        """Counts accepted drafts over some rounds of blocks of middling length."""
         place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
         stats = self.run(place, WALKED).stats
         ended = int((np.asarray(stats.rounds) < WALKED).sum())
-        kept, tried, tokens = (int(np.sum(each)) for each in (stats.kept, stats.tried, stats.committed))
+        kept, tried, tokens = (int(np.sum(counts)) for counts in (stats.kept, stats.tried, stats.committed))
         return Walked(kept, tried + ended, ended, tokens)
 
     def timed(self) -> Timed:
@@ -128,26 +140,26 @@ class Rounds:
         places, drafting = range(len(self.lengths)), next(n for n, length in enumerate(self.lengths) if length)
         self.run(drafting, 1)  # compiles
         if self.lengths[0] == 0:
-            self.run(ALONE, 1)  # this too
+            self.run(ALONE, 1)  # compiles too
         first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
-        # rounds are to outweigh what comes before them, which in a large batch takes long
+        # so many that rounds outweigh the prefill, which takes long in a large batch
         most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
         alone = [(ALONE, 1), (ALONE, most)] if self.lengths[0] == 0 else []
         calls, steady = self._usual([*alone, (0, 1), *((place, most) for place in places)])
         return told_from(calls, most, self.lengths, steady)
 
     def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
-        """How long it took, and how many rounds there were."""
+        """Returns the seconds of a call, and its number of rounds."""
         begin = time.perf_counter()
         generation = self.run(place, most_rounds)
         return time.perf_counter() - begin, int(generation.num_rounds)
 
     def _usual(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
-        """The usual seconds of each call and its rounds, and whether turns, to and fro, agree.
+        """Returns each call's usual seconds and its rounds, and whether turns, in alternating order, agree.
 
-        Of each call the lower quartile of its shares: a machine that is slower for a while, as shared ones are, is so
-        for all lengths, and it is their ratios that a choice hangs on; one that is disturbed for an instant is so for
-        one call. By 20 turns of a busy machine these ratios are known to 5 to 7%, by medians to 6 to 10%.
+        A call's usual time is the lower quartile of its shares of a turn. A shared machine that is slower for a while
+        is slower for all lengths, and the choice depends on their ratios alone; a brief disturbance affects one call.
+        From 20 turns on a busy machine these ratios are known to 5 to 7%, with medians to 6 to 10%.
         """
         turns, begin = list[list[float]](), time.monotonic()
         rounds = dict[tuple[int, int], int]()
@@ -163,81 +175,84 @@ class Rounds:
             turns.append([seconds[call] for call in calls])
         every = np.asarray(turns)
         usual = np.quantile(shares(every), 0.25, axis=0) * np.median(every)
-        return {call: (float(each), rounds[call]) for call, each in zip(calls, usual, strict=True)}, agree(every)
+        return {call: (float(share), rounds[call]) for call, share in zip(calls, usual, strict=True)}, agree(every)
 
 
 def costs_of(rounds: Sequence[float], prefill: float, acceptance: float, length: float) -> Costs:
-    """On the device, as a plan reads them."""
+    """Returns costs on the device, as a plan reads them."""
     numbers: Any = (np.asarray(value, np.float32) for value in (rounds, prefill, acceptance, length))
     return cast(Costs, jax.device_put(Costs(*numbers)))
 
 
 def shares(every: np.ndarray) -> np.ndarray:
-    """Seconds `[turns, calls]` as parts of their turn's median."""
+    """Returns seconds `[turns, calls]` as fractions of their turn's median."""
     return np.asarray(every / np.median(every, axis=1, keepdims=True))
 
 
 def agree(every: np.ndarray) -> bool:
-    """Whether usual turns take little longer than the least of everything: on a busy machine they do."""
+    """Returns whether usual turns take little longer than the sum of the least times, as they do on an idle machine."""
     return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
 
 
 def precise(every: np.ndarray) -> bool:
-    """Whether the standard errors of all usual shares are small, by the spread of the middle half of the turns."""
+    """Returns whether the standard errors of all usual shares are small, from the spread of the turns' middle half."""
     parts = shares(every)
     low, high = np.quantile(parts, (0.25, 0.75), axis=0)
-    # of a normal law the middle half is 1.35 standard deviations wide, and a quartile's error 1.36 times a mean's
+    # for a normal distribution the middle half is 1.35 standard deviations wide, and the standard error of a quartile
+    # is 1.36 times that of the mean
     errors = 1.36 * (high - low) / 1.35 / np.sqrt(len(every))
     return bool(np.all(errors < PRECISE * np.median(parts, axis=0)))
 
 
 def told_from(
-    found: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
+    timings: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
 ) -> Timed:
     """Computes seconds of a round from seconds and rounds of calls by (place, most rounds).
 
-    There are a call of one round and one of `most` of the first length, of `most` of the others, and, where the first
-    length is 0, both without a draft. What comes before the rounds is the same for all lengths, so one of them tells
-    it: a call of a single round beside each would take half of the time and make each difference the noisier.
+    There are a call of one round and one of `most` rounds of the first length, one of `most` rounds of each other
+    length, and, if the first length is 0, both calls without a draft. The time before the rounds is the same for all
+    lengths, so one of them determines it. A call of a single round for each length would take half of the time and make
+    the differences noisier.
     """
-    first, before = line(found[0, 1], found[0, most])
-    whole = [found[place, most] for place in range(1, len(lengths))]
+    first, before = line(timings[0, 1], timings[0, most])
+    whole = [timings[place, most] for place in range(1, len(lengths))]
     rounds = [max(seconds - before, 1e-7) / n if n > 1 else np.nan for seconds, n in whole]
-    prefill = 0.0  # where every round drafts it is never a choice what the draft's reading costs
-    if (ALONE, 1) in found:
-        without, reading = line(found[ALONE, 1], found[ALONE, most])
-        both = [seconds for seconds in (first, without) if np.isfinite(seconds)]  # one round, with a draft and without
-        first, prefill = float(np.mean(both)) if both else np.nan, max(before - reading, 0.0)
+    prefill = 0.0  # if every round drafts, the draft's prefill is never a choice
+    if (ALONE, 1) in timings:
+        without, reading = line(timings[ALONE, 1], timings[ALONE, most])
+        # one round, with a draft and without
+        single_rounds = [seconds for seconds in (first, without) if np.isfinite(seconds)]
+        first, prefill = float(np.mean(single_rounds)) if single_rounds else np.nan, max(before - reading, 0.0)
     return Timed(rising([first, *rounds], lengths), prefill, steady)
 
 
-def line(one: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
-    """Seconds of a round, and before the first; nan and 0 where there was no second round."""
-    (early, once), (late, rounds) = one, several
+def line(single: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
+    """Returns seconds of a round, and seconds before the first; nan and 0 if there was no second round."""
+    (early, once), (late, rounds) = single, several
     if rounds <= once:
         return np.nan, 0.0
-    each = max(late - early, 1e-7) / (rounds - once)
-    return each, max(early - once * each, 0.0)
+    per_round = max(late - early, 1e-7) / (rounds - once)
+    return per_round, max(early - once * per_round, 0.0)
 
 
 def rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:
-    """Seconds by length with gaps filled: outputs that were over after one long round say nothing of it.
+    """Returns seconds by length with gaps filled: outputs that ended after one long round do not show its cost.
 
-    More drafts cost no less: where they seem to, the shorter one was disturbed. Gaps go on as the line through the two
-    lengths before does; where not two are known, a draft is taken to cost as much as a round without any, so that
-    nothing is drafted for outputs as short as these.
+    More drafts never cost less: if they seem to, the shorter length was disturbed. Gaps are extrapolated along the line
+    through the two lengths before. With fewer than two known lengths, a draft is assumed to cost as much as a round
+    without any, so that nothing is drafted for such short outputs.
     """
-    known = [(length, each) for length, each in zip(lengths, rounds, strict=True) if np.isfinite(each)]
+    known = [(length, entry) for length, entry in zip(lengths, rounds, strict=True) if np.isfinite(entry)]
     if len(known) < 2:
         return tuple((known[0][1] if known else 1.0) * (1.0 + length) for length in lengths)
-    at, seconds = (np.asarray(each, float) for each in zip(*known, strict=True))
+    known_lengths, seconds = (np.asarray(entry, float) for entry in zip(*known, strict=True))
     seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-    slope = max((seconds[-1] - seconds[-2]) / (at[-1] - at[-2]), 0.0)
-    beyond = np.maximum(np.asarray(lengths) - at[-1], 0.0)
-    return tuple((np.interp(lengths, at, seconds) + slope * beyond).tolist())
+    slope = max((seconds[-1] - seconds[-2]) / (known_lengths[-1] - known_lengths[-2]), 0.0)
+    beyond = np.maximum(np.asarray(lengths) - known_lengths[-1], 0.0)
+    return tuple((np.interp(lengths, known_lengths, seconds) + slope * beyond).tolist())
 
 
-# --- what is known of them, and for how long
+# --- kept measurements
 
 
 def ready(
@@ -250,20 +265,24 @@ def ready(
     max_new_tokens: int,
     run: Run | None = None,
 ) -> Params:
-    """The parameters with what a planned drafter chooses by, measured where it is not known; others as they are.
+    """Returns the parameters with the costs that a planned drafter chooses by, measured if they are not known.
 
-    Where no draft pays before the first round, without those of the draft: `drafters.model`.
+    Other programs' parameters are returned unchanged. If no draft pays before the first round, the draft's parameters
+    are left out: `drafters.model`.
 
     Args:
-        engine: of a decoder; any other program has no planned lengths. params: beside it; the rest as of `generate`.
-        run: runs the program that is to be timed; by default `generate`.
+        pair: the models.
+        engine: the engine of a decoder; any other program has no planned lengths.
+        params: its parameters.
+        prompt, controls, max_new_tokens: as in `generate`.
+        run: runs the program that is timed; by default `generate`.
     """
     if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:
         return params
-    given: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
+    arguments: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
 
-    def plain(told: Params, most_rounds: int) -> Generation:
-        generation = generate(engine, told, prompt, SEED, most_rounds=most_rounds, **given)
+    def plain(timed_params: Params, most_rounds: int) -> Generation:
+        generation = generate(engine, timed_params, prompt, SEED, most_rounds=most_rounds, **arguments)
         jax.block_until_ready(generation)
         return generation
 
@@ -278,7 +297,7 @@ _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
 def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
-    """Those of an engine with a planned drafter, on the device."""
+    """Returns the costs of an engine with a planned drafter, on the device; measures them if they are not known."""
     if hosts.many():
         raise ValueError(
             "block_size='auto' times its rounds, which each of several processes would do for itself: give a number"
@@ -288,24 +307,26 @@ def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_ne
     timed_key = _key("rounds", pair, engine, _kind(numbers), prompt.tokens.shape, encoded, max_new_tokens)
     numbers_told = tuple(float(f"{np.mean(leaf):.2g}") for leaf in jax.tree.leaves(numbers))
     kept_key = _key("acceptance", pair, engine, numbers_told)
-    if (both := timed_key + kept_key) not in _KNOWN:
+    if (pair_key := timed_key + kept_key) not in _KNOWN:
         is_timed = functools.partial(_is_timed, len(rounds.lengths))
         sizes = f"blocks of up to {rounds.lengths[-1]} drafts in a batch of {prompt.tokens.shape[0]}"
         with said_if_long(lambda: f"compiling and timing {sizes}"):
             timed = Timed(**_known(timed_key, lambda: asdict(rounds.timed()), is_timed))
         walked = Walked(**_known(kept_key, lambda: asdict(rounds.walked()), _is_telling))
-        _KNOWN[both] = costs_of(timed.rounds, timed.prefill, walked.acceptance, walked.length(max_new_tokens))
-    return cast(Costs, _KNOWN[both])
+        _KNOWN[pair_key] = costs_of(timed.rounds, timed.prefill, walked.acceptance, walked.length(max_new_tokens))
+    return cast(Costs, _KNOWN[pair_key])
 
 
 def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any]:
-    """Returns, for records of planned lengths, rounds by the length aimed at, and what it was chosen by.
+    """Returns the rounds by aimed length, and the numbers that lengths are chosen by, for records.
 
-    That is milliseconds by length and of the draft's prefill, the acceptance that rows begin with, and an
-    output's tokens.
+    These are milliseconds by length and of the draft's prefill, the prior acceptance of a row, and the tokens of an
+    output.
 
     Args:
-        params: `ready`; chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
+        params: the output of `ready`.
+        engine: its engine.
+        chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
     """
     names, costs = [*map(str, cast(PlannedDrafter, engine.drafter).lengths)], params["drafter"]["costs"]
     milliseconds = (seconds * 1e3 for seconds in np.asarray(costs.rounds).tolist())
@@ -320,60 +341,60 @@ def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any
 
 
 def _kind(numbers: Controls) -> list[bool]:
-    """What of sampling takes time: temperatures, top-k and top-p, of draft and target."""
-    each = (numbers.draft, numbers.target)
-    return [bool(np.any(on)) for s in each for on in (s.temperature > 0, s.top_k > 0, s.top_p < 1)]
+    """Returns which parts of sampling take time: temperatures, top-k and top-p, of draft and target."""
+    samplings = (numbers.draft, numbers.target)
+    return [bool(np.any(on)) for s in samplings for on in (s.temperature > 0, s.top_k > 0, s.top_p < 1)]
 
 
-def _key(what: str, pair: Pair, engine: Engine, *more: Any) -> str:
+def _key(quantity: str, pair: Pair, engine: Engine, *more: Any) -> str:
     first, verifier = jax.devices()[0], engine.verifier
     flags = os.environ.get("XLA_FLAGS", ""), products.available()
     machine = (first.platform, first.device_kind, os.cpu_count(), flags, jax.__version__)
     drafter: Any = engine.drafter
     models = (pair.fingerprint, repr(engine.target), repr(drafter.model), drafter.plan.lengths)
     rule = (type(verifier).__name__, verifier.name, engine.bonus)
-    return f"{what}-{point_key(machine=machine, code=_code(), models=models, rule=rule, more=more)}"
+    return f"{quantity}-{point_key(machine=machine, code=_code(), models=models, rule=rule, more=more)}"
 
 
 @functools.cache
 def _code() -> int:
-    """When this package was last changed: other code takes other times."""
+    """Returns when this package was last changed: other code takes other times."""
     folder = Path(speccascade_jax.__file__).parent
     return max(path.stat().st_mtime_ns for path in folder.rglob("*.py"))
 
 
 def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -> Any:
-    """A value of this process, a sound one of an earlier process, or the measured one, kept for later ones if sound."""
+    """Returns a value of this process, or a sound one of an earlier process, or measures it and keeps it if sound."""
     if key not in _KNOWN:
-        found = _read(key)
-        if not sound(found):
-            found = measure()
-            if sound(found):
-                _write(key, found)
-        _KNOWN[key] = found
+        value = _read(key)
+        if not sound(value):
+            value = measure()
+            if sound(value):
+                _write(key, value)
+        _KNOWN[key] = value
     return _KNOWN[key]
 
 
-def _is_timed(lengths: int, held: Any) -> bool:
-    """Whether this is a steady `Timed` of so many lengths, as a dictionary."""
-    if not _has_fields(Timed, held) or held["steady"] is not True:
+def _is_timed(lengths: int, content: Any) -> bool:
+    """Returns whether a dictionary is a steady `Timed` of that many lengths."""
+    if not _has_fields(Timed, content) or content["steady"] is not True:
         return False
-    return _positive(held["rounds"]) and len(held["rounds"]) == lengths and _positive([held["prefill"]])
+    return _positive(content["rounds"]) and len(content["rounds"]) == lengths and _positive([content["prefill"]])
 
 
-def _is_telling(held: Any) -> bool:
-    """Whether this is a `Walked`, as a dictionary, of enough drafts to say something of other prompts."""
-    positive = _has_fields(Walked, held) and _positive([*held.values()])
-    return positive and bool(held["kept"] <= held["examined"] >= TELLING)
+def _is_telling(content: Any) -> bool:
+    """Returns whether a dictionary is a `Walked` of enough drafts to hold for other prompts."""
+    positive = _has_fields(Walked, content) and _positive([*content.values()])
+    return positive and bool(content["kept"] <= content["examined"] >= TELLING)
 
 
-def _has_fields(kind: Any, held: Any) -> bool:
-    return isinstance(held, dict) and set(held) == {field.name for field in fields(kind)}
+def _has_fields(kind: Any, content: Any) -> bool:
+    return isinstance(content, dict) and set(content) == {field.name for field in fields(kind)}
 
 
-def _positive(held: Any) -> bool:
-    numbers = isinstance(held, list | tuple) and all(type(value) in (int, float) for value in held)
-    return numbers and bool(held) and all(0 <= value < np.inf for value in held)
+def _positive(values: Any) -> bool:
+    numbers = isinstance(values, list | tuple) and all(type(value) in (int, float) for value in values)
+    return numbers and bool(values) and all(0 <= value < np.inf for value in values)
 
 
 def _file(key: str) -> Any:
@@ -382,7 +403,7 @@ def _file(key: str) -> Any:
 
 
 def _read(key: str) -> Any:
-    """What a file holds; `None` where there is none, or it is no JSON."""
+    """Returns the content of a file; `None` if there is none, or it is not JSON."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if (path := _file(key)) is not None:
             return json.loads(path.read_text())
@@ -390,7 +411,7 @@ def _read(key: str) -> Any:
 
 
 def _write(key: str, value: Any) -> None:
-    # a cache: who cannot write it measures again, and was warned when programs could not be kept
+    # a cache: without it the next process measures again, and compilation_cache has warned already
     with contextlib.suppress(OSError, RuntimeError):
         if (path := _file(key)) is not None:
             write_atomically(path, json.dumps(value))

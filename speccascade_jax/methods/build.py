@@ -1,4 +1,4 @@
-"""From a pair and settings to a decoder: what `decode`, `stream` and the experiments share."""
+"""Construction of decoders from a pair and settings, shared by `decode`, `stream` and the experiments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 _KEPT = 64
-"""Decoders that a pair keeps."""
+"""The number of decoders that a pair keeps."""
 _PLAIN = (str, int, float, np.generic, Rule, type(None))
 
 
@@ -32,12 +32,14 @@ def build(
 ) -> Decoder:
     """Builds a decoder for a pair.
 
-    Every call that decodes comes through here first. So the compilation cache is switched on here, and not by an
-    import, and programs are dropped here when too many are alive.
+    Every call that decodes calls this first. So it switches the compilation cache on, which an import does not, and
+    drops programs when too many are alive.
 
     Args:
+        pair: the models.
+        settings: how tokens are made.
         stop_ids: ids that end a row; `None`: the vocabulary's, or none without a vocabulary.
-        head: instead of the pair's own acceptance head, where the method asks one.
+        head: replaces the pair's own acceptance head, if the method asks one.
 
     Raises:
         ValueError: unknown method, rule, acceptance, stop policy, drafter or bonus, a block size below 1, or one that
@@ -59,7 +61,7 @@ def build(
 
 
 def check_pair(pair: Any) -> None:
-    """Refuses what is no pair, such as the name of one, with a ValueError."""
+    """Refuses anything but a pair, such as the name of one, with a ValueError."""
     if not isinstance(pair, Pair):
         raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
 
@@ -67,9 +69,11 @@ def check_pair(pair: Any) -> None:
 def assemble(
     pair: Pair, *, stop_ids: Sequence[int] | None = None, head: Head | None = None, **settings: Any
 ) -> tuple[Engine, Params]:
-    """Returns the engine of a decoder and its parameters, where the method is one generation.
+    """Returns the engine of a decoder and its parameters, if the method is one generation.
 
-    Arguments as of `build`, and `Settings` by name.
+    Args:
+        pair, stop_ids, head: as in `build`.
+        settings: `Settings` by name.
 
     Raises:
         ValueError: as `build` and `Decoder.require_engine`.
@@ -79,13 +83,16 @@ def assemble(
 
 
 def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Decoder:
-    """Returns the decoder of a call, kept with the pair for later calls of the same settings.
+    """Returns the decoder of a call, kept with the pair for later calls with the same settings.
 
-    A call on the shipped pair takes some ten milliseconds; checking and building takes one more. Settings with an
-    array among them, or with a name of one's own, whose meaning may change, build a new decoder each time.
+    A call on the shipped pair takes about ten milliseconds; checking and building takes one more. Settings with an
+    array, or with the name of a user's object, whose meaning may change, build a new decoder each time.
 
     Args:
-        caller: for errors; settings: `Settings` by name; stop_ids: as of `build`.
+        pair: the models.
+        caller: the function's name, for errors.
+        settings: `Settings` by name.
+        stop_ids: as in `build`.
 
     Raises:
         ValueError, TypeError: as `Settings.of` and `build`.
@@ -105,24 +112,25 @@ def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: 
 
 
 def _is_current(decoder: Decoder) -> bool:
-    """Returns whether method and rule still are what their names stand for."""
+    """Returns whether the names of method and rule still mean the decoder's own."""
     method, settings = decoder.method, decoder.settings
     return table.get(settings.method) is method and method.rule(settings) is decoder.rule
 
 
 def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
-    """Returns what tells a call from others, types included (`True` is not 1); `None`: it is not to be kept."""
+    """Returns a key that distinguishes calls, types included (`True` is not 1); `None`: the decoder is not kept."""
     stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
     parts = [part for value in (*settings.values(), *stops) for part in _parts(value)]
-    own = any(isinstance(part, str) and "." in part for part in parts)  # whatever it names may be another one next time
-    files = settings.get("policy") is not None or settings.get("head") is not None  # and so may what a file holds
-    if own or files or not all(isinstance(part, _PLAIN) for part in parts):
+    # a user's name may mean another object next time, and a file may change
+    user_named = any(isinstance(part, str) and "." in part for part in parts)
+    files = settings.get("policy") is not None or settings.get("head") is not None
+    if user_named or files or not all(isinstance(part, _PLAIN) for part in parts):
         return None
     return (*settings, stop_ids is None, *parts, *map(type, parts))
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the values that a setting is made of, behind how many there are of what kind."""
+    """Returns the values that a setting consists of, after its kind and their number."""
     if not isinstance(value, tuple | Level | Arm):
         return [value]
     inside = value if isinstance(value, tuple) else vars(value).values()

@@ -1,7 +1,7 @@
-"""What drafts: from the names, levels and drafters of one's own in `drafters` to a drafter and its parameters.
+"""Construction of drafters and their parameters from the names, levels and user's drafters in `drafters`.
 
-A drafter of one's own is a function `(pair, block_size) -> (drafter, parameters)` in a file that Python can import,
-named `module.NAME`; docs/extending.md shows one.
+A user's drafter is a function `(pair, block_size) -> (drafter, parameters)` in a file that Python can import, named
+`module.NAME`; docs/extending.md shows one.
 """
 
 from types import FunctionType
@@ -32,11 +32,13 @@ from speccascade_jax.rules.verification import TokenWise, Verifier
 from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
 
-def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
-    """The stop policy that is named, or that a class makes, for blocks of at most `block_size`.
+def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPolicy:
+    """Returns a named stop policy, or one that a class makes, for blocks of at most `block_size`.
 
     Args:
-        told: whether the method tells the oracle where to stop.
+        stop: a name, or a policy's class.
+        block_size: the longest block.
+        stop_known: whether the method tells the oracle where to stop.
 
     Raises:
         ValueError: no such policy, or a block size below 1.
@@ -46,17 +48,17 @@ def policy_of(stop: Any, block_size: int, *, told: bool = False) -> StopPolicy:
     policy: Any = kind(size) if callable(kind) and not isinstance(kind, Rule) else None
     if not all(hasattr(policy, name) for name in ("block", "adaptive", "threshold", "init")):
         raise ValueError(f"stop policy {stop!r} is none: it must be a class like those of stopping.policies")
-    if isinstance(policy, Oracle) and not told:
+    if isinstance(policy, Oracle) and not stop_known:
         raise ValueError(f"stop={stop!r} must be told beforehand where to stop: method 'stop_oracle' does that")
     return cast(StopPolicy, policy)
 
 
 def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
-    """The acceptance of that name under a rule, token after token or of a block jointly.
+    """Returns a named acceptance under a rule, token by token or jointly over a block.
 
     Raises:
-        ValueError: no such acceptance, or one that the rule does not go with; no such way to verify, or one that the
-            acceptance does not go with.
+        ValueError: no such acceptance, or one that does not fit the rule; no such way to verify, or one that does not
+            fit the acceptance.
     """
     if verify not in (TOKEN, *JOINT):
         raise ValueError(f"unknown verify={names.shown(verify)}: choose one of {', '.join((TOKEN, *JOINT))}")
@@ -72,36 +74,36 @@ def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
     return JOINT[verify](rule)
 
 
-def checked_threshold(policy: StopPolicy, whose: str, given: Any) -> Any:
-    """What a stop policy compares with; 0 where it compares nothing.
+def checked_threshold(policy: StopPolicy, owner: str, threshold: Any) -> Any:
+    """Returns the number that a stop policy compares with; 0 if it compares nothing.
 
     Raises:
-        ValueError: a threshold that is needed and missing, given and of no use, or that means nothing.
+        ValueError: a threshold that is needed and missing, given and unused, or meaningless.
     """
-    if policy.threshold and given is None:
-        raise ValueError(f"{whose} needs stop_threshold, or in a sweep stop_thresholds: {policy.threshold}")
-    if given is None:
+    if policy.threshold and threshold is None:
+        raise ValueError(f"{owner} needs stop_threshold, or in a sweep stop_thresholds: {policy.threshold}")
+    if threshold is None:
         return 0.0
     if not policy.threshold:
-        raise ValueError(f"{whose} has no stop_threshold ({given}): nothing compares with one; leave it out")
-    (low, high), rows = policy.between, len(given) if np.ndim(given) else 1
-    values = per_row("stop_threshold", given, rows)
+        raise ValueError(f"{owner} has no stop_threshold ({threshold}): nothing compares with one; leave it out")
+    (low, high), rows = policy.between, len(threshold) if np.ndim(threshold) else 1
+    values = per_row("stop_threshold", threshold, rows)
     if (bad := values[(values < low) | (values > high)]).size:
-        raise ValueError(f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}; {whose}: {policy.threshold}")
-    return given
+        raise ValueError(f"stop_threshold={bad[0]:.8g} is outside {low:g} … {high:g}; {owner}: {policy.threshold}")
+    return threshold
 
 
 Drafters = tuple[str | Level | Arm, ...]
 
 
-def the_one(drafters: Drafters, whose: str) -> str | Level:
-    """The drafter, where there may be but one.
+def the_one(drafters: Drafters, owner: str) -> str | Level:
+    """Returns the drafter, if only one is allowed.
 
     Raises:
         ValueError: none, or several.
     """
     if len(drafters) != 1:
-        raise ValueError(f"{whose} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
+        raise ValueError(f"{owner} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
     return _plain(drafters[0])
 
 
@@ -110,79 +112,82 @@ def _plain(drafter: str | Level | Arm) -> str | Level:
 
 
 def by_model(drafters: Drafters) -> bool:
-    """Whether the pair's models draft, which alone a stop policy can ask."""
-    return all(isinstance(each, str) and "." not in each for each in map(_plain, drafters))
+    """Returns whether the pair's models draft; only models have what a stop policy reads."""
+    return all(isinstance(name, str) and "." not in name for name in map(_plain, drafters))
 
 
-def check_tail(settings: Drafting, whose: str) -> None:
-    """Refuse a tail that nothing could append: where what is drafted has no end, or none that is known.
+def check_tail(settings: Drafting, owner: str) -> None:
+    """Refuses a tail that nothing could append, because the draft's end is unknown.
 
     Raises:
         ValueError: names the value and the remedy.
     """
     size = whole("tail_size", settings.tail_size, 1)
     if settings.tail is None and size != TAIL:
-        raise ValueError(f"tail_size={size} of {whose} means nothing without a tail: name one, or leave it out")
+        raise ValueError(f"tail_size={size} of {owner} means nothing without a tail: name one, or leave it out")
     if settings.tail is not None and settings.block_size == AUTO:
-        raise ValueError(f"block_size={AUTO!r} of {whose} plans all that is drafted: give a number, or no tail")
+        raise ValueError(f"block_size={AUTO!r} of {owner} plans all that is drafted: give a number, or no tail")
 
 
-def check(drafters: Drafters, whose: str) -> None:
-    """Refuse drafters that cannot be, all the way down, before anything is loaded.
+def check(drafters: Drafters, owner: str) -> None:
+    """Refuses impossible drafters, at every level, before anything is loaded.
 
     Raises:
-        ValueError: as `drafter_of`, but for models, which only a pair knows; a choice that nothing would read.
+        ValueError: as `drafter_of`, except for models, which only a pair knows; a setting that nothing would read.
     """
-    for which in map(_plain, drafters):
-        if isinstance(which, Level):
-            the_one(which.drafters, f"level {which.model!r}")
-            _check_level(which)
-        elif not by_model((which,)):
-            names.look_up("drafter", which, {}, FunctionType)
+    for drafter in map(_plain, drafters):
+        if isinstance(drafter, Level):
+            the_one(drafter.drafters, f"level {drafter.model!r}")
+            _check_level(drafter)
+        elif not by_model((drafter,)):
+            names.look_up("drafter", drafter, {}, FunctionType)
 
 
 def _check_level(level: Level) -> None:
-    whose = f"level {level.model!r}"
+    level_name = f"level {level.model!r}"
     whole("budget", level.budget, 1)
     if level.model == "target":
         raise ValueError("level 'target' is the target itself: levels stand below it; name a smaller model of the pair")
-    check_tail(level, whose)
+    check_tail(level, level_name)
     check_bonus(level.bonus)
     verifier_of(level.accept, deferral.get(level.rule), level.verify)
     policy_of(level.stop, level.block_size)
-    check(level.drafters, whose)
+    check(level.drafters, level_name)
     below, unread = level.drafters[0], list[str]()
     if not by_model(level.drafters):
         unread += ["stop", "stop_threshold"]
     if isinstance(below, Level):
         unread += ["block_size"] + ["draft_temperature"] * (below.temperature is not None)
     for name in unread:
-        if (given := getattr(level, name)) is not None and given != Level.__dataclass_fields__[name].default:
-            raise ValueError(f"{name}={given!r} of {whose} means nothing under what drafts for it: leave it out")
+        if (value := getattr(level, name)) is not None and value != Level.__dataclass_fields__[name].default:
+            raise ValueError(f"{name}={value!r} of {level_name} means nothing under what drafts for it: leave it out")
 
 
 def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
-    """Whether a model among them drafts under an acceptance head."""
-    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
-    own = by_model(drafters) and isinstance(policy, AcceptanceHead)
-    return own or any(asks_head(each.drafters, policy_of(each.stop, each.block_size)) for each in levels)
+    """Returns whether a model among the drafters drafts under an acceptance head."""
+    levels = [drafter for drafter in map(_plain, drafters) if isinstance(drafter, Level)]
+    asks = by_model(drafters) and isinstance(policy, AcceptanceHead)
+    return asks or any(asks_head(drafter.drafters, policy_of(drafter.stop, drafter.block_size)) for drafter in levels)
 
 
 def drafter_of(
-    pair: Pair, drafting: Drafting, policy: StopPolicy, whose: str, head: Head | None = None, above: str = "target"
+    pair: Pair, drafting: Drafting, policy: StopPolicy, owner: str, head: Head | None = None, above: str = "target"
 ) -> tuple[Drafter, Params]:
-    """Returns what drafts for an engine, with the tail that is asked for, and the parameters of both.
+    """Returns an engine's drafter, with its tail if there is one, and the parameters of both.
 
     Args:
-        policy: of a model that drafts; its block size is that of a drafter of one's own too.
-        whose: the method or level that is drafted for, for errors; head: instead of the pair's own.
+        pair: the models.
+        drafting: the settings, or a level.
+        policy: the stop policy of a model that drafts; its block size is also that of a user's drafter.
+        owner: the method or level that is drafted for, for errors.
+        head: replaces the pair's own acceptance head.
         above: the model that is drafted for: an early exit of it drafts in its cache.
 
     Raises:
-        ValueError: a name that is neither a model of the pair's nor a function of one's own; as `Pair.require_head`.
+        ValueError: a name that is neither one of the pair's models nor a user's function; as `Pair.require_head`.
     """
     drafter: Drafter
-    name = the_one(drafting.drafters, whose)
+    name = the_one(drafting.drafters, owner)
     if isinstance(name, Level):
         engine, params = level_engine(pair, name, head)
         drafter = NestedDrafter(engine, name.budget)
@@ -202,10 +207,10 @@ def _model_drafter(
 ) -> tuple[Drafter, Params]:
     params: dict[str, Params] = {}
     if isinstance(policy, AcceptanceHead):
-        own = pair.require_head() if head is None else head
-        if own is not pair.head or bound is not pair.draft:
-            own.check(bound, pair.name)
-        params["stop"] = own.params
+        chosen_head = pair.require_head() if head is None else head
+        if chosen_head is not pair.head or bound is not pair.draft:
+            chosen_head.check(bound, pair.name)
+        params["stop"] = chosen_head.params
     if _is_exit_of(bound, above):
         kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
         return ExitDrafter(bound.model, policy), {**params, **kernel}
@@ -213,7 +218,7 @@ def _model_drafter(
 
 
 def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
-    """Whether a draft is the first layers of the very model above it, or of the one that this is an exit of."""
+    """Returns whether a draft is the first layers of the model above it, or of the model that both are exits of."""
     model, over = bound.model, above.model
     if not isinstance(model, EarlyExit):
         return False
@@ -225,9 +230,9 @@ def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
 
 
 def branching(
-    pair: Pair, settings: Settings, verifier: Verifier, whose: str
+    pair: Pair, settings: Settings, verifier: Verifier, owner: str
 ) -> tuple[BranchingDrafter, Params, BranchWise]:
-    """What drafts a tree and its parameters, and what decides about it.
+    """Returns a drafter of trees, its parameters, and the verifier that decides about a tree.
 
     Raises:
         ValueError: no such model, or one that cannot be fed a tree.
@@ -237,13 +242,13 @@ def branching(
     for called in ("target", str(name)):
         if not hasattr(pair.model(called).model, "extend_branch"):
             kind = type(pair.model(called).model).__name__
-            raise ValueError(f"tree={settings.tree} of {whose}: {called!r} is a {kind}, which knows no trees")
+            raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which knows no trees")
     bound: Any = pair.model(str(name))
     return BranchingDrafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
-    """The engine that a level is, and its parameters."""
+    """Returns the engine of a level, and its parameters."""
     policy, bound = policy_of(level.stop, level.block_size), pair.model(level.model)
     drafter, params = drafter_of(pair, level, policy, f"level {level.model!r}", head, level.model)
     verifier = verifier_of(level.accept, deferral.get(level.rule), level.verify)
@@ -251,17 +256,19 @@ def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[En
     return engine, {"target": bound.params, "drafter": params}
 
 
-def draft_sampling(drafters: Drafters, own: Any) -> Any:
-    """The temperature that a draft is sampled at: a level's own, if it has one, in place of `own`."""
+def draft_sampling(drafters: Drafters, default: Any) -> Any:
+    """Returns the temperature that a draft is sampled at: a level's own if it has one, otherwise `default`."""
     first = drafters[0] if len(drafters) == 1 else None
-    return first.temperature if isinstance(first, Level) and first.temperature is not None else own
+    return first.temperature if isinstance(first, Level) and first.temperature is not None else default
 
 
 def inner_controls(drafters: Drafters, above: dict[str, Any], rows: int) -> tuple[Controls, ...]:
-    """Returns the numbers of the levels among `drafters`: they mirror the tree of drafters.
+    """Returns the controls of the levels among `drafters`; they mirror the tree of drafters.
 
     Args:
-        above: `settings.sampling_of` what is drafted for.
+        drafters: the drafters.
+        above: `settings.sampling_of` the model that they draft for.
+        rows: the number of rows.
     """
     drawn = above["draft_temperature"]
     above = above if drawn is None else above | {"temperature": drawn}
@@ -269,64 +276,74 @@ def inner_controls(drafters: Drafters, above: dict[str, Any], rows: int) -> tupl
 
 
 def _level_controls(level: Level, above: dict[str, Any], rows: int) -> Controls:
-    whose, rule, sampling = f"level {level.model!r}", deferral.get(level.rule), sampling_of(level)
+    level_name, rule, sampling = f"level {level.model!r}", deferral.get(level.rule), sampling_of(level)
     sampling |= {name: above[name] for name in ("temperature", "top_p", "top_k") if sampling[name] is None}
     sampling["draft_temperature"] = drawn = draft_sampling(level.drafters, level.draft_temperature)
     rule.check_temperatures(sampling["temperature"], drawn)
     return make_controls(
         rows,
-        alpha=checked_alpha(rule.alpha, f"{whose}: rule {rule.name!r}", level.alpha, rows),
-        stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), whose, level.stop_threshold),
+        alpha=checked_alpha(rule.alpha, f"{level_name}: rule {rule.name!r}", level.alpha, rows),
+        stop_threshold=checked_threshold(policy_of(level.stop, level.block_size), level_name, level.stop_threshold),
         inner=inner_controls(level.drafters, sampling, rows),
         **sampling,
     )
 
 
 def check_length(max_new_tokens: Any, settings: Settings) -> int:
-    """The most tokens to generate, as an int; refuses blocks that no output can hold: they would cost memory alone.
+    """Returns the most tokens to generate as an int.
+
+    Refuses blocks longer than an output, which would only cost memory.
 
     Raises:
-        ValueError: no whole number from 1 to `checks.LONGEST`; a block, a tail or a level's budget that is larger (one
-            of up to 20, which some methods have of their own, is fine however short the output).
+        ValueError: not a whole number from 1 to `checks.LONGEST`; a larger block, tail or budget of a level. Sizes up
+            to 20, which some methods have by default, are allowed for any output.
     """
     longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
-    own = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
-    own += [("the depth of tree", len(settings.tree or ()))]
-    for name, size in [*own, *_sizes(settings.drafters)]:
+    sizes = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
+    sizes += [("the depth of tree", len(settings.tree or ()))]
+    for name, size in [*sizes, *_sizes(settings.drafters)]:
         if isinstance(size, int) and size > max(longest, 20):
             raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
     return longest
 
 
 def _sizes(drafters: Drafters) -> list[tuple[str, int]]:
-    arms = [("Arm.block_size", each.block_size) for each in drafters if isinstance(each, Arm) and each.block_size]
-    levels = [each for each in map(_plain, drafters) if isinstance(each, Level)]
-    own = [(f"Level.{name}", getattr(each, name)) for each in levels for name in ("block_size", "budget", "tail_size")]
-    return arms + own + [size for each in levels for size in _sizes(each.drafters)]
+    arms = [
+        ("Arm.block_size", drafter.block_size)
+        for drafter in drafters
+        if isinstance(drafter, Arm) and drafter.block_size
+    ]
+    levels = [drafter for drafter in map(_plain, drafters) if isinstance(drafter, Level)]
+    level_sizes = [
+        (f"Level.{name}", getattr(drafter, name))
+        for drafter in levels
+        for name in ("block_size", "budget", "tail_size")
+    ]
+    return arms + level_sizes + [size for drafter in levels for size in _sizes(drafter.drafters)]
 
 
 def levels_of(drafters: Drafters) -> list[Level]:
-    """The levels of a stack, from the one right below the target down."""
-    found: list[Level] = []
+    """Returns the levels of a stack, from the one right below the target downwards."""
+    levels: list[Level] = []
     while len(drafters) == 1 and isinstance(drafters[0], Level):
-        found.append(drafters[0])
+        levels.append(drafters[0])
         drafters = drafters[0].drafters
-    return found
+    return levels
 
 
 def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
-    """The pair's models that are named among drafters, levels and their tails, those of one's own left out."""
-    found = [] if tail is None else [tail]
-    for each in map(_plain, drafters):
-        if isinstance(each, Level):
-            found += [each.model, *models_of(each.drafters, each.tail)]
-        elif "." not in each and each != TARGET:
-            found.append(each)
-    return found
+    """Returns the pair's models that drafters, levels and their tails name, without the user's drafters."""
+    model_names = [] if tail is None else [tail]
+    for drafter in map(_plain, drafters):
+        if isinstance(drafter, Level):
+            model_names += [drafter.model, *models_of(drafter.drafters, drafter.tail)]
+        elif "." not in drafter and drafter != TARGET:
+            model_names.append(drafter)
+    return model_names
 
 
 def threshold_text(method: Any, settings: Settings) -> str:
-    """What a method's stop policy compares with `stop_threshold`, in words and with the number; empty without one."""
+    """Returns a stop policy's use of `stop_threshold`, in words and with the number; empty if it has none."""
     policy = getattr(method, "policy", None)
     said = getattr(policy(settings), "threshold", "") if policy else ""
     number = settings.stop_threshold

@@ -1,4 +1,7 @@
-"""Several drafters, one chosen for each query: from `drafters` and `choose` to a `SelectedDrafter` (paper 5)."""
+"""Selection of one drafter for each query: from `drafters` and `choose` to a `SelectedDrafter`.
+
+Huang et al., 2024 (assistant selection).
+"""
 
 from __future__ import annotations
 
@@ -25,36 +28,38 @@ from speccascade_jax.rules.verification import ByArm, Verifier
 from speccascade_jax.storage.files import point_key
 
 LEARNT = ("greedy", "dynamic", "thompson", "optimistic")
-"""How a trained policy chooses: `drafters.chooser.DRAWS`."""
+"""The ways in which a trained policy chooses: `drafters.chooser.DRAWS`."""
 RANDOM = "random"
 MOST = 8
-"""Arms: engines inside drafters have keys of their own for so many (`rngs.below`)."""
+"""The most arms: `rngs.below` has keys for so many engines inside drafters."""
 
 Part = Callable[[str | Level, int | None], tuple[Drafter, Params]]
-"""A drafter and its parameters from what an arm drafts with and how long its blocks are."""
+"""A function that makes a drafter and its parameters from an arm's drafter and block size."""
 
 
 def selects(settings: Settings) -> bool:
-    """Whether a drafter is chosen for each query."""
+    """Returns whether a drafter is chosen for each query."""
     return settings.choose is not None or len(settings.drafters) != 1 or isinstance(settings.drafters[0], Arm)
 
 
 def lossy_arms(settings: Settings) -> bool:
-    """Whether a drafter among several has a rule of its own that is lossy."""
+    """Returns whether one of several drafters has a lossy rule of its own."""
     rules = [arm.rule for arm in arms_of(settings) if arm.rule is not None] if selects(settings) else []
     return any(not deferral.get(rule).lossless for rule in rules)
 
 
 def arms_of(settings: Settings) -> tuple[Arm, ...]:
-    """The drafters, each as an arm."""
-    return tuple(each if isinstance(each, Arm) else Arm(drafter=each) for each in settings.drafters)
+    """Returns the drafters, each as an arm."""
+    return tuple(drafter if isinstance(drafter, Arm) else Arm(drafter=drafter) for drafter in settings.drafters)
 
 
-def check(settings: Settings, whose: str, verifier: Callable[[Any], Verifier]) -> None:
-    """Refuse selections that cannot be, before anything is loaded.
+def check(settings: Settings, owner: str, verifier: Callable[[Any], Verifier]) -> None:
+    """Refuses impossible selections before anything is loaded.
 
     Args:
-        verifier: of a rule, the method's own for `None`.
+        settings: the settings.
+        owner: the method, for errors.
+        verifier: returns the verifier of a rule, the method's own for `None`.
 
     Raises:
         ValueError: names the value and the remedy.
@@ -62,30 +67,30 @@ def check(settings: Settings, whose: str, verifier: Callable[[Any], Verifier]) -
     arms = arms_of(settings)
     called = [arm.called for arm in arms]
     if not arms:
-        raise ValueError(f"{whose} is to choose among no drafters: name at least one in drafters")
+        raise ValueError(f"{owner} is to choose among no drafters: name at least one in drafters")
     if len(arms) > MOST:
-        raise ValueError(f"{whose} chooses among {len(arms)} drafters; at most {MOST} can stand beside each other")
+        raise ValueError(f"{owner} chooses among {len(arms)} drafters; at most {MOST} can stand beside each other")
     if twice := [name for name in called if called.count(name) > 1]:
-        raise ValueError(f"{whose} has two drafters called {twice[0]!r}: give one an Arm(name=…)")
+        raise ValueError(f"{owner} has two drafters called {twice[0]!r}: give one an Arm(name=…)")
     if taken := {RANDOM, *LEARNT} & set(called):
-        raise ValueError(f"{whose} has a drafter called {taken.pop()!r}, which says how one chooses: rename it")
+        raise ValueError(f"{owner} has a drafter called {taken.pop()!r}, which says how one chooses: rename it")
     ways = [*LEARNT, RANDOM, *called]
     if settings.choose not in ways:
         said = "" if settings.choose is None else f"choose={shown(settings.choose)} is no way to; "
         raise ValueError(
-            f"{whose} has {len(arms)} drafters ({', '.join(called)}) and must be told how one is chosen for each "
+            f"{owner} has {len(arms)} drafters ({', '.join(called)}) and must be told how one is chosen for each "
             f"query: {said}set choose to one of {', '.join(ways)}"
         )
     if settings.policy is not None and settings.choose not in LEARNT:
-        raise ValueError(f"choose={settings.choose!r} of {whose} asks no policy: leave policy={settings.policy!r} out")
+        raise ValueError(f"choose={settings.choose!r} of {owner} asks no policy: leave policy={settings.policy!r} out")
     if settings.tail is not None or settings.block_size == AUTO:
-        what = f"block_size={AUTO!r}" if settings.tail is None else f"tail={settings.tail!r}"
-        raise ValueError(f"{what} of {whose} goes with one drafter, not with a choice: leave it out")
+        named = f"block_size={AUTO!r}" if settings.tail is None else f"tail={settings.tail!r}"
+        raise ValueError(f"{named} of {owner} goes with one drafter, not with a choice: leave it out")
     for arm in arms:
-        _check_arm(arm, whose, settings.lossy_arms, verifier)
+        _check_arm(arm, owner, settings.lossy_arms, verifier)
 
 
-def _check_arm(arm: Arm, whose: str, lossy: bool, verifier: Callable[[Any], Verifier]) -> None:
+def _check_arm(arm: Arm, owner: str, lossy: bool, verifier: Callable[[Any], Verifier]) -> None:
     if arm.block_size is not None:
         whole(f"block_size of arm {arm.called!r}", arm.block_size, 1)
         if isinstance(arm.drafter, Level) or arm.drafter == TARGET:
@@ -93,46 +98,55 @@ def _check_arm(arm: Arm, whose: str, lossy: bool, verifier: Callable[[Any], Veri
     chosen = verifier(arm.rule)
     if not chosen.lossless and not lossy:
         raise ValueError(
-            f"arm {arm.called!r} of {whose} is decided by {chosen.name!r}, which is lossy: outputs would have another "
+            f"arm {arm.called!r} of {owner} is decided by {chosen.name!r}, which is lossy: outputs would have another "
             f"law where it is chosen; give it rule='spec_decode', or set lossy_arms=True if that is meant"
         )
 
 
 def verifier_of(settings: Settings, verifier: Callable[[Any], Verifier]) -> Verifier:
-    """What decides: one for all arms if their rules are the same, else each arm's own."""
-    each = tuple(verifier(arm.rule) for arm in arms_of(settings))
-    return each[0] if len(set(each)) == 1 else ByArm(each)
+    """Returns one verifier for all arms if their rules are the same, otherwise each arm's own."""
+    verifiers = tuple(verifier(arm.rule) for arm in arms_of(settings))
+    return verifiers[0] if len(set(verifiers)) == 1 else ByArm(verifiers)
 
 
-def drafter_of(pair: Pair, settings: Settings, whose: str, part: Part, told: bool) -> tuple[SelectedDrafter, Params]:
-    """What chooses and drafts, and its parameters.
+def drafter_of(
+    pair: Pair, settings: Settings, owner: str, part: Part, tells_arm: bool
+) -> tuple[SelectedDrafter, Params]:
+    """Returns the drafter that chooses among the arms, and its parameters.
 
     Args:
-        told: whether blocks say which arm wrote them.
+        pair: the models.
+        settings: the settings.
+        owner: the method, for errors.
+        part: makes an arm's drafter.
+        tells_arm: whether blocks record the arm that wrote them.
 
     Raises:
-        ValueError: a pair without a policy where one is asked; one of other drafters or another target.
+        ValueError: a pair without a policy that is needed; a policy of other drafters or another target.
     """
     arms = arms_of(settings)
-    made = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
+    parts = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
     drafters, place = list[Drafter](), 0
-    for arm, (drafter, _) in zip(arms, made, strict=True):
-        if isinstance(arm.drafter, Level):  # the engine inside has the controls and the keys of its place among levels
+    for arm, (drafter, _) in zip(arms, parts, strict=True):
+        if isinstance(arm.drafter, Level):  # the inner engine has the controls and keys of its place among levels
             drafter, place = replace(drafter, arm=place), place + 1  # type: ignore[type-var]
         drafters.append(drafter)
-    chooser, numbers = chooser_of(pair, settings, whose)
-    return SelectedDrafter(tuple(drafters), chooser, told), {"arms": tuple(own for _, own in made), "policy": numbers}
+    chooser, numbers = chooser_of(pair, settings, owner)
+    return SelectedDrafter(tuple(drafters), chooser, tells_arm), {
+        "arms": tuple(values for _, values in parts),
+        "policy": numbers,
+    }
 
 
-def chooser_of(pair: Pair, settings: Settings, whose: str) -> tuple[Chooser, Params]:
-    """How the arm is chosen, and its numbers; errors as of `drafter_of`."""
+def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Params]:
+    """Returns the chooser of the arm, and its parameters; errors as in `drafter_of`."""
     called = [arm.called for arm in arms_of(settings)]
     if settings.choose == RANDOM:
         return at_random(len(called))
     if settings.choose in called:
         return always(called.index(settings.choose), len(called))
     policy = policy_of(pair, settings.policy)
-    numbers = policy.among(prints(pair, arms_of(settings)), *target_of(pair), f"{whose} of pair {pair.name!r}")
+    numbers = policy.among(prints(pair, arms_of(settings)), *target_of(pair), f"{owner} of pair {pair.name!r}")
     if settings.choose in ("thompson", "optimistic") and policy.card.scores != "ridge":
         raise ValueError(
             f"choose={settings.choose!r} needs to know how sure the policy is, and it is of kind "
@@ -141,39 +155,39 @@ def chooser_of(pair: Pair, settings: Settings, whose: str) -> tuple[Chooser, Par
     return Chooser(policy.card.scores, str(settings.choose)), numbers
 
 
-def policy_of(pair: Pair, given: str | Path | Policy | None) -> Policy:
-    """The policy that is given, read from a file, or the pair's own; ValueError: it has none."""
-    if isinstance(given, Policy):
-        return given
-    if given is not None:
-        return policy_files.load(given)
+def policy_of(pair: Pair, policy: str | Path | Policy | None) -> Policy:
+    """Returns the given policy, or loads it from a file, or returns the pair's own; ValueError: it has none."""
+    if isinstance(policy, Policy):
+        return policy
+    if policy is not None:
+        return policy_files.load(policy)
     if pair.policy is None:
         raise ValueError(f"the pair {pair.name!r} has no selection policy: {policy_files.TRAIN}")
     return pair.policy
 
 
 def prints(pair: Pair, arms: tuple[Arm, ...]) -> dict[str, str]:
-    """The name of each arm -> what it is: the weights that draft, and how they stand together."""
+    """Returns each arm's name -> its fingerprint: the weights that draft, and how they are combined."""
     return {arm.called: _print(pair, arm.drafter) for arm in arms}
 
 
 def target_of(pair: Pair) -> tuple[str, int]:
-    """The target's fingerprint, and how many features its prefill gives.
+    """Returns the target's fingerprint, and the number of features that its prefill computes.
 
     Raises:
-        ValueError: a target that gives none.
+        ValueError: a target without features.
     """
-    found = features(pair.target)
-    if found is None or not isinstance(pair.target.model, PromptSummary):
+    width = features(pair.target)
+    if width is None or not isinstance(pair.target.model, PromptSummary):
         raise ValueError(
             f"the target of pair {pair.name!r} says nothing of a prompt, so that nothing can be chosen by it"
         )
-    return pair.print_of("target"), found
+    return pair.print_of("target"), width
 
 
 def _print(pair: Pair, drafter: str | Level) -> str:
     if isinstance(drafter, Level):
         parts = (drafter.model, *drafter.drafters, *([] if drafter.tail is None else [drafter.tail]))
-        return point_key(level=str(drafter), models=[_print(pair, each) for each in parts])
+        return point_key(level=str(drafter), models=[_print(pair, part) for part in parts])
     name = "target" if drafter == TARGET else drafter
     return pair.print_of(name) if name in pair.models else names.shown(drafter)

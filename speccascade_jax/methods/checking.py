@@ -1,4 +1,7 @@
-"""`check_rule`: a rule of one's own held to its law, in seconds; `tests/support/conformance.py` asks more of ours."""
+"""`check_rule`: a test of a user's rule against its distribution, in seconds.
+
+`tests/support/conformance.py` requires more of the package's own rules.
+"""
 
 import itertools
 from functools import partial
@@ -30,22 +33,25 @@ _WORST, _LEAST = 1e-5, 1e-5
 
 
 def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) -> str:
-    """Hold a rule to its law, on small laws and through the engine; takes some ten seconds.
+    """Checks a rule against its target distribution, on small examples and through the engine; takes about ten seconds.
 
-    Held are: the shapes and values that its functions return (`rules.checking.check`); the identity
-    `kept + (1 − Σ kept) · replacement = π` at every acceptance that fits the rule, on random laws, equal and disjoint
-    ones, at three α's, and what is asked of single tokens (`kept_at`) against it; and the law: tokens generated with
-    blocks of 3, verified token by token and jointly, on tables of 6 entries at temperatures 1 and 0.5 and with top-p
-    0.8, against `π`, by a chi-square test given the token before (all p-values together, Holm; below 1e-5 it fails).
+    It checks the shapes and values that the rule's functions return (`rules.checking.check`). It checks the identity
+    `kept + (1 − Σ kept) · replacement = π` for every acceptance that fits the rule, on random, equal and disjoint
+    distributions, at three α's, and compares the values at single tokens (`kept_at`) with it. It checks the
+    distribution: tokens are generated with blocks of 3, verified token by token and jointly, on tables of 6 entries at
+    temperatures 1 and 0.5 and with top-p 0.8, and are compared with `π` by a chi-square test given the token before
+    (all p-values together, Holm; below 1e-5 it fails).
 
     Args:
-        rule: a `Rule`, or a name; alphas: where to try it, otherwise three of its usual range; seed: of the sampling.
+        rule: a `Rule`, or a name.
+        alphas: the values to try; by default three of its usual range.
+        seed: the random seed of the sampling.
 
     Returns:
-        A line that says what was held, and how close it was.
+        A line that says what was checked, and how close it was.
 
     Raises:
-        ValueError: names what does not hold, where, and by how much.
+        ValueError: names the check that fails, where, and by how much.
     """
     rule = deferral.get(rule)
     checking.check(rule)
@@ -61,9 +67,9 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
             f"rule {rule.name!r}: its tokens do not obey π (p = {least:.1e} by {len(p_values)} chi-square "
             f"tests, after Holm): what its functions return hangs on more than the laws at the position and alpha"
         )
-    at = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
+    where_tried = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
     tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))
-    return f"{rule.name}{at}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
+    return f"{rule.name}{where_tried}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
 
 
 def _usual(rule: Rule) -> tuple[float, ...]:
@@ -78,7 +84,7 @@ _laws = jax.jit(law_pair_of)
 
 @partial(jax.jit, static_argnames="accept")
 def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
-    """What must be equal, two by two: the law implied and π; and kept as a whole and of one token after another."""
+    """Returns pairs that must be equal: the implied distribution and π; `kept` as a whole and token by token."""
     kept, replacement = accept(pair, alpha)
     tokens = jnp.broadcast_to(jnp.arange(_ENTRIES), kept.shape)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (len(kept), _ENTRIES, x.shape[-1])), pair)
@@ -88,7 +94,7 @@ def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
 
 
 def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
-    """How far the identity is from holding, at worst; ValueError beyond rounding."""
+    """Returns the largest deviation from the identity; ValueError beyond rounding."""
     rng = np.random.default_rng(0)
     p = rng.normal(size=(24, _ENTRIES)).astype(np.float32) * 2
     q = p + rng.normal(size=p.shape).astype(np.float32)
@@ -106,23 +112,23 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
 
 
 def _p_values(rule: Rule, verify: str, alpha: float, samplings: Any, seed: int) -> list[float]:
-    """Chi-square of what follows each token, at every sampling: one p-value for each."""
+    """Returns one chi-square p-value per sampling, for the tokens that follow each token."""
     rng = np.random.default_rng(3)
     p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
     q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
     engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3, verify=verify)
     rows = _ROWS * len(samplings)
-    temperature, top_p = (np.repeat(np.asarray(each, np.float32), _ROWS) for each in zip(*samplings, strict=True))
+    temperature, top_p = (np.repeat(np.asarray(column, np.float32), _ROWS) for column in zip(*samplings, strict=True))
     controls = make_controls(rows, alpha=alpha, temperature=temperature, top_p=top_p)
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     tokens = np.asarray(generate(engine, params, prompt, seed, controls=controls, max_new_tokens=_LENGTH).tokens)
-    found = []
+    p_values = []
     for number, (heat, share) in enumerate(samplings):
-        own = tokens[number * _ROWS : (number + 1) * _ROWS]
+        part = tokens[number * _ROWS : (number + 1) * _ROWS]
         pair = _laws(q, p, make_controls(_ENTRIES, temperature=heat, top_p=share))
         law = np.asarray(rule.target_law(pair, jnp.full((_ENTRIES, 1), alpha, jnp.float32)), np.float64)
-        found.append(_p_value(own, law / law.sum(-1, keepdims=True)))
-    return found
+        p_values.append(_p_value(part, law / law.sum(-1, keepdims=True)))
+    return p_values
 
 
 def _p_value(tokens: np.ndarray, law: np.ndarray) -> float:
@@ -131,9 +137,9 @@ def _p_value(tokens: np.ndarray, law: np.ndarray) -> float:
     np.add.at(counts, (before, tokens), 1)
     expected = law * counts.sum(-1, keepdims=True)
     if ((expected < 1e-9) & (counts > 0)).any():
-        return 0.0  # what cannot happen did
+        return 0.0  # an impossible token occurred
     large = expected >= 5
-    rest = [np.where(large, 0.0, each).sum(-1) for each in (counts, expected)]
+    rest = [np.where(large, 0.0, table).sum(-1) for table in (counts, expected)]
     statistic = ((counts - expected) ** 2 / np.where(large, expected, np.inf)).sum()
     statistic += sum((o - e) ** 2 / e for o, e in zip(*rest, strict=True) if e >= 1)
     freedom = int(sum(max(row.sum() - 1 + (e >= 1), 0) for row, e in zip(large, rest[1], strict=True)))

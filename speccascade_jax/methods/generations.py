@@ -1,12 +1,13 @@
 """Methods of whole generations: one model alone, and two generations of the one loop in one program.
 
-A *sequence cascade* lets the draft write the whole output; the target writes anew where its score is too low
-(METHODS section 4; paper 1, eq. 1). The second generation runs only where some row needs it.
+In a *sequence cascade* the draft writes the whole output, and the target rewrites it if its score is too low (METHODS
+section 4; Narasimhan et al., 2024, eq. 1). The second generation runs only if some row needs it.
 
-Lemma 2.1's *oracle* is greedy speculative decoding that knows beforehand which drafts will not be kept (paper 3): the
-target writes alone; one pass of the draft along its output finds where the two disagree; then the engine decodes with
-blocks that end just there. `N_discarded = 0` and, as long as no block is cut at its cap, `N_target = |S ∪ {N}|`: no
-stop policy does better. It is an upper bound, not a method: its time would count the output twice.
+The *oracle* of Lemma 2.1 is greedy speculative decoding that knows beforehand which drafts will be rejected (Huang et
+al., 2024 (SpecDec++)): the target writes alone; one pass of the draft along its output finds where the two disagree;
+then the engine decodes with blocks that end just there. `N_discarded = 0` and, unless a block is cut at its cap,
+`N_target = |S ∪ {N}|`: no stop policy does better. It is an upper bound, not a method: its time would count the output
+twice.
 """
 
 from collections.abc import Callable
@@ -50,10 +51,10 @@ def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Method):
-    """One model writes alone, through the same loop; rule, block size and bonus mean nothing.
+    """A method in which one model writes alone, in the same loop; rule, block size and bonus mean nothing.
 
     Attributes:
-        model: which of the pair's.
+        model: the name of one of the pair's models.
     """
 
     model: str
@@ -63,7 +64,7 @@ class Alone(Method):
         return self.model != "target"
 
     def resolved(self, settings: Settings) -> Settings:
-        """Drops rule, block size and bonus, which a sweep may name for all; refuses what drafts and what ends blocks.
+        """Drops rule, block size and bonus, which a sweep may name for all methods; refuses settings of drafts.
 
         Raises:
             ValueError: such a setting.
@@ -73,7 +74,7 @@ class Alone(Method):
         return replace(settings, rule=None, block_size=None, bonus=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns the sampling of the model: the draft's own where it writes alone, else the target's."""
+        """Returns the model's sampling: the draft's own if it writes alone, otherwise the target's."""
         sampling = sampling_of(settings)
         if self.draft_alone and settings.draft_temperature is not None:
             sampling["temperature"] = settings.draft_temperature
@@ -89,12 +90,12 @@ class Alone(Method):
 
 @dataclass(frozen=True)
 class TwoGenerations:
-    """The base of programs that are two generations: a `Chain`."""
+    """The base of programs that consist of two generations: a `Chain`."""
 
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
     ) -> Generation:
-        """Generates; arguments and result as of `engine.generate.generate`, but for the engine and the level."""
+        """Generates; arguments and result as in `engine.generate.generate`, except for the engine and the level."""
         ids = row_ids(example_ids, prompt)
         generation: Generation = _jitted(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
         return generation
@@ -112,41 +113,45 @@ def _jitted(chain: TwoGenerations, params: Params, prompt: Prompt, seed: Array, 
 # --- sequence cascades
 
 Score = Callable[[Array, Array], Array]
-"""`(log q of each token [B, L], which of them count [B, L]) -> score [B]`."""
+"""A function of `log q` of each token `[B, L]` and whether it counts `[B, L]`, to a score `[B]`."""
 
 
 def total(logs: Array, counted: Array) -> Array:
-    """`Σ log q`: with `c = log(1 − α)` the threshold of paper 1's equation 1."""
+    """Returns `Σ log q`; `c = log(1 − α)` is the threshold of Narasimhan et al., 2024, eq. 1."""
     return jnp.where(counted, logs, 0.0).sum(-1)
 
 
 def mean(logs: Array, counted: Array) -> Array:
-    """`Σ log q` per token."""
+    """Returns `Σ log q` per token."""
     return total(logs, counted) / jnp.maximum(counted.sum(-1), 1)
 
 
 def lowest_tenth(logs: Array, counted: Array) -> Array:
-    """The 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's certainty where it is least."""
+    """Returns the 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's least certain tokens."""
     ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
-    at = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
-    low = jnp.floor(at).astype(jnp.int32)
-    values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(at).astype(jnp.int32)], axis=-1), axis=-1)
-    share = at - low
-    # not the difference of the two: that of infinities is no number
+    rank = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
+    low = jnp.floor(rank).astype(jnp.int32)
+    values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(rank).astype(jnp.int32)], axis=-1), axis=-1)
+    share = rank - low
+    # a weighted sum, because the difference of two infinities is NaN
     return jnp.where(share > 0, (1.0 - share) * values[:, 0] + share * values[:, 1], values[:, 0])
 
 
 SCORES: dict[str, Score | None] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": None}
-"""Name -> score; "random" has none: one model writes each output, the target with probability `c`, and which one is
-decided before anything is written (paper 2's random allocation)."""
+"""Name -> score.
+
+"random" has none: one model writes each output, the target with probability `c`, and the choice is made before anything
+is written (the random allocation of Holsman et al., 2025).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceMethod(Method):
-    """The draft writes whole outputs, and the target writes anew those whose score is below α; no rule decides.
+    """A method in which the draft writes whole outputs and the target rewrites those whose score is below α; no rule.
 
     Attributes:
-        score: a name in `SCORES`; trade_off: what α may be.
+        score: a name in `SCORES`.
+        trade_off: the domain of α.
     """
 
     score: str
@@ -156,7 +161,7 @@ class SequenceMethod(Method):
         return self.trade_off
 
     def resolved(self, settings: Settings) -> Settings:
-        """Returns the settings as they are; refuses parts of a speculation."""
+        """Returns the settings unchanged; refuses settings of speculation."""
         self.refuse(settings, "it decides by a score", "rule")
         parts = ("accept", "verify", "block_size", "bonus", "stop", "tree", "drafters", "choose", "policy")
         self.refuse(settings, "the draft writes whole outputs", *parts, "lossy_arms", "tail")
@@ -182,12 +187,13 @@ class SequenceMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceCascade(TwoGenerations):
-    """The draft alone, then the target alone where `score < α`; at random only one of them.
+    """A program that runs the draft alone, then the target alone if `score < α`; at random only one of them.
 
     Parameters are `{"target": …, "draft": …}`.
 
     Attributes:
-        draft, target: engines in which one model writes alone; score: a name in `SCORES`.
+        draft, target: engines in which one model writes alone.
+        score: a name in `SCORES`.
     """
 
     draft: Engine
@@ -201,20 +207,20 @@ class SequenceCascade(TwoGenerations):
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
     ) -> Generation:
-        """Writes drafts, and anew those that score too low.
+        """Writes drafts, and rewrites those with too low a score.
 
         Raises:
-            ValueError: a `record`: it would be of rounds of either.
+            ValueError: a `record`, which would mix rounds of both models.
         """
         if record is not None:
             raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
-        # stages of their own (`rngs.STAGES`): what the target draws, or chance decides, repeats no bits of the draft's
+        # separate stages (`rngs.STAGES`): the target's draws, and the random choice, repeat none of the draft's bits
         key, ids = rngs.root(seed), more["example_ids"]
         zero = jnp.zeros(ids.shape, jnp.int32)
         uniform = rngs.RoundKeys(rngs.row_keys(key, ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
-        # the draft alone samples as the draft of the pair, under the target's name: it stands in its place
-        own = {"controls": replace(controls, target=controls.draft), "record": log_likelihood, "level": 1, **more}
-        write = partial(generate, self.draft, params["draft"], prompt, seed, **own)
+        # the draft takes the target's place in the engine, so the draft's sampling goes under the target's name
+        inputs = {"controls": replace(controls, target=controls.draft), "record": log_likelihood, "level": 1, **more}
+        write = partial(generate, self.draft, params["draft"], prompt, seed, **inputs)
         if (score := SCORES[self.score]) is None:
             anew = uniform < controls.alpha
             first = _only(~anew, write)
@@ -233,24 +239,24 @@ class SequenceCascade(TwoGenerations):
 
 
 def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
-    """Returns what `write` gives for `rows`, and nothing, no cost either, for the others; for none no call."""
+    """Returns `write()` for `rows`, and empty outputs at no cost for the others; without such rows it is not called."""
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
     nothing = replace(nothing, failed_at=nothing.failed_at - 1)
     written = jax.lax.cond(rows.any(), write, lambda: nothing)
-    aside = {"record": written.record, "num_rounds": written.num_rounds}  # all else lies row by row
-    both = (replace(generation, record=None, num_rounds=None) for generation in (written, nothing))
-    kept: Generation = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *both)
+    aside = {"record": written.record, "num_rounds": written.num_rounds}  # all other fields have a row axis
+    generations = (replace(generation, record=None, num_rounds=None) for generation in (written, nothing))
+    kept: Generation = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *generations)
     return replace(kept, **aside)
 
 
 def log_likelihood(turn: Round) -> Array:
-    """float32 `[B]`: the raw `log` of the token that a model writing alone has just committed."""
+    """Returns float32 `[B]`: the raw `log` probability of the token that a lone model has just committed."""
     chosen = jnp.take_along_axis(turn.pair.log("p")[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
     return jnp.where(turn.num_new > 0, chosen, 0.0)
 
 
 def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
-    """Returns row by row the target's output or the draft's, and what both cost."""
+    """Returns row by row the target's output or the draft's, and the cost of both."""
 
     def pick(ours: Array, theirs: Array) -> Array:
         return jnp.where(expand(anew, ours.ndim), ours, theirs)
@@ -272,7 +278,7 @@ def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
         tokens=pick(target.tokens, draft.tokens),
         lengths=pick(target.lengths, draft.lengths),
         stats=replace(stats, **counts),
-        # failures of the model that stands in the target's place: the draft's own are the draft's
+        # the draft stood in the target's place: its failures are swapped back to the draft
         failed_at=pick(target.failed_at, draft.failed_at[:, ::-1]),
         num_rounds=draft.num_rounds + jnp.where(anew.any(), target.num_rounds, 0),
     )
@@ -283,7 +289,7 @@ def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleMethod(Speculation):
-    """Greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
+    """A method of greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
 
     timed: ClassVar[bool] = False
 
@@ -304,7 +310,7 @@ class OracleMethod(Speculation):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns the engine, told where to stop, and its parameters."""
+        """Returns the engine with its oracle, and its parameters."""
         engine, params = super().program(pair, settings, stop_ids)
         assert isinstance(engine, Engine)
         return OracleStopping(engine), params
@@ -312,7 +318,10 @@ class OracleMethod(Speculation):
 
 @dataclass(frozen=True)
 class OracleStopping(TwoGenerations):
-    """`engine`, lossless and drafting under `Oracle`, told where to stop; its parameters are the engine's."""
+    """A program that runs `engine`, lossless and drafting under `Oracle`, with computed stops.
+
+    Its parameters are the engine's.
+    """
 
     engine: Engine
 
@@ -345,7 +354,7 @@ def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Ar
     """Finds where the oracle ends a block: bool `[B, P + L + 1]` over a row's positions, prompt included.
 
     True before every token of `tokens` `[B, L]` that is not the draft's first choice, and before the last of `lengths`
-    `[B]`, which the target writes itself: a bonus behind it would be thrown away.
+    `[B]`, which the target writes itself: a bonus after it would be thrown away.
     """
     place = jnp.arange(tokens.shape[1])[None]
     disagree = argmax(along(draft, prompt, tokens)) != tokens

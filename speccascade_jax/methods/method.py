@@ -1,4 +1,4 @@
-"""What a named method is, and the decoder that it builds for a pair: `METHODS[name].build(pair, settings)`."""
+"""Named methods, and the decoder that a method builds for a pair: `METHODS[name].build(pair, settings)`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 Shape = tuple[int, int, int]
-"""Rows, tokens read, tokens written at most: what a program is compiled for beside its engine."""
+"""Rows, tokens read, tokens written at most: a program is compiled for these and its engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The base of the kinds of methods: a name, and what the tools ask of it under given settings.
+    """The base of the kinds of methods: a name, and the questions that tools ask about it under given settings.
 
     Attributes:
-        name: how `decode`, gin and records call it; title: what tables call it, by default the name; detail: what sets
-            it apart from methods of one title.
-        symbol: what a stop threshold is called in tables.
+        name: its name in `decode`, gin and records.
+        title: its name in tables, by default `name`.
+        detail: distinguishes methods with the same title.
+        symbol: the name of a stop threshold in tables.
         timed: whether its time means anything.
     """
 
@@ -53,7 +54,7 @@ class Method:
 
     @property
     def called(self) -> str:
-        """What an error calls it."""
+        """The method's name in errors."""
         return f"method {self.name!r}"
 
     @property
@@ -62,7 +63,7 @@ class Method:
         return False
 
     def rule(self, settings: Settings) -> Rule:
-        """Returns the rule that decides; where none does, the one whose distribution the outputs have.
+        """Returns the rule that decides; if none does, the one whose distribution the outputs have.
 
         Raises:
             ValueError: no such rule, or one that the method does not take.
@@ -70,23 +71,23 @@ class Method:
         return RULES["spec_decode"]
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """Returns what its trade-off may be; `None`: it has none."""
+        """Returns the domain of its trade-off; `None`: it has none."""
         return None
 
     def heading(self, settings: Settings) -> str:
-        """Returns what tables call it under these settings."""
+        """Returns its name in tables under these settings."""
         return self.title or self.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """Returns what stands in brackets behind the heading."""
+        """Returns the texts in brackets after the heading."""
         return (self.detail,) if self.detail else ()
 
     def sweeps_block(self, settings: Settings) -> bool:
-        """Returns whether γ is worth sweeping: not where the draft itself decides when to stop."""
+        """Returns whether γ is worth sweeping, which it is not if the draft itself decides when to stop."""
         return False
 
     def threshold(self, settings: Settings) -> str:
-        """Returns what it does with a stop threshold of its own, in words; empty where it has none."""
+        """Returns its use of a stop threshold of its own, in words; empty if it has none."""
         return ""
 
     def on_rejection(self, settings: Settings) -> bool:
@@ -94,14 +95,14 @@ class Method:
         return False
 
     def needs_head(self, settings: Settings) -> bool:
-        """Returns whether it asks an acceptance head."""
+        """Returns whether it needs an acceptance head."""
         return False
 
     def resolved(self, settings: Settings) -> Settings:
-        """Fills in the method's own block size and bonus where none is named; `None` where it has neither.
+        """Fills in the method's own block size and bonus if none is named; `None` if it has neither.
 
         Raises:
-            ValueError: parts that it has no use for.
+            ValueError: settings that it has no use for.
         """
         return settings
 
@@ -109,40 +110,42 @@ class Method:
         """Refuses settings of these names, which the method has no use for.
 
         Raises:
-            ValueError: names the first that somebody chose, and `why` it means nothing.
+            ValueError: names the first one that the caller chose, and `why` it means nothing.
         """
         for name, value in meant(settings, *names):
             raise ValueError(f"{self.called} has no {name}, got {value!r}: {why}; leave it out")
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Checks all numbers of a generation and returns them, one value per row, before anything is compiled.
+        """Checks the numbers of a generation and returns them, one value per row, before anything is compiled.
 
         Raises:
-            ValueError: a number without meaning, as `rules.rule.checked_alpha` and `core.controls.make_controls`; a
+            ValueError: a meaningless number, as `rules.rule.checked_alpha` and `core.controls.make_controls`; a
                 temperature or a stop threshold that the method cannot have, or needs and lacks.
         """
         raise NotImplementedError
 
     def warn_of_alpha(self, settings: Settings, vocab_size: int) -> None:
-        """Warns of an α beyond which hardly anything changes: a slip, more often than not."""
+        """Warns of an α beyond which hardly anything changes, because it is usually a slip."""
         trade_off = self.alpha(settings)
         if trade_off is None or settings.alpha is None:
             return
-        whose = settings.method if settings.rule is None else self.rule(settings).name
-        if message := beyond("alpha", repr(whose), settings.alpha, trade_off.useful_bounds(vocab_size)):
+        decider = settings.method if settings.rule is None else self.rule(settings).name
+        if message := beyond("alpha", repr(decider), settings.alpha, trade_off.useful_bounds(vocab_size)):
             warnings.warn(f"{message}: {BEYOND}", stacklevel=3)
 
     def build(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...] = (), head: Head | None = None
     ) -> Decoder:
-        """Puts the parts together for a pair.
+        """Builds the decoder for a pair.
 
         Args:
+            pair: the models.
+            settings: how tokens are made.
             stop_ids: ids that end a row.
-            head: instead of the pair's own acceptance head, where the method asks one.
+            head: replaces the pair's own acceptance head, if the method needs one.
 
         Raises:
-            ValueError: parts without meaning; a pair that lacks a model or a head, or a head of another draft.
+            ValueError: meaningless settings; a pair that lacks a model or a head, or a head of another draft.
         """
         program, params = self.program(pair, settings, stop_ids, head)
         return Decoder(self, settings, pair, program, params)
@@ -150,26 +153,26 @@ class Method:
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns the engine, or the chain of generations, and its parameters; arguments and errors as of `build`."""
+        """Returns the engine, or the chain of generations, and its parameters; arguments and errors as in `build`."""
         raise NotImplementedError
 
 
 @runtime_checkable
 class Chain(Protocol):
-    """Several generations of the one loop as one: what a method's program is where it is no `Engine`.
+    """Several generations of the one loop as one: a method's program if it is not an `Engine`.
 
     Hashable and static under jit; not necessarily traceable.
     """
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        """Generates; arguments and result as of `engine.generate.generate`, but for the engine and the level."""
+        """Generates; arguments and result as in `engine.generate.generate`, except for the engine and the level."""
 
 
 Program = Engine | Chain
 
 
 def run(program: Program, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
-    """Runs a method's program; arguments and result as of `engine.generate.generate`."""
+    """Runs a method's program; arguments and result as in `engine.generate.generate`."""
     if isinstance(program, Engine):
         return generate(program, params, prompt, seed, **more)
     return program.generate(params, prompt, seed, **more)
@@ -177,14 +180,14 @@ def run(program: Program, params: Params, prompt: Prompt, seed: int | Array, **m
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A method with a pair's models: everything that a generation needs but its prompts, length and seed.
+    """A method with a pair's models: everything that a generation needs except its prompts, length and random seed.
 
-    `sc.decode`, `sc.stream`, sessions of sweeps, Spec-Bench and serving all decode through it.
+    `sc.decode`, `sc.stream`, sessions of sweeps, Spec-Bench and serving all decode with it.
 
     Attributes:
-        method, settings, pair: what it was built of.
-        program: an `Engine`, or the `Chain` of generations that the method is.
-        params: what the program takes beside it.
+        method, settings, pair: the arguments that it was built from.
+        program: an `Engine`, or the method's `Chain` of generations.
+        params: the program's parameters.
         rule: the method's rule under these settings.
     """
 
@@ -204,12 +207,12 @@ class Decoder:
         object.__setattr__(self, "params", Flat(rest(self.params, self.pair.mesh)))
 
     def __repr__(self) -> str:
-        """Names the program and counts the parameters, which are millions of numbers."""
+        """Returns the program and the number of its parameters; the numbers themselves are millions."""
         return f"Decoder({self.program}, {count(self.params):,} parameters)"
 
     @property
     def engine(self) -> Engine | None:
-        """The engine; `None` where the method is more than one generation."""
+        """The engine; `None` if the method is more than one generation."""
         return self.program if isinstance(self.program, Engine) else None
 
     def require_engine(self) -> Engine:
@@ -223,7 +226,7 @@ class Decoder:
         return self.engine
 
     def controls(self, rows: int, **numbers: Any) -> Controls:
-        """Returns the numbers of `rows` rows on the device; `numbers` take the place of some of the settings.
+        """Returns the controls of `rows` rows on the device; `numbers` replace some of the settings.
 
         Raises:
             ValueError: as `Method.controls`.
@@ -238,9 +241,9 @@ class Decoder:
     def prepared(
         self, prompt: Prompt, controls: Controls, example_ids: np.ndarray, max_new_tokens: int
     ) -> partial[Generation]:
-        """Returns a generation that lacks only its seed: `prepared(...)(seed) -> Generation`, on the device.
+        """Returns a generation that lacks only its random seed: `prepared(...)(seed) -> Generation`, on the device.
 
-        The parameters hold what planned block lengths are chosen by, measured here where it is not known.
+        The parameters hold the costs that planned block lengths are chosen by, measured here if they are not known.
         """
         prompt, controls, ids = on_devices((prompt, controls, example_ids), self.pair.mesh)
         numbers: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
@@ -253,7 +256,10 @@ class Decoder:
         """Generates, and leaves the result on the device.
 
         Args:
-            params: in place of the decoder's own; more: as of `engine.generate.generate`.
+            prompt: the prompts.
+            seed: the random seed.
+            params: replaces the decoder's own.
+            more: as in `engine.generate.generate`.
         """
         return replicate(run(self.program, self.params if params is None else params, prompt, seed, **more))
 
@@ -262,16 +268,16 @@ class Decoder:
         prompt = by_rows(prompt, self.pair.mesh)
         params = self.ready(prompt, max_new_tokens)
         arguments = self._arguments(example_ids, max_new_tokens)
-        if self.engine is None:  # a chain of one's own need not be traceable
+        if self.engine is None:  # a user's chain need not be traceable
             with self.compiling("decode", prompt, max_new_tokens):
                 generation = self.generate(prompt, seed, params=params, **arguments)
             return fetch(generation)
         if params is not self.params:
-            arguments["most_rounds"] = np.int32(MOST)  # of the program that was timed, with fewer
+            arguments["most_rounds"] = np.int32(MOST)  # the timed program, which ran fewer rounds
         return self._fetch_joined(params, prompt, seed, arguments)
 
     def fetch_traced(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
-        """Generates as `fetch` does, with what traces are made of in `record`; a program of its own.
+        """Generates as `fetch` does, with the facts that traces are made of in `record`; compiles its own program.
 
         Raises:
             ValueError: the method is more than one generation.
@@ -284,7 +290,7 @@ class Decoder:
         return fetch(generation)
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
-        """Returns the parameters with what planned lengths are chosen by; measured where it is not known."""
+        """Returns the parameters with the costs of planned lengths, measured if they are not known."""
         shape = _shape(prompt, max_new_tokens)
         if shape not in self._ready:
             arguments = self._arguments(np.arange(shape[0]), max_new_tokens)
@@ -294,7 +300,7 @@ class Decoder:
                 return self._fetch_joined(params, prompt, SEED, limited)
 
             if self.engine is not None and isinstance(self.engine.drafter, PlannedDrafter):
-                self.compiling("decode", prompt, max_new_tokens)  # timing says what it compiles
+                self.compiling("decode", prompt, max_new_tokens)  # timing prints its own notice
             self._ready[shape] = block_costs.ready(
                 self.pair, self.program, self.params, prompt, arguments["controls"],
                 max_new_tokens=max_new_tokens, run=time,
@@ -319,7 +325,7 @@ class Decoder:
         return generation
 
     def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
-        """Surrounds a call that may compile: where that takes long it says so, and why (`notices`)."""
+        """Surrounds a call that may compile: if that takes long, a notice says why (`notices`)."""
         seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
         if shape in seen:
             return nullcontext()
@@ -340,7 +346,7 @@ def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:
 
 
 def _reason(shape: Shape, before: Collection[Shape]) -> str:
-    """Says what a program is for, and what of it is new."""
+    """Returns what a program is compiled for, and which part of it is new."""
     names = ("a batch of {}", "prompts padded to {} tokens", "{} new tokens")
     parts = [name.format(size) for name, size in zip(names, shape, strict=True)]
     new = [part for n, part in enumerate(parts) if shape[n] not in {earlier[n] for earlier in before}]

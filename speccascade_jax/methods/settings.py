@@ -1,4 +1,4 @@
-"""How tokens are made, as plain values: what `decode`, `stream`, gin and records say of a method."""
+"""Settings: how tokens are made, as plain values; `decode`, `stream`, gin and records describe a method by them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from speccascade_jax.core.checks import integer, whole
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
-"""The model of a pair that drafts where nothing else is said."""
+"""The pair's model that drafts by default."""
 
 TOKEN: Final = "token"
-"""How blocks are verified where nothing else is said: token after token."""
+"""The default verification: token by token."""
 
 TAIL = 10
-"""Tokens of a tail where nothing else is said (paper 4, appendix D)."""
+"""The default length of a tail, in tokens (Globerson et al., 2025, appendix D)."""
 
 AUTO: Final = "auto"
-"""A block size for each round, chosen by what rounds cost and by what was kept so far."""
+"""The value for a block size that is chosen for each round, from measured costs and the acceptance so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """What `Settings` and `Level` share: how something is drafted for a model, and what of it is kept.
+    """The settings that `Settings` and `Level` share: how a model's tokens are drafted, and which of them are kept.
 
     Attributes:
         rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
             "speculative" is lossless.
         alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
         accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
-        verify: "token" after token, or a "block" jointly, which keeps more of it under the same distribution
-            (`rules.block_wise`) and goes with accept="speculative".
+        verify: "token" by token, or a "block" jointly, which keeps more of it under the same distribution
+            (`rules.block_wise`) and requires accept="speculative".
         bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
-        block_size: γ, draft tokens per round at most.
+        block_size: γ, the most draft tokens per round.
         stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
             policy's class.
-        stop_threshold: where the draft goes on only while it is sure, how unsure it may be, a number or `[B]`.
+        stop_threshold: the largest doubt at which a draft with such a policy goes on, a number or `[B]`.
         temperature, top_p, top_k: how this model's tokens are sampled, numbers or `[B]`; temperature 0 is greedy, top_k
             0 is off.
-        draft_temperature: of the model that drafts; `None`: this one's own.
-        drafters: what drafts: the name of one of the pair's models, a `Level`, or `module.NAME`, a drafter of one's own
+        draft_temperature: the temperature of the model that drafts; `None`: this model's.
+        drafters: the name of one of the pair's models, a `Level`, or `module.NAME`, a user's drafter
             (`methods.build_drafter`).
-        tail: another of the pair's models that goes on behind what is drafted; tail_size: for so many tokens at most.
+        tail: another of the pair's models, which continues the draft.
+        tail_size: the most tokens of the tail.
     """
 
     rule: Any = None
@@ -69,13 +70,14 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Level(Drafting):
-    """A model below the target that verifies what is drafted for it, and hands up what it holds (paper 4).
+    """A model below the target that verifies drafts, and passes verified tokens up (Globerson et al., 2025).
 
-    Its distribution is what the level above divides by. Where `temperature`, `top_p` or `top_k` is `None`, it is that
-    at which the model above samples its draft.
+    The level above divides by its distribution. A `temperature`, `top_p` or `top_k` of `None` is the value at which the
+    model above samples its draft.
 
     Attributes:
-        model: which of the pair's, by name (`Pair.models`); budget: hand up once so many tokens are there.
+        model: the name of one of the pair's models (`Pair.models`).
+        budget: the number of tokens at which they are passed up.
     """
 
     model: str
@@ -88,7 +90,7 @@ class Level(Drafting):
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        if cast(Any, self.block_size) == AUTO:  # which the annotation excludes, and callers do not
+        if cast(Any, self.block_size) == AUTO:  # callers do not obey the annotation
             raise ValueError(
                 f"level {self.model!r}: block_size={AUTO!r} is for what drafts for the target: give a level a number"
             )
@@ -98,7 +100,7 @@ class Level(Drafting):
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
-        """Names model and budget, and all that is out of the ordinary: levels that differ read differently."""
+        """Returns model, budget and every unusual setting, so that different levels have different texts."""
         named = {"model", "budget", "block_size", "drafters", "tail", "tail_size"}
         unusual = "".join(
             f" {name.replace('_', ' ')} {_text(getattr(self, name))}"
@@ -110,13 +112,15 @@ class Level(Drafting):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of several drafters among which is chosen for each query (paper 5), where it takes more than a name.
+    """One of several drafters, of which one is chosen for each query, if a name alone does not describe it.
+
+    Huang et al., 2024 (assistant selection).
 
     Attributes:
         drafter: as in `Settings.drafters`; "autoregressive" is none: the target alone.
-        block_size: of a model that drafts; `None`: the method's.
-        rule: what decides about its drafts; `None`: the method's rule.
-        name: what policies, records and `Settings.choose` call it; by default what drafts and its own block size.
+        block_size: the block size of a model that drafts; `None`: the method's.
+        rule: the rule that decides about its drafts; `None`: the method's rule.
+        name: its name in policies, records and `Settings.choose`; by default the drafter and its own block size.
     """
 
     drafter: str | Level
@@ -134,25 +138,25 @@ class Arm:
         return self.name or drafters_text((self.drafter,), self.block_size)
 
     def __str__(self) -> str:
-        """For readers: what it is called, what drafts where that is another word, and a rule of its own."""
+        """Returns a text for readers: the name, the drafter if that differs, and a rule of its own."""
         drawn = drafters_text((self.drafter,), self.block_size)
         named = drawn if self.called == drawn else f"{self.called}: {drawn}"
         return named + ("" if self.rule is None else f" by {_text(self.rule)}")
 
 
 MOST_NODES, MOST_SIBLINGS = 1024, 32
-"""Tokens of a tree, and of those behind one token: more is a slip, and long to compile."""
+"""The most tokens of a tree, and the most after one token: more is a slip, and slow to compile."""
 
 
 def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
-    """A tree's branching, or `None`.
+    """Returns a tree's branching, or `None`.
 
     Raises:
-        ValueError: numbers that are none of branches, or too many tokens.
+        ValueError: invalid numbers of branches, or too many tokens.
     """
     if tree is None:
         return None
-    children = tuple(whole("tree", each, 1) for each in tree)
+    children = tuple(whole("tree", branches, 1) for branches in tree)
     if not children:
         raise ValueError("tree=() drafts nothing: give how many tokens follow each, depth by depth, say (2, 2, 1)")
     size = sum(math.prod(children[: n + 1]) for n in range(len(children)))
@@ -170,34 +174,35 @@ def _text(value: Any) -> str:
 
 
 def drafters_text(drafters: tuple[str | Level | Arm, ...], block_size: int | str | None) -> str:
-    """What drafts, for readers; of a model its block size too."""
+    """Returns the drafters for readers, with the block size of a model."""
     size = "" if block_size is None else f" {block_size}"
-    return " | ".join(f"{each}{size}" if isinstance(each, str) else str(each) for each in drafters)
+    return " | ".join(f"{drafter}{size}" if isinstance(drafter, str) else str(drafter) for drafter in drafters)
 
 
 def tree_text(tree: tuple[int, ...] | None) -> str:
-    """A tree's branching, for readers; empty without one."""
+    """Returns a tree's branching for readers; empty without a tree."""
     return "" if tree is None else f"tree {'·'.join(map(str, tree))}"
 
 
 def chosen_text(settings: Settings) -> str:
-    """What drafts, for readers, and how it is chosen where there are several; empty where the draft alone drafts."""
+    """Returns the drafters for readers, and how one of several is chosen; empty if the pair's draft alone drafts."""
     if settings.choose is None:
         usual = settings.drafters == (DRAFT_MODEL,) and settings.tail is None
         return "" if usual else _drafting_text(settings, None)
     path = settings.policy if isinstance(settings.policy, str | Path) else None
-    asked = "" if path is None else f" ({Path(path).parent.name or Path(path).stem})"  # files are mostly called alike
+    # the folder's name, because most policy files have the same name
+    asked = "" if path is None else f" ({Path(path).parent.name or Path(path).stem})"
     return f"{settings.choose}{asked} of {_drafting_text(settings, None)}"
 
 
 def _drafting_text(drafting: Drafting, block_size: int | str | None) -> str:
-    """What drafts, and what goes on behind it, for readers."""
+    """Returns the drafters and their tail, for readers."""
     tail = "" if drafting.tail is None else f" + {drafting.tail} {drafting.tail_size}"
     return drafters_text(drafting.drafters, block_size) + tail
 
 
 def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
-    """Those of the named settings that somebody chose, and what they are."""
+    """Yields those of the named settings that the caller chose, with their values."""
     for name in names:
         value = getattr(settings, name)
         if not (value is None or value is False or isinstance(value, str | tuple) and value in (TOKEN, (DRAFT_MODEL,))):
@@ -206,23 +211,23 @@ def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Drafting):
-    """Everything that says how tokens are made; what is `None` is the method's own.
+    """The settings that determine how tokens are made; `None` means the method's own value.
 
     Attributes:
-        method: a name of `methods.table.METHODS`, or `module.NAME`, one of your own: "speculative"; the two ends of
+        method: a name of `methods.table.METHODS`, or `module.NAME`, a user's method: "speculative"; the two ends of
             every plot, "autoregressive" (the target alone) and "autoregressive_draft"; a rule's name; "fuzzy", "bild",
             "token_cascade" and others.
-        block_size: γ, draft tokens per round at most; "auto": for each round the one, 0 included, that costs the least
+        block_size: γ, the most draft tokens per round; "auto": for each round the length, 0 included, with the least
             time per token, see `methods.block_costs`.
-        tree: drafts that branch: how many tokens are drafted behind each, depth by depth, `(3, 2, 1)`, in place of a
+        tree: drafts that branch: how many tokens are drafted after each, depth by depth, `(3, 2, 1)`, in place of a
             block size (`core.trees`). `None`, and ones alone: a chain.
-        drafters: as of `Drafting`. Of several, each of which may be an `Arm`, one is chosen for each query;
+        drafters: as in `Drafting`. Of several, each of which may be an `Arm`, one is chosen for each query;
             "autoregressive" is the target alone.
-        choose: how: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; one that knows how sure it
-            is can be asked for "thompson" or "optimistic" too), "random", or the name of one of them.
+        choose: how one is chosen: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; a policy with
+            a measure of its certainty also allows "thompson" and "optimistic"), "random", or the name of one of them.
         policy: the policy's file (`pairs.policy_files`), or a loaded one; `None`: the pair's own.
-        lossy_arms: whether drafters may be among them whose rule is lossy.
-        head: where the method asks an acceptance head, the file of another one than the pair's own.
+        lossy_arms: whether drafters with a lossy rule may be among them.
+        head: the file of an acceptance head that replaces the pair's own, if the method needs one.
     """
 
     method: Any = "speculative"
@@ -246,7 +251,7 @@ class Settings(Drafting):
         """Returns the settings that a function was called with.
 
         Raises:
-            TypeError: one that there is not; names the nearest.
+            TypeError: an unknown setting; names the nearest.
             ValueError: a method's name given as the rule.
         """
         known = sorted(cls.__dataclass_fields__)
@@ -262,7 +267,7 @@ MISNOMERS = {
     **dict.fromkeys(("assistant", "drafter"), "drafters"),
     "threshold": "stop_threshold", "top_n": "top_k", "verifier": "verify",
 }  # fmt: skip
-"""Words that other libraries use, and ours."""
+"""Words that other libraries use -> the names here."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -277,7 +282,7 @@ def with_settings(function: Function) -> Function:
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
-"""The settings that say how tokens are sampled, whatever the method."""
+"""The settings of how tokens are sampled, for every method."""
 
 
 def sampling_of(settings: Drafting) -> dict[str, Any]:
@@ -286,7 +291,7 @@ def sampling_of(settings: Drafting) -> dict[str, Any]:
 
 
 def check_sampling_alone(settings: Settings, caller: str) -> Settings:
-    """Refuses settings that say more than how tokens are sampled, where methods are given otherwise.
+    """Refuses settings beyond sampling, for callers that take methods in another way.
 
     Raises:
         ValueError: names the first other setting.

@@ -1,4 +1,4 @@
-"""Speculation: a draft, a rule, an acceptance, a stop policy, and what follows a kept block."""
+"""Speculation: a draft, a rule, an acceptance, a stop policy, and the token after a kept block."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,18 +27,19 @@ from speccascade_jax.stopping.policies import Fixed
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation(Method):
-    """A method in which drafts are kept or replaced; a caller's own choice takes the place of a part that is not fixed.
+    """A method whose drafts are kept or replaced; a caller's choice replaces any part that is not fixed.
 
     Attributes:
-        decides: the rule if none is named; rules: those that may take its place (empty: any).
+        decides: the rule if none is named.
+        rules: the rules that may replace it (empty: any).
         accept: a name in `rules.acceptance.VERIFIERS`.
         stop: a name in `stopping.policies.STOPS`, or a policy's class.
-        block_size: the default, or the only one where `fixed_block`.
+        block_size: the default, or the only one if `fixed_block`.
         bonus: the default.
         greedy_draft: whether the draft is greedy unless a draft temperature is named.
         alpha_stops: whether α is the stop policy's threshold too.
         verify_final: see `Engine`.
-        bare: whether it is but a rule, so that a sweep may choose its bonus.
+        bare: whether it is only a rule, so that a sweep may choose its bonus.
     """
 
     decides: str | Rule = "spec_decode"
@@ -60,21 +61,21 @@ class Speculation(Method):
         return chosen
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """The rule's, or that of the first drafter's own rule that has one: α is one number for all."""
+        """Returns the α of the rule, or of the first drafter's own rule that has one: α is one number for all."""
         return next((rule.alpha for rule in self._rules(settings) if rule.alpha is not None), None)
 
     def _rules(self, settings: Settings) -> list[Rule]:
-        """The method's rule and those of single drafters."""
-        own = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
-        return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in own)]
+        """Returns the method's rule and those of single drafters."""
+        arm_rules = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
+        return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in arm_rules)]
 
     def heading(self, settings: Settings) -> str:
-        """The method's title, or the rule's where the method is but the frame for one."""
+        """Returns the method's title, or the rule's if the method has none."""
         rule = self.rule(settings)
         return self.title or rule.title or rule.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """The method's own detail, the rule's variant, a stop policy and drafters that were chosen."""
+        """Returns the method's own detail, the rule's variant, and a stop policy and drafters that were chosen."""
         rule, stop = self.rule(settings), ""
         kind = rule.variant
         if self.title and not kind and rule.name != deferral.get(self.decides).name:
@@ -89,10 +90,10 @@ class Speculation(Method):
         return tuple(part for part in parts if part)
 
     def policy(self, settings: Settings) -> StopPolicy:
-        """When drafts end.
+        """Returns the policy that ends drafts.
 
         Raises:
-            ValueError: a block size below 1, or another than the only one that the method has; no such policy; as
+            ValueError: a block size below 1, or another than the method's only one; no such policy; as
                 `_check_planned`.
         """
         if settings.block_size == AUTO:
@@ -102,31 +103,31 @@ class Speculation(Method):
         if self.fixed_block and size != self.block_size:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
         stop = self.stop if settings.stop is None else settings.stop
-        return build_drafter.policy_of(stop, size, told=self.stop == "oracle")
+        return build_drafter.policy_of(stop, size, stop_known=self.stop == "oracle")
 
     def _check_planned(self, settings: Settings) -> None:
-        """Refuse `block_size="auto"` where something else settles how long blocks are, or where the law hangs on it.
+        """Refuses `block_size="auto"` if another setting fixes block lengths, or if the distribution depends on them.
 
         Raises:
-            ValueError: names what, and the remedy.
+            ValueError: names the setting, and the remedy.
         """
-        whose, stop = f"block_size={AUTO!r} of {self.called}", self.stop if settings.stop is None else settings.stop
+        setting, stop = f"block_size={AUTO!r} of {self.called}", self.stop if settings.stop is None else settings.stop
         if self.fixed_block:
             raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={AUTO!r} out")
         if stop != "fixed":
-            raise ValueError(f"{whose} and stop={stop!r} both say how long blocks are: give a number, or no stop")
+            raise ValueError(f"{setting} and stop={stop!r} both say how long blocks are: give a number, or no stop")
         if not build_drafter.by_model(settings.drafters):
             drawn = ", ".join(map(str, settings.drafters))
-            raise ValueError(f"{whose} plans the drafts of one of the pair's models, not of {drawn}: give a number")
+            raise ValueError(f"{setting} plans the drafts of one of the pair's models, not of {drawn}: give a number")
         rule, bonus = self.rule(settings), self.bonus if settings.bonus is None else settings.bonus
         if bonus == "target" and not rule.lossless:
             raise ValueError(
-                f"{whose} needs bonus='rule' or 'none': with 'target' the law of rule {rule.name!r} depends on the "
+                f"{setting} needs bonus='rule' or 'none': with 'target' the law of rule {rule.name!r} depends on the "
                 f"block size, so on how fast this machine is"
             )
 
     def sweeps_block(self, settings: Settings) -> bool:
-        """Whether a model drafts blocks that end at γ, whatever γ is."""
+        """Returns whether a model drafts blocks that always end at γ."""
         if self.fixed_block or settings.block_size == AUTO or settings.tree:
             return False
         arms = build_selection.arms_of(settings)
@@ -135,18 +136,18 @@ class Speculation(Method):
         return isinstance(self.policy(settings), Fixed)
 
     def threshold(self, settings: Settings) -> str:
-        """What the stop policy does with a threshold that is not α."""
+        """Returns the stop policy's use of a threshold that is not α."""
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:
-        """Whether a stop policy asks one, its own or a level's."""
+        """Returns whether a stop policy needs an acceptance head, the method's own or a level's."""
         return build_drafter.asks_head(settings.drafters, self.policy(settings))
 
     def resolved(self, settings: Settings) -> Settings:
-        """With the method's own block size and bonus; where a level drafts, blocks have no size of their own."""
+        """Returns settings with the method's own block size and bonus; blocks drafted by a level have no size."""
         build_drafter.check(settings.drafters, self.called)
         self._check_tree(settings)
         self._check_choice(settings)
@@ -170,22 +171,22 @@ class Speculation(Method):
         return replace(settings, block_size=size, bonus=bonus)
 
     def _check_tree(self, settings: Settings) -> None:
-        """Refuse a tree, and something else that says how long blocks are, how they are decided or who drafts.
+        """Refuses a tree together with another setting of block lengths, of verification or of the drafter.
 
         Raises:
-            ValueError: names what.
+            ValueError: names the settings.
         """
         if settings.tree is None:
             return
-        beside = dict(meant(settings, "block_size", "verify", "tail", "choose"))
+        conflicts = dict(meant(settings, "block_size", "verify", "tail", "choose"))
         accept, stop = settings.accept or self.accept, self.stop if settings.stop is None else settings.stop
-        beside |= {"accept": accept} if accept != "speculative" else {}
-        beside |= {"stop": stop} if stop != "fixed" else {}
+        conflicts |= {"accept": accept} if accept != "speculative" else {}
+        conflicts |= {"stop": stop} if stop != "fixed" else {}
         single = build_drafter.by_model(settings.drafters) and not build_selection.selects(settings)
-        if beside or self.fixed_block or not single:
-            others = ", ".join(f"{name}={value!r}" for name, value in beside.items()) or "its own way to draft"
+        if conflicts or self.fixed_block or not single:
+            names = ", ".join(f"{name}={value!r}" for name, value in conflicts.items()) or "its own way to draft"
             raise ValueError(
-                f"tree={settings.tree} of {self.called} does not go with {others}: a tree is drafted by one model and "
+                f"tree={settings.tree} of {self.called} does not go with {names}: a tree is drafted by one model and "
                 f"decided sibling by sibling; leave one of them out"
             )
 
@@ -198,12 +199,12 @@ class Speculation(Method):
             raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name several")
 
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
-        """What decides under a rule, the method's own for `None`."""
+        """Returns the verifier under a rule, the method's own for `None`."""
         chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
         return build_drafter.verifier_of(settings.accept or self.accept, chosen, settings.verify)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
+        """Returns α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
         heat = 0.0 if self.greedy_draft and settings.draft_temperature is None else settings.draft_temperature
         drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
@@ -212,21 +213,23 @@ class Speculation(Method):
                 f"the former out"
             )
         alpha = np.zeros(rows, np.float32)
-        for each in self._rules(settings):
-            each.check_temperatures(settings.temperature, drawn)
-            found = checked_alpha(each.alpha, f"rule {each.name!r}", settings.alpha, rows)
-            alpha = alpha if each.alpha is None else found
+        for rule in self._rules(settings):
+            rule.check_temperatures(settings.temperature, drawn)
+            checked = checked_alpha(rule.alpha, f"rule {rule.name!r}", settings.alpha, rows)
+            alpha = alpha if rule.alpha is None else checked
         sampling = sampling_of(settings) | {"draft_temperature": drawn}
         threshold = self._stop_threshold(settings, alpha)
         inner = build_drafter.inner_controls(settings.drafters, sampling, rows)
         return make_controls(rows, alpha=alpha, stop_threshold=threshold, inner=inner, **sampling)
 
     def _stop_threshold(self, settings: Settings, alpha: np.ndarray) -> Any:
-        given = settings.stop_threshold
+        threshold = settings.stop_threshold
         if not self.alpha_stops:
-            return build_drafter.checked_threshold(self.policy(settings), self.called, given)
-        if given is not None:
-            raise ValueError(f"{self.called} has no stop_threshold ({given}): its alpha is the threshold; leave it out")
+            return build_drafter.checked_threshold(self.policy(settings), self.called, threshold)
+        if threshold is not None:
+            raise ValueError(
+                f"{self.called} has no stop_threshold ({threshold}): its alpha is the threshold; leave it out"
+            )
         return alpha
 
     def program(
@@ -238,12 +241,12 @@ class Speculation(Method):
         if build_selection.selects(settings):
             verifier = build_selection.verifier_of(settings, partial(self._verifier, settings))
             part = partial(self._arm, pair, settings, head)
-            told = not isinstance(verifier, TokenWise)
-            drafter, params = build_selection.drafter_of(pair, settings, self.called, part, told)
+            tells_arm = not isinstance(verifier, TokenWise)
+            drafter, params = build_selection.drafter_of(pair, settings, self.called, part, tells_arm)
         elif settings.tree is not None:
             drafter, params, verifier = build_drafter.branching(pair, settings, verifier, self.called)
         elif settings.block_size == AUTO:
-            # a rule that reads q needs a pass of the draft for every token: a round without drafts saves it nothing
+            # a rule that reads q needs a draft pass for every token, so that a round without drafts saves nothing
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
             bound = pair.model(str(build_drafter.the_one(settings.drafters, self.called)))
             drafter, params = PlannedDrafter(bound.model, plan), {"model": bound.params}
@@ -262,13 +265,13 @@ class Speculation(Method):
     def _arm(
         self, pair: Pair, settings: Settings, head: Head | None, drafter: str | Level, block_size: int | None
     ) -> tuple[Drafter, Params]:
-        """One of several drafters, and its parameters."""
-        own = replace(settings, drafters=(drafter,), block_size=block_size or settings.block_size)
-        return build_drafter.drafter_of(pair, own, self.policy(own), self.called, head)
+        """Returns one of several drafters, and its parameters."""
+        arm_settings = replace(settings, drafters=(drafter,), block_size=block_size or settings.block_size)
+        return build_drafter.drafter_of(pair, arm_settings, self.policy(arm_settings), self.called, head)
 
 
 def _as_chain(settings: Settings) -> Settings:
-    """A tree that does not branch as blocks of its depth: the same program."""
+    """Returns a tree without branches as blocks of its depth, which is the same program."""
     if settings.tree is None or set(settings.tree) != {1}:
         return settings
     return replace(settings, tree=None, block_size=len(settings.tree))

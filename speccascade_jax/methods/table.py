@@ -1,7 +1,7 @@
-"""★ The methods that have a name. A new one is a row here; every rule is one already.
+"""★ The named methods. A new one is a row here; every rule is one already.
 
-A method fixes an acceptance, a stop policy, what follows a kept block, and which rule decides if none is named. All of
-them run in the same loop (`engine.loop`); a paper's method is the row, not code. Sources: METHODS sections 2, 4, 5, 6.
+A method fixes an acceptance, a stop policy, the token after a kept block, and the default rule. All of them run in the
+same loop (`engine.loop`); a paper's method is a row, not code. Sources: METHODS sections 2, 4, 5, 6.
 """
 
 import math
@@ -15,8 +15,8 @@ from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Alpha, Rule
 
-_CAP = 10  # draft tokens in a row before the target must write one (paper 1, section F.1)
-_LONGEST = 20  # draft tokens in a block that ends when its policy says so (paper 3, section 4.1)
+_CAP = 10  # draft tokens in a row before the target must write one (Narasimhan et al., 2024, section F.1)
+_LONGEST = 20  # draft tokens in a block that a policy ends (Huang et al., 2024 (SpecDec++), section 4.1)
 
 _score = partial(Alpha, useful=(-math.inf, 0.0))
 _sequence = partial(SequenceMethod, title="SeqCascade")
@@ -25,26 +25,26 @@ _stopping = partial(Speculation, block_size=_LONGEST)
 
 
 def of_rule(name: str, rule: Rule) -> Speculation:
-    """The method that a rule is: its drafts kept as often as its law allows."""
+    """Returns the method of a rule: its drafts are kept as often as its target distribution allows."""
     return Speculation(name=name, decides=rule, rules=(rule.name,), bare=True)
 
 
 _ENDS_AND_CASCADES = (
     Alone(name=names.TARGET, title="Target alone", model="target"),
     Alone(name=names.DRAFT, title="Draft alone", model="draft"),
-    # the draft writes the whole output, the target writes anew where its score is below α (paper 1, eq. 1)
+    # the draft writes the whole output; the target rewrites it if its score is below α (Narasimhan et al., 2024, eq. 1)
     _sequence(name="seq_cascade", score="sum", detail="sum", trade_off=_score(grid=(-30.0, 0.0), typical=-8.0)),
     _sequence(name="seq_cascade_mean", score="mean", detail="mean", trade_off=_score(grid=(-2.0, 0.0), typical=-0.4)),
     _sequence(
         name="seq_cascade_quantile", score="quantile", detail="quantile",
         trade_off=_score(grid=(-5.0, 0.0), typical=-1.5),
     ),
-    # paper 2's baseline: the target writes a share α of the outputs, whatever they are
+    # baseline of Holsman et al., 2025: the target writes a random share α of the outputs
     SequenceMethod(
         name="random_allocation", title="Random allocation", score="random",
         trade_off=Alpha(domain=(0.0, 1.0), closed=True, typical=0.5),
     ),
-    # paper 1, Algorithm 2: the rule reads q alone, so it is asked before the target is
+    # Narasimhan et al., 2024, Algorithm 2: the rule reads q alone, so it decides before the target runs
     Speculation(
         name="token_cascade", title="TokenCascade", decides="chow", rules=("chow",), accept="deferral",
         stop="confidence", block_size=_CAP, bonus="target", alpha_stops=True, verify_final=False,
@@ -53,12 +53,12 @@ _ENDS_AND_CASCADES = (
         name="token_cascade_log", title="TokenCascade", decides="chow_log", rules=("chow_log",), accept="deferral",
         stop="entropy", block_size=_CAP, bonus="target", alpha_stops=True, verify_final=False,
     ),
-    # paper 1, Algorithm 3: both models at every token
+    # Narasimhan et al., 2024, Algorithm 3: both models run at every token
     Speculation(
         name="oracle_cascade", title="Oracle", decides="diff", accept="deferral", block_size=1, fixed_block=True,
         bonus="none",
     ),
-    # Big-Little: fallback where the draft is unsure (stop threshold), rollback where the target disagrees (α)
+    # Big-Little: fallback if the draft is unsure (stop threshold), rollback if the target disagrees (α)
     Speculation(
         name="bild", title="BiLD", symbol="α_f", decides="bild_star", accept="deferral", stop="confidence",
         block_size=_CAP, bonus="target", verify_final=False,
@@ -67,14 +67,14 @@ _ENDS_AND_CASCADES = (
 _OTHERS = (
     # any rule, as its `rule`
     Speculation(name="speculative"),
-    # paper 2: all tokens of a position or none, replaced from the target; the draft is greedy, the target sampled
+    # Holsman et al., 2025: defers whole positions, replaces from the target; the draft is greedy, the target sampled
     _fuzzy(name="fuzzy", title="FSD", accept="deferral"),
-    # its variant: lossless first, and by divergence only what that rejects
+    # its variant: lossless first; the divergence decides about rejected drafts only
     _fuzzy(name="fuzzy_after_sd", title="FSD after SD"),
-    # two of its baselines; the rules of these names are other methods, so that theirs are the rows
+    # two of its baselines; rules of the same names exist, and these rows replace the methods made of them
     _fuzzy(name="sd_reference", decides="sd_reference", rules=("sd_reference",), accept="soft_ratio"),
     _fuzzy(name="random_accept", decides="random_accept", rules=("random_accept",), accept="deferral"),
-    # paper 3: the draft stops when its tokens have become unlikely to be kept; whatever decides that, any rule fits
+    # Huang et al., 2024 (SpecDec++): the draft stops when a rejection has become likely; any rule fits
     _stopping(name="specdecpp", title="SpecDec++", stop="acceptance_head"),
     _stopping(name="specdecpp_lag0", title="SpecDec++", detail="lag 0", stop="acceptance_head_lag0"),
     _stopping(name="stop_confidence", title="SpecDecode", detail="max q", stop="confidence"),
@@ -91,21 +91,23 @@ METHODS: dict[str, Method] = {
     **{name: of_rule(name, rule) for name, rule in RULES.items()},
     **{row.name: row for row in _OTHERS},
 }
-"""Name -> method, in the order of paper 1's Table 2."""
+"""Name -> method, in the order of Narasimhan et al., 2024, Table 2."""
 
 
 def get(method: Any) -> Method:
-    """The method of that name: of the table, or `module.NAME`, a method or a rule of your own; or the method itself.
+    """Returns the method of a name: of the table, or `module.NAME`, a user's method or rule.
+
+    A `Method` is returned as it is.
 
     Raises:
         ValueError: no such method; the message names the nearest ones.
     """
     if isinstance(method, Method):
         return method
-    found = names.look_up("method", method, METHODS, (Method, Rule), "speccascade_jax.METHODS")
-    return of_rule(method, found) if isinstance(found, Rule) else found
+    entry = names.look_up("method", method, METHODS, (Method, Rule), "speccascade_jax.METHODS")
+    return of_rule(method, entry) if isinstance(entry, Rule) else entry
 
 
 def rank(method: str) -> int:
-    """The place of a method's name in tables; those of one's own come last."""
+    """Returns the place of a method's name in tables; a user's methods come last."""
     return list(METHODS).index(method) if method in METHODS else len(METHODS)

@@ -1,1 +1,1 @@
-"""★ What generated text is worth. Needs no JAX."""
+"""★ Metrics of generated text. They need no JAX."""

@@ -9,25 +9,25 @@ from collections import Counter
 from decimal import Decimal
 
 UNANSWERABLE = "unanswerable"
-"""What a model writes, and a reference says, where a text has no answer (SQuAD 2)."""
+"""The word for "no answer" in outputs and references, for texts without an answer (SQuAD 2)."""
 
-# A minus directly behind a digit is a subtraction, not a sign.
+# A minus directly after a digit is a subtraction, not a sign.
 _NUMBER = re.compile(r"(?:(?<!\d)-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Between letters of other scripts, which need no spaces, it stands alone; in "Bézier" it does not.
+# Between letters of other scripts, which need no spaces, it counts as alone; in "Bézier" it does not.
 _LATIN = r"[0-9A-Za-z_À-ɏ]"
 _LETTER = re.compile(rf"(?<!{_LATIN})[A-E](?!{_LATIN})")
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number in `text`, with dollar signs and thousands separators taken out; `None` without one."""
-    found = _NUMBER.findall(text.replace("$", "").replace("−", "-"))
-    return Decimal(found[-1].replace(",", "")) if found else None
+    """Returns the last number in `text`, without dollar signs and thousands separators, or `None`."""
+    numbers = _NUMBER.findall(text.replace("$", "").replace("−", "-"))
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 def final_number(prediction: str, reference: str) -> list[float]:
-    """Whether both texts end with the same number (GSM8K); "18", "$18.00" and "18." are one.
+    """Scores whether both texts end with the same number (GSM8K); "18", "$18.00" and "18." are equal.
 
     Raises:
         ValueError: the reference holds no number.
@@ -39,18 +39,18 @@ def final_number(prediction: str, reference: str) -> list[float]:
 
 
 def normalise(text: str) -> str:
-    """Lower case without punctuation, articles and surplus spaces, as SQuAD compares (Rajpurkar et al. 2016)."""
+    """Returns lower case without punctuation, articles and surplus spaces, as in SQuAD (Rajpurkar et al. 2016)."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def answer_exact_match(prediction: str, reference: str) -> list[float]:
-    """Whether both are the same once normalised."""
+    """Scores whether both texts are equal once normalised."""
     return [100.0 * (normalise(prediction) == normalise(reference))]
 
 
 def answer_f1(prediction: str, reference: str) -> list[float]:
-    """F1 of the normalised words; all or nothing where there is no answer, or nothing is left of one."""
+    """Returns F1 of the normalised words; exact match if there is no answer, or no word is left."""
     ours, theirs = normalise(prediction), normalise(reference)
     if not ours or not theirs or UNANSWERABLE in (ours, theirs):
         return [100.0 * (ours == theirs)]
@@ -60,6 +60,9 @@ def answer_f1(prediction: str, reference: str) -> list[float]:
 
 
 def choice(prediction: str, reference: str) -> list[float]:
-    """Whether the first letter from A to E that stands alone is the reference ("B", "(B)", "B. Berlin", "答案是B")."""
-    found = _LETTER.search(prediction)
-    return [100.0 * (found is not None and found[0] == reference.strip())]
+    """Scores whether the first letter from A to E that stands alone is the reference.
+
+    Examples of such letters: "B", "(B)", "B. Berlin", "答案是B".
+    """
+    letter = _LETTER.search(prediction)
+    return [100.0 * (letter is not None and letter[0] == reference.strip())]

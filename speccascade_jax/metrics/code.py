@@ -6,16 +6,16 @@ from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.sandbox.running import KINDS
 
 SECONDS = 10.0
-"""How long one program may run."""
+"""Time limit of one program."""
 
 
 def harness(*, before: str, after: str) -> str:
-    """A reference for `pass_at_1`: what stands before the generated code, and the tests behind it."""
+    """Returns a reference for `pass_at_1`: the text before the generated code, and the tests after it."""
     return json.dumps({"before": before, "after": after}, ensure_ascii=False)
 
 
 def program(prediction: str, reference: str) -> str:
-    """The program that decides about `prediction`.
+    """Returns the program that decides about `prediction`.
 
     Raises:
         ValueError: the reference is no `harness`.
@@ -28,10 +28,12 @@ def program(prediction: str, reference: str) -> str:
 
 
 def pass_at_1(prediction: str, reference: str) -> list[float]:
-    """How the program ended: 1 for its kind, 0 for the others, in the order of `KINDS` ("passed" is the first).
+    """Runs the program; returns 1 for the kind of its end and 0 for the others, in the order of `KINDS`.
+
+    "passed" is the first kind.
 
     Raises:
         sandbox.SandboxUnavailable: this system offers no protection; nothing was run.
     """
     kind = sandbox.run(program(prediction, reference), timeout=SECONDS).kind
-    return [float(kind == one) for one in KINDS]
+    return [float(kind == known_kind) for known_kind in KINDS]

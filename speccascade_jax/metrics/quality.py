@@ -1,8 +1,8 @@
 """Text quality: BLEU (sacrebleu), ROUGE (rouge-score), short answers, tests of code; all from 0 to 100.
 
 Each metric is kept as statistics per example (counts for BLEU and pass@1, the score itself for the others), so that a
-corpus score and a bootstrap come from one pass over the texts. A record keeps them (`measure`), so that two records can
-be compared example by example without their texts (`results.analysis.bootstrap`).
+corpus score and a bootstrap need one pass over the texts. A record keeps the statistics (`measure`), so that two
+records can be compared example by example without their texts (`results.analysis.bootstrap`).
 """
 
 import dataclasses
@@ -24,14 +24,16 @@ References = Sequence[str | tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """How one metric is computed.
+    """The computation of one metric.
 
     Attributes:
         statistics: (prediction, reference) -> K numbers.
-        from_sums: statistics added up over the N examples of each of R corpora, `[R, K]`, and N -> the scores `[R]`.
-        signature: () -> what identifies the computation in a record: tokeniser, smoothing, stemming, library version.
+        from_sums: maps sums of the statistics over the N examples of each of R corpora, `[R, K]`, and N to the scores
+            `[R]`.
+        signature: () -> text that identifies the computation in a record: tokeniser, smoothing, stemming, library
+            version.
         several: whether an example may have several references, of which the best counts.
-        executes: whether it runs what a model wrote; only where `Evaluation.execute_code` allows it.
+        executes: whether it runs a model's output; only if `Evaluation.execute_code` allows it.
     """
 
     statistics: Callable[[str, str], list[float]]
@@ -42,16 +44,16 @@ class Metric:
 
 
 def score(metric_names: Sequence[str], predictions: Sequence[str], references: References) -> dict[str, float]:
-    """Each named metric over the whole corpus, 0 to 100.
+    """Computes each named metric over the whole corpus, 0 to 100.
 
     Args:
         metric_names: keys of `METRICS`.
         predictions: one text per example; may be empty strings.
-        references: one text per example, in the same order, or a tuple of texts where a metric takes several.
+        references: one text per example, in the same order, or a tuple of texts if a metric takes several.
 
     Raises:
-        ValueError: an unknown metric, no examples, lists of different lengths, or several references for a metric
-            that compares with one.
+        ValueError: an unknown metric, no examples, lists of different lengths, or several references for a metric that
+            compares with one.
     """
     if isinstance(metric_names, str):
         raise ValueError(f"metric_names={metric_names!r} is one string; give a list or tuple of names")
@@ -66,18 +68,18 @@ def measure(
     *,
     samples: int = 200,
 ) -> dict[str, Any]:
-    """A record's entry `quality`: the scores, the first metric's interval, and the statistics of every example.
+    """Returns a record's entry `quality`: the scores, the first metric's interval, and every example's statistics.
 
     Args:
         metric_names: keys of `METRICS`, the main one first.
-        ids: what each example is called, in the order of the texts.
+        ids: the examples' ids, in the order of the texts.
         predictions, references: one text per example, as in `score`.
-        samples: bootstrap resamples behind the interval.
+        samples: number of bootstrap resamples for the interval.
 
     Returns:
         `metric`, `value`, `low`, `high`, `interval`, `examples`, `all` (every metric's score), `signature`, and
         `per_example`: `ids` and, for each metric, `statistics` in the same order (a list of K numbers, or the number
-        itself where K is 1).
+        itself if K is 1).
 
     Raises:
         ValueError: as `score`; another number of ids; an id that occurs twice.
@@ -97,14 +99,14 @@ def measure(
         "all": scores,
         "signature": get_metric(main).signature(),
         "per_example": {
-            "ids": [int(one) for one in ids],
+            "ids": [int(example_id) for example_id in ids],
             "statistics": {name: _compact(rows) for name, rows in statistics.items()},
         },
     }
 
 
 def get_metric(name: str) -> Metric:
-    """The metric called `name`.
+    """Returns the metric called `name`.
 
     Raises:
         ValueError: there is none; names the nearest and all of them.
@@ -115,10 +117,10 @@ def get_metric(name: str) -> Metric:
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
-    """float64 `[N, K]`, those of the best reference where the metric allows several."""
-    for what, texts in (("predictions", predictions), ("references", references)):
+    """Returns float64 `[N, K]`, for the best reference if the metric allows several."""
+    for argument, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
-            raise ValueError(f"{what} is one string; give a list with one text per example")
+            raise ValueError(f"{argument} is one string; give a list with one text per example")
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references; one each is needed")
     if not predictions:
@@ -127,7 +129,7 @@ def _statistics(name: str, predictions: Sequence[str], references: References) -
     for prediction, reference in zip(predictions, references, strict=True):
         choices = (reference,) if isinstance(reference, str) else tuple(reference)
         if not choices or (len(choices) > 1 and not metric.several):
-            allowed = ", ".join(known for known, one in METRICS.items() if one.several)
+            allowed = ", ".join(known for known, known_metric in METRICS.items() if known_metric.several)
             remedy = f"give one, or choose a metric that takes the best of several: {allowed}"
             raise ValueError(f"{name} compares with one reference per example, not with {len(choices)}; {remedy}")
         rows.append(max(metric.statistics(prediction, choice) for choice in choices))
@@ -139,7 +141,10 @@ def _corpus_score(name: str, statistics: np.ndarray) -> float:
 
 
 def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, float]:
-    """The 95% percentile bootstrap over examples; sacrebleu's is for its own metrics, seeded by the environment."""
+    """Computes the 95% percentile bootstrap over examples.
+
+    sacrebleu's own bootstrap covers its own metrics only, and takes its seed from the environment.
+    """
     drawn = np.random.default_rng(0).integers(len(statistics), size=(samples, len(statistics)))
     scores = get_metric(name).from_sums(np.stack([statistics[rows].sum(axis=0) for rows in drawn]), len(statistics))
     low, high = np.quantile(scores, [(1 - 0.95) / 2, (1 + 0.95) / 2])
@@ -147,35 +152,35 @@ def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, f
 
 
 def _compact(statistics: np.ndarray) -> list:
-    """`[N, K]` as lists for a record: counts as whole numbers, single numbers without a list of their own."""
+    """Returns `[N, K]` as lists for a record: counts as whole numbers, single numbers without a list."""
     whole = statistics.astype(np.int64)
     numbers = whole if np.array_equal(whole, statistics) else statistics
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-# Without effective order it warns about single sentences; the counts that a corpus score adds up are the same.
+# Without effective order it warns about single sentences; the counts for a corpus score are the same.
 _BLEU = BLEU(effective_order=True)
 _CHRF = CHRF()
 
 
 def sentence_bleu(prediction: str, reference: str) -> float:
-    """BLEU of one sentence, 0 to 100, over the n-gram orders it is long enough for (effective order)."""
+    """Returns BLEU of one sentence, 0 to 100, over the n-gram orders that its length allows (effective order)."""
     return float(_BLEU.sentence_score(prediction, [reference]).score)
 
 
 def sentence_rouge_l(prediction: str, reference: str) -> float:
-    """ROUGE-L (F1) of one text against another, 0 to 1; 0 where one of them has no word."""
+    """Returns ROUGE-L (F1) of one text against another, 0 to 1; 0 if one of them has no word."""
     return _rouge_f1("rougeL", prediction, reference)[0] / 100.0
 
 
 def _bleu_statistics(prediction: str, reference: str) -> list[float]:
-    """n-gram matches and n-gram totals for n = 1 to 4, then the lengths of prediction and reference."""
+    """Returns n-gram matches and totals for n = 1 to 4, then the lengths of prediction and reference."""
     counted = _BLEU.sentence_score(prediction, [reference])
     return [*counted.counts, *counted.totals, counted.sys_len, counted.ref_len]
 
 
 def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
-    """BLEU (Papineni et al. 2002) with sacrebleu's default smoothing."""
+    """Computes BLEU (Papineni et al. 2002) with sacrebleu's default smoothing."""
     corpora = sums.astype(np.int64).tolist()
     return np.asarray([BLEU.compute_bleu(c[:4], c[4:8], c[8], c[9], smooth_method="exp").score for c in corpora])
 
@@ -187,18 +192,18 @@ def _bleu_signature() -> str:
 
 
 def _chrf_statistics(prediction: str, reference: str) -> list[float]:
-    """For each order of character n-grams how many the prediction has, the reference has, and both have."""
+    """Returns n-gram counts per character order: in the prediction, in the reference, in both."""
     return [*map(float, _CHRF._extract_corpus_statistics([prediction], [[reference]])[0])]
 
 
 def _chrf_from(sums: np.ndarray, examples: int) -> np.ndarray:
-    """chrF2 (Popović 2015) as sacrebleu computes it."""
+    """Computes chrF2 (Popović 2015) as sacrebleu does."""
     return np.asarray([_CHRF._compute_f_score(row) for row in sums.tolist()])
 
 
 @functools.cache
 def _rouge(kind: str) -> Any:
-    from rouge_score import rouge_scorer  # loads NLTK and SciPy: slow, and BLEU needs neither
+    from rouge_score import rouge_scorer  # loads NLTK and SciPy, which is slow, and BLEU needs neither
 
     return rouge_scorer.RougeScorer([kind], use_stemmer=True)
 
@@ -212,7 +217,7 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
 
 
 def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
-    """A metric whose corpus score is the mean over examples, and an example's that of its best reference."""
+    """Returns a metric whose corpus score is the mean over examples, each scored by its best reference."""
     return Metric(statistics, lambda sums, examples: sums[:, 0] / examples, lambda: described, several=True)
 
 

@@ -1,4 +1,4 @@
-"""Caches of keys and values: their layouts, writing into them, and what may be seen of them."""
+"""Caches of keys and values: their layouts, writes into them, and masks over them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +14,20 @@ from speccascade_jax.models.sharding import HEADS, constrain
 
 Layers = tuple[Array, ...]
 Held = TypeVar("Held", bound=Any)
-"""A family's cache: a dataclass with a `length`."""
+"""The cache type of a model family: a dataclass with a `length`."""
 
 
 @flax.struct.dataclass
 class KVCache:
-    """Attention cache of a decoder, functional, with one length per row.
+    """Immutable attention cache of a decoder, with one length per row.
 
     Attributes:
-        keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`: the layouts that
-            make a block nearly as cheap as a step on CPU. Rows and heads are one axis, because a product over two
-            batch axes reshapes the slots just written, and XLA:CPU then copies the whole cache at every step.
-        length: int32 `[B]`. Slots at or beyond it are masked by position, never trusted.
-        static: what prefill computed once (cross-attention keys and values, the encoder's mask).
+        keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`. With these layouts
+            a block of tokens costs little more than one token on a CPU. Rows and heads share one axis, because a
+            product over two batch axes reshapes the slots just written, and XLA:CPU then copies the whole cache at
+            every step.
+        length: int32 `[B]`. Slots at or beyond it hold junk and are masked by position.
+        static: the arrays that prefill computes once (cross-attention keys and values, the encoder's mask).
     """
 
     keys: Layers
@@ -36,10 +37,11 @@ class KVCache:
 
 
 class LengthCached(Generic[Held]):
-    """A model whose cache is a dataclass with a `length` `[B]` that alone says what was consumed."""
+    """A model whose cache is a dataclass; its field `length` `[B]` alone counts the consumed tokens."""
 
     def rollback(self, cache: Held, length: Array) -> Held:
         """Returns the cache as if row `b` had consumed `length[b]` tokens, at most `max_rollback` fewer than it has."""
+        # The slots keep their contents: masks depend on the length, and the next write overwrites the dropped slots.
         return replace(cache, length=jnp.asarray(length, jnp.int32))
 
     def consumed(self, cache: Held) -> Array:
@@ -49,71 +51,78 @@ class LengthCached(Generic[Held]):
 
 
 def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:
-    """Zeros, per layer with `S` of `sizes`: keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`."""
+    """Returns zeros for each layer's `S` of `sizes`: keys `[heads, head_dim, S]`, values `[heads, S, head_dim]`."""
     keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
     return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
 
 
 def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
-    """`write_slots` into a ring: position `p` lies in slot `p mod S` of its `S` slots.
+    """Writes a block into a ring of `S` slots, with position `p` in slot `p mod S`.
 
     Args:
         buffer, update, axis: as in `write_slots`; `update` has at most `S` entries along `axis`.
-        start: int32 `[B]`, the first one's position.
+        start: int32 `[B]`, the position of the block's first entry.
     """
     rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
-    update, at = update.astype(buffer.dtype), start % size
+    update, begin = update.astype(buffer.dtype), start % size
+    # A single entry never wraps around the end of the ring.
     if new == 1:
-        return write_slots(buffer, update, at, axis)
+        return write_slots(buffer, update, begin, axis)
 
-    def one(row: Array, block: Array, at: Array) -> Array:
-        # up to the last slot, then from the first one on: two writes however the block lies
-        first = jnp.minimum(at, size - new)
-        row = _overwrite(row, block, first, first - at, axis)
-        return _overwrite(row, block, jnp.zeros_like(at), size - at, axis)
+    def one(row: Array, block: Array, begin: Array) -> Array:
+        # Two writes for every block, wrapped or not: up to the last slot, then from the first slot on. The number of
+        # wrapped entries differs by row, and shapes must not.
+        first = jnp.minimum(begin, size - new)
+        row = _overwrite(row, block, first, first - begin, axis)
+        return _overwrite(row, block, jnp.zeros_like(begin), size - begin, axis)
 
     def by_row(x: Array) -> Array:
         return x.reshape(rows, -1, *x.shape[1:])
 
-    return jax.vmap(one)(by_row(buffer), by_row(update), at).reshape(buffer.shape)
+    return jax.vmap(one)(by_row(buffer), by_row(update), begin).reshape(buffer.shape)
 
 
-def _overwrite(row: Array, block: Array, at: Array, shift: Array, axis: int) -> Array:
-    """A block's length of slots from `at` on, the `i`-th with the block's entry `shift + i` where there is one."""
+def _overwrite(row: Array, block: Array, first_slot: Array, shift: Array, axis: int) -> Array:
+    """Writes the block's entry `shift + i` into slot `first_slot + i`, for each slot `i` of the block's length.
+
+    A slot for which the block has no such entry keeps its contents.
+    """
     new = block.shape[axis]
     index = jnp.arange(new) + shift
-    there = ((index >= 0) & (index < new)).reshape([-1 if a == axis else 1 for a in range(block.ndim)])
+    in_block = ((index >= 0) & (index < new)).reshape([-1 if a == axis else 1 for a in range(block.ndim)])
     moved = jnp.take(block, jnp.clip(index, 0, new - 1), axis=axis)
-    old = jax.lax.dynamic_slice_in_dim(row, at, new, axis)
-    return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(there, moved, old), at, axis)
+    # `dynamic_update_slice` moves a slice that overruns the buffer; `first_slot` leaves room for the whole block.
+    old = jax.lax.dynamic_slice_in_dim(row, first_slot, new, axis)
+    return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(in_block, moved, old), first_slot, axis)
 
 
 def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
-    """Slot `start + j` of each row with what `start + entries[:, j]` holds.
+    """Copies slot `start + entries[:, j]` of each row into slot `start + j`.
 
     Args:
-        buffer: `[B * n, ...]`, `n` neighbours sharing a row; start: int32 `[B]`; entries: int32 `[B, W]`.
+        buffer: `[B * n, ...]`, `n` consecutive entries per row; start: int32 `[B]`; entries: int32 `[B, W]`.
     """
     rows = start.shape[0]
 
-    def one(row: Array, at: Array, own: Array) -> Array:
-        taken = jnp.take(row, jnp.clip(at + own, 0, row.shape[axis] - 1), axis=axis)
-        return jax.lax.dynamic_update_slice_in_dim(row, taken, at, axis)
+    def one(row: Array, first_slot: Array, row_entries: Array) -> Array:
+        # The gather reads all sources before the write, so that source and destination slots may overlap.
+        taken = jnp.take(row, jnp.clip(first_slot + row_entries, 0, row.shape[axis] - 1), axis=axis)
+        return jax.lax.dynamic_update_slice_in_dim(row, taken, first_slot, axis)
 
     return jax.vmap(one)(buffer.reshape(rows, -1, *buffer.shape[1:]), start, entries).reshape(buffer.shape)
 
 
-def put_branch(seen: Array, own: Array, start: Array) -> Array:
-    """`seen` `[B, ..., S]` with `own` `[B or 1, ..., W]` in the slots from `start` `[B]` on."""
-    own = jnp.broadcast_to(own, (*seen.shape[:-1], own.shape[-1])).astype(seen.dtype)
+def put_branch(seen: Array, branch_values: Array, start: Array) -> Array:
+    """Returns `seen` `[B, ..., S]` with `branch_values` `[B or 1, ..., W]` in the slots from `start` `[B]` on."""
+    branch_values = jnp.broadcast_to(branch_values, (*seen.shape[:-1], branch_values.shape[-1])).astype(seen.dtype)
 
-    def one(row: Array, block: Array, at: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(row, block, at, axis=-1)
+    def one(row: Array, block: Array, first_slot: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, block, first_slot, axis=-1)
 
-    return jax.vmap(one)(seen, own, start)
+    return jax.vmap(one)(seen, branch_values, start)
 
 
 def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
-    """bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
+    """Returns bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
     positions = length[:, None] + jnp.arange(new)[None]
     return jnp.arange(slots)[None, None] <= positions[:, :, None]

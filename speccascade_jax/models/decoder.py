@@ -1,6 +1,6 @@
-"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): layers, the linen module, and the cached `LanguageModel` of them.
+"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): the layers, the linen module and the cached `LanguageModel`.
 
-Local layers of a model with a window keep `window + rollback + 1` slots in a ring; global ones keep all positions.
+A local layer (one with a window) keeps `window + rollback + 1` slots in a ring; a global layer keeps all positions.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024). Shape letters as
@@ -30,7 +30,7 @@ __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModu
 __all__ += ["teacher_forced_logits", "tiny"]
 
 CHUNK = 256
-"""Tokens that attend at once."""
+"""Number of tokens that attend at once."""
 
 
 class Turns(NamedTuple):
@@ -41,56 +41,60 @@ class Turns(NamedTuple):
 
 
 def turns(config: DecoderConfig, positions: Array) -> Turns:
-    """The rotary angles at `positions` int32 `[B or 1, T]`."""
+    """Returns the rotary angles at `positions` int32 `[B or 1, T]`."""
+    # float32 whatever the computation's dtype: bfloat16 has too few digits for angles of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
     return Turns(jnp.cos(angles), jnp.sin(angles))
 
 
 def rotate(x: Array, by: Turns, pairs: str) -> Array:
-    """`x` `[B, T, heads, K]` with its pairs of coordinates turned, in float32 and back."""
+    """Rotates the coordinate pairs of `x` `[B, T, heads, K]`, computing in float32; keeps the dtype of `x`."""
     x32 = x.astype(jnp.float32)
     if pairs == "halves":
         first, second = jnp.split(x32, 2, axis=-1)
     else:
         first, second = x32[..., 0::2], x32[..., 1::2]
+    # Checkpoints disagree on which coordinates form a pair; the rotation itself is the same.
     turned = (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine)
     out = jnp.concatenate(turned, axis=-1) if pairs == "halves" else jnp.stack(turned, axis=-1).reshape(x.shape)
     return out.astype(x.dtype)
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
-    """`cap · tanh(x / cap)`; `x` without a cap."""
+    """Returns `cap · tanh(x / cap)`, or `x` if there is no cap."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
-    """A product `x @ kernel`."""
+    """Returns a layer that computes `x @ kernel`, plus a bias on request."""
     init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
     return Dense(features, config.dtype, use_bias=bias, kernel_init=init)
 
 
 def norm(config: DecoderConfig) -> RMSNorm:
-    """The family's norm with this model's offset and epsilon."""
+    """Returns the family's norm with this model's offset and epsilon."""
     return RMSNorm(config.norm_epsilon, config.dtype, config.norm_offset)
 
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
-    Where the parameters hold one `qkv` kernel instead of three (`layers.fuse`), they are projected in one product.
+    If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one product computes all projections.
     """
 
     config: DecoderConfig
 
     def setup(self) -> None:
         c = self.config
+        # Both forms are declared. Linen creates only the parameters that a call uses, so each costs nothing if unused.
         self.widths = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
         self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
         self.qkv = dense(c, sum(self.widths), c.qkv_bias)
         self.out = dense(c, c.d_model)
 
     def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
-        """Queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
+        """Returns the queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
+        # Angles that all rows share (a whole sequence from position 0) have a first axis of 1, which cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         if self.has_variable("params", "qkv"):
             split = local(self._split_fused, (COLUMNS, turned, turned), (HEADS,) * 3)
@@ -101,6 +105,7 @@ class Attention(nn.Module):
         return query, (key, value)
 
     def _split_fused(self, x: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
+        # Each device's columns hold its own share of queries, then of keys, then of values (`interleave_fused`).
         first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
         query, key, value = jnp.split(x, (first, second), axis=-1)
         return self._split(query, key, value, cosine, sine)
@@ -110,6 +115,8 @@ class Attention(nn.Module):
         heads = c.num_kv_heads // shards()
         query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
         query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
+        # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads of one key head are neighbours, so that a single product
+        # per key head serves them all and keys are never repeated.
         query = query.reshape(rows, new, heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
         key = rotate(key, by, c.rope_pairs).transpose(0, 2, 3, 1)
         return (
@@ -119,17 +126,18 @@ class Attention(nn.Module):
         )
 
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-        """Attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` says what each token sees."""
+        """Returns attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
         seen = P(DATA if mask.shape[0] > 1 else None)
         return self.out(local(self._attend, (HEADS, HEADS, HEADS, seen), COLUMNS)(queries, *keys_values, mask))
 
     def _attend(self, queries: Array, keys: Array, values: Array, mask: Array) -> Array:
-        """What each token mixes from the values, `[B, T, N K]`."""
+        """Returns each token's weighted sum of the values, `[B, T, N K]`."""
         c, new = self.config, mask.shape[1]
 
         def mix(part: Array, seen: Array) -> Array:
             return attend(c, part.reshape(queries.shape[0], -1, c.head_dim), (keys, values), seen)
 
+        # Chunks bound the memory of the logits, [B, N, CHUNK, S] at most; only prefill has so many tokens.
         if new <= CHUNK:
             mixed = mix(queries, mask)
         else:
@@ -140,10 +148,12 @@ class Attention(nn.Module):
 
 
 def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-    """What each query mixes from the values, `[B, n, g, T, K]`; arguments as in `Attention`."""
+    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`; arguments as in `Attention`."""
     keys, values = keys_values
     new, slots = mask.shape[1:]
+    # The sum over head_dim, the cap and the softmax are in float32: in bfloat16 close logits would round to ties.
     logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
+    # The cap comes before the mask: a capped mask would be about -50, and masked slots would get weight.
     logits = soft_cap(logits, c.attention_cap)
     logits = logits.reshape(-1, c.num_kv_heads // shards(), c.num_heads // c.num_kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
@@ -152,7 +162,7 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
 
 
 class FeedForward(nn.Module):
-    """GeGLU (tanh approximation) or SwiGLU."""
+    """GeGLU (tanh approximation) or SwiGLU feed-forward."""
 
     config: DecoderConfig
 
@@ -166,7 +176,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each pre-normed, with post-norms where the model has them, added to the residual."""
+    """Attention and feed-forward, each with a norm before it (Gemma 2: after it too) and added to the residual."""
 
     config: DecoderConfig
 
@@ -178,21 +188,22 @@ class DecoderLayer(nn.Module):
         self.self_attention, self.mlp = Attention(c), FeedForward(c)
 
     def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
-        """One layer over `x` `[B, T, E]`; returns it and the keys and values attended.
+        """Applies the layer to `x` `[B, T, E]`; returns the result, and the keys and values that were attended.
 
         With `slots`, the block's keys and values are written into them first.
         """
-        queries, own = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        # Written before attention reads, because each token of a block sees itself and the block's earlier tokens.
+        queries, keys_values = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
         if slots is not None:
-            own = slots.write(own)
-        y = self.self_attention(queries, own, mask)
+            keys_values = slots.write(keys_values)
+        y = self.self_attention(queries, keys_values, mask)
         x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x))
-        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), own
+        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), keys_values
 
 
 class Stack(nn.Module):
-    """The layers, the last norm and, where it is not tied, the output layer."""
+    """The layers, the last norm and, if the embedding is not tied, the output layer."""
 
     config: DecoderConfig
 
@@ -206,25 +217,26 @@ class Stack(nn.Module):
     def __call__(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Normed hidden states `[B, T, E]` and per layer the keys and values attended."""
+        """Returns the normed hidden states `[B, T, E]`, and per layer the keys and values that were attended."""
         attended = []
         for layer, mask, place in zip(self.layers, masks, slots, strict=True):
-            x, own = layer(x, by, mask, place)
+            x, keys_values = layer(x, by, mask, place)
+            # Before the last norm: an exit applies that norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
-            attended.append(own)
+            attended.append(keys_values)
         return self.decoder_norm(x), tuple(attended)
 
 
 @flax.struct.dataclass
 class DecoderCache:
-    """Keys and values of every layer, functional, with one length per row.
+    """Immutable keys and values of every layer, with one length per row.
 
     Attributes:
         keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in rings.
-        length: int32 `[B]`. Slots of positions at or beyond it are masked, never trusted.
-        summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero where it consumed none.
-        rings: per layer, whether position `p` lies in slot `p mod S` (static). A slot's position follows from the
-            length alone, so that here too a rollback only sets the length.
+        length: int32 `[B]`. Slots of positions at or beyond it hold junk and are masked.
+        summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if it consumed none.
+        rings: per layer, whether slot `p mod S` holds position `p` (static). A slot's position follows from the
+            length alone, so a rollback only sets the length here too.
     """
 
     keys: tuple[Array, ...]
@@ -235,35 +247,41 @@ class DecoderCache:
 
 
 def _positions(end: Array, slots: int) -> Array:
-    """int32 `[B, S]`: what each slot of a ring holds when positions below `end` `[B]` are there; negative: nothing."""
+    """Returns the position in each slot of a ring, int32 `[B, S]`, after all positions below `end` `[B]` were written.
+
+    A negative position marks an empty slot.
+    """
     last = end[:, None] - 1
+    # Slot s holds the largest position p <= last with p mod S = s; anything older was overwritten.
     return last - (last - jnp.arange(slots)[None]) % slots
 
 
-def _sees(queries: Array, held: Array, window: int | None) -> Array:
-    """bool `[B or 1, T, S]`: whether positions `queries` `[B or 1, T]` see positions `held` `[B or 1, S]`."""
-    back = queries[:, :, None] - held[:, None]
-    seen = (back >= 0) & (held >= 0)[:, None]
+def _sees(queries: Array, slot_positions: Array, window: int | None) -> Array:
+    """Returns bool `[B or 1, T, S]`: whether positions `queries` `[B or 1, T]` see `slot_positions` `[B or 1, S]`."""
+    back = queries[:, :, None] - slot_positions[:, None]
+    seen = (back >= 0) & (slot_positions >= 0)[:, None]
     return seen if window is None else seen & (back < window)
 
 
 def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots: int, ring: bool) -> Array:
-    """What each entry of a tree that is fed sees of a layer's slots, bool `[B, T, S]`.
+    """Returns the slots of a layer that each fed entry of a tree sees, bool `[B, T, S]`.
 
     Raises:
-        ValueError: a ring, whose slots are positions; a tree's are not.
+        ValueError: the layer is a ring. A ring finds a slot by position, and several entries of a tree share one.
     """
     if ring:
         raise ValueError("drafts that branch need whole caches: prefill with max_rollback=None")
-    base, depths = cache.length - branch.held, jnp.array(branch.depths)
-    own = _sees(jnp.array(branch.own)[None], depths[None], window) & jnp.array(branch.sees)[None]
-    held = jnp.arange(slots)[None]
-    committed = _sees(base[:, None] + jnp.array(branch.own)[None], held, window) & (held < base[:, None])[:, None]
-    return put_branch(committed, own, base)
+    # The tree's first entry is in slot `base`; `num_cached` of its entries were fed by earlier calls.
+    base, depths = cache.length - branch.num_cached, jnp.array(branch.depths)
+    tree_mask = _sees(jnp.array(branch.own)[None], depths[None], window) & jnp.array(branch.sees)[None]
+    # Committed slots are seen by position. A tree's entry counts by its depth, not by the slot that it is in.
+    index = jnp.arange(slots)[None]
+    committed = _sees(base[:, None] + jnp.array(branch.own)[None], index, window) & (index < base[:, None])[:, None]
+    return put_branch(committed, tree_mask, base)
 
 
 class DecoderModule(nn.Module):
-    """The stack with its embedding; `apply({"params": p}, tokens)` gives training logits, `DecoderLM` the rest."""
+    """The stack with its embedding: `apply({"params": p}, tokens)` returns training logits, `DecoderLM` decodes."""
 
     config: DecoderConfig
 
@@ -273,64 +291,70 @@ class DecoderModule(nn.Module):
         self.decoder = Stack(c)
 
     def __call__(self, tokens: Array) -> Array:
-        """Teacher-forced logits, float32 `[B, T, num_embeddings]`, padded vocabulary at -inf.
+        """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            tokens: int32 `[B, T]` from position 0 on; what stands right of a token does not reach it.
+            tokens: int32 `[B, T]` from position 0 on; no token depends on the tokens to its right.
         """
         return self.logits(self.states(tokens)[0])
 
     def states(self, tokens: Array) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Normed hidden states `[B, T, E]` of whole sequences and per layer their keys and values."""
-        c, at = self.config, jnp.arange(tokens.shape[1])[None]
-        seen = {window: _sees(at, at, window) for window in dict.fromkeys(c.windows)}
+        """Returns the normed hidden states `[B, T, E]` of whole sequences, and per layer their keys and values."""
+        c, positions = self.config, jnp.arange(tokens.shape[1])[None]
+        # One mask per distinct window, not per layer: Gemma 2 has two kinds of layers, and masks are [T, T].
+        seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.windows)
-        return self.decoder(self.embed(tokens), turns(c, at), masks, (None,) * c.num_layers)
+        return self.decoder(self.embed(tokens), turns(c, positions), masks, (None,) * c.num_layers)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
-        """Feed a block, or entries of a tree, to the cached decoder (see `DecoderLM.extend`, `extend_branch`)."""
+        """Feeds a block, or entries of a tree, to the cached decoder (see `DecoderLM.extend`, `extend_branch`)."""
         c, new = self.config, tokens.shape[1]
-        at = cache.length[:, None] + jnp.arange(new)[None]
+        # Rotary positions: consecutive in a block; in a tree the depth of each entry, so that siblings share one.
+        positions = cache.length[:, None] + jnp.arange(new)[None]
         if branch is not None:
-            at = (cache.length - branch.held)[:, None] + jnp.array(branch.own)[None]
+            positions = (cache.length - branch.num_cached)[:, None] + jnp.array(branch.own)[None]
         sizes = [values.shape[1] for values in cache.values]
         layout = list(zip(c.windows, sizes, cache.rings, strict=True))
-        see = partial(self._seen, cache, at) if branch is None else partial(_branch_seen, cache, branch)
+        # One mask per kind of layer: layers with equal window, size and ring see the same slots.
+        see = partial(self._seen, cache, positions) if branch is None else partial(_branch_seen, cache, branch)
         seen = {key: see(*key) for key in dict.fromkeys(layout)}
         slots = tuple(
             Slots(keys, values, cache.length, ring)
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(self.embed(tokens), turns(c, at), masks, slots)
+        hidden, attended = self.decoder(self.embed(tokens), turns(c, positions), masks, slots)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
 
-    def _seen(self, cache: DecoderCache, at: Array, window: int | None, slots: int, ring: bool) -> Array:
-        """What each token of a block sees of a layer's slots, bool `[B, T, S]`."""
+    def _seen(self, cache: DecoderCache, positions: Array, window: int | None, slots: int, ring: bool) -> Array:
+        """Returns the slots of a layer that each token of a block sees, bool `[B, T, S]`."""
         if not ring:
-            return _sees(at, jnp.arange(slots)[None], window)
-        new = at.shape[1]
+            return _sees(positions, jnp.arange(slots)[None], window)
+        new = positions.shape[1]
+        # The block's last token overwrites the slot S positions back, which its first token must no longer need.
         if window is not None and new > slots - window + 1:
             raise ValueError(
                 f"a block of {new} tokens does not fit the ring of {slots} slots behind a window of {window}: "
                 f"prefill with max_rollback={new - 1} or more"
             )
-        return _sees(at, _positions(cache.length + new, slots), window)
+        return _sees(positions, _positions(cache.length + new, slots), window)
 
     def embed(self, tokens: Array) -> Array:
-        """Returns what the first layer reads, `[B, T, E]`: embeddings times the family's scale."""
+        """Returns the input of the first layer, `[B, T, E]`: embeddings times the family's scale."""
         embedded = self.token_embedder(tokens)
+        # Rounded to the computation's dtype, as in Gemma's published code: √3584 is 59.75 in bfloat16.
         return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
 
     def logits(self, hidden: Array) -> Array:
-        """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
+        """Returns float32 logits `[B, T, num_embeddings]` of normed hidden states; padded entries have -inf."""
         c = self.config
         logits = self.token_embedder.attend(hidden) if c.tied else self.decoder.logits_dense(hidden)
         logits = soft_cap(logits, c.output_cap)
         if c.num_embeddings == c.vocab_size:
             return logits
+        # Rows that pad the vocabulary for sharding must never be sampled.
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
     def exit_logits(self, hidden: Array) -> Array:
@@ -340,14 +364,14 @@ class DecoderModule(nn.Module):
 
 @dataclass(frozen=True)
 class DecoderLM(CachedModel[DecoderCache]):
-    """A decoder-only model as the engine's `LanguageModel`. Parameters are `DecoderModule`'s.
+    """A decoder-only model as the engine's `LanguageModel`, with the parameters of `DecoderModule`.
 
     `extend` raises a ValueError for a block longer than a ring allows.
     """
 
     config: DecoderConfig
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = False  # prompts are the beginning of what is decoded
+    is_encoder_decoder: ClassVar[bool] = False  # Outputs continue the prompts.
 
     @property
     def module(self) -> DecoderModule:
@@ -361,38 +385,43 @@ class DecoderLM(CachedModel[DecoderCache]):
             raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
+        # The last context token is not consumed: it is pending, and the first block feeds it.
         sizes = self.slots(max_len, max_rollback)
         consumed, states = prompt.length - 1, None
         if width == 1:
             with under(self.mesh):
                 keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
+            # A prompt of one token: that token is pending, so there is nothing to feed and no state to summarize.
             summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
+            # Whole sequences without a cache: no reads of empty slots, and rows are right-padded, so no real token
+            # sees padding. Padding's keys get slots at or beyond the row's length, which are masked.
             fed = prompt.tokens[:, :-1]
-            (hidden, own), states = self._apply_reading(params, fed, layers, fed, method="states")
+            (hidden, keys_values), states = self._apply_reading(params, fed, layers, fed, method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
             summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             with under(self.mesh):
-                keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(own, sizes, strict=True))
-                values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(own, sizes, strict=True))
+                keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(keys_values, sizes, strict=True))
+                values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(keys_values, sizes, strict=True))
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Per layer, how many slots its cache has (METHODS section 2 on windowed caches)."""
+        """Returns the number of cache slots of each layer (METHODS section 2 on windowed caches)."""
+        # After a rollback by `max_rollback` positions, the window before the new length must still be in the ring.
         spare = max_len if max_rollback is None else max_rollback + 1
         return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
 
     def prompt_features(self, cache: DecoderCache) -> Array:
-        """`[B, E]`: the hidden state of the last token that prefill consumed, the prompt's last but one; else zeros.
+        """Returns the hidden state `[B, E]` of the prompt's last token but one, the last that prefill consumed.
 
-        METHODS section 8 reads that of the last one, which is fed with the first block: to have it before something is
-        drafted would take a target call of its own.
+        It is zero if prefill consumed nothing. METHODS section 8 reads the state of the prompt's last token. That
+        token is fed with the first block: its state before drafting would cost an extra target call.
         """
         return cache.summary
 
 
 def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
-    """The keys or values of a prompt, position by position along `axis`, as a cache of `slots` slots."""
+    """Returns a prompt's keys or values, one position after another along `axis`, as a cache of `slots` slots."""
     return local(partial(_placed_here, slots=slots, axis=axis), (HEADS, ROWS), HEADS)(states, consumed)
 
 
@@ -400,13 +429,14 @@ def _placed_here(states: Array, consumed: Array, slots: int, axis: int) -> Array
     width = states.shape[axis]
     if width <= slots:
         return jnp.pad(states, [(0, slots - width) if a == axis else (0, 0) for a in range(states.ndim)])
-    # more positions than slots: each row keeps its last ones, where a ring expects them
-    held = jnp.repeat(_positions(consumed, slots), states.shape[0] // consumed.shape[0], axis=0)
-    index = jnp.clip(held, 0, width - 1)[:, None, :] if axis == 2 else jnp.clip(held, 0, width - 1)[:, :, None]
+    # More positions than slots: each row keeps its last positions, in the slots that a ring expects. Rows differ in
+    # length, so this is a gather by row.
+    position = jnp.repeat(_positions(consumed, slots), states.shape[0] // consumed.shape[0], axis=0)
+    index = jnp.clip(position, 0, width - 1)[:, None, :] if axis == 2 else jnp.clip(position, 0, width - 1)[:, :, None]
     return jnp.take_along_axis(states, index, axis=axis)
 
 
 def teacher_forced_logits(model: DecoderLM, params: Params, tokens: Array) -> Array:
-    """Logits of every position of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
+    """Returns the logits of every position of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
     logits: Array = model._apply(params, tokens, method="__call__")
     return logits

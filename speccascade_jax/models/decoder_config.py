@@ -1,4 +1,4 @@
-"""What a decoder-only model is, as data: Gemma 2, Llama 2 and 3.1, Qwen 2.5 differ in this table only.
+"""Configurations of decoder-only models: Gemma 2, Llama 2 and 3.1 and Qwen 2.5 differ in this table only.
 
 Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024; Touvron et al., 2023;
 Llama Team, 2024; Qwen Team, 2024).
@@ -21,8 +21,8 @@ KINDS = ("local", "global")
 class RopeScaling:
     """Llama 3's stretch of slow rotations (kind `llama3` in transformers).
 
-    Wavelengths beyond `original_length / low` are stretched by `factor`, those below `original_length / high` are left,
-    those between are blended.
+    Wavelengths above `original_length / low` are stretched by `factor`, wavelengths below `original_length / high`
+    stay unchanged, and wavelengths in between are blended.
     """
 
     factor: float = 8.0
@@ -31,7 +31,8 @@ class RopeScaling:
     original_length: int = 8192
 
     def __call__(self, frequencies: np.ndarray) -> np.ndarray:
-        """The frequencies (radians per position) after stretching."""
+        """Returns the frequencies (radians per position) after stretching."""
+        # Full turns within the original length: slow pairs make few, and never saw the far positions in training.
         turns = self.original_length * frequencies / (2 * math.pi)
         unstretched = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return frequencies * (unstretched + (1 - unstretched) / self.factor)
@@ -48,20 +49,20 @@ class DecoderConfig:
         tied: logits through the embedding; otherwise `decoder/logits_dense`.
         qkv_bias: biases on queries, keys and values (Qwen 2.5).
         post_norms: a norm after attention and after the feed-forward too, before the residual sum (Gemma 2).
-        norm_offset: what is added to a norm's scale: 1 for Gemma, 0 elsewhere.
+        norm_offset: added to a norm's scale: 1 for Gemma, 0 elsewhere.
         norm_epsilon: added to the mean square.
-        embedding_scale: what embeddings are multiplied by, rounded to the computation's dtype (Gemma: √d_model).
-        query_scale: what queries are multiplied by; `None` is `head_dim ** -0.5`.
+        embedding_scale: factor of the embeddings, rounded to the computation's dtype (Gemma: √d_model).
+        query_scale: factor of the queries; `None` means `head_dim ** -0.5`.
         attention_cap, output_cap: `cap · tanh(x / cap)` on the logits of attention and of the vocabulary; `None`: off.
-        rope_base: base of the rotary frequencies; rope_pairs: which coordinates turn together: "halves" (i with
+        rope_base: base of the rotary frequencies; rope_pairs: the coordinates that rotate together: "halves" (i with
             i + head_dim / 2) or "adjacent" (2i with 2i + 1); rope_scaling: `None` or Llama 3's.
-        window: how many positions a local layer sees, its own included; pattern: kinds of layers, repeated
+        window: number of positions that a local layer sees, its own included; pattern: kinds of layers, repeated
             ("local", "global").
-        max_length: the longest sequence the model was made for.
-        dtype: of computation; norms, softmax and logits are float32 always.
+        max_length: the longest sequence that the model was trained for.
+        dtype: dtype of computation; norms, softmax and logits are always float32.
 
     Raises:
-        ValueError: sizes that don't fit together.
+        ValueError: the sizes do not fit together.
     """
 
     vocab_size: int
@@ -91,8 +92,9 @@ class DecoderConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        # JSON has lists and objects; a static argument of jit needs hashable values.
         object.__setattr__(self, "pattern", tuple(self.pattern))
-        if isinstance(self.rope_scaling, dict):  # as JSON gives it
+        if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_sizes(self, "num_layers", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
@@ -102,6 +104,7 @@ class DecoderConfig:
         for name, known in (("activation", ACTIVATIONS), ("rope_pairs", PAIRINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(known)}")
+        # An empty pattern is reported as an unknown kind, because no layer could be built from it.
         if unknown := [kind for kind in self.pattern if kind not in KINDS] or (() if self.pattern else ("",)):
             raise ValueError(f"pattern holds {unknown[0]!r}: its layers are of the kinds {', '.join(KINDS)}")
         if "local" in self.pattern and (self.window is None or self.window < 1):
@@ -109,24 +112,25 @@ class DecoderConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Per layer, how many positions it sees; `None` is all of them."""
+        """Number of positions that each layer sees; `None` means all."""
         kinds = [self.pattern[i % len(self.pattern)] for i in range(self.num_layers)]
         return tuple(self.window if kind == "local" else None for kind in kinds)
 
     @property
     def scale(self) -> float:
-        """What queries are multiplied by."""
+        """Factor of the queries."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
     def frequencies(self) -> np.ndarray:
-        """float32 `[head_dim / 2]`, radians per position of each rotating pair."""
+        """Returns float32 `[head_dim / 2]`, radians per position of each rotating pair."""
+        # float32 throughout, as in the published code: double precision rounds to other frequencies.
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
         frequencies = 1.0 / np.float32(self.rope_base) ** exponents
         return (self.rope_scaling(frequencies) if self.rope_scaling else frequencies).astype(np.float32)
 
 
 def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every parameter; names are T5X's for a decoder-only stack, biases and post-norms added."""
+    """Returns every parameter's shape by name: T5X's names for a decoder-only stack, plus biases and post-norms."""
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
     layer = _layer_shapes(c)
     for i in range(c.num_layers):
@@ -148,6 +152,7 @@ def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:
+    # Gemma's norms store their scale minus 1, and its published weights need both soft caps.
     return DecoderConfig(
         vocab_size=256_000, num_embeddings=256_000, d_model=d, num_layers=layers, num_heads=heads, num_kv_heads=kv,
         head_dim=head_dim, d_ff=d_ff, activation="gelu", tied=True, post_norms=True, norm_offset=1.0, norm_epsilon=1e-6,
@@ -164,6 +169,7 @@ def _llama(layers: int, d: int, heads: int, kv: int, d_ff: int, v: int) -> Decod
 
 
 def _llama31(layers: int, d: int, heads: int, d_ff: int) -> DecoderConfig:
+    # 3.1 has 8 key-value heads at every size and stretches the rotations for its longer context.
     plain = _llama(layers, d, heads, 8, d_ff, 128_256)
     return dataclasses.replace(plain, rope_base=500_000.0, rope_scaling=RopeScaling(), max_length=131_072)
 
@@ -189,10 +195,11 @@ PRESETS: dict[str, DecoderConfig] = {
 
 
 def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
-    """A preset's kind at a size for tests: two query heads a key-value head where the preset groups them.
+    """Returns a preset shrunk for tests, with two query heads per key-value head if the preset groups heads.
 
-    Everything but sizes, window and the length behind the rotary scaling is the preset's.
+    All options are the preset's except the sizes, the window and the length that rotary scaling starts from.
     """
+    # Two key-value heads for four query heads: with one, a wrong order of grouped heads would go unnoticed.
     preset = PRESETS[name]
     grouped = preset.num_heads != preset.num_kv_heads
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)

@@ -1,9 +1,9 @@
-"""Drafts that are the target's own first layers: an early exit with the shared head, or with one of its own.
+"""Drafts that consist of the target's first layers: early exits with the target's head or a separate one.
 
-An exit is the target cut off above a layer, with the target's very arrays for parameters: weights are never there
-twice. By itself it is a language model like any other, with a cache of its own for the layers that it has; where it
-drafts for the target itself, `view` and `put` let it read and extend the target's (`ExitDrafter`). Sources:
-METHODS.md section 7; LayerSkip (Elhoushi et al., 2024) for the shared head.
+An exit is the target cut off above a layer. Its parameters are the target's arrays themselves, so memory holds each
+weight once. An exit is a full language model with a cache for its own layers. If it drafts for the target that it was
+cut from, `view` and `put` let it read and extend the target's cache (`ExitDrafter`). Sources: METHODS.md section 7;
+LayerSkip (Elhoushi et al., 2024) for the shared head.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,22 @@ from speccascade_jax.models.families import FAMILIES, Model
 from speccascade_jax.models.t5 import T5
 
 HEAD = "head"
-"""Of an exit's own parameters: the kernel `[E, num_embeddings]` of its head."""
+"""Name of an exit's separate head, a kernel `[E, num_embeddings]`, among the exit's parameters."""
 
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """The first `layer` layers of the decoder of `of`, its last norm and a head; parameters as `exit_params` gives.
+    """The first `layer` layers of the decoder of `of`, its last norm and a head.
+
+    `exit_params` returns its parameters.
 
     Attributes:
-        of: the model whose layers they are.
-        layer: how many; 0 is right after the embedding.
-        own_head: whether the head is its own; otherwise the logits are the model's of what the layers give.
+        of: the model that the layers belong to.
+        layer: number of layers; 0 exits right after the embedding.
+        own_head: whether the exit has a separate head; otherwise it uses the model's.
 
     Raises:
-        ValueError: the model has fewer layers, or is of no kind that can be cut.
+        ValueError: the model has fewer layers, or its family cannot be cut.
     """
 
     of: Any
@@ -46,7 +48,8 @@ class EarlyExit:
 
     @property
     def model(self) -> Model:
-        """The model cut off."""
+        """The model cut off above `layer`."""
+        # A separate head is an untied output layer, whatever the whole model has.
         config = replace(self.of.config, **{_layers(self.of): self.layer})
         cut: Model = replace(self.of, config=replace(config, tied=False) if self.own_head else config)
         return cut
@@ -57,7 +60,7 @@ class EarlyExit:
 
     @property
     def mesh(self) -> Any:
-        """The devices that the model is spread over, and so the exit (`models.layers.CachedModel`)."""
+        """The devices that hold the model and therefore the exit (`models.layers.CachedModel`)."""
         return getattr(self.of, "mesh", None)
 
     @property
@@ -84,23 +87,30 @@ class EarlyExit:
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
-        """What the exit sees of the whole model's cache."""
+        """Returns the part of the whole model's cache that the exit's layers use."""
+        # Slices of tuples: the arrays are the target's, and nothing is copied.
         keys, values = cache.keys[: self.layer], cache.values[: self.layer]
         if isinstance(cache, DecoderCache):
             return replace(cache, keys=keys, values=values, rings=cache.rings[: self.layer])
+        # T5 also caches each layer's cross-attention; the relative bias is one for all layers and stays.
         static = replace(cache.static, cross=cache.static.cross[: self.layer])
         return replace(cache, keys=keys, values=values, static=static)
 
-    def put(self, cache: Cache, own: Cache) -> Cache:
-        """The whole model's cache with what the exit wrote into its layers, at the length that it had."""
-        return replace(cache, keys=own.keys + cache.keys[self.layer :], values=own.values + cache.values[self.layer :])
+    def put(self, cache: Cache, exit_cache: Cache) -> Cache:
+        """Returns the whole model's cache with the exit's writes in its first layers, and its length unchanged."""
+        # The upper layers have not seen the drafted tokens. The target feeds them again and overwrites these slots.
+        return replace(
+            cache,
+            keys=exit_cache.keys + cache.keys[self.layer :],
+            values=exit_cache.values + cache.values[self.layer :],
+        )
 
 
 def depth_of(model: Any) -> int:
-    """How many layers a model's decoder has.
+    """Returns the number of layers of a model's decoder.
 
     Raises:
-        ValueError: it is of no kind that can be cut.
+        ValueError: the model's family cannot be cut.
     """
     name = _layers(model)
     return int(getattr(model.config, name))
@@ -119,6 +129,7 @@ def exit_params(params: Params, layer: int, head: Array | None = None) -> Params
     Args:
         head: `[E, num_embeddings]`, the exit's own; `None`: the model's.
     """
+    # Names of layers count from 0, so the exit at layer n keeps `layers_0` to `layers_{n - 1}`.
     dropped = [name for name in params["decoder"] if name.startswith("layers_") and int(name[7:]) >= layer]
     decoder = {name: tree for name, tree in params["decoder"].items() if name not in dropped}
     if head is not None:
@@ -127,23 +138,25 @@ def exit_params(params: Params, layer: int, head: Array | None = None) -> Params
 
 
 def shared_head(bound: BoundModel) -> np.ndarray:
-    """The model's own head as a kernel `[E, num_embeddings]` for `early_exit`, float32; what is padding is zero."""
+    """Returns the model's head as a float32 kernel `[E, num_embeddings]` for `early_exit`; padding columns are zero."""
     config, decoder = bound.model.config, bound.params["decoder"]
     if "logits_dense" in decoder:
         head = np.array(decoder["logits_dense"]["kernel"], np.float32)
     else:
         head = np.array(bound.params["token_embedder"]["embedding"], np.float32).T
+        # A tied T5 scales the hidden state; a separate head has no such scale, so the kernel takes it.
         if isinstance(bound.model, T5):
             head *= config.d_model**-0.5
+    # The model's columns of padding are untrained; zeros are a neutral start, and logits of padding are masked.
     head[:, config.vocab_size :] = 0.0
     return head
 
 
 def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> BoundModel:
-    """A draft that is the first `layer` layers of `bound`, with its head or one of its own (`exit_params`).
+    """Returns the first `layer` layers of `bound` as a draft, with the model's head or `head` (`exit_params`).
 
     Raises:
-        ValueError: as `EarlyExit`; a head of another width or vocabulary.
+        ValueError: as `EarlyExit`, or the head has a different width or vocabulary.
     """
     model = EarlyExit(bound.model, layer, own_head=head is not None)
     wanted = (bound.model.config.d_model, bound.model.config.num_embeddings)
@@ -153,14 +166,13 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
 
 
 Places = tuple[tuple[jax.tree_util.PyTreeDef, tuple[int, ...]], ...]
-"""For each model the shape of its tree, and where among the arrays its leaves are. Hashable: static under jit."""
+"""Each model's tree structure and the indices of its leaves among the arrays. Hashable, hence static under jit."""
 
 
 def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
-    """The arrays of all trees, one that is held twice once, and what `restored` needs to give the trees back.
+    """Returns the arrays of all trees without duplicates, and the `Places` from which `restored` rebuilds the trees.
 
-    A compiler merges what is computed twice from one array, and cannot from two arguments, be they one in the caller's
-    hands.
+    XLA merges two computations on the same argument. It cannot merge them if the same array arrives as two arguments.
     """
     arrays: list[Array] = []
     known: dict[int, int] = {}
@@ -168,6 +180,7 @@ def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
     for tree in params:
         leaves, shape = jax.tree.flatten(tree)
         for leaf in leaves:
+            # By identity: a comparison of values would read every weight.
             if id(leaf) not in known:
                 known[id(leaf)] = len(arrays)
                 arrays.append(leaf)
@@ -176,5 +189,5 @@ def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
 
 
 def restored(arrays: Sequence[Array], places: Places) -> list[Params]:
-    """The trees that `distinct` took apart."""
-    return [jax.tree.unflatten(shape, [arrays[n] for n in own]) for shape, own in places]
+    """Returns the trees that `distinct` took apart."""
+    return [jax.tree.unflatten(shape, [arrays[n] for n in indices]) for shape, indices in places]

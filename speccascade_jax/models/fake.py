@@ -1,10 +1,10 @@
 """Models without a network: a table of next-token logits, and a hash of the whole prefix.
 
-For `TableLM` distributions can be computed by hand: the logits depend on the last token alone. A token's row of the
-table is its embedding, its state after every layer and its logits.
+`TableLM`'s distributions can be computed by hand, because its logits depend on the last token alone. A token's row of
+the table is its embedding, its state after every layer and its logits.
 
-`FakeLM`'s cache is a random key folded with its tokens: slot `i` holds a hash of the tokens up to `i`, so a forgotten
-rollback, a stale slot or a token fed twice gives unrelated distributions instead of slightly wrong ones.
+`FakeLM`'s cache is a random key folded with its tokens: slot `i` holds a hash of the first `i` tokens. A forgotten
+rollback, a stale slot or a token fed twice therefore changes the distributions completely instead of slightly.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from speccascade_jax.models.cache import LengthCached, move_slots
 
 @dataclass(frozen=True)
 class Table:
-    """The language model behind `TableLM`; parameters are the logits `[V, V]`, the cache is a length."""
+    """The model of `TableLM`: its parameters are the logits `[V, V]`, its cache is the length."""
 
     vocab_size: int
 
@@ -30,13 +30,13 @@ class Table:
         return prompt.length - 1
 
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
-        """Row `tokens[b, t]` of the table at every position; it is the hidden state too."""
+        """Returns row `tokens[b, t]` of the table at every position, as logits and as hidden state."""
         return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
 
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[Array, Array]:
-        """Returns the cache, and the rows of the tokens that it has consumed (`LayeredModel`)."""
+        """Returns the cache and the table's rows of the consumed tokens (`LayeredModel`)."""
         cache = self.prefill(params, prompt, max_len, max_rollback)
         consumed = jnp.arange(prompt.tokens.shape[1])[None] < cache[:, None]
         return cache, self._rows(jnp.where(consumed[..., None], params[prompt.tokens], 0.0), layers)
@@ -58,7 +58,7 @@ class Table:
         return states
 
     def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
-        """As `extend`: no token sees another."""
+        """Feeds the tree's entries as `extend` feeds a block, because no token depends on earlier tokens."""
         return self.extend(params, cache, tokens)
 
     def keep(self, cache: Array, start: Array, entries: Array) -> Array:
@@ -72,13 +72,13 @@ class Table:
 
 
 def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name at the front door
-    """A bound bigram model.
+    """Returns a bound bigram model.
 
     Args:
         logits: `[V, V]`; row `i` holds the next-token logits after token `i`.
 
     Raises:
-        ValueError: not a square matrix.
+        ValueError: the logits are not a square matrix.
     """
     table = jnp.asarray(logits, jnp.float32)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
@@ -88,7 +88,7 @@ def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name 
 
 @flax.struct.dataclass
 class FakeCache:
-    """`keys` uint32 `[B, S + 1]`: slot `i` is the hash of the first `i` tokens; `length` int32 `[B]`."""
+    """Cache of `Fake`: `keys` uint32 `[B, S + 1]`, whose slot `i` hashes the first `i` tokens; `length` int32 `[B]`."""
 
     keys: Array
     length: Array
@@ -96,13 +96,13 @@ class FakeCache:
 
 @dataclass(frozen=True)
 class Fake(LengthCached[FakeCache]):
-    """Next-token logits drawn from the hash of the whole prefix.
+    """A model whose next-token logits are drawn from the hash of the whole prefix.
 
     Attributes:
         vocab_size: `V`.
-        noise: 0 makes every `Fake` agree; more makes models of different `seed` differ.
-        seed: of the private part of the logits.
-        sharpness: logits lie in about ± this.
+        noise: with 0 all `Fake` models agree; the larger it is, the more models of different `seed` differ.
+        seed: random seed of the private part of the logits.
+        sharpness: approximate largest magnitude of the logits.
     """
 
     vocab_size: int
@@ -111,19 +111,21 @@ class Fake(LengthCached[FakeCache]):
     sharpness: float = 4.0
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> FakeCache:
-        """Fold the encoder's tokens, then feed all but the pending token."""
+        """Folds the encoder's tokens into the key, then feeds all but the pending token."""
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)
         if prompt.encoder_tokens is not None:
             base = _fold_along(base, prompt.encoder_tokens, skip=prompt.encoder_tokens == 0)[:, -1]
+        # One slot more than tokens: slot 0 is the key before any token.
         keys = jnp.zeros((rows, max_len + 1), jnp.uint32).at[:, 0].set(base)
         cache = FakeCache(keys=keys, length=jnp.zeros((rows,), jnp.int32))
         if prompt.tokens.shape[1] > 1:
             _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
+        # Shorter rows were fed their padding too; the rollback drops it.
         return self.rollback(cache, prompt.length - 1)
 
     def extend(self, params: Params, cache: FakeCache, tokens: Array) -> tuple[LMOutput, FakeCache]:
-        """Fold each token into the key of its prefix."""
+        """Folds each token into the key of its prefix."""
         start = jnp.take_along_axis(cache.keys, cache.length[:, None], axis=1)[:, 0]
         folded = _fold_along(start, tokens)
         keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
@@ -132,34 +134,40 @@ class Fake(LengthCached[FakeCache]):
     def extend_branch(
         self, params: Params, cache: FakeCache, tokens: Array, branch: Branch
     ) -> tuple[LMOutput, FakeCache]:
-        """Fold each token into the key of the entry before it on its path."""
-        base = cache.length - branch.held
-        held = [jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.held)]
+        """Folds each token into the key of its parent, the entry before it on its path."""
+        # The tree's first `held` entries are in the cache already, right before the current length.
+        base = cache.length - branch.num_cached
+        node_keys = [
+            jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.num_cached)
+        ]
         start = jnp.take_along_axis(cache.keys, base[:, None], axis=1)[:, 0]
+        # An entry sees itself last, so that the last but one entry of its path is its parent.
         for n, sees in enumerate(branch.sees):
             path = [entry for entry, seen in enumerate(sees) if seen][:-1]
-            held.append(_fold(held[path[-1]] if path else start, tokens[:, n]))
-        folded = jnp.stack(held[branch.held :], axis=1)
+            node_keys.append(_fold(node_keys[path[-1]] if path else start, tokens[:, n]))
+        folded = jnp.stack(node_keys[branch.num_cached :], axis=1)
         keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
         return LMOutput(logits=self._logits(folded)), FakeCache(keys, cache.length + tokens.shape[1])
 
     def keep(self, cache: FakeCache, start: Array, entries: Array) -> FakeCache:
+        # Slot i + 1 belongs to token i, hence the shift by one.
         return replace(cache, keys=move_slots(cache.keys, start + 1, entries, axis=1))
 
     def _logits(self, keys: Array) -> Array:
         entries = jnp.arange(self.vocab_size, dtype=jnp.uint32)
+        # All models share the first part; the second depends on the seed. `noise` mixes them.
         shared = _unit(_fold(keys[..., None], entries))
         private = _unit(_fold(keys[..., None] ^ jnp.uint32(self.seed * 2654435761 % 2**32), entries))
         return self.sharpness * (shared + self.noise * private)
 
 
 def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
-    """A bound `Fake`; it has no parameters."""
+    """Returns a bound `Fake`, which has no parameters."""
     return BoundModel(params=(), model=Fake(vocab_size=vocab_size, noise=noise, seed=seed))
 
 
 def _fold(keys: Array, data: Array) -> Array:
-    """A key per entry of `keys` and `data`: multiply and shift until every bit of both reaches every bit."""
+    """Hashes each pair of entries of `keys` and `data`; every bit of both affects every bit of the result."""
     x: Array = keys * jnp.uint32(0x85EBCA6B) + (data + 1).astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
     for factor in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> 16)) * jnp.uint32(factor)
@@ -167,15 +175,17 @@ def _fold(keys: Array, data: Array) -> Array:
 
 
 def _unit(keys: Array) -> Array:
-    """float32 in [-1, 1)."""
+    """Maps uint32 keys to float32 in [-1, 1)."""
+    # 24 bits, as many as a float32 significand has, so the conversion is exact.
     return (keys >> 8).astype(jnp.float32) * 2.0**-23 - 1.0
 
 
 def _fold_along(start: Array, tokens: Array, skip: Array | None = None) -> Array:
-    """uint32 `[B, T]`: the keys after each of `tokens` `[B, T]`, from `start` `[B]`; `skip` leaves the key as it is."""
+    """Returns the keys after each of `tokens` `[B, T]`, uint32 `[B, T]`, from `start` `[B]`; `skip` omits tokens."""
     skip = jnp.zeros(tokens.shape, bool) if skip is None else skip
 
     def fold(keys: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+        # A skipped token (padding) leaves the key as it is, so that padding never changes the distributions.
         keys = jnp.where(column[1], keys, _fold(keys, column[0]))
         return keys, keys
 

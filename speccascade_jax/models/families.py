@@ -1,4 +1,4 @@
-"""Families of models: one row each, which checkpoints of every format and early exits look up."""
+"""Table of model families: checkpoint readers of every format and early exits look models up here."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +15,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Family(NamedTuple):
-    """A family of models, all that differs from other families where parameters are read and written.
+    """A family of models: everything that reading and writing its parameters needs to know.
 
     Attributes:
         config, model: the classes of its configurations and of its models.
         shapes: configuration -> the shape of every parameter by name.
         depths: the fields of a configuration that count layers, the decoder's last.
-        infer: (path for errors, shapes by name) -> the configuration that a checkpoint's names and shapes imply, for
-            formats that store none, or `None` where they are another family's. `None`: no format needs it.
+        infer: (path for errors, shapes by name) -> the configuration that a checkpoint's names and shapes imply, or
+            `None` if they belong to another family. Only formats that store no configuration need it; `None` if
+            there is no such format.
     """
 
     config: type[Config]
@@ -36,7 +37,7 @@ FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
 }
-"""Families by the name that a checkpoint's `config.json` gives them."""
+"""Model families by their name in a checkpoint's `config.json`."""
 
 
 def family_name(config: Config) -> str:
@@ -51,5 +52,6 @@ def family_of(config: Config) -> Family:
 
 def model_from(config: Config) -> Model:
     """Returns the model of a configuration."""
+    # The annotation joins the families' constructors, each of which accepts its own configuration only.
     model: Callable[[Any], Model] = family_of(config).model
     return model(config)

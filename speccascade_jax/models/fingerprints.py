@@ -1,4 +1,4 @@
-"""Hashes of everything that a model's outputs depend on: what stored results and heads belong to."""
+"""Hashes of everything that a model's outputs depend on. Stored results and heads name their model by them."""
 
 import hashlib
 from typing import Any
@@ -12,19 +12,20 @@ from speccascade_jax.runtime.mesh import MODEL
 
 
 def of_model(bound: BoundModel) -> str:
-    """One model and its weights, as loaded (in bfloat16 it is another than in float32): 32 hex digits."""
+    """Returns the hash of a model and its weights as loaded, 32 hex digits; bfloat16 and float32 weights differ."""
     digest = begin()
     add(digest, bound)
     return digest.hexdigest()
 
 
 def begin() -> hashlib.blake2b:
-    """A hash of nothing yet."""
+    """Returns an empty hash."""
     return hashlib.blake2b(digest_size=16)
 
 
 def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
-    """A fused kernel that is side by side for the parts of a mesh, as it is on one device."""
+    """Returns a fused kernel in its layout on one device, whatever mesh it was interleaved for."""
+    # The same model must have the same fingerprint on every mesh, or stored results would not be found again.
     mesh = getattr(bound.model, "mesh", None)
     if mesh is None:
         return array
@@ -33,12 +34,13 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
 
 
 def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
-    """Add a model and its weights, as loaded, to a hash."""
+    """Adds a model and its weights, as loaded, to a hash."""
     digest.update(repr(bound.model).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
-        # a packed matrix is the matrix: how a processor likes it laid out is no property of the model
+        # The layout of a packed matrix depends on the processor, so the hash reads the plain matrix.
         array = leaf.dense() if is_packed(leaf) else _regrouped(bound, path, np.asarray(replicate(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        # For 8 bits `dense` returns the stored integers without their scales, which therefore follow below.
         digest.update(np.ascontiguousarray(array).tobytes())
         if is_packed(leaf) and leaf.scales is not None:
             digest.update(np.asarray(leaf.scales)[: leaf.columns].tobytes())

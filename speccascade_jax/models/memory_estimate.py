@@ -1,6 +1,7 @@
-"""What a model needs, from shapes alone: parameters, cache, the laws of a block. Nothing is allocated or read.
+"""Memory that a model needs for its parameters, its cache and the distributions of a block, from shapes alone.
 
-Everything comes from `jax.eval_shape` of the code that runs, so that a 70-billion model is described on a laptop.
+All numbers come from `jax.eval_shape` of the code that decodes. Nothing is allocated or read, so a laptop can describe
+a model of 70 billion parameters.
 """
 
 import math
@@ -19,24 +20,25 @@ from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.t5 import T5
 
-# Parameters that `extend` never touches: what they make of the prompt lies in the cache.
+# Parameters that `extend` never reads: prefill applies them to the prompt and stores the result in the cache.
 _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
 
 
-# leaves of caches that have rows and no heads
+# Cache leaves with rows but no heads: the mesh's `model` axis does not split them.
 _BY_ROWS = re.compile(r"length|cross_bias|summary")
 
 
 class Needs(NamedTuple):
-    """Of one model, batch and block.
+    """Memory of one model, batch and block, in bytes on one device of the mesh.
 
     Attributes:
-        parameters: how many; parameter_bytes: in the model's dtype. Bytes are those on one device of the mesh.
-        cache_bytes: of all rows, rings and, for an encoder-decoder, the encoder's keys and values included.
-        laws_bytes: the block's laws q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification reads.
-        call_bytes: what one call of `extend` reads at least: the cache and the parameters, once each, without an
-            encoder and what else serves the prompt alone, and without the embedding where it does not make the
-            logits (rows of it are gathered).
+        parameters: number of parameters; parameter_bytes: their bytes in the model's dtype.
+        cache_bytes: cache of all rows, rings included; for an encoder-decoder also the encoder's keys and values.
+        laws_bytes: the block's distributions q̃ and p̃ (`2 · B · (G + 1) · V` float32), which any exact verification
+            reads.
+        call_bytes: lower bound of the bytes that one call of `extend` reads: the cache and the parameters, once each.
+            Parameters that only the prompt needs (such as an encoder) do not count, and neither does an untied
+            embedding, because a call gathers few of its rows.
     """
 
     parameters: int
@@ -47,16 +49,17 @@ class Needs(NamedTuple):
 
 
 def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, mesh: tuple[int, int] = (1, 1)) -> Needs:
-    """What decoding with `model` needs as a target, on each device.
+    """Returns the memory that decoding with `model` as the target needs on each device.
 
     Args:
-        batch: rows; length: positions in the cache, prompt and output (of an encoder-decoder: each of both).
+        batch: rows; length: positions in the cache, prompt and output together (an encoder-decoder has this many in
+            its encoder and in its decoder).
         block_size: γ.
-        mesh: (data, model), over how many devices rows are spread, and heads, units and the vocabulary
-            (`models.sharding`).
+        mesh: (data, model): the numbers of devices that split the rows, and that split heads, units and the
+            vocabulary (`models.sharding`).
 
     Raises:
-        ValueError: rows, heads, units or the vocabulary do not divide by the mesh.
+        ValueError: the mesh does not divide the rows, heads, units or vocabulary.
     """
     sharding.check(model.config, mesh, "the model")
     if batch % mesh[0]:
@@ -64,35 +67,37 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
             f"a batch of {batch} does not divide by the {mesh[0]} parts that mesh={mesh} spreads rows over"
         )
     params = abstract(model)
+    # A rollback may take back a whole block and its extra token, for which rings need `block_size + 1` spare slots.
     cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
     block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
     logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
     cache = _without_summary(cache)
-    # cache bytes that a call reads: T5's slice of relative biases is negligible
+    # A call reads the whole cache except T5's relative biases, of which it reads a negligible slice.
     read = cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
     return Needs(
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
         cache_bytes=_cached(cache, mesh),
+        # Padding of the vocabulary is cut off before verification, hence `vocab_size` and not the width of the logits.
         laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
         call_bytes=_held(_read(model, params), mesh) + _cached(read, mesh),
     )
 
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int]) -> int:
-    """Bytes of parameters on each device."""
+    """Returns the bytes of parameters on each device."""
     return sum(_bytes(leaf) // sharding.parts(path, mesh) for path, leaf in leaves.items())
 
 
 def _without_summary(cache: Any) -> Any:
-    """A cache without what is there for drafters alone: a program whose drafter does not read it has none."""
+    """Returns a cache without its summary; a compiled program whose drafter does not read the summary omits it."""
     if isinstance(cache, KVCache):
         return replace(cache, static=replace(cache.static, summary=None))
     return replace(cache, summary=None)
 
 
 def _cached(cache: Any, mesh: tuple[int, int]) -> int:
-    """Bytes of a cache on each device: what has no heads lies along the rows alone."""
+    """Returns the bytes of a cache on each device; leaves without heads are split by rows alone."""
 
     def parts(path: Any) -> int:
         return mesh[0] if _BY_ROWS.search(jax.tree_util.keystr(path)) else math.prod(mesh)
@@ -101,15 +106,17 @@ def _cached(cache: Any, mesh: tuple[int, int]) -> int:
 
 
 def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
-    """The parameters that a call reads whole."""
+    """Returns the parameters that a call reads as a whole."""
     leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
+    # A tied embedding is also the output matrix, which every call reads as a whole.
     if not model.config.tied:
         del leaves["token_embedder/embedding"]
     return leaves
 
 
 def abstract(model: DecoderLM | T5) -> Any:
-    """The parameters' shapes, in the dtype that the model computes in; nothing is allocated."""
+    """Returns the parameters' shapes with the dtype that the model computes in; allocates nothing."""
+    # Parameters do not depend on the length, so one token per input suffices.
     inputs = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (2 if model.is_encoder_decoder else 1)
     params = jax.eval_shape(model.module.init, jax.random.key(0), *inputs)["params"]
     dtype = jnp.dtype(model.config.dtype)
@@ -117,11 +124,12 @@ def abstract(model: DecoderLM | T5) -> Any:
 
 
 def longest(model: DecoderLM | T5) -> float:
-    """The positions that a model was made for; a T5 has no limit."""
+    """Returns the number of positions that a model was trained for; a T5 has no limit."""
     return model.config.max_length if isinstance(model, DecoderLM) else math.inf
 
 
 def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
+    # A context of one token, of which prefill feeds nothing: the cache's size follows from `length` alone.
     ones = jnp.ones((batch, 1), jnp.int32)
     encoder = jnp.ones((batch, length), jnp.int32) if model.is_encoder_decoder else None
     return Prompt(ones, ones[:, 0], encoder)

@@ -1,8 +1,8 @@
-"""Drafts that are no network: a table of bigrams, and the continuation of the longest match in the context.
+"""Drafts without a network: a table of bigrams, and the continuation of the longest match in the context.
 
-Both are language models like any other (`LanguageModel`), so they draft alone, stand at the bottom of a hierarchy, or
-verify in the middle of one. A copied token has a one-hot law. Sources: paper 4, section 5 and appendix D, which takes
-them from cascade speculative drafting (Chen et al., 2023), where the second is called max-gram.
+Each is a `LanguageModel`, so it can draft alone, be the lowest level of a hierarchy, or verify in the middle of one. A
+copied token has a one-hot distribution. Sources: Globerson et al. (2025), section 5 and appendix D, which takes both
+from cascade speculative drafting (Chen et al., 2023), where the second is called max-gram.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,16 @@ from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prom
 from speccascade_jax.models.cache import LengthCached
 
 _NONE, _OUTSIDE = -1, -2
-"""No token here; before the first one."""
+"""Marks of a place without a token, and of a place before the first token."""
 
 
 @flax.struct.dataclass
 class GramCache:
-    """`source` int32 `[B, N]`: the encoder's tokens, -1 where padded; `tokens` int32 `[B, S]`; `length` int32 `[B]`."""
+    """Cache of `Grams`.
+
+    `source` int32 `[B, N]` holds the encoder's tokens, -1 where padded; `tokens` is int32 `[B, S]`, `length` int32
+    `[B]`.
+    """
 
     source: Array
     tokens: Array
@@ -33,17 +37,17 @@ class GramCache:
 
 @dataclass(frozen=True)
 class Grams(LengthCached[GramCache]):
-    """Copies what followed the longest earlier match of the last tokens; without a match, the table of bigrams.
+    """A model that copies the token after the longest earlier match of the last tokens, or else reads a bigram table.
 
-    Parameters: `{}`, or `{"next": int32 [V, K], "logits": float32 [V, K]}`, for each token its `K` likeliest
-    successors (-inf where there are fewer). Where nothing matches and no table is there, all tokens are equally likely:
-    draft with the stop policy "confidence" then, which ends the block there.
+    Parameters: `{}`, or `{"next": int32 [V, K], "logits": float32 [V, K]}`, which hold the `K` most likely successors
+    of each token (-inf if there are fewer). Without a match and without a table all tokens are equally likely. Draft
+    with the stop policy "confidence" then, which ends the block at such a token.
 
     Attributes:
         vocab_size: `V`.
-        longest: the most last tokens that a match is looked for with; 0: bigrams alone. The longest match wins, of
-            equal ones the latest, in the encoder's tokens only where the decoder has none as long.
-        is_encoder_decoder: whether prompts go to an encoder; its input is searched too.
+        longest: the largest number of last tokens to match; 0: bigrams alone. The longest match wins; among matches of
+            equal length the decoder's tokens win over the encoder's, and the latest wins.
+        is_encoder_decoder: whether prompts go to an encoder, whose input is then searched too.
     """
 
     vocab_size: int
@@ -51,20 +55,23 @@ class Grams(LengthCached[GramCache]):
     is_encoder_decoder: bool = False
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> GramCache:
-        """Remembers all but each row's last context token, and the encoder's input."""
+        """Stores all but each row's last context token, and the encoder's input."""
         rows, width = prompt.tokens.shape
         source = jnp.full((rows, 1), _NONE) if prompt.encoder_tokens is None else prompt.encoder_tokens
+        # Token 0 pads the encoder's input; it must match nothing.
         source = jnp.where(source > 0, source, _NONE)
         tokens = jnp.pad(prompt.tokens, [(0, 0), (0, max_len - width)], constant_values=_NONE)
         return GramCache(source, tokens, prompt.length - 1)
 
     def extend(self, params: Params, cache: GramCache, tokens: Array) -> tuple[LMOutput, GramCache]:
-        """Logits `[B, T, V]` after each of `tokens` `[B, T]`: a match's successor alone, or the table's row."""
+        """Returns logits `[B, T, V]` after each of `tokens` `[B, T]`: a match's successor alone, or the table's row."""
+        # All tokens are written first; each then searches no further than its own end.
         cache = GramCache(cache.source, write_slots(cache.tokens, tokens, cache.length, axis=1), cache.length)
         ends = cache.length[:, None] + jnp.arange(1, tokens.shape[1] + 1)[None]
         logits = self._unmatched(params, tokens)
         if self.longest:
             successor, matched = jax.vmap(jax.vmap(self._matched, (None, None, 0)))(cache.source, cache.tokens, ends)
+            # A copied token has probability 1 and all others 0, whatever the table says.
             copied = jnp.where(jnp.arange(self.vocab_size) == successor[..., None], 0.0, -jnp.inf)
             logits = jnp.where(matched[..., None], copied, logits)
         return LMOutput(logits), replace(cache, length=cache.length + tokens.shape[1])
@@ -75,40 +82,48 @@ class Grams(LengthCached[GramCache]):
         successors, logits = params["next"][tokens], params["logits"][tokens]
         rows, times = jnp.indices(tokens.shape)
         empty = jnp.full((*tokens.shape, self.vocab_size), -jnp.inf)
-        return empty.at[rows[..., None], times[..., None], successors].max(logits)  # empty places hold -inf
+        # `max`, not `set`: a table row with fewer than K successors pads itself with tokens of logit -inf, which may
+        # repeat a real successor.
+        return empty.at[rows[..., None], times[..., None], successors].max(logits)
 
     def _matched(self, source: Array, tokens: Array, end: Array) -> tuple[Array, Array]:
-        """The token behind the best match of the last of the first `end` `tokens` `[S]`, and whether there is one."""
+        """Returns the token after the best match of the end of `tokens[:end]`, and whether there is a match.
+
+        `tokens` is `[S]`.
+        """
         last = jnp.where(end > jnp.arange(self.longest), tokens[end - 1 - jnp.arange(self.longest)], _OUTSIDE)
-        own = jnp.where(jnp.arange(len(tokens)) < end - 1, _agreement(tokens, last), 0)  # what follows is known
+        # A match must end before `end - 1`: only then is the token after it known.
+        context_lengths = jnp.where(jnp.arange(len(tokens)) < end - 1, _agreement(tokens, last), 0)
         followed = jnp.append(source[1:], _NONE) != _NONE
-        theirs = jnp.where(followed, _agreement(source, last), 0)
-        lengths = jnp.concatenate([theirs, own])
-        behind = jnp.concatenate([jnp.append(source[1:], _NONE), jnp.append(tokens[1:], _NONE)])
-        best = len(lengths) - 1 - jnp.argmax(lengths[::-1])  # the latest of equal ones
-        return behind[best], lengths[best] > 0
+        source_lengths = jnp.where(followed, _agreement(source, last), 0)
+        lengths = jnp.concatenate([source_lengths, context_lengths])
+        successors = jnp.concatenate([jnp.append(source[1:], _NONE), jnp.append(tokens[1:], _NONE)])
+        # `argmax` returns the first maximum; on the reversed array it is the latest, and the encoder's matches lose.
+        best = len(lengths) - 1 - jnp.argmax(lengths[::-1])
+        return successors[best], lengths[best] > 0
 
 
 def _agreement(tokens: Array, last: Array) -> Array:
-    """For each place of `tokens` `[S]`, how many tokens up to it are those of `last` `[n]`, the latest first."""
-    agree, found = jnp.ones(tokens.shape, bool), jnp.zeros(tokens.shape, jnp.int32)
+    """Counts, for each place of `tokens` `[S]`, the tokens up to it that equal `last` `[n]` (latest token first)."""
+    agree, match_lengths = jnp.ones(tokens.shape, bool), jnp.zeros(tokens.shape, jnp.int32)
+    # `agree` stays true only while every later token agreed too, so the sum is the length of the match.
     for back in range(last.shape[0]):
         shifted = jnp.concatenate([jnp.full((back,), _OUTSIDE), tokens])[: len(tokens)]
         agree &= (shifted == last[back]) & (shifted >= 0)
-        found += agree
-    return found
+        match_lengths += agree
+    return match_lengths
 
 
 def prompt_lookup(vocab_size: int, longest: int = 8, *, encoder_decoder: bool = False) -> BoundModel:
-    """A bound model that copies from the context, or knows nothing (see `Grams`)."""
+    """Returns a bound model that copies from the context; without a match all tokens are equally likely (`Grams`)."""
     return BoundModel(params={}, model=Grams(vocab_size, longest, encoder_decoder))
 
 
 def max_gram(table: Params, vocab_size: int, longest: int = 8, *, encoder_decoder: bool = False) -> BoundModel:
-    """A bound model that copies from the context, or draws from a table of bigrams (`count_bigrams`).
+    """Returns a bound model that copies from the context, or else reads a table of bigrams (`count_bigrams`).
 
     Raises:
-        ValueError: no table of this vocabulary.
+        ValueError: the table does not belong to this vocabulary.
     """
     _check(table, vocab_size)
     params = {"next": jnp.asarray(table["next"], jnp.int32), "logits": jnp.asarray(table["logits"], jnp.float32)}
@@ -116,20 +131,20 @@ def max_gram(table: Params, vocab_size: int, longest: int = 8, *, encoder_decode
 
 
 def bigrams(table: Params, vocab_size: int, *, encoder_decoder: bool = False) -> BoundModel:
-    """A bound model that draws from a table of bigrams (`count_bigrams`)."""
+    """Returns a bound model that reads a table of bigrams (`count_bigrams`)."""
     return max_gram(table, vocab_size, 0, encoder_decoder=encoder_decoder)
 
 
 def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int = 64) -> dict[str, np.ndarray]:
-    """How often each token followed each other one, as `Grams` reads it.
+    """Counts bigrams and returns the table that `Grams` reads.
 
     Args:
-        sequences: of token ids, the one that decoding begins with and the end included.
-        most: `K`, at least 1: successors kept of each token, the most frequent ones. A token that none followed has
-            those that are most frequent behind any token.
+        sequences: sequences of token ids, including the start token of decoding and the end token.
+        most: `K`, at least 1: number of successors kept per token, the most frequent ones. A token without successors
+            gets the successors that are most frequent after any token.
 
     Raises:
-        ValueError: an id outside the vocabulary, nothing to count, or nothing to keep.
+        ValueError: an id is outside the vocabulary, there is nothing to count, or `most` is below 1.
     """
     whole("most", most, 1)
     pairs, counts = _pairs(sequences, vocab_size)
@@ -138,9 +153,11 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
     first, second = pairs // vocab_size, pairs % vocab_size
     common = _most_common(second, counts, most, vocab_size)
     successors, logits = (np.tile(row, (vocab_size, 1)) for row in common)
+    # By token, then by falling count: `rank` counts a successor's place among those of its token.
     order = np.lexsort((second, -counts, first))
     first, second, counts = first[order], second[order], counts[order]
     rank = np.arange(len(first)) - np.searchsorted(first, first)
+    # Counted tokens drop the common successors; an empty place keeps its token but has no probability.
     logits[first] = -np.inf
     kept = rank < successors.shape[1]
     successors[first[kept], rank[kept]], logits[first[kept], rank[kept]] = second[kept], np.log(counts[kept])
@@ -148,7 +165,7 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
 
 
 def _most_common(successors: np.ndarray, weights: np.ndarray, most: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `most` frequent of `successors` of these weights, and the logs of their sums; -inf where that is 0."""
+    """Returns the `most` frequent of the weighted `successors` and the logs of their summed weights (-inf for 0)."""
     followed = np.bincount(successors, weights=weights, minlength=size)
     common = np.argsort(-followed, kind="stable")[:most]
     with np.errstate(divide="ignore"):
@@ -156,7 +173,7 @@ def _most_common(successors: np.ndarray, weights: np.ndarray, most: int, size: i
 
 
 def _pairs(sequences: Iterable[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bigrams `a V + b` that there are, and how often; nothing of `V × V` is ever held."""
+    """Returns the distinct bigrams as codes `a V + b` with their counts, without an array of `V × V`."""
     codes = []
     for sequence in sequences:
         ids = np.asarray(sequence, np.int64)
@@ -167,12 +184,13 @@ def _pairs(sequences: Iterable[Sequence[int]], vocab_size: int) -> tuple[np.ndar
 
 
 def widened(table: Params, counted: int, vocab_size: int) -> Params:
-    """A table of `counted` ids with rows for the further ids of a model of `vocab_size`, such as T5's sentinels.
+    """Extends a table of `counted` ids with rows for a model's further ids up to `vocab_size`, such as T5's sentinels.
 
-    Nothing drafts them; behind them stands what is most frequent in the table, as behind ids that none followed.
+    The table never drafts these ids. Their rows hold the successors that are most frequent in the table, like the rows
+    of ids without successors.
 
     Raises:
-        ValueError: no table of `counted` ids.
+        ValueError: the table does not have `counted` ids.
     """
     _check(table, counted)
     successors, logits = np.asarray(table["next"]), np.asarray(table["logits"], np.float64)
@@ -190,7 +208,8 @@ def _check(table: Params, vocab_size: int) -> None:
             f"a table of bigrams of shapes {shapes} is not one of a vocabulary of {vocab_size}: [V, K] both; count it "
             f"with the pair's own vocabulary"
         )
-    successors, largest = np.asarray(table["next"]), np.asarray(table["logits"]).max(-1)  # NaN of a row with a NaN
+    # The maximum of a row that holds a NaN is NaN, so one test finds NaN, infinity and rows of -inf.
+    successors, largest = np.asarray(table["next"]), np.asarray(table["logits"]).max(-1)
     if len(wrong := successors[(successors < 0) | (successors >= vocab_size)]):
         raise ValueError(
             f"a table of bigrams names token {wrong[0]}, outside a vocabulary of {vocab_size}: count it anew"

@@ -1,6 +1,6 @@
-"""Products with weights as they are held: plain matrices for XLA, packed ones for a CPU's own code, 8 bits anywhere.
+"""Products with weights in their stored form: plain matrices for XLA, packed ones for CPU code, 8 bits for both.
 
-`pack` lays parameters out for decoding; `Dense` and `Embed` understand both forms, under the same names.
+`pack` lays parameters out for decoding; `Dense` and `Embed` accept both forms under the same names.
 """
 
 from collections.abc import Callable
@@ -19,39 +19,43 @@ _LARGEST = 127
 
 
 def multiply(x: Array, kernel: Array | Packed, dtype: str) -> Array:
-    """`x` `[..., K]` times a kernel `[K, N]`, summed in float32: float32 `[..., N]`.
+    """Multiplies `x` `[..., K]` by a kernel `[K, N]` with sums in float32; returns float32 `[..., N]`.
 
-    A plain kernel is cast to `dtype`, as `x` is; a packed one is read as it is held.
+    `x` and a plain kernel are cast to `dtype`; a packed kernel is read in its stored form.
     """
     if not isinstance(kernel, Packed):
         return jnp.matmul(jnp.asarray(x, dtype), jnp.asarray(kernel, dtype), preferred_element_type=jnp.float32)
     rows = x.reshape(-1, x.shape[-1])
     if products.available():
+        # The CPU code reads float32 activations whatever the weights are.
         out = products.call(rows.astype(jnp.float32), kernel.panels, kernel.scales)
     else:
         out = _by_xla(rows.astype(dtype), kernel)
+    # The last panel may be padded with zero columns.
     return out[:, : kernel.columns].reshape(*x.shape[:-1], kernel.columns)
 
 
 def _by_xla(rows: Array, kernel: Packed) -> Array:
-    """The same where XLA multiplies: it reads the weights as they are held and widens them on the way."""
+    """Computes the product of `multiply` with XLA, which reads packed weights and widens them on the way."""
     panels = kernel.panels.astype(rows.dtype)
     out = jnp.einsum("tk,nkp->tnp", rows, panels, preferred_element_type=jnp.float32).reshape(len(rows), -1)
+    # A scale belongs to a whole column, so it may multiply the sum instead of every weight.
     return out if kernel.scales is None else out * kernel.scales
 
 
 def _parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
-    """A module's parameter, plain or packed, whose shape is not checked; where it has none yet, a fresh plain one."""
+    """Returns a module's parameter, plain or packed, without a check of its shape; initializes a missing one."""
+    # `module.param` would compare shapes, and a packed parameter has another structure than the plain one.
     exists = module.has_variable("params", name)
     return module.get_variable("params", name) if exists else module.param(name, init, shape)
 
 
 class Dense(nn.Module):
-    """`x @ kernel`, with a bias where asked; `kernel` is a parameter `[K, features]`, plain or packed.
+    """The product `x @ kernel`, optionally with a bias; `kernel` is a parameter `[K, features]`, plain or packed.
 
     Attributes:
-        dtype: that a plain kernel is multiplied in, and of the result.
-        wide: whether the result is float32 (the output layer).
+        dtype: dtype of the result, and of the product with a plain kernel.
+        wide: whether the result is float32 instead (the output layer).
     """
 
     features: int
@@ -70,7 +74,7 @@ class Dense(nn.Module):
 
 
 class Embed(nn.Module):
-    """A table of embeddings `[V, E]`, looked up and, where it is tied, multiplied by; packed, it is `[E, V]`."""
+    """A table of embeddings `[V, E]` for lookups and, if tied, for the output product; packed it is `[E, V]`."""
 
     num_embeddings: int
     features: int
@@ -82,13 +86,13 @@ class Embed(nn.Module):
         self.embedding = _parameter(self, "embedding", self.embedding_init, shape)
 
     def __call__(self, tokens: Array) -> Array:
-        """Rows `tokens` (int32, any shape) of the table, `[*tokens.shape, E]`."""
+        """Returns the table's rows `tokens` (int32, any shape), `[*tokens.shape, E]`."""
         if isinstance(self.embedding, Packed):
             return self.embedding.rows(tokens).astype(self.dtype)
         return jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
-        """float32 products of `x` `[B, T, E]` with all rows of the table, `[B, T, V]`."""
+        """Returns the float32 products of `x` `[B, T, E]` with all rows of the table, `[B, T, V]`."""
         if isinstance(self.embedding, Packed):
             return multiply(x, self.embedding, self.dtype)
         table = jnp.asarray(self.embedding, self.dtype)
@@ -96,28 +100,30 @@ class Embed(nn.Module):
 
 
 def pack(params: Params, config: Any, weights: str | None = None) -> Params:
-    """Parameters with their matrices held as decoding reads them fastest (`held`)."""
+    """Returns the parameters with their matrices in the form that decodes fastest (`held`)."""
     flat = flatten_dict(params, sep="/")
     return unflatten_dict({name: held(name, leaf, config, weights) for name, leaf in flat.items()}, sep="/")
 
 
 def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
-    """One parameter as decoding reads it fastest: kernels, and an embedding that makes the logits, packed.
+    """Returns one parameter in the form that decodes fastest: kernels and tied embeddings packed.
 
-    Where XLA multiplies, only 8 bits change a matrix's form. On a CPU without `runtime.products` 16 bits are widened,
-    once: XLA would do it at every call, in many times the product's own time.
+    If XLA multiplies, only 8-bit weights change their form. On a CPU without `runtime.products`, 16-bit weights are
+    widened here once: XLA would widen them at every call, which takes many times as long as the product.
 
     Args:
-        name: of the parameter, "a/b/kernel".
-        leaf: plain or packed already, which is left as it is.
-        config: of the model: whether its embedding is tied, the dtype of computation.
-        weights: what matrices are held in, of `products.KINDS`; `None`: what they are in.
+        name: the parameter's name, "a/b/kernel".
+        leaf: the parameter; a packed one is returned unchanged.
+        config: the model's configuration: whether its embedding is tied, the dtype of computation.
+        weights: stored type of matrices, from `products.KINDS`; `None` keeps their type.
     """
+    # An untied embedding is only looked up, so its rows stay plain; norms and biases are vectors.
     last = name.rsplit("/", 1)[-1]
     if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
     in_panels = products.available() and kind in products.KINDS
+    # Large models are slow without the CPU code; the warning names the extra that installs it.
     if not in_panels:
         products.suggest(leaf.size)
     if in_panels or kind == "int8":
@@ -126,7 +132,7 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
 
 
 def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False) -> Packed:
-    """A parameter as a matrix `[K, N]` in panels of `width` columns (`None`: a single one), held as `kind`.
+    """Packs a parameter as a matrix `[K, N]` in panels of `width` columns (`None`: a single panel) of type `kind`.
 
     Args:
         turned: whether the matrix is the parameter's transpose.
@@ -139,19 +145,22 @@ def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False)
         matrix, scales = quantised(matrix)
     count = -(-columns // width)
     out = np.zeros((count, inputs, width), jnp.dtype(kind))
-    for number in range(count):  # one after the other: no second copy of the matrix
+    # Panel by panel, because a reshape of the padded matrix would hold a second copy of it.
+    for number in range(count):
         part = matrix[:, number * width : (number + 1) * width]
         out[number, :, : part.shape[1]] = part
+    # Scales of padded columns are 1, so that no product with them is NaN or infinite.
     if scales is not None:
         scales = jax.device_put(np.pad(scales, (0, count * width - columns), constant_values=1.0))
     return Packed(jax.device_put(out), scales, columns, turned)
 
 
 def quantised(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers in [-127, 127] `[K, N]`, and what each column is to be multiplied by, float32 `[N]`.
+    """Returns a matrix as integers in [-127, 127] `[K, N]`, and the scale of each column, float32 `[N]`.
 
-    Symmetric, to the nearest: an entry is off by at most half a 127th of the largest one of its column.
+    Rounds symmetrically to the nearest integer: an entry's error is at most 1/254 of its column's largest magnitude.
     """
     matrix = np.asarray(matrix, np.float32)
+    # A column of zeros gets a tiny scale instead of 0, which would divide 0 by 0.
     scales = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float32).tiny) / _LARGEST
     return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)

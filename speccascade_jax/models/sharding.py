@@ -1,9 +1,9 @@
-"""How a model lies on a mesh: parameters by name, caches by row and head, and what runs on each device's own part.
+"""Layout of a model on a mesh of devices: parameters by name, caches by row and head, and device-local functions.
 
-Names of axes and their rules are T5X's. A cache's rows and heads are one axis (`models/cache.py`), which is split in
-the order of the devices: each holds the heads of its rows side by side, and nothing that is done with them leaves it.
-What tells rows from heads therefore runs on each device's own part (`local`), where without a mesh it runs on the
-whole. Left to XLA, which takes the axis for rows and then heads, every step would gather every cache whole.
+Axis names and rules are T5X's. A cache's rows and heads share one axis (`models/cache.py`), which is split in the order
+of the devices: each device holds its heads of its rows, and attention never leaves the device. Functions that tell rows
+from heads therefore run on each device's part (`local`); without a mesh they run on the whole. If XLA partitioned them,
+it would take the axis for all rows and then all heads, and every step would gather every cache.
 """
 
 import math
@@ -27,11 +27,11 @@ Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 P = PartitionSpec
 ROWS = P(DATA)
-"""One entry a row: lengths, tokens, controls."""
+"""Layout of arrays with one entry per row: lengths, tokens, controls."""
 HEADS = P((DATA, MODEL))
-"""Rows times heads: keys and values, queries."""
+"""Layout of an axis of rows times heads: keys, values and queries."""
 COLUMNS = P(DATA, None, MODEL)
-"""What a product gives: `[B, T, heads · K]`, `[B, T, F]`, `[B, T, V]`."""
+"""Layout of a product's result: `[B, T, heads · K]`, `[B, T, F]`, `[B, T, V]`."""
 BIAS = P(DATA, MODEL)
 
 LOGICAL_AXES = (
@@ -45,20 +45,21 @@ LOGICAL_AXES = (
     (r".*/rel_embedding", ("heads", "relpos_buckets")),
     (r".*/scale", ("embed",)),
 )
-"""A parameter's path -> its logical axes."""
+"""Pattern of a parameter's path -> its logical axes."""
 
 RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embed": None, "relpos_buckets": None}
-"""A logical axis -> the mesh's, or `None`: whole on every device (T5X's standard rules, parameters along `model`)."""
+"""Logical axis -> mesh axis, or `None` to replicate it (T5X's standard rules, with parameters along `model`)."""
 
 SPREAD = ("num_heads", "num_kv_heads", "d_ff", "num_embeddings")
-"""Sizes that must divide by the `model` axis."""
+"""Sizes that must be divisible by the `model` axis."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 @contextmanager
 def under(mesh: Mesh | None) -> Iterator[None]:
-    """While a model of this mesh is traced."""
+    """Sets the mesh while a model is traced."""
+    # A context variable, because linen modules are built from the configuration alone and have no field for a mesh.
     token = _MESH.set(mesh)
     try:
         yield
@@ -67,13 +68,13 @@ def under(mesh: Mesh | None) -> Iterator[None]:
 
 
 def shards() -> int:
-    """How many parts heads, units and the vocabulary are in."""
+    """Returns the number of parts that heads, units and the vocabulary are split into."""
     mesh = _MESH.get()
     return 1 if mesh is None else mesh.shape[MODEL]
 
 
 def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) -> Callable[..., Result]:
-    """`function` on each device's own part of its arguments; without a mesh the function itself."""
+    """Returns `function` applied to each device's part of its arguments; without a mesh, `function` itself."""
     mesh = _MESH.get()
     if mesh is None:
         return function
@@ -81,16 +82,16 @@ def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) 
 
 
 def constrain(x: Array, spec: P) -> Array:
-    """`x`, and where it lies."""
+    """Constrains the layout of `x` on the mesh; returns `x` unchanged without a mesh."""
     mesh = _MESH.get()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def spec_of(path: str) -> P:
-    """Where a parameter lies.
+    """Returns the layout of a parameter.
 
     Raises:
-        ValueError: the table knows no such parameter.
+        ValueError: no pattern of `LOGICAL_AXES` matches the path.
     """
     for pattern, axes in LOGICAL_AXES:
         if re.fullmatch(pattern, path):
@@ -99,73 +100,76 @@ def spec_of(path: str) -> P:
 
 
 def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
-    """Kernels of one input as one: part `s` of `shards` has its columns of the first, of the second and so on."""
+    """Joins kernels of the same input: part `s` of `shards` has its columns of the first kernel, then of the next."""
+    # Plain concatenation would give the first device nothing but queries; interleaved, each has its share of all.
     parts = zip(*(np.split(array, shards, axis=-1) for array in arrays), strict=True)
-    return np.concatenate([one for part in parts for one in part], axis=-1)
+    return np.concatenate([share for part in parts for share in part], axis=-1)
 
 
 def split_fused(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
-    """Splits what `interleave_fused` joined, kernels of `widths` columns each."""
-    at = np.cumsum([width // shards for width in widths])[:-1]
-    parts = [np.split(part, at, axis=-1) for part in np.split(array, shards, axis=-1)]
-    return [np.concatenate(own, axis=-1) for own in zip(*parts, strict=True)]
+    """Splits kernels of `widths` columns that `interleave_fused` joined."""
+    bounds = np.cumsum([width // shards for width in widths])[:-1]
+    parts = [np.split(part, bounds, axis=-1) for part in np.split(array, shards, axis=-1)]
+    return [np.concatenate(shares, axis=-1) for shares in zip(*parts, strict=True)]
 
 
 def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None:
-    """How many columns each kernel has that stands in a fused one of so many; `None`: it is no fused one."""
+    """Returns the columns of each kernel within a fused parameter of `columns` columns; `None` if it is not fused."""
     if re.fullmatch(r".*/qkv/(kernel|bias)", path):
-        own = getattr(config, "num_kv_heads", config.num_heads) * config.head_dim
-        return columns - 2 * own, own, own
+        width = getattr(config, "num_kv_heads", config.num_heads) * config.head_dim
+        return columns - 2 * width, width, width
     return (columns // 2,) * 2 if re.fullmatch(r".*/wi_01/(kernel|bias)", path) else None
 
 
 def parts(path: str, shape: Sequence[int]) -> int:
-    """Into how many parts a parameter is split on a mesh of `shape` (data, model)."""
+    """Returns the number of parts that a parameter is split into on a mesh of `shape` (data, model)."""
     return shape[1] if MODEL in spec_of(path) else 1
 
 
-def check(config: Any, shape: Sequence[int], whose: str) -> None:
-    """Refuse a model that does not divide by the `model` axis of a mesh of `shape` (data, model).
+def check(config: Any, shape: Sequence[int], owner: str) -> None:
+    """Checks that the `model` axis of a mesh of `shape` (data, model) divides the model's sizes.
 
     Raises:
-        ValueError: says which size.
+        ValueError: it does not; the message names the size.
     """
     parts = shape[1]
+    # Not every family has all of these sizes: a T5 has no `num_kv_heads`.
     sizes = {name: getattr(config, name) for name in SPREAD if hasattr(config, name)}
     for name, size in sizes.items():
         if size % parts:
             raise ValueError(
-                f"{name}={size} of {whose} does not divide by the {parts} parts of mesh={tuple(shape)}: "
+                f"{name}={size} of {owner} does not divide by the {parts} parts of mesh={tuple(shape)}: "
                 f"choose a divisor of {math.gcd(*sizes.values())}, or keep a draft whole (draft_whole=True)"
             )
 
 
 def put(path: str, leaf: Any, mesh: Mesh) -> Any:
-    """A parameter in its parts on the devices; a host that sees not all of them holds its own parts alone."""
+    """Returns a parameter split over the devices; a host that sees some of the devices holds their parts alone."""
     return _spread(leaf, mesh, spec_of(path))
 
 
 def whole(leaf: Any, mesh: Mesh) -> Any:
-    """An array on every device of a mesh."""
+    """Returns an array replicated on every device of a mesh."""
     return _spread(leaf, mesh, P())
 
 
 def _spread(leaf: Any, mesh: Mesh, spec: P) -> Any:
-    """An array that every host has whole, of which each sends its devices their part."""
+    """Returns an array laid out on the mesh; every host has the whole array and sends its devices their parts."""
+    # The callback runs for a host's own devices only, so the same code serves one host and several.
     return jax.make_array_from_callback(leaf.shape, NamedSharding(mesh, spec), lambda part: leaf[part])
 
 
 def place(params: Params, mesh: Mesh) -> Params:
-    """Parameters on the devices of a mesh, each holding its part; fused kernels are side by side for it already."""
+    """Returns the parameters split over the devices of a mesh; fused kernels must be interleaved for it already."""
     flat = flatten_dict(params, sep="/")
     return unflatten_dict({path: put(path, np.asarray(leaf), mesh) for path, leaf in flat.items()}, sep="/")
 
 
 def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Arrays `[B, …]` with the rows spread along `data`; without a mesh as they are.
+    """Returns arrays `[B, …]` with rows split along `data`; without a mesh, unchanged.
 
     Raises:
-        ValueError: the rows do not divide.
+        ValueError: the `data` axis does not divide the rows.
     """
     if mesh is None:
         return tree
@@ -181,12 +185,12 @@ def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
-    """As `by_rows`; without a mesh on the one device."""
+    """Returns arrays laid out as by `by_rows`; without a mesh, on the default device."""
     return jax.device_put(tree) if mesh is None else by_rows(tree, mesh)
 
 
 def rest(params: Params, mesh: Mesh | None) -> Params:
-    """Parameters of which some are on the mesh already, the others whole on every device of it."""
+    """Returns parameters on the mesh: those already there unchanged, all others replicated."""
     if mesh is None:
         return params
 
@@ -198,7 +202,7 @@ def rest(params: Params, mesh: Mesh | None) -> Params:
 
 
 def replicate(tree: Tree) -> Tree:
-    """Results as every host can read them; in one process as they are."""
+    """Returns results that every host can read; in a single process, unchanged."""
     if not hosts.many():
         return tree
 

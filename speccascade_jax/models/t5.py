@@ -1,11 +1,11 @@
-"""T5: its layers, the linen module that trains, and the cached `LanguageModel` that decodes with the same layers.
+"""T5: its layers, the linen module for training, and the cached `LanguageModel` that decodes with the same layers.
 
-Parameter names and shapes are T5X's. What decodes multiplies float32 in float32 everywhere (`CachedModel`); the module,
-and so training, at the caller's precision.
+Parameter names and shapes are T5X's. Decoding multiplies float32 in full precision on every device (`CachedModel`);
+the module, and therefore training, uses the caller's precision.
 
 Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). Shape letters as in
 `core/protocols.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
-`[B * H, S, K]` everywhere: with these layouts a block costs little more than a step on CPU.
+`[B * H, S, K]` everywhere: with these layouts a block of tokens costs little more than one token on a CPU.
 """
 
 import math
@@ -32,19 +32,19 @@ from speccascade_jax.runtime.mesh import AXES
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
 CHUNK = 256
-"""Tokens of a prompt that attend at once, without dropout: training holds the logits of all."""
+"""Number of a prompt's tokens that attend at once, unless dropout is on: training holds the logits of all tokens."""
 Biases: TypeAlias = tuple[Array, ...]
-"""What is added to logits, each `[B or 1, H or 1, T or 1, S]`."""
+"""Terms added to attention logits, each `[B or 1, H or 1, T or 1, S]`."""
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 
 def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
-    """T5's bucket of each `distance` (key position minus query position), int32 of the same shape.
+    """Returns T5's bucket of each `distance` (key position minus query position), int32 of the same shape.
 
-    Half of the buckets are exact, the rest grow logarithmically up to `max_distance`; looking both
-    ways, the upper half of all buckets is for keys after the query (T5, section 2.1).
+    Half of the buckets are exact; the rest grow logarithmically up to `max_distance`. If `bidirectional`, the upper
+    half of all buckets is for keys after the query (T5, section 2.1).
     """
     distance = np.asarray(distance)
     offset = np.zeros_like(distance)
@@ -55,7 +55,8 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, ma
     else:
         away = np.maximum(-distance, 0)
     exact = buckets // 2
-    # The epsilon keeps exact powers (distance 16 of 8 exact, 128 at most) on the upper side.
+    # The epsilon, as in T5X, keeps exact powers on the upper side of a bucket's bound (such as distance 16 with 8 exact
+    # buckets and 128 at most).
     ratio = np.log(np.maximum(away, 1) / exact + np.finfo(np.float32).eps) / math.log(max_distance / exact)
     large = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int64), buckets - 1)
     buckets_of: np.ndarray = (offset + np.where(away < exact, away, large)).astype(np.int32)
@@ -63,27 +64,27 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, ma
 
 
 class RelativeBias(nn.Module):
-    """The learnt bias of attention logits by bucketed relative position; `rel_embedding` `[H, buckets]`."""
+    """The learned bias of attention logits by bucketed relative position; `rel_embedding` is `[H, buckets]`."""
 
     config: T5Config
     bidirectional: bool
 
     @nn.compact
     def __call__(self, distance: np.ndarray) -> Array:
-        """float32 `[H, *distance.shape]` for `distance` = key position minus query position."""
+        """Returns float32 `[H, *distance.shape]` for `distance` = key position minus query position."""
         c = self.config
         table = self.param("rel_embedding", _bias_init, (c.num_heads, c.relative_buckets))
-        found = relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
-        return jnp.take(table.astype(jnp.float32), found, axis=1)
+        bucket_ids = relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
+        return jnp.take(table.astype(jnp.float32), bucket_ids, axis=1)
 
 
 def norm(config: T5Config) -> RMSNorm:
-    """T5's layer norm: root mean square, no mean, no bias."""
+    """Returns T5's layer norm: root mean square, without mean or bias."""
     return RMSNorm(config.layer_norm_epsilon, config.dtype)
 
 
 def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
-    """A product `x @ kernel` without bias; the initial kernel is divided by `divisor`."""
+    """Returns a layer `x @ kernel` without bias; the initial kernel is divided by `divisor`."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         return _kernel_init(key, shape, dtype) / divisor
@@ -92,19 +93,20 @@ def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
 
 
 def dropout(config: T5Config) -> nn.Dropout:
-    """T5X's dropout: one mask for all positions (queries, in attention)."""
+    """Returns T5X's dropout, which shares one mask among all positions (in attention: among all queries)."""
     return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
 
 
 def _spread(bias: Array) -> P:
-    """Which axes of a bias lie along a mesh's."""
+    """Returns the layout of a bias: rows along `data`, heads along `model`."""
+    # An axis of size 1 is broadcast, so it cannot be split.
     return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
 
 
 class Attention(nn.Module):
     """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is).
 
-    Where the parameters hold one `qkv` kernel instead of three (`fuse`), self-attention projects in one product.
+    If the parameters hold one `qkv` kernel instead of three (`fuse`), self-attention projects with one product.
     """
 
     config: T5Config
@@ -112,6 +114,7 @@ class Attention(nn.Module):
     def setup(self) -> None:
         c = self.config
         width = c.num_heads * c.head_dim
+        # T5 folds the usual 1/sqrt(head_dim) of the logits into the initial query kernel.
         self.query = dense(c, width, math.sqrt(c.head_dim))
         self.key = dense(c, width)
         self.value = dense(c, width)
@@ -120,7 +123,7 @@ class Attention(nn.Module):
         self.drop = dropout(c)
 
     def _heads(self, x: Array) -> Array:
-        """`[B * H, T, K]` of `x` `[B, T, H * K]`."""
+        """Splits `x` `[B, T, H * K]` into heads, `[B * H, T, K]`."""
         return local(self._split, (COLUMNS,), HEADS)(x)
 
     def _split(self, x: Array) -> Array:
@@ -128,26 +131,28 @@ class Attention(nn.Module):
         return split.reshape(-1, *split.shape[2:])
 
     def _split_each(self, x: Array) -> tuple[Array, ...]:
-        """Of `x` `[B, T, 3 H * K]`, queries, keys and values side by side."""
+        """Splits `x` `[B, T, 3 H * K]`, which holds queries, keys and values in this order, into heads."""
         return tuple(map(self._split, jnp.split(x, 3, axis=-1)))
 
     def queries(self, x: Array) -> Array:
-        """Queries `[B * H, T, K]` of `x` `[B, T, E]`."""
+        """Returns queries `[B * H, T, K]` of `x` `[B, T, E]`."""
         return self._heads(self.query(x))
 
     def keys_values(self, x: Array) -> KeysValues:
-        """Keys `[B * H, K, S]` and values `[B * H, S, K]` of `x` `[B, S, E]`."""
+        """Returns keys `[B * H, K, S]` and values `[B * H, S, K]` of `x` `[B, S, E]`."""
         return self._heads(self.key(x)).transpose(0, 2, 1), self._heads(self.value(x))
 
     def project(self, x: Array) -> tuple[Array, KeysValues]:
-        """Queries, keys and values of one `x`: self-attention's."""
+        """Returns self-attention's queries, keys and values, all computed from `x`."""
         if not self.has_variable("params", "qkv"):
             return self.queries(x), self.keys_values(x)
         query, key, value = local(self._split_each, (COLUMNS,), (HEADS,) * 3)(self.qkv(x))
         return query, (key.transpose(0, 2, 1), value)
 
     def __call__(self, queries: Array, keys_values: KeysValues, biases: Biases, deterministic: bool) -> Array:
-        """Attention of `queries` over `S` slots, `[B, T, E]`; `biases` mask too."""
+        """Returns attention of `queries` over `S` slots, `[B, T, E]`; `biases` include the mask."""
+        # Chunks cut the first bias along its axis of tokens. Cross-attention's bias is the same for all tokens and has
+        # no such axis.
         long = deterministic and queries.shape[1] > CHUNK and biases[0].shape[2] > 1
         attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
         specs = (HEADS, HEADS, HEADS, *map(_spread, biases))
@@ -157,17 +162,18 @@ class Attention(nn.Module):
     def _attend_in_chunks(
         self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
     ) -> Array:
-        """`_attend` in chunks; the first bias is by token."""
+        """Applies `_attend` in chunks of tokens; the first bias has an axis of tokens."""
 
-        def attend(part: Array, own: Array) -> Array:
-            return self._attend(part, keys, values, own, *biases, deterministic=deterministic)
+        def attend(part: Array, part_bias: Array) -> Array:
+            return self._attend(part, keys, values, part_bias, *biases, deterministic=deterministic)
 
         return in_chunks(attend, CHUNK, queries.shape[1], 1, (queries, 1), (bias, 2))
 
     def _attend(self, queries: Array, keys: Array, values: Array, *biases: Array, deterministic: bool) -> Array:
-        """What each token mixes from the values, `[B, T, H * K]`."""
+        """Returns each token's weighted sum of the values, `[B, T, H * K]`."""
         heads = self.config.num_heads // shards()
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
+        # Biases and the softmax are float32: in bfloat16, adding a bias would round the logits.
         logits = sum(biases, logits.reshape(-1, heads, *logits.shape[1:]))
         weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
         weights = self.drop(weights, deterministic=deterministic)
@@ -183,6 +189,7 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         c = self.config
+        # Declared in both forms; linen creates only the parameters that a call uses.
         self.wi_01 = dense(c, 2 * c.d_ff)
         if c.gated:
             self.wi_0, self.wi_1 = dense(c, c.d_ff), dense(c, c.d_ff)
@@ -238,24 +245,25 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: Array, bias: Array, cross: KeysValues, cross_bias: Array, slots: Slots | None, deterministic: bool
     ) -> tuple[Array, KeysValues]:
-        """One layer over `x` `[B, T, E]`; returns it and the keys and values attended.
+        """Applies the layer to `x` `[B, T, E]`; returns the result, and the keys and values that were attended.
 
         With `slots`, the block's keys and values are written into them first.
         """
-        queries, own = self.self_attention.project(self.pre_self_attention_layer_norm(x))
+        # Written before attention reads, because each token of a block sees itself and the block's earlier tokens.
+        queries, attended = self.self_attention.project(self.pre_self_attention_layer_norm(x))
         if slots is not None:
-            own = slots.write(own)
-        x = x + self.drop(self.self_attention(queries, own, (bias,), deterministic), deterministic=deterministic)
+            attended = slots.write(attended)
+        x = x + self.drop(self.self_attention(queries, attended, (bias,), deterministic), deterministic=deterministic)
         y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
         y = self.encoder_decoder_attention(y, cross, (cross_bias,), deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
-        return x + self.drop(y, deterministic=deterministic), own
+        return x + self.drop(y, deterministic=deterministic), attended
 
 
 @flax.struct.dataclass
 class T5Static:
-    """What `prefill` computes once. Every leaf's first axis is the row (row times head in `cross`).
+    """Arrays that `prefill` computes once. Every leaf's first axis is the row (row times head in `cross`).
 
     Attributes:
         cross: per layer, keys `[B * H, K, N]` and values `[B * H, N, K]` of the encoder's output.
@@ -271,25 +279,26 @@ class T5Static:
 
 
 def _distances(length: int) -> np.ndarray:
-    """Key position minus query position, `[length, length]`."""
+    """Returns key position minus query position, `[length, length]`."""
     return np.arange(length)[None, :] - np.arange(length)[:, None]
 
 
 def _padding_bias(encoder_tokens: Array) -> Array:
-    """float32 `[B, 1, 1, N]` that masks padding (token 0)."""
+    """Returns the float32 bias `[B, 1, 1, N]` that masks padding (token 0)."""
     return jnp.where(encoder_tokens > 0, 0.0, MASKED)[:, None, None, :]
 
 
 def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Array:
-    """Relative bias and causal mask `[B, H, T, S]` of a block of `new` tokens at row lengths `length`.
+    """Returns the relative bias and causal mask `[B, H, T, S]` of a block of `new` tokens at row lengths `length`.
 
-    The bias of query `p` at slot `s` depends on `s - p` only, so each row needs one contiguous slice of
-    `by_distance` (index `S - 1` is distance 0), and each query of the block a shifted view of it.
+    The bias of query `p` at slot `s` depends on `s - p` only. Each row therefore needs one contiguous slice of
+    `by_distance` (index `S - 1` is distance 0), and each query of the block a shifted view of that slice.
     """
 
-    def window(row: Array, at: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(row, slots - at - new, slots + new - 1, axis=-1)
+    def window(row: Array, row_length: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row, slots - row_length - new, slots + new - 1, axis=-1)
 
+    # One slice per row: a gather per query and slot would be slow on a CPU.
     windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, length)
     shifted = [windows[..., new - 1 - t : new - 1 - t + slots] for t in range(new)]
     mask = causal_slots_mask(length, new, slots)[:, None]
@@ -297,18 +306,19 @@ def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Arra
 
 
 def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -> Array:
-    """As `_block_bias`, of entries of a tree whose first one lies in slot `start` `[B]`."""
+    """Returns the bias and mask of a tree's entries as `_block_bias` does; the first entry is in slot `start` `[B]`."""
     deepest = max(branch.own)
 
-    def window(row: Array, at: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(row, slots - 1 - at - deepest, slots + deepest, axis=-1)
+    def window(row: Array, row_start: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(row, slots - 1 - row_start - deepest, slots + deepest, axis=-1)
 
     windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, start)
     shifted = jnp.stack([windows[..., deepest - depth : deepest - depth + slots] for depth in branch.own], axis=2)
     committed = (jnp.arange(slots)[None] < start[:, None])[:, None, None]
+    # Among the tree's entries distance is the difference of depths, whatever slots the entries are in.
     distances = np.array(branch.depths)[None] - np.array(branch.own)[:, None]
-    own = jnp.where(np.array(branch.sees), by_distance[..., slots - 1 + distances], MASKED)
-    return put_branch(jnp.where(committed, shifted, MASKED), own, start)
+    tree_bias = jnp.where(np.array(branch.sees), by_distance[..., slots - 1 + distances], MASKED)
+    return put_branch(jnp.where(committed, shifted, MASKED), tree_bias, start)
 
 
 class Encoder(nn.Module):
@@ -324,7 +334,8 @@ class Encoder(nn.Module):
         self.drop = dropout(c)
 
     def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
-        biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias  # their sum would be there for every row
+        # Two biases, [1, H, N, N] and [B, 1, 1, N]: their sum would be a [B, H, N, N] array in memory.
+        biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias
         x = self.drop(x, deterministic=deterministic)
         for layer in self.layers:
             x = layer(x, biases, deterministic)
@@ -347,11 +358,11 @@ class Decoder(nn.Module):
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
-        """Per layer, the cross-attention's keys and values of `encoded` `[B, N, E]`."""
+        """Returns each layer's cross-attention keys and values of `encoded` `[B, N, E]`."""
         return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
 
     def bias(self, distance: np.ndarray) -> Array:
-        """Relative bias `[H, *distance.shape]` of the self-attention."""
+        """Returns the relative bias `[H, *distance.shape]` of the self-attention."""
         return self.relpos_bias(distance)
 
     def __call__(
@@ -363,23 +374,28 @@ class Decoder(nn.Module):
         cache: KVCache | None,
         deterministic: bool,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Normed hidden states `[B, T, E]` and per layer the keys and values attended."""
+        """Returns the normed hidden states `[B, T, E]`, and per layer the keys and values that were attended."""
         x = self.drop(x, deterministic=deterministic)
         attended = []
         for i, layer in enumerate(self.layers):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
-            y, own = layer(x, bias, cross[i], cross_bias, slots, deterministic)
+            y, keys_values = layer(x, bias, cross[i], cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
+            # Before the last norm: an exit applies that norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
-            attended.append(own)
+            attended.append(keys_values)
         return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
 
     def _sometimes(self, i: int, before: Array, after: Array) -> Array:
-        """`after` layer `i`, or `before` it in some rows, the more often the higher it is (LayerSkip, section 4.1)."""
+        """Skips layer `i` in random rows: returns `before` there, `after` elsewhere.
+
+        Higher layers are skipped more often (LayerSkip, section 4.1).
+        """
         c = self.config
         rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
         if not rate:
             return after
+        # Not rescaled, unlike dropout: the residual stream of a skipped layer is a valid input of the next one.
         kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, (len(after), 1, 1))
         return jnp.where(kept, after, before)
 
@@ -388,7 +404,8 @@ class T5Module(nn.Module):
     """The encoder-decoder with T5X's parameter tree.
 
     `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})`
-    gives training logits; `T5` calls the other methods. With `mutable=[EXITS]` what `exit_logits` takes comes along.
+    returns training logits; `T5` calls the other methods. With `mutable=[EXITS]` it also returns the states that
+    `exit_logits` reads.
     """
 
     config: T5Config
@@ -401,7 +418,7 @@ class T5Module(nn.Module):
         self.decoder = Decoder(c)
 
     def __call__(self, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
-        """Teacher-forced logits, float32 `[B, T, num_embeddings]`, padded vocabulary at -inf.
+        """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
             encoder_tokens: int32 `[B, N]`, 0 where padded (masked); decoder_input_tokens: int32 `[B, T]`,
@@ -411,14 +428,15 @@ class T5Module(nn.Module):
         return self.decode(encoded, encoder_tokens, decoder_input_tokens, deterministic)
 
     def encode(self, encoder_tokens: Array, deterministic: bool = True) -> Array:
-        """The encoder's output `[B, N, E]`."""
+        """Returns the encoder's output `[B, N, E]`."""
         return self.encoder(self.token_embedder(encoder_tokens), _padding_bias(encoder_tokens), deterministic)
 
     def decode(
         self, encoded: Array, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True
     ) -> Array:
-        """Teacher-forced logits given `encoded` `[B, N, E]` (see `__call__`)."""
+        """Returns teacher-forced logits for `encoded` `[B, N, E]` (see `__call__`)."""
         length = decoder_input_tokens.shape[1]
+        # numpy, so that the mask and the distances are constants of the compiled program.
         causal = np.tril(np.ones((length, length), bool))
         bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
         x = self.token_embedder(decoder_input_tokens)
@@ -427,12 +445,13 @@ class T5Module(nn.Module):
         return self.logits(hidden)
 
     def embed(self, tokens: Array) -> Array:
-        """Returns what the decoder's first layer reads, `[B, T, E]`."""
+        """Returns the input of the decoder's first layer, `[B, T, E]`."""
         return self.token_embedder(tokens)
 
     def logits(self, hidden: Array) -> Array:
-        """float32 logits `[B, T, num_embeddings]` of normed hidden states, padded entries at -inf."""
+        """Returns float32 logits `[B, T, num_embeddings]` of normed hidden states; padded entries have -inf."""
         c = self.config
+        # T5 1.0 scales the hidden states of a tied output layer, whose rows have norms of about sqrt(d_model).
         if c.tied:
             logits = self.token_embedder.attend(hidden * c.d_model**-0.5)
         else:
@@ -442,29 +461,33 @@ class T5Module(nn.Module):
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Logits of an exit from what a decoder layer gave, `[B, T, E]`: the last norm and the model's own head."""
+        """Returns an exit's logits from a decoder layer's output `[B, T, E]`: the last norm and the model's head."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
     def start(self, encoder_tokens: Array, slots: int) -> T5Static:
-        """Run the encoder and compute what stays fixed while decoding into `slots` cache slots."""
+        """Runs the encoder and computes everything that stays fixed while decoding into `slots` cache slots."""
+        # Distances from -(S - 1) to S - 1: every pair of a query and a key in the cache.
         bias = self.decoder.bias(np.arange(1 - slots, slots))
         rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens)
+        # The mean ignores padding, so that it does not depend on the width of the batch.
         real = (encoder_tokens > 0)[..., None]
         return T5Static(
             cross=self.decoder.cross(encoded),
             cross_bias=_padding_bias(encoder_tokens),
+            # One copy per row, because rows are the first axis of every leaf of a cache.
             bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
             summary=jnp.where(real, encoded, 0.0).sum(1) / jnp.maximum(real.sum(1), 1),
         )
 
     def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:
-        """Feed a block, or entries of a tree, to the cached decoder (see `T5.extend`, `extend_branch`)."""
+        """Feeds a block, or entries of a tree, to the cached decoder (see `T5.extend`, `extend_branch`)."""
         static: T5Static = cache.static
+        # The bias has 2 S - 1 distances, from which the number of slots follows.
         new, slots = tokens.shape[1], (static.bias.shape[-1] + 1) // 2
         if branch is None:
             bias = _block_bias(static.bias, cache.length, new, slots)
         else:
-            bias = _branch_bias(static.bias, cache.length - branch.held, branch, slots)
+            bias = _branch_bias(static.bias, cache.length - branch.num_cached, branch, slots)
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
@@ -474,11 +497,11 @@ class T5Module(nn.Module):
 
 @dataclass(frozen=True)
 class T5(CachedModel[KVCache]):
-    """A T5 as the engine's `LanguageModel`. Parameters are `T5Module`'s; `mesh` as of `CachedModel`."""
+    """A T5 as the engine's `LanguageModel`, with the parameters of `T5Module`; `mesh` as in `CachedModel`."""
 
     config: T5Config
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = True  # prompts go to the encoder; decoding starts from id 0
+    is_encoder_decoder: ClassVar[bool] = True  # Prompts go to the encoder; decoding starts from id 0.
 
     @property
     def module(self) -> T5Module:
@@ -498,18 +521,23 @@ class T5(CachedModel[KVCache]):
             keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
         states = None
+        # The last context token stays pending: the first block feeds it. Shorter rows were fed padding, and the
+        # rollback drops it.
         if width > 1:
             fed = prompt.tokens[:, :-1]
             (_, cache), states = self._apply_reading(params, fed, layers, cache, fed, method="extend")
         return self.rollback(cache, prompt.length - 1), states
 
     def prompt_features(self, cache: KVCache) -> Array:
-        """`[B, E]`: mean of the encoder's output over real tokens (METHODS section 8)."""
+        """Returns the mean `[B, E]` of the encoder's output over real tokens (METHODS section 8)."""
         summary: Array = cache.static.summary
         return summary
 
 
 def teacher_forced_logits(model: T5, params: Params, encoder_tokens: Array, decoder_input_tokens: Array) -> Array:
-    """Logits of every position of `decoder_input_tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
+    """Returns the logits of every position of `decoder_input_tokens` `[B, T]` in one pass.
+
+    They are float32 `[B, T, num_embeddings]`.
+    """
     logits: Array = model._apply(params, encoder_tokens, decoder_input_tokens, method="__call__")
     return logits

@@ -1,4 +1,4 @@
-"""What a T5 is, as data: its configuration, its parameters' shapes, and the configuration that these imply."""
+"""T5 as data: its configuration, its parameters' shapes, and the configuration that such shapes imply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ class T5Config:
 
     Attributes:
         vocab_size: real vocabulary entries; num_embeddings: rows of the embedding, padding included.
-        relative_buckets, relative_max_distance: of the relative position bias.
+        relative_buckets, relative_max_distance: sizes of the relative position bias.
         gated: `wi_0`, `wi_1` with tanh-approximate GELU (T5 1.1); otherwise one `wi` with ReLU (T5 1.0).
         tied: logits through the embedding, scaled by `d_model ** -0.5`; otherwise `logits_dense`.
-        layer_dropout: how often training leaves out the last decoder layer for a row, the others less (`T5Module`);
-            like `dropout_rate` without meaning to what decodes, and no part of the representation that fingerprints
-            read.
-        dtype: computation dtype; parameters in another dtype are cast where used. Norms, softmax and
-            logits are float32 always.
+        layer_dropout: probability that training skips the last decoder layer for a row; lower layers are skipped less
+            often (`T5Module`). Decoding ignores it, as it ignores `dropout_rate`, and the `repr` that fingerprints
+            read omits it.
+        dtype: computation dtype; parameters of another dtype are cast at their use. Norms, softmax and logits are
+            always float32.
     """
 
     vocab_size: int
@@ -59,7 +59,7 @@ class T5Config:
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters of `T5Module(c)` by name.
 
-    Written out, because asking the module takes longer than reading the weights of a small model.
+    They are written out, because tracing the module takes longer than reading the weights of a small model.
     """
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (c.num_embeddings, c.d_model)}
     for stack, layers in zip(_STACKS, (c.num_encoder_layers, c.num_decoder_layers), strict=True):
@@ -87,19 +87,20 @@ def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
 
 
 def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
-    """Returns the configuration that names and `shapes` imply; `None`: they are no T5's.
+    """Returns the configuration that parameter names and `shapes` imply; `None` if they are not a T5's.
 
-    What shapes can't tell keeps T5's values: GELU gates where `wi_0` is there and ReLU where `wi` is,
+    Options that shapes do not determine have T5's values: GELU gates if there is a `wi_0` and ReLU if there is a `wi`,
     relative distances up to 128, epsilon 1e-6.
 
     Args:
         path: the checkpoint, for errors; shapes: parameter name -> shape, one layer each.
 
     Raises:
-        CheckpointError: an array needed to tell its sizes is missing or has an odd shape.
+        CheckpointError: an array that determines a size is missing or has an unexpected shape.
     """
     if EMBEDDING not in shapes or not all(_layers(shapes, stack) for stack in _STACKS):
         return None
+    # Each size is read off the array that fixes it; all other arrays are then checked against `t5_shapes`.
     rows, d_model = _sizes(path, shapes, EMBEDDING)
     heads, buckets = _sizes(path, shapes, _BIAS)
     _, joined = _sizes(path, shapes, _QUERY)
@@ -110,6 +111,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
             f"two models are mixed; {COPY_AGAIN}"
         )
     return T5Config(
+        # No array tells how many rows are padding; only T5's published padding is known.
         vocab_size=PADDED_VOCABULARIES.get(rows, rows),
         num_embeddings=rows,
         d_model=d_model,
@@ -125,7 +127,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
 
 
 def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
-    """Returns the shape of a matrix that must be there."""
+    """Returns the shape of a matrix, or raises an error if it is missing."""
     if name not in shapes:
         raise incomplete(path, [name], len(shapes) + 1)
     if len(shapes[name]) != 2:
@@ -135,7 +137,8 @@ def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
 
 
 def _layers(shapes: Shapes, stack: str) -> int:
-    """Returns one more than the highest layer, so that a hole shows as missing arrays."""
+    """Returns the number of a stack's layers, one more than the highest layer number."""
+    # Not the count of layers: with a layer missing in between, its arrays are then reported as missing.
     prefix = f"{stack}/layers_"
     numbers = [name[len(prefix) :].split("/")[0] for name in shapes if name.startswith(prefix)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

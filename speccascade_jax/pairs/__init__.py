@@ -1,1 +1,1 @@
-"""A target, its drafts and the vocabulary that they share; prompts for them."""
+"""Pairs: a target, its drafts and the vocabulary that they share; prompts for them."""

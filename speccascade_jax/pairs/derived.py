@@ -1,12 +1,12 @@
-"""Further drafts that are no checkpoint: the target's first layers, copies from the context, counted bigrams.
+"""Drafts without a checkpoint: the target's first layers, copies from the context, counted bigrams.
 
-Where a pair takes paths of drafts (`Pair.load`, `load_pair(others=…)`, `ModelPair` in gin) it takes these words too:
+Arguments that accept a draft's path (`Pair.load`, `load_pair(others=…)`, `ModelPair` in gin) accept these words too:
 
     exit:2               the target's first two layers with its head (`models.early_exit`)
     exit:2:FILE          the same with a head that `experiments.train_exit_heads` trained for this exit
-    lookup, lookup:8     copies what followed the longest match of at most so many last tokens (`models.ngrams`)
-    bigrams:FILE         draws from a table that `experiments.count_bigrams` wrote
-    max_gram:FILE        copies where there is a match, and draws from the table where there is none
+    lookup, lookup:8     copies the token after the longest match of at most 8 last tokens (`models.ngrams`)
+    bigrams:FILE         samples from a table that `experiments.count_bigrams` wrote
+    max_gram:FILE        copies if there is a match, and otherwise samples from the table
 """
 
 from collections.abc import Callable
@@ -25,31 +25,31 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
 
 LONGEST = 8
-"""The most last tokens that a match is looked for with, where nothing else is said."""
+"""Default of the largest number of last tokens to match."""
 MOST_MATCHED = 128
-"""The most that may be said: the search is unrolled over them."""
+"""Largest accepted number of last tokens to match: the search is unrolled over them."""
 _COUNT = "count one (experiments.count_bigrams)"
 
 
 def is_derived(spec: object) -> bool:
-    """Whether it is one of this module's words and no path."""
+    """Returns whether `spec` is one of this module's words and not an existing path."""
     return isinstance(spec, str) and spec.partition(":")[0] in _MAKERS and not Path(spec).exists()
 
 
 def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
-    """The draft that a word names, for this target.
+    """Returns the draft that a word names, for this target.
 
     Raises:
-        ValueError: a layer or length that is no number or that there is not; a table of another vocabulary.
-        CheckpointError: a file that is no table, or a damaged one.
-        FileNotFoundError: no table at the path.
+        ValueError: the layer or length is not a number or out of range, or the table has another vocabulary.
+        CheckpointError: the file is not a table, or is damaged.
+        FileNotFoundError: there is no table at the path.
     """
     kind, _, rest = spec.partition(":")
     return _MAKERS[kind](spec, rest, target, vocabulary)
 
 
 def save_bigrams(path: str | Path, table: dict[str, np.ndarray], vocabulary: TextVocabulary) -> None:
-    """Write a table of `ngrams.count_bigrams` and which vocabulary it is of."""
+    """Writes a table of `ngrams.count_bigrams` with the fingerprint of its vocabulary."""
     archives.write(expanded(path), vocabulary.fingerprint, table)
 
 
@@ -60,7 +60,7 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
         return early_exit(target, layer)
     heads = exit_files.load(path)
     heads.check(target, path)
-    early_exit(target, layer)  # says what is wrong with the layer before what is wrong with the file
+    early_exit(target, layer)  # Reports a wrong layer before a file that lacks it.
     kernel = held("decoder/logits_dense/kernel", heads.kernel(layer, path), target.model.config)
     return early_exit(target, layer, kernel)
 
@@ -83,10 +83,10 @@ def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | N
 
 
 def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
-    """The table in a file, with rows for all `size` ids of the model, which may be more than the vocabulary's."""
+    """Reads a file's table and adds rows up to the model's `size` ids, which may exceed the vocabulary's."""
     try:
         of, table = archives.read(path)
-    except Exception as error:  # of any kind, see `archives.read`
+    except Exception as error:  # Of any kind: see `archives.read`.
         raise CheckpointError(f"{path} is no table of bigrams, or a damaged one ({error!r}): {_COUNT}") from error
     if vocabulary is not None and of != vocabulary.fingerprint:
         raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")

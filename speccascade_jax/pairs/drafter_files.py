@@ -1,4 +1,4 @@
-"""The file that a drafter's parameters are kept in, and the target that they were trained for."""
+"""Files of drafters' parameters, which name the target that they were trained for."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ _TRAIN = "train it for this target, or load the pair that it was trained for"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Which target a drafter was trained for, and what its author notes about it.
+    """The target that a drafter was trained for, and its author's notes.
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the target; pair: its pair's name.
@@ -28,10 +28,10 @@ class Card:
 
 
 def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
-    """Writes a drafter's parameters as one file, whole or not at all.
+    """Writes a drafter's parameters as one file, atomically.
 
     Args:
-        params: a nested dict of arrays, stored in float32; pair: whose target they were trained for.
+        params: a nested dict of arrays, stored in float32; pair: the pair with the target that they were trained for.
         about: JSON values that `load` returns.
     """
     card = Card(target_fingerprint=pair.print_of("target"), pair=pair.name, about=about)
@@ -42,11 +42,11 @@ def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
     """Reads a drafter's parameters for the target of `pair`.
 
     Returns:
-        The parameters, and what `save` noted about them.
+        The parameters, and the `about` values that `save` stored.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: it is damaged (names what in it), or another kind of file.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: it is damaged (names the damaged parts), or of another kind.
         ValueError: the drafter was trained for another target (names both fingerprints).
     """
     params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save them")

@@ -1,4 +1,4 @@
-"""The file that heads of early exits are kept in: of one target, each of another layer."""
+"""Files with heads of one target's early exits, each for another layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,13 @@ _TRAIN = "train some (experiments/train_exit_heads.py)"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Which model's exits they are, and what they were trained on.
+    """The model of the exits, and the heads' training data.
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the model; pair: its pair's name.
-        towards: the layer whose law each head was taught last; `None`: the model's own.
-        data: fingerprint of the data folders; prompts, positions: how many were trained on; steps: of the optimiser.
+        towards: exit layer -> the layer whose distribution its head learned last; `None`: the whole model's.
+        data: fingerprint of the data folders; prompts, positions: numbers of training prompts and positions; steps:
+            optimizer steps.
     """
 
     target_fingerprint: str
@@ -30,7 +31,7 @@ class Card:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        """Makes layers numbers again, which JSON's keys are not."""
+        """Converts the layers back to integers, because JSON's keys are strings."""
         object.__setattr__(self, "towards", {int(layer): teacher for layer, teacher in self.towards.items()})
 
 
@@ -49,7 +50,7 @@ class ExitHeads(Carded[Card]):
         """Returns the head of one exit.
 
         Raises:
-            ValueError: there is none for this layer.
+            ValueError: there is no head for this layer.
         """
         kernels = self.kernels
         if layer not in kernels:
@@ -58,7 +59,7 @@ class ExitHeads(Carded[Card]):
         return kernels[layer]
 
     def check(self, target: BoundModel, path: str | Path = "the heads") -> None:
-        """Refuses heads of another model (`ValueError`: names both fingerprints)."""
+        """Raises `ValueError`, with both fingerprints, if the heads belong to another model."""
         fingerprint = fingerprints.of_model(target)
         if fingerprint != self.card.target_fingerprint:
             raise ValueError(
@@ -68,7 +69,7 @@ class ExitHeads(Carded[Card]):
 
 
 def save(path: str | Path, heads: ExitHeads) -> None:
-    """Writes heads as one file, whole or not at all."""
+    """Writes heads as one file, atomically."""
     heads.save(path)
 
 
@@ -76,7 +77,7 @@ def load(path: str | Path) -> ExitHeads:
     """Reads heads.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: it is damaged (names what in it), or another kind of file.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: it is damaged (names the damaged parts), or of another kind.
     """
     return ExitHeads(*load_carded(path, "file of exit heads", _TRAIN, Card))

@@ -1,4 +1,4 @@
-"""The file that an acceptance head is kept in, and what it was trained on."""
+"""Files of acceptance heads, which describe the heads and their training data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +9,23 @@ from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "acceptance_head.msgpack"
-"""How a pair's own head is called in its folder."""
+"""File name of a pair's acceptance head in the pair's folder."""
 _TRAIN = "train one for this pair (experiments/train_acceptance_head.py), or choose the pair that it was trained for"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a head is and what it was trained on.
+    """The architecture of a head, and its training.
 
     Attributes:
         depth, features: residual blocks, and the width of the draft's hidden states; law: whether it reads `with_law`.
-        w_rej: weight of rejections in its loss (`training.heads.train`); at 1 its probabilities are meant as such.
-        rule, alpha: whose kept probabilities it was taught.
-        temperature, top_p, top_k, draft_temperature: the sampling under which.
+        w_rej: weight of rejections in its loss (`training.heads.train`); at 1 its outputs are meant as probabilities.
+        rule, alpha: the rule whose acceptance probabilities it learned.
+        temperature, top_p, top_k, draft_temperature: sampling settings of its training.
         pair: the pair's name; pair_fingerprint, draft_fingerprint: `Pair.fingerprint`, and `fingerprints.of_model` of
             the draft.
-        data: fingerprint of the data folders; prompts, positions: how many were trained on; steps: of the optimiser.
+        data: fingerprint of the data folders; prompts, positions: numbers of training prompts and positions; steps:
+            optimizer steps.
     """
 
     depth: int
@@ -53,7 +54,7 @@ class Head(Carded[Card]):
         """Refuses a head of another draft; compiles nothing.
 
         Args:
-            draft: the model whose states it is to read; pair: what its pair is called, for the error.
+            draft: the model whose states the head will read; pair: its pair's name, for the error.
 
         Raises:
             ValueError: names both fingerprints or sizes, and the remedy.
@@ -74,7 +75,7 @@ class Head(Carded[Card]):
 
 
 def save(path: str | Path, head: Head) -> None:
-    """Writes a head as one file, whole or not at all."""
+    """Writes a head as one file, atomically."""
     head.save(path)
 
 
@@ -82,7 +83,7 @@ def load(path: str | Path) -> Head:
     """Reads a head.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: it is damaged (names what in it), or of another format.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: it is damaged (names the damaged parts), or of another format.
     """
     return Head(*load_carded(path, "acceptance head", _TRAIN, Card))

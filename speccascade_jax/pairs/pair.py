@@ -1,4 +1,4 @@
-"""A draft and a target that share a vocabulary, from any two checkpoints, and the shipped ones."""
+"""Pairs of a draft and a target that share a vocabulary, from any two checkpoints or shipped with the package."""
 
 import dataclasses
 import warnings
@@ -29,16 +29,16 @@ _PARTS = "vocabulary.model, target/ and draft/ (tokenizer.json, tokenizer.model 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two bound models and the text vocabulary they share (`None` for models over bare ids).
+    """Two bound models and the text vocabulary that they share (`None` for models over bare ids).
 
     Attributes:
         target, draft: bound models of one kind with the same number of real vocabulary entries.
         vocabulary: turns text into ids.
         max_prompt_length: prompts with more tokens are refused.
-        name: for records.
-        head: predicts which of the draft's tokens are kept, for methods that stop drafting by it (`head_files`).
+        name: the pair's name in records.
+        head: predicts which of the draft's tokens are accepted, for methods that stop drafting by it (`head_files`).
         others: further drafts by name, for hierarchies of levels and for methods that choose among drafts.
-        policy: chooses among drafts for each query (`policy_files`); whose it is shows where it is asked.
+        policy: chooses among drafts for each query (`policy_files`); its first use checks that it fits the pair.
 
     Raises:
         ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
@@ -55,7 +55,7 @@ class Pair:
     policy: policy_files.Policy | None = None
 
     def __repr__(self) -> str:
-        """A line: the models and their sizes, without their numbers."""
+        """Returns one line with the models and their sizes, without their weights."""
         parts = [f"{name}={bound!r}" for name, bound in self.models.items()]
         if self.vocabulary is not None:
             parts.append(f"vocabulary of {self.vocabulary.vocab_size}")
@@ -76,7 +76,7 @@ class Pair:
             self.head.check(self.draft, self.name)
 
     def _check_draft(self, called: str, bound: BoundModel) -> None:
-        kinds = [is_encoder_decoder(each) for each in (self.target, bound)]
+        kinds = [is_encoder_decoder(model) for model in (self.target, bound)]
         if kinds[0] != kinds[1]:
             said = ["an encoder-decoder" if kind else "a decoder-only model" for kind in kinds]
             raise ValueError(
@@ -92,19 +92,19 @@ class Pair:
 
     @property
     def drafts(self) -> dict[str, BoundModel]:
-        """The draft and the others."""
+        """The draft and the other drafts, by name."""
         return {"draft": self.draft, **self.others}
 
     @property
     def models(self) -> dict[str, BoundModel]:
-        """All of them by name."""
+        """All models by name."""
         return {"target": self.target, **self.drafts}
 
     def model(self, name: str) -> BoundModel:
-        """The model of that name.
+        """Returns the model of that name.
 
         Raises:
-            ValueError: the pair holds none; names those it holds.
+            ValueError: the pair has no such model; names the existing ones.
         """
         if name not in self.models:
             hint = names.hint(name, self.models)
@@ -112,7 +112,7 @@ class Pair:
         return self.models[name]
 
     def require_head(self) -> head_files.Head:
-        """The pair's own acceptance head.
+        """Returns the pair's acceptance head.
 
         Raises:
             ValueError: it has none.
@@ -127,7 +127,7 @@ class Pair:
 
     @cached_property
     def fingerprint(self) -> str:
-        """All models, all weights, the vocabulary: 32 hex digits. Part of every record's key: it never changes."""
+        """Hash of all models, weights and the vocabulary, 32 hex digits; part of every record's key, so it is fixed."""
         digest = fingerprints.begin()
         for bound in (self.target, self.draft):
             fingerprints.add(digest, bound)
@@ -139,7 +139,7 @@ class Pair:
         return digest.hexdigest()
 
     def print_of(self, name: str) -> str:
-        """The fingerprint of one of the models (`fingerprints.of_model`), taken once."""
+        """Returns the fingerprint of one of the models (`fingerprints.of_model`), computed once."""
         if name not in self._prints:
             self._prints[name] = fingerprints.of_model(self.models[name])
         return self._prints[name]
@@ -150,22 +150,22 @@ class Pair:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that the target is spread over; `None`: one."""
+        """The devices that hold the target; `None`: one device."""
         return getattr(self.target.model, "mesh", None)
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether prompts go to an encoder; otherwise outputs continue them."""
+        """Whether prompts go to an encoder; if not, outputs continue the prompts."""
         return is_encoder_decoder(self.target)
 
     @cached_property
     def decoders(self) -> dict[Any, Any]:
-        """The decoders that `methods.build.decoder_for` made for this pair and need not make again."""
+        """Cache of the decoders that `methods.build.decoder_for` made for this pair."""
         return {}
 
     @cached_property
     def max_length(self) -> int | None:
-        """The longest sequence, prompt and output together, that all models were made for; `None`: no limit."""
+        """The longest sequence, prompt and output together, that all models support; `None`: no limit."""
         limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in self.models.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -184,37 +184,39 @@ class Pair:
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Self:
-        """Any two checkpoints that `checkpoints.load` reads, or more.
+        """Loads two checkpoints that `checkpoints.load` reads, or more, as a pair.
 
-        Rows of the models beyond the vocabulary's pieces are padding and never drawn, unless the checkpoint itself
-        knows how many of its rows are real (T5's 32,100 of 32,128): models padded to different sizes go together.
+        A model's rows beyond the vocabulary's pieces are padding and never sampled, unless the checkpoint itself knows
+        how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore fit together.
 
         Args:
-            target, draft: paths as `checkpoints.load` takes them; drafts may be words too (`pairs.derived`: "exit:2").
-            vocabulary: a file or folder as `load_vocabulary` takes it; without it, what lies beside the models. Where
-                there are several, all are compared. With none at all, the pair takes and gives ids only.
-            others: further drafts by name, as the draft.
-            dtype: of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
-            draft_dtype: of those of every checkpoint but the target; `None`: the same. Laws hold for any draft, so
-                one in 8 bits can only change how often it is kept, and a lossless rule still writes what the target
-                would.
-            mesh: (data, model): over how many devices rows are spread, and heads, units and the vocabulary
-                (`runtime.mesh.make`); batches are multiples of the first. `None`: one device.
-            draft_whole: keep drafts whole on every device of it: small ones gain less by being spread than they wait.
+            target, draft: paths for `checkpoints.load`; a draft may also be a word (`pairs.derived`: "exit:2").
+            vocabulary: a file or folder for `load_vocabulary`; without it, the vocabularies beside the models. If there
+                are several, all are compared. If there is none, the pair reads and returns ids only.
+            others: further drafts by name, like `draft`.
+            dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
+            draft_dtype: dtype of every checkpoint but the target; `None`: the same. Exactness holds for any draft: a
+                draft in 8 bits changes the acceptance rate only, and a lossless rule still samples from the target's
+                distribution.
+            mesh: (data, model): the numbers of devices that split the rows, and that split heads, units and the
+                vocabulary (`runtime.mesh.make`); batch sizes must be multiples of the first. `None`: one device.
+            draft_whole: replicate drafts on every device of the mesh: communication costs a small draft more than a
+                split saves.
             max_prompt_length, name: as the attributes.
 
         Raises:
-            FileNotFoundError: nothing lies at a path.
-            CheckpointError: a checkpoint can't be used.
-            ValueError: vocabularies that differ (says where first), or models that do not fit each other.
-            ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
+            FileNotFoundError: a path does not exist.
+            CheckpointError: a checkpoint cannot be used.
+            ValueError: vocabularies differ (names the first difference), or models do not fit each other.
+            ImportError: there is a `tokenizer.json`, and `tokenizers` is not installed.
         """
         paths = {"target": target, "draft": draft, **(others or {})}
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
         if text is not None:
-            for path in read.values():  # before minutes of reading weights
+            # Before the weights, which may take minutes to read.
+            for path in read.values():
                 _check_entries(path, checkpoints.model_of(path).config, text)
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (draft_dtype or dtype, draft_whole) for name in read}
@@ -225,11 +227,11 @@ class Pair:
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
 
 
-def _shared_vocabulary(models: Sequence[Path], given: str | Path | None) -> FileVocabulary | None:
-    """The given vocabulary, or the one beside a model, once all of them are known to be the same."""
-    loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, given))]
-    for other in loaded[1:]:
-        if difference := first_difference(loaded[0], other):
+def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
+    """Returns the given vocabulary or one beside a model, after checking that all of them are equal."""
+    loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, vocabulary))]
+    for later in loaded[1:]:
+        if difference := first_difference(loaded[0], later):
             raise ValueError(
                 f"the vocabularies differ: {difference}; speculation compares the two laws token by token, so choose "
                 f"models (and a vocabulary) trained with one"
@@ -237,13 +239,16 @@ def _shared_vocabulary(models: Sequence[Path], given: str | Path | None) -> File
     return loaded[0] if loaded else None
 
 
-def _vocabulary_files(models: Sequence[Path], given: str | Path | None) -> list[Path]:
-    """The given one and those beside the models; a folder with several counts only where nothing else is there."""
-    beside = [found for path in models if path.exists() and (found := candidates(path))]
-    clear = [found[0] for found in beside if len(found) == 1]
-    if given is not None:
-        return [expanded(given), *clear]
-    return clear or [found[0].parent for found in beside[:1]]
+def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> list[Path]:
+    """Returns the given vocabulary file and those beside the models.
+
+    A folder with several vocabularies counts only if there is no other vocabulary.
+    """
+    file_lists = [files for path in models if path.exists() and (files := candidates(path))]
+    clear = [files[0] for files in file_lists if len(files) == 1]
+    if vocabulary is not None:
+        return [expanded(vocabulary), *clear]
+    return clear or [files[0].parent for files in file_lists[:1]]
 
 
 def _bound(
@@ -257,19 +262,22 @@ def _bound(
     return BoundModel(params=params, model=model)
 
 
-def _check_room(whose: str | Path, pieces: int, entries: int) -> None:
+def _check_room(owner: str | Path, pieces: int, entries: int) -> None:
     if pieces > entries:
         raise ValueError(
-            f"the text vocabulary has {pieces} pieces, {whose} only {entries} entries; give the vocabulary the "
+            f"the text vocabulary has {pieces} pieces, {owner} only {entries} entries; give the vocabulary the "
             "models were trained with"
         )
 
 
 def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) -> None:
-    """Models are padded to a multiple of a power of two: a vocabulary that leaves much more unused is another one."""
+    """Checks that a model's entries are the vocabulary's pieces plus padding.
+
+    Models are padded to a multiple of a power of two: if many more rows are unused, the vocabulary is a wrong one.
+    """
     _check_room(path, vocabulary.vocab_size, config.vocab_size)
     if config.vocab_size < config.num_embeddings:
-        return  # the checkpoint itself knows how many of its rows are real
+        return  # The checkpoint itself knows how many of its rows are real.
     rows = config.num_embeddings
     padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
     if padding > allowed:
@@ -283,11 +291,11 @@ _STORIES = ("models", "stories260K")
 DATA_PAIRS = {
     "stories": ((*_STORIES, "stories260K.bin"), ("models", "llama2xs", "model.bin"), (*_STORIES, "tok512.bin")),
 }
-"""Name -> target, draft and vocabulary in the data directory: pairs whose weights are not shipped."""
+"""Name -> target, draft and vocabulary in the data directory, for pairs whose weights are not shipped."""
 
 
 def shipped_pairs() -> list[str]:
-    """Names that `load_pair` knows."""
+    """Returns the names of the shipped pairs."""
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
@@ -300,19 +308,23 @@ def load_pair(
     mesh: Sequence[int] | Mesh | None = None,
     draft_whole: bool = False,
 ) -> Pair:
-    """A shipped pair by name, one of `DATA_PAIRS`, or one from a directory with a vocabulary, `target/` and `draft/`.
+    """Loads a pair by name (shipped, or of `DATA_PAIRS`) or from a directory with a vocabulary, `target/` and `draft/`.
 
-    The vocabulary lies in the directory (`vocabulary.model` or what else `load_vocabulary` finds in a folder), or
-    beside the models; an acceptance head, where there is one, in the directory too (`acceptance_head.msgpack`). A head
-    belongs to the draft's weights as it was trained on them: in another dtype (`dtype`, `draft_dtype`, as in
-    `Pair.load`) the pair has none, and one of other weights is left out with a warning. Every folder in `drafts/` is a
-    further draft of that name; `others` adds more; that, `mesh` and `draft_whole` are as in `Pair.load`. A selection
-    policy there is the pair's too (`selection_policy.msgpack`).
+    The directory, or the models' folders, hold the vocabulary (`vocabulary.model` or another file that
+    `load_vocabulary` accepts). The directory may also hold:
+
+    - an acceptance head (`acceptance_head.msgpack`), which belongs to the draft's weights in one dtype. In another
+      dtype (`dtype`, `draft_dtype`, as in `Pair.load`) the pair has no head. A head of other weights is ignored with a
+      warning;
+    - further drafts, one in each folder of `drafts/` and with the folder's name. `others` adds more, as in `Pair.load`;
+    - a selection policy (`selection_policy.msgpack`).
+
+    `mesh` and `draft_whole` are as in `Pair.load`.
 
     Raises:
-        ValueError: no such pair; names those there are. Otherwise as `Pair.load`.
-        FileNotFoundError: the data directory lacks one of `DATA_PAIRS`.
-        CheckpointError: a part of it is damaged or missing.
+        ValueError: there is no such pair (names the existing ones), or as `Pair.load`.
+        FileNotFoundError: the data directory lacks the files of a pair of `DATA_PAIRS`.
+        CheckpointError: a part of the pair is damaged or missing.
     """
     more: dict[str, Any] = {"dtype": dtype, "draft_dtype": draft_dtype, "mesh": mesh, "draft_whole": draft_whole}
     if str(name) in DATA_PAIRS:
@@ -328,14 +340,14 @@ def load_pair(
     target, draft = directory / "target", directory / "draft"
     for model in (target, draft):
         checkpoints.put_back(model)
-    own = bool(candidates(directory))
-    known = own or any(candidates(part) for part in (target, draft) if part.is_dir())
-    for part, there in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
-        if not there:
+    has_vocabulary = bool(candidates(directory))
+    known = has_vocabulary or any(candidates(part) for part in (target, draft) if part.is_dir())
+    for part, present in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
+        if not present:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
-    beside = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
-    more["others"] = beside | dict(others or {})
-    pair = Pair.load(target, draft, directory if own else None, name=directory.name, **more)
+    drafts = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
+    more["others"] = drafts | dict(others or {})
+    pair = Pair.load(target, draft, directory if has_vocabulary else None, name=directory.name, **more)
     if (policy := directory / policy_files.FILE).is_file():
         pair = dataclasses.replace(pair, policy=policy_files.load(policy))
     head = directory / head_files.FILE
@@ -343,11 +355,14 @@ def load_pair(
 
 
 def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
-    """The pair with the head in `file`, unless that is another draft's: what needs no head can still be done."""
-    head = head_files.load(file)  # one that is damaged is no warning
+    """Returns the pair with the head in `file`, or without a head if it belongs to another draft.
+
+    Methods that need no head still work then.
+    """
+    head = head_files.load(file)  # A damaged file is an error, not a warning.
     try:
         return dataclasses.replace(pair, head=head)
     except ValueError as error:
-        if dtype == "float32":  # in another dtype there need not be one
+        if dtype == "float32":  # In another dtype the pair is not expected to have a head.
             warnings.warn(f"{file} is left out: {error}", stacklevel=3)
         return pair

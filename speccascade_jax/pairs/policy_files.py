@@ -1,4 +1,4 @@
-"""The file that a selection policy is kept in: which drafters it chooses among, for which target."""
+"""Files of selection policies, which name their drafters and their target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from speccascade_jax.core.types import Params
 from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "selection_policy.msgpack"
-"""How a pair's own policy is called in its folder."""
+"""File name of a pair's policy in the pair's folder."""
 TRAIN = "train one for these (experiments/train_policy.py), or choose by 'random' or a drafter's name"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a policy is and what it was trained on.
+    """The kind of a policy, its drafters and its training.
 
     Attributes:
-        scores: how it scores arms, a name of `drafters.chooser.SCORERS`; features: how many it reads.
-        arms: the drafters' names, in the order of its scores; prints: what each of them is, a fingerprint.
+        scores: its way of scoring arms, a name of `drafters.chooser.SCORERS`; features: number of features it reads.
+        arms: the drafters' names, in the order of its scores; prints: the drafters' fingerprints in this order.
         target: fingerprint of the model whose prefill it reads.
-        trained: by which objective; alignment_weight: of its rewards (METHODS section 8).
-        pair: the pair's name; data: fingerprint of the data; queries: how many; steps: of the optimiser.
+        trained: its training objective; alignment_weight: weight in its rewards (METHODS section 8).
+        pair: the pair's name; data: fingerprint of the data; queries: number of training queries; steps: optimizer
+            steps.
     """
 
     scores: str
@@ -40,7 +41,7 @@ class Card:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        """Makes tuples again of what JSON gives as lists."""
+        """Converts the lists that JSON returns back to tuples."""
         for name in ("arms", "prints"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
@@ -48,46 +49,46 @@ class Card:
 class Policy(Carded[Card]):
     """A policy's parameters and its card."""
 
-    def among(self, prints: Mapping[str, str], target: str, features: int, whose: str) -> Params:
+    def among(self, prints: Mapping[str, str], target: str, features: int, owner: str) -> Params:
         """Returns the parameters with scores in the order of `prints`; compiles nothing.
 
         Args:
-            prints: the name of each arm -> its fingerprint, in the order wanted; target: the target's; features: how
-                many it gives; whose: what is to be chosen for, for errors.
+            prints: each arm's name -> its fingerprint, in the wanted order; target: the target's fingerprint;
+                features: the number of features that the target has; owner: name of these models' owner, for errors.
 
         Raises:
-            ValueError: a policy of other drafters, or of another target; names them, and the remedy.
+            ValueError: the policy has other drafters or another target; names them and the remedy.
         """
         if set(prints) != set(self.card.arms):
             raise ValueError(
-                f"the selection policy chooses among {', '.join(self.card.arms)}, and {whose} among "
+                f"the selection policy chooses among {', '.join(self.card.arms)}, and {owner} among "
                 f"{', '.join(prints)}: {TRAIN}"
             )
         if self.card.features != features or self.card.target != target:
             raise ValueError(
                 f"the selection policy was trained for the target {self.card.target} ({self.card.features} features), "
-                f"and that of {whose} is {target} ({features}; the same weights in another dtype are another): {TRAIN}"
+                f"and that of {owner} is {target} ({features}; the same weights in another dtype are another): {TRAIN}"
             )
         trained = dict(zip(self.card.arms, self.card.prints, strict=True))
-        if others := [name for name in prints if prints[name] != trained[name]]:
+        if wrong := [name for name in prints if prints[name] != trained[name]]:
             raise ValueError(
-                f"the selection policy was trained for another drafter {others[0]!r}, {trained[others[0]]}, than that "
-                f"of {whose}, {prints[others[0]]}: {TRAIN}"
+                f"the selection policy was trained for another drafter {wrong[0]!r}, {trained[wrong[0]]}, than that "
+                f"of {owner}, {prints[wrong[0]]}: {TRAIN}"
             )
         return reordered(self.params, [self.card.arms.index(name) for name in prints])
 
 
 def reordered(params: Params, places: Sequence[int]) -> Params:
-    """Returns a policy's parameters with its arms at these places, one for each, in this order."""
+    """Returns a policy's parameters with its arms reordered: arm `i` of the result was arm `places[i]`."""
     order = np.asarray(places)
-    if "mean" in params:  # a ridge regression: an entry per arm
+    if "mean" in params:  # A ridge regression has an entry per arm.
         return {**params, "mean": params["mean"][order], "covariance": params["covariance"][order]}
     last = f"layers_{len(params) - 1}"
     return {**params, last: jax.tree.map(lambda x: x[..., order], params[last])}
 
 
 def save(path: str | Path, policy: Policy) -> None:
-    """Writes a policy as one file, whole or not at all."""
+    """Writes a policy as one file, atomically."""
     policy.save(path)
 
 
@@ -95,7 +96,7 @@ def load(path: str | Path) -> Policy:
     """Reads a policy.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: it is damaged (names what in it), or of another format.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: it is damaged (names the damaged parts), or of another format.
     """
     return Policy(*load_carded(path, "selection policy", TRAIN, Card))

@@ -1,4 +1,4 @@
-"""Texts or token ids as a `Prompt`: right-padded to a bucket's width, checked before anything is compiled."""
+"""Conversion of texts or token ids to a `Prompt`, right-padded to a bucket's width and checked before compilation."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,23 +13,23 @@ from speccascade_jax.pairs.pair import Pair
 
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
-    """Texts or ids as a right-padded `Prompt` of a bucket's width (`core.arrays.bucket`; one compilation each).
+    """Returns texts or ids as a right-padded `Prompt` of a bucket's width (`core.arrays.bucket`; one compilation each).
 
-    It lies on the host: the call of a compiled program takes it to the device with everything else. Whoever calls with
-    it again and again puts it there.
+    Its arrays are on the host; a compiled program moves them to the device with its other arguments. A caller that
+    passes the same prompt many times should put it on the device once.
 
-    Texts become ids as `text_ids` says; ids are taken as they are. Encoder-decoder models get them as the encoder's
-    input and start decoding from id 0.
+    `text_ids` turns texts into ids; ids stay as they are. For encoder-decoder models they are the encoder's input, and
+    decoding starts from id 0.
 
     Args:
-        pair: says which architecture and vocabulary.
+        pair: determines the architecture and the vocabulary.
         prompts: texts, `[B, P]` ids, or a list of lists of ids; one flat list of ids is one prompt.
-        min_length: pad at least to this many tokens, so that several calls share a bucket.
-        max_new_tokens: what is to be generated behind them.
+        min_length: pad to this many tokens at least, so that several calls share a bucket.
+        max_new_tokens: number of tokens to generate after the prompts.
 
     Raises:
-        ValueError: no prompts, texts and ids mixed, texts without a vocabulary, an id outside it, an empty or too long
-            prompt, or one that with its output is longer than the models were made for.
+        ValueError: there are no prompts, texts and ids are mixed, texts have no vocabulary, an id is outside it, a
+            prompt is empty or too long, or a prompt and its output are longer than the models support.
     """
     rows = _ids(pair, prompts)
     lengths = [len(row) for row in rows]
@@ -62,9 +62,9 @@ def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
 
 
 def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
-    """What is too much about a prompt of `tokens` tokens and `max_new_tokens` behind it, in words; `None` if nothing.
+    """Describes the limit that a prompt of `tokens` tokens plus `max_new_tokens` exceeds; returns `None` if it fits.
 
-    Remedies are the caller's to name: which settings there are depends on who asks.
+    The caller names the remedy, because its settings depend on the caller.
     """
     if tokens > pair.max_prompt_length:
         return f"{tokens} tokens, over the limit of {pair.max_prompt_length}"
@@ -77,20 +77,20 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
 
 
 def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
-    """Per row its ids: whole numbers."""
+    """Returns the ids of each row, as integers."""
     if isinstance(prompts, str):
         return [text_ids(pair, prompts)]
     array = bool(getattr(prompts, "ndim", 0))
-    if array and (given := np.asarray(prompts)).dtype.kind in "OU":
-        array, prompts = False, given.tolist()
+    if array and (values := np.asarray(prompts)).dtype.kind in "OU":
+        array, prompts = False, values.tolist()
     if not array and not isinstance(prompts, Sequence):
         raise ValueError(f"prompts={prompts!r:.80} are no prompts: give texts, or integer ids [B, P]")
     if len(prompts) == 0:
         raise ValueError("no prompts: give at least one")
-    kinds = [] if array else [_kind(one) for one in prompts]
-    if other := next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None):
+    kinds = [] if array else [_kind(prompt) for prompt in prompts]
+    if odd := next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None):
         raise ValueError(
-            f"prompts hold {prompts[0]!r:.60} and {prompts[other]!r:.60}: give texts only, or lists of ids only"
+            f"prompts hold {prompts[0]!r:.60} and {prompts[odd]!r:.60}: give texts only, or lists of ids only"
         )
     if "text" in kinds:
         return [text_ids(pair, text) for text in prompts]
@@ -118,24 +118,24 @@ def _kind(prompt: Any) -> str:
 def _is_whole(token: Any) -> bool:
     try:
         return bool(token == int(token))
-    except (TypeError, ValueError, OverflowError):  # no number, nan, infinity
+    except (TypeError, ValueError, OverflowError):  # Not a number, NaN, infinity.
         return False
 
 
 def text_ids(
     pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] | None = None
 ) -> list[int]:
-    """The ids that a pair's models are given for a text.
+    """Returns the ids that a pair's models read for a text.
 
-    Encoder-decoder models read the text and the end of sequence. What decoder-only models write continues the text:
-    they read the beginning of sequence, where the vocabulary has one, and the text without an end. An empty text is
-    the beginning of sequence alone, or without one the end of sequence, which such vocabularies put between documents
-    (Qwen's `<|endoftext|>`).
+    Encoder-decoder models read the text and the end of sequence. Decoder-only models continue the text: they read the
+    beginning of sequence, if the vocabulary has one, and the text without an end. An empty text becomes the beginning
+    of sequence alone. If the vocabulary has none, it becomes the end of sequence, which such vocabularies put between
+    documents (Qwen's `<|endoftext|>`).
 
     Args:
-        longest: ids at most, special ones included; these are never cut.
-        cut: what is kept of a text's ids where there is room for fewer, by default their beginning: `Task.cut`, which
-            for few-shot prompts is the end, since the question stands there.
+        longest: largest number of ids, special ones included; special ids are never cut.
+        cut: function that shortens a text's ids to a number (`Task.cut`); by default it keeps the beginning. For
+            few-shot prompts it keeps the end, which holds the question.
 
     Raises:
         ValueError: the pair has no vocabulary.
@@ -152,37 +152,38 @@ def text_ids(
 
 
 def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
-    """The vocabulary's own stop ids, then those of the strings that it has as one token.
+    r"""Returns the vocabulary's stop ids, then the ids of those strings that are a single token.
 
-    The others, such as "\\nQuestion:", end a text only when it is cut afterwards. So may the first: vocabularies with
-    merges have further tokens that contain them (".\\n\\n"), and a model that writes such a one goes on.
+    Strings of several tokens, such as "\nQuestion:", take effect only when the text is cut afterwards. This can also
+    happen to strings of one token: vocabularies with merges have further tokens that contain them (".\n\n"), and a
+    model that writes such a token does not stop there.
     """
-    before, own = vocabulary.encode("a"), []
+    before, string_ids = vocabulary.encode("a"), []
     for text in strings:
         last = vocabulary.encode(text)[-1:]
-        # a special piece has a name but no text, a byte piece a text that is not its name
+        # A special piece has a name but no text, and the name of a byte piece is not its text.
         if last and text in (vocabulary.piece(last[0]), vocabulary.decode(last, after=before)):
-            own += last
-    return list(dict.fromkeys([*vocabulary.stop_ids, *own]))
+            string_ids += last
+    return list(dict.fromkeys([*vocabulary.stop_ids, *string_ids]))
 
 
 def decoder_context(prompt: Prompt) -> list[Ids]:
-    """Per row the ids before its output, without padding: what its text continues."""
-    rows, lengths = (np.asarray(each).tolist() for each in (prompt.tokens, prompt.length))
+    """Returns each row's ids before its output, without padding."""
+    rows, lengths = (np.asarray(array).tolist() for array in (prompt.tokens, prompt.length))
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-def checked_stop_ids(pair: Pair, given: Sequence[int] | None) -> tuple[int, ...]:
-    """The ids that end a row: those given, or the vocabulary's, or none without a vocabulary.
+def checked_stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the ids that end a row: the given ones, or the vocabulary's, or none without a vocabulary.
 
     Raises:
-        ValueError: what is no id, or one outside the vocabulary.
+        ValueError: a value is not an id, or is outside the vocabulary.
     """
-    if given is None:
+    if stop_ids is None:
         return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
-    size, ids = pair.target.model.vocab_size, np.atleast_1d(np.asarray(given)).tolist()
+    size, ids = pair.target.model.vocab_size, np.atleast_1d(np.asarray(stop_ids)).tolist()
     if not all(_is_whole(stop) for stop in ids):
-        raise ValueError(f"stop_ids={shown(given)} are no ids: give whole numbers below {size}")
+        raise ValueError(f"stop_ids={shown(stop_ids)} are no ids: give whole numbers below {size}")
     for stop in ids:
         if not 0 <= stop < size:
             raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")

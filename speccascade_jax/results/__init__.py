@@ -1,1 +1,1 @@
-"""Records and what is made of them: panels, intervals, tables, figures. Needs no JAX."""
+"""Records, and the panels, intervals, tables and figures computed from them. Needs no JAX."""

@@ -1,1 +1,1 @@
-"""★ What is kept of a draft: rules, their laws, and how a block is verified."""
+"""★ Rules that decide which drafted tokens are kept, their target distributions, and the verification of blocks."""

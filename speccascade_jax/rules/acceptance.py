@@ -1,6 +1,6 @@
-"""How a drafted token is accepted: what is kept of it, and what replaces it if it is not.
+"""Acceptance of drafted tokens: the mass that is kept, and the distribution that replaces a rejected token.
 
-All obey the one identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the law.
+All obey the identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the target distribution `π`.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from speccascade_jax.rules.verification import Acceptance, TokenWise, Verifier
 
 @dataclass(frozen=True)
 class Speculative(TokenWise):
-    """Keep `min(q̃, π)`, replace from `norm(max(0, π − q̃))`: the highest acceptance the law allows.
+    """Acceptance that keeps `min(q̃, π)` and replaces from `norm(max(0, π − q̃))`: no other for this `π` keeps more.
 
-    Paper 1, Algorithm 4. It works with the kept mass: the ratio `π/q̃` is 0/0 at temperature 0.
+    Narasimhan et al., 2024, Algorithm 4. It computes the kept mass, because the ratio `π/q̃` is 0/0 at temperature 0.
     """
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         law = self.law(pair, alpha)
-        # no residual means π = q̃ up to rounding: a rejection can't happen, and if it does, π is right
+        # no residual means π = q̃ up to rounding: a rejection cannot happen, and if it does, π is right
         replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
 
@@ -33,9 +33,10 @@ class Speculative(TokenWise):
 
 @dataclass(frozen=True)
 class Deferral(TokenWise):
-    """Keep with probability `1 − r(v)`, replace from `p̃`: the same law, lower acceptance.
+    """Acceptance that keeps with probability `1 − r(v)` and replaces from `p̃`.
 
-    Fuzzy decoding, Big-Little, the oracle cascade. Needs a rule with a deferral function.
+    It gives the same distribution as `Speculative` and keeps fewer tokens. Used by fuzzy decoding, Big-Little and the
+    oracle cascade. Needs a rule with a deferral function.
     """
 
     def __post_init__(self) -> None:
@@ -55,9 +56,10 @@ class Deferral(TokenWise):
 
 @dataclass(frozen=True)
 class SoftRatio(TokenWise):
-    """Keep with probability `min(1, p̃/q)` whatever the token was drawn from: paper 2's published baseline.
+    """Acceptance with probability `min(1, p̃/q)`, whatever the token was drawn from.
 
-    Wrong on purpose: where `q̃` is not `q` its law is not the target's (METHODS section 5).
+    This is the baseline of Holsman et al., 2025. Wrong on purpose: unless `q̃` is `q`, its distribution is not the
+    target's (METHODS section 5).
     """
 
     def __post_init__(self) -> None:
@@ -76,4 +78,4 @@ VERIFIERS: dict[str, Callable[[Rule], Verifier]] = {
     "deferral": Deferral,
     "soft_ratio": SoftRatio,
 }
-"""Name -> what a method's `accept` is called by."""
+"""Name -> acceptance: the names that a method's `accept` takes."""

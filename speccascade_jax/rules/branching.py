@@ -1,4 +1,4 @@
-"""Verifying a tree of drafts: sibling after sibling, then their children (METHODS section 10)."""
+"""Verification of a tree of drafts: siblings one after the other, then their children (METHODS section 10)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,9 +22,15 @@ from speccascade_jax.rules.verification import (
 
 
 class _Walk(NamedTuple):
-    """Where each row stands: `entry` int32 `[B]`; `kept` `[B]`, tokens so far; `path` `[B, N + 1]`, their entries.
+    """Each row's place in the tree.
 
-    `walking` bool `[B]`; `rejected` bool `[B]`; `law` float32 `[B, V]`, of the token behind the path, where it ended.
+    Attributes:
+        entry: int32 `[B]`, the entry that the row is at.
+        kept: int32 `[B]`, tokens kept so far.
+        path: int32 `[B, N + 1]`, their entries.
+        walking: bool `[B]`, whether the row goes on.
+        rejected: bool `[B]`, whether all children of its last entry were rejected.
+        law: float32 `[B, V]`, the distribution of the token after the path, if it has ended.
     """
 
     entry: Array
@@ -37,17 +43,18 @@ class _Walk(NamedTuple):
 
 @dataclass(frozen=True)
 class BranchWise(Speculative):
-    """Keep a path of `tree`, exactly under any rule whose `π` is a function of the path alone.
+    """Verification that keeps a path of `tree`, exactly under any rule whose `π` is a function of the path alone.
 
-    At an entry with children `x^1, x^2, …`, each drawn from `q̃` without those before it: keep `x^1` with probability
-    `min(1, π/q̃)`, else put `norm(max(0, π − q̃))` in `π`'s place and try the next; after the last, draw from what `π`
-    has become. Recursive rejection over siblings, each with its exact residual (Jeon et al., 2024; Yang et al., 2024).
+    An entry has children `x^1, x^2, …`, each drawn from `q̃` without its earlier siblings. `x^1` is kept with
+    probability `min(1, π/q̃)`; otherwise `norm(max(0, π − q̃))` replaces `π` and the next child is tried. After the
+    last child the token is drawn from the remaining `π`. This is recursive rejection over siblings, each with its exact
+    residual (Jeon et al., 2024; Yang et al., 2024).
     """
 
     tree: Tree
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """As of `TokenWise.verify`, with the path; laws over the tree's entries `[B, N + 1, V]`."""
+        """Verifies a tree as `TokenWise.verify` does a block, and returns the path; `pair` is `[B, N + 1, V]`."""
         (rows, size), vocab_size = draft.tokens.shape, pair.p.shape[-1]
         slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (rows, size))
         uniforms, none = keys.uniform(slots, rngs.ACCEPT), jnp.zeros((rows,), jnp.int32)
@@ -64,45 +71,45 @@ class BranchWise(Speculative):
             return self._level(walk, pair, draft, uniforms, alpha)
 
         end = jax.lax.while_loop(lambda walk: walk.walking.any(), further, begin)
-        theirs, final_law = from_target(draft, bonus), end.law
+        from_p, final_law = from_target(draft, bonus), end.law
         with jax.named_scope("rule"):
             law = self.law(pair, alpha[:, None, None])
-        if theirs is not None:
-            theirs &= ~end.rejected
-            final_law = jnp.where(theirs[:, None], at_position(pair, end.entry).p_tilde, final_law)
-            law = with_targets_law(law, pair, end.entry, theirs)
+        if from_p is not None:
+            from_p &= ~end.rejected
+            final_law = jnp.where(from_p[:, None], at_position(pair, end.entry).p_tilde, final_law)
+            law = with_targets_law(law, pair, end.entry, from_p)
         final = draw_behind(final_law, keys, end.entry, end.rejected)
         return Verdict(end.kept, end.rejected, final, law, end.path)
 
     def _level(self, walk: _Walk, pair: LawPair, draft: Draft, uniforms: Array, alpha: Array) -> _Walk:
-        """Every walking row's children, one after the other."""
+        """Tries the children of every walking row's entry, one after the other."""
         here = at_position(pair, walk.entry)
         with jax.named_scope("rule"):
-            left = self.law(here, alpha[:, None])
+            target_law = self.law(here, alpha[:, None])
         children = jnp.asarray(self.tree.children)[walk.entry]
-        found, taken = jnp.zeros_like(walk.entry), jnp.zeros(left.shape, bool)
+        kept_child, taken = jnp.zeros_like(walk.entry), jnp.zeros(target_law.shape, bool)
         drawn = walk.walking & (draft.length > 0)
         for turn in range(children.shape[1]):
             child = children[:, turn]
-            tried = drawn & (child > 0) & (found == 0)
+            tried = drawn & (child > 0) & (kept_child == 0)
             node = jnp.maximum(child - 1, 0)
             token, uniform = entry_at(draft.tokens, node), entry_at(uniforms, node)
             proposed = without(here.q_tilde, here.q, taken)
-            kept_at = laws.at_tokens(jnp.minimum(proposed, left), token)[:, 0]
+            kept_at = laws.at_tokens(jnp.minimum(proposed, target_law), token)[:, 0]
             keeps = tried & (uniform * laws.at_tokens(proposed, token)[:, 0] < kept_at)
-            found = jnp.where(keeps, child, found)
-            residual = laws.normalise(jnp.maximum(left - proposed, 0.0), left)
-            left = jnp.where((tried & ~keeps)[:, None], residual, left)
-            taken |= (jnp.arange(left.shape[-1])[None] == token[:, None]) & tried[:, None]
-        goes_on = walk.walking & (found > 0)
-        ends = walk.walking & (found == 0)
+            kept_child = jnp.where(keeps, child, kept_child)
+            residual = laws.normalise(jnp.maximum(target_law - proposed, 0.0), target_law)
+            target_law = jnp.where((tried & ~keeps)[:, None], residual, target_law)
+            taken |= (jnp.arange(target_law.shape[-1])[None] == token[:, None]) & tried[:, None]
+        goes_on = walk.walking & (kept_child > 0)
+        ends = walk.walking & (kept_child == 0)
         kept = walk.kept + goes_on
-        at = jnp.arange(walk.path.shape[1])[None] == kept[:, None]
+        path_slot = jnp.arange(walk.path.shape[1])[None] == kept[:, None]
         return _Walk(
-            entry=jnp.where(goes_on, found, walk.entry),
+            entry=jnp.where(goes_on, kept_child, walk.entry),
             kept=kept,
-            path=jnp.where(at & goes_on[:, None], found[:, None], walk.path),
+            path=jnp.where(path_slot & goes_on[:, None], kept_child[:, None], walk.path),
             walking=goes_on,
             rejected=walk.rejected | (ends & drawn & (children[:, 0] > 0)),
-            law=jnp.where(ends[:, None], left, walk.law),
+            law=jnp.where(ends[:, None], target_law, walk.law),
         )

@@ -1,4 +1,4 @@
-"""A rule of one's own, tried once before it decides anything: it must return decisions, or laws."""
+"""A trial of a user's rule before it decides anything: it must return decisions, or distributions."""
 
 import functools
 from typing import Any
@@ -21,9 +21,9 @@ _MEANT = {
 
 @functools.cache  # a rule is tried once, however many programs are built of it
 def check(rule: Rule) -> None:
-    """Refuse a rule whose functions do not return what `Rule` says, on a few pairs of laws.
+    """Refuses a rule whose functions do not return what `Rule` requires, on a few pairs of distributions.
 
-    A rule that holds something of its vocabulary's size cannot be tried on these laws, and is not.
+    A rule with an array of its vocabulary's size does not fit these distributions, and is not tried.
 
     Raises:
         ValueError: names the rule, what it returned, and what is meant.
@@ -33,16 +33,17 @@ def check(rule: Rule) -> None:
         return
     pair, tried = _laws(rule.greedy_only), jax.jit(functools.partial(_tried, rule))
     for alpha in _alphas(rule):
-        given = pair, np.full(pair.greedy.shape, alpha, np.float32)
-        found = jax.tree.map(np.asarray, tried(*given))
-        _check_values(rule, pair, alpha, found)
-        folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), given))  # as blocks of positions
-        if np.abs(folded["law"].reshape(found["law"].shape) - found["law"]).max() > _NEAR:
+        arguments = pair, np.full(pair.greedy.shape, alpha, np.float32)
+        returned = jax.tree.map(np.asarray, tried(*arguments))
+        _check_values(rule, pair, alpha, returned)
+        # the same positions as blocks: a rule must not look across positions or rows
+        folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
+        if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
             raise ValueError(f"rule {rule.name!r}: what it returns at a position hangs on other positions or rows")
 
 
 def _check_shapes(rule: Rule, part: str) -> bool:
-    """Whether a part takes laws of `_ENTRIES`; ValueError if it does and returns another shape than is meant."""
+    """Returns whether a part takes `_ENTRIES` tokens; ValueError if it does and returns a wrong shape."""
     for lead in ((2,), (2, 3)):
         full: Any = jax.ShapeDtypeStruct((*lead, _ENTRIES), jnp.float32)
         thin: Any = jax.ShapeDtypeStruct((*lead, 1), jnp.float32)
@@ -56,7 +57,7 @@ def _check_shapes(rule: Rule, part: str) -> bool:
             said = f"fails on laws of shape {full.shape}: {type(error).__name__}: {said}"
             raise ValueError(f"rule {rule.name!r}: its {part} {said}") from error
         allowed = [{whole, 1} if part == "deferral" else {whole} for whole in full.shape]
-        if len(shape) != len(allowed) or any(axis not in each for axis, each in zip(shape, allowed, strict=True)):
+        if len(shape) != len(allowed) or any(axis not in sizes for axis, sizes in zip(shape, allowed, strict=True)):
             said = f"returned shape {shape} for laws of shape {full.shape}: meant is {_MEANT[part]}"
             raise ValueError(f"rule {rule.name!r}: its {part} {said}")
     return True
@@ -68,36 +69,36 @@ def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
         returned["deferral"] = rule.deferral(pair, alpha)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
     for name, part in (("kept", rule.kept), ("at_most", rule.at_most)):
-        if part is not None:  # as it is called: of one token, without the rest of its law
+        if part is not None:  # called as in use: one token, without the rest of the vocabulary
             returned[name] = part(alone, alpha[..., None])[..., 0]
     return returned
 
 
-def _check_values(rule: Rule, pair: LawPair, alpha: float, found: dict[str, np.ndarray]) -> None:
-    at = f"at alpha={alpha:g}" if rule.alpha is not None else "on laws"
+def _check_values(rule: Rule, pair: LawPair, alpha: float, returned: dict[str, np.ndarray]) -> None:
+    place = f"at alpha={alpha:g}" if rule.alpha is not None else "on laws"
 
     def refuse(part: str, bad: np.ndarray, values: np.ndarray, meant: str) -> None:
         if bad.any():
-            raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {at}: meant is {meant}")
+            raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {place}: meant is {meant}")
 
-    law = found["law"]
-    if "deferral" in found:
-        decided = found["deferral"].astype(np.float32)
+    law = returned["law"]
+    if "deferral" in returned:
+        decided = returned["deferral"].astype(np.float32)
         refuse("deferral", ~((decided >= 0) & (decided <= 1)), decided, _MEANT["deferral"])
     else:
         refuse("law", ~(law >= -_NEAR), law, _MEANT["law"])
         refuse("law", ~(np.abs(law.sum(-1) - 1) <= _NEAR), law.sum(-1), f"{_MEANT['law']}, not to this")
-    if "kept" in found:
+    if "kept" in returned:
         kept = np.minimum(np.asarray(pair.q_tilde), law)
-        refuse("kept", ~(np.abs(found["kept"] - kept) <= _NEAR), found["kept"], _MEANT["kept"])
-    if "at_most" in found:
-        refuse("at_most", ~(found["at_most"] >= law - _NEAR), found["at_most"], _MEANT["at_most"])
+        refuse("kept", ~(np.abs(returned["kept"] - kept) <= _NEAR), returned["kept"], _MEANT["kept"])
+    if "at_most" in returned:
+        refuse("at_most", ~(returned["at_most"] >= law - _NEAR), returned["at_most"], _MEANT["at_most"])
     if rule.lossless:
         refuse("law", ~(np.abs(law - pair.p_tilde) <= _NEAR), law, "p̃, since the rule is called lossless")
 
 
 def _alphas(rule: Rule) -> tuple[float, ...]:
-    """The ends and the middle of the usual range, as far as they are in the domain."""
+    """Returns the ends and the middle of the usual range, as far as they are in the domain."""
     if rule.alpha is None:
         return (0.0,)
     low, high = rule.alpha.domain
@@ -105,10 +106,10 @@ def _alphas(rule: Rule) -> tuple[float, ...]:
 
 
 def _laws(greedy_only: bool) -> LawPair:
-    """Laws that agree, that differ, and that lack entries, as they are drawn from and decoded greedily: [N, V]."""
+    """Returns pairs that agree, that differ and that lack entries, sampled and greedy: `[N, V]`."""
     rng = np.random.default_rng(0)
     spread = (0.02, 0.3, 0.3, 1.0)  # from nearly certain to nearly even
-    q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, each)) for each in spread], np.float32) for _ in range(2))
+    q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, weight)) for weight in spread], np.float32) for _ in range(2))
     p[1], q[2, ::2], p[3, 1::2] = q[1], 0.0, 0.0
     q, p = (law / law.sum(-1, keepdims=True) for law in (q, p))
     best_q, best_p = (np.eye(_ENTRIES, dtype=np.float32)[law.argmax(-1)] for law in (q, p))

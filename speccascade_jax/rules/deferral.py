@@ -1,9 +1,9 @@
-"""★ Rules: what is kept of a draft. A new rule is one function here and one row in `RULES` below.
+"""★ Rules that decide what is kept of a draft. A new rule is one function here and one row in `RULES` below.
 
-A deferral rule `r(pair, alpha)` says which drafted tokens are handed to the target: 1 defers, 0 keeps, shape
-`[..., 1]` (the whole position) or `[..., V]` (token by token). It reads the raw laws `pair.q`, `pair.p`;
-`alpha` has shape `[..., 1]`. Comparisons are strict: at equality the draft is kept.
-Formulas: METHODS section 3; paper 1, Tables 1 and 3.
+A deferral rule `r(pair, alpha)` decides which drafted tokens are handed to the target: 1 defers, 0 keeps, shape
+`[..., 1]` (the whole position) or `[..., V]` (token by token). It reads the raw distributions `pair.q`, `pair.p`;
+`alpha` has shape `[..., 1]`. Comparisons are strict: at equality the draft is kept. Formulas: METHODS section 3;
+Narasimhan et al., 2024, Tables 1 and 3.
 """
 
 import functools
@@ -21,70 +21,70 @@ from speccascade_jax.rules.rule import Alpha, Rule
 
 
 def chow(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `max q < 1 − α` (paper 1, eq. 2)."""
-    return 1.0 - max_of(pair.q) > alpha  # 1 − α is 1 in float32 where α is tiny
+    """Defers if `max q < 1 − α` (Narasimhan et al., 2024, eq. 2)."""
+    return 1.0 - max_of(pair.q) > alpha  # 1 − α is 1 in float32 if α is tiny
 
 
 def chow_log(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `H(q) > α`."""
+    """Defers if `H(q) > α`."""
     return entropy(pair.q) > alpha
 
 
 def diff(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `max q < max p − α` (paper 1, eq. 5)."""
+    """Defers if `max q < max p − α` (Narasimhan et al., 2024, eq. 5)."""
     return max_of(pair.p) - max_of(pair.q) > alpha
 
 
 def diff_log(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `H(p) < H(q) − α`."""
+    """Defers if `H(p) < H(q) − α`."""
     return entropy(pair.q) - entropy(pair.p) > alpha
 
 
 def opt(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `max q < max p − α TV(p̃, q̃)` (paper 1, eq. 10): more disagreement defers less."""
+    """Defers if `max q < max p − α TV(p̃, q̃)` (Narasimhan et al., 2024, eq. 10): more disagreement defers less."""
     return max_of(pair.p) - max_of(pair.q) > alpha * total_variation(pair.p_tilde, pair.q_tilde)
 
 
 def opt_log(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `H(p) < H(q) − α TV(p̃, q̃)`."""
+    """Defers if `H(p) < H(q) − α TV(p̃, q̃)`."""
     return entropy(pair.q) - entropy(pair.p) > alpha * total_variation(pair.p_tilde, pair.q_tilde)
 
 
 def bild_star(pair: LawPair, alpha: Array) -> Array:
-    """Big-Little's rejection as a rule: defer where `D(q, p) > α` (paper 1, §B; its §F.5 misprints the sign).
+    """Defers if `D(q, p) > α`: Big-Little's rejection as a rule (Narasimhan et al., 2024, §B; §F.5 misprints the sign).
 
-    Draft sampled: `D = −Σ q log p`; draft greedy: `D = −log p(argmax q)`. Where `q > 0 = p`, `D` is infinite.
+    Sampled draft: `D = −Σ q log p`. Greedy draft: `D = −log p(argmax q)`. If `q > 0 = p` for a token, `D` is infinite.
     """
     surprise = -pair.log("p")
     sampled = jnp.where(pair.q > 0, pair.q * surprise, 0.0).sum(-1, keepdims=True)
-    # q̃ is the one-hot of argmax q exactly where the draft is greedy
+    # q̃ is the one-hot of argmax q exactly if the draft is greedy
     greedy = jnp.where(pair.q_tilde > 0, surprise, 0.0).sum(-1, keepdims=True)
     return jnp.where(pair.greedy, greedy, sampled) > alpha
 
 
 def token_v1(pair: LawPair, alpha: Array) -> Array:
-    """Defer token `v` where `q(v) < max p − α` (paper 1, eq. 13)."""
+    """Defers token `v` if `q(v) < max p − α` (Narasimhan et al., 2024, eq. 13)."""
     return max_of(pair.p) - pair.q > alpha
 
 
 def token_v2(pair: LawPair, alpha: Array) -> Array:
-    """Defer token `v` where `p(v) < max p − α` (paper 1, eq. 14)."""
+    """Defers token `v` if `p(v) < max p − α` (Narasimhan et al., 2024, eq. 14)."""
     return max_of(pair.p) - pair.p > alpha
 
 
 def token_v3(pair: LawPair, alpha: Array) -> Array:
-    """Defer token `v` where `p(v) < (1 − α) max p` (paper 1, eq. 15)."""
+    """Defers token `v` if `p(v) < (1 − α) max p` (Narasimhan et al., 2024, eq. 15)."""
     return pair.p < (1.0 - alpha) * max_of(pair.p)
 
 
 def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
-    """Defer where `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al. 2023, App. A.5)."""
+    """Defers if `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al., 2023, App. A.5)."""
     drafted = max_of(jnp.where(pair.q_tilde > 0, pair.p, 0.0))  # q̃ is a one-hot
     return drafted < (1.0 - alpha) * max_of(pair.p)
 
 
 def lossy(beta: float = 1.0) -> Rule:
-    """The rule `lossy` with another `β`; α must satisfy `β >= 1 − α` (METHODS section 3).
+    """Returns the rule `lossy` with another `β`; α must satisfy `β >= 1 − α` (METHODS section 3).
 
     Raises:
         ValueError: `β <= 0`.
@@ -92,7 +92,7 @@ def lossy(beta: float = 1.0) -> Rule:
     if not beta > 0:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
-    # with β > 1 nothing may be left to refill although something was rejected: then π exceeds the ceiling
+    # with β > 1 there may be nothing to refill after a rejection: π then exceeds the ceiling
     kept, at_most = (laws.kept_below_ceiling, laws.lossy_at_most(beta)) if beta <= 1.0 else (None, None)
     alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
     law, variant = laws.lossy_with(beta), "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
@@ -100,24 +100,26 @@ def lossy(beta: float = 1.0) -> Rule:
 
 
 def random_accept(pair: LawPair, alpha: Array) -> Array:
-    """Defer every token with probability `1 − α`, whatever the laws are: paper 2's random baseline."""
+    """Defers every token with probability `1 − α`: the random baseline of Holsman et al., 2025."""
     return (1.0 - alpha) + 0.0 * pair.greedy
 
 
 _cascade = partial(Rule, title="SpecCascade")
 _ANY, _POSITIVE = (-math.inf, math.inf), (0.0, math.inf)
 
-# the largest value of each divergence, or where a sweep of those without one may end
+# the largest value of each divergence; for unbounded ones, where a sweep may end
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
 
 
 def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
-    """Fuzzy speculative decoding's decision: defer where `Div(p, q) >= τ`, with τ as α (METHODS section 5; paper 2).
+    """Returns fuzzy speculative decoding's rule: defer if `Div(p, q) >= τ`, with τ as α.
+
+    METHODS section 5; Holsman et al., 2025.
 
     Args:
         divergence: a row of `divergences.DIVERGENCES`.
-        top_k: compare the target's `top_k` likeliest tokens and the rest as one; 0 compares all.
-        scaled: compare `p̃` and `q̃` instead of the raw laws.
+        top_k: compare the target's `top_k` likeliest tokens, and the rest as one token; 0 compares all.
+        scaled: compare `p̃` and `q̃` instead of the raw distributions.
 
     Raises:
         ValueError: no such divergence, or a negative `top_k`.
@@ -129,7 +131,7 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
     return _fuzzy(divergence, int(top_k), bool(scaled))
 
 
-@functools.cache  # one rule per choice: a new one each time would be a new program each time
+@functools.cache  # rules are static in jit: a new rule per call would compile a new program per call
 def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
     deferral = divergences.Threshold(divergence, top_k, scaled)
@@ -140,7 +142,7 @@ def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
 
 
 def get(rule: str | Rule) -> Rule:
-    """The rule of that name: of the table below, or `module.NAME` for one of your own.
+    """Returns the rule of a name: of the table below, or `module.NAME` for a user's rule.
 
     Raises:
         ValueError: no such rule; the message names the nearest ones.
@@ -180,7 +182,7 @@ _ROWS = (
     _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(useful=_ANY, typical=0.2), variant="OPTLog"),
     _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
     _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
-    # most of its range lies where hardly anything is deferred (METHODS section 3)
+    # over most of its range hardly anything is deferred (METHODS section 3)
     _cascade(
         name="token_v3", deferral=token_v3, variant="Token",
         alpha=Alpha(typical=0.9, swept=(0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)),
@@ -189,6 +191,6 @@ _ROWS = (
         name="random_accept", deferral=random_accept, alpha=Alpha(domain=(0.0, 1.0), closed=True, typical=0.7),
         title="Random acceptance",
     ),
-    *(fuzzy(*each) for each in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
+    *(fuzzy(*choice) for choice in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
 )  # fmt: skip
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}

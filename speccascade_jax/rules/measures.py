@@ -1,4 +1,4 @@
-"""Numbers that rules decide by, of laws `[..., V]`."""
+"""Measures of distributions `[..., V]` that rules decide by."""
 
 import jax.numpy as jnp
 
@@ -6,16 +6,16 @@ from speccascade_jax.core.types import Array
 
 
 def max_of(law: Array) -> Array:
-    """`max_v law(v)`, `[..., 1]`."""
+    """Returns `max_v law(v)`, `[..., 1]`."""
     return law.max(-1, keepdims=True)
 
 
 def entropy(law: Array) -> Array:
-    """`H` in nats, `[..., 1]`, with `0 log 0 = 0`."""
+    """Returns `H` in nats, `[..., 1]`, with `0 log 0 = 0`."""
     return -jnp.where(law > 0, law * jnp.log(jnp.where(law > 0, law, 1.0)), 0.0).sum(-1, keepdims=True)
 
 
 def total_variation(first: Array, second: Array) -> Array:
-    """`TV = ½ Σ abs(first − second)`, `[..., 1]`; exactly 1 where no token has mass in both."""
+    """Returns `TV = ½ Σ abs(first − second)`, `[..., 1]`; exactly 1 if no token has mass in both."""
     apart = ~(jnp.minimum(first, second) > 0).any(-1, keepdims=True)
     return jnp.where(apart, 1.0, 0.5 * jnp.abs(first - second).sum(-1, keepdims=True))

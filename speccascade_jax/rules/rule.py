@@ -1,4 +1,4 @@
-"""What a rule is: the decision about a draft, and what the tools must know of it."""
+"""Rules: the decision about a draft, and the properties that the tools need to know."""
 
 import math
 from dataclasses import dataclass
@@ -14,37 +14,39 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""By how much a number may lie outside a useful range unremarked: the ends of those that are swept are rounded."""
+"""The distance by which a number may leave a useful range without a warning: ends of swept ranges are rounded."""
 
 
-def ends(given: tuple[End, End], vocab_size: int) -> tuple[float, float]:
-    """A range as numbers: `"lnV"` and `"-lnV"` stand for `± ln V`."""
+def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
+    """Returns a range as numbers; `"lnV"` and `"-lnV"` stand for `± ln V`."""
     words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
-    low, high = (words[x] if isinstance(x, str) else float(x) for x in given)
+    low, high = (words[x] if isinstance(x, str) else float(x) for x in bounds)
     return low, high
 
 
 BEYOND = "beyond it hardly anything changes, is it meant?"
-"""How warnings of numbers outside their useful range end."""
+"""The end of warnings about numbers outside their useful range."""
 
 
-def beyond(name: str, whose: str, values: Any, useful: tuple[float, float]) -> str:
-    """Which of `values`, the first, lies outside a useful range, in words; empty where none does."""
+def beyond(name: str, owner: str, values: Any, useful: tuple[float, float]) -> str:
+    """Returns a warning about the first of `values` outside a useful range; empty if there is none."""
     low, high = useful
-    given = np.ravel(np.asarray(values, np.float64))
-    far = given[(given < low - SLACK) | (given > high + SLACK)]
-    return f"{name}={far[0]:g} of {whose} lies outside {low:g} … {high:g}" if far.size else ""
+    numbers = np.ravel(np.asarray(values, np.float64))
+    far = numbers[(numbers < low - SLACK) | (numbers > high + SLACK)]
+    return f"{name}={far[0]:g} of {owner} lies outside {low:g} … {high:g}" if far.size else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alpha:
-    """What a trade-off parameter may be, and what is worth trying.
+    """The domain of a trade-off parameter, and the values worth trying.
 
     Attributes:
         grid: the range worth sweeping; `"lnV"` and `"-lnV"` stand for `± ln V`.
-        domain: α must satisfy `domain[0] <= α < domain[1]`; closed: the upper end belongs to the domain too.
-        useful: beyond these hardly anything changes, if they are not the grid's.
-        typical: for a first try. swept: the α's of a sweep that names none, where an even grid would be unwise.
+        domain: α must satisfy `domain[0] <= α < domain[1]`.
+        closed: whether the upper end belongs to the domain too.
+        useful: the range beyond which hardly anything changes; `None`: the grid.
+        typical: a value for a first try.
+        swept: the values of a sweep that names none, if an even grid would be unwise.
     """
 
     grid: tuple[End, End] = (0.0, 1.0)
@@ -55,12 +57,12 @@ class Alpha:
     swept: tuple[float, ...] = ()
 
     def check(self, whose: str, values: np.ndarray) -> None:
-        """Refuse values outside the domain; `whose` is the rule or method that an error names.
+        """Refuses values outside the domain; `whose` is the rule or method that an error names.
 
         Raises:
             ValueError: names the first such value and the domain.
         """
-        # α is a float32: 0.7 is not below an end of 0.7
+        # α is a float32: compared in float64, 0.7 would not be inside a domain that ends at 0.7
         values = np.asarray(values, np.float32)
         low, high = (np.float32(end) for end in self.domain)
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
@@ -69,59 +71,62 @@ class Alpha:
             raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
 
     def bounds(self, vocab_size: int) -> tuple[float, float]:
-        """The sweep range as numbers."""
+        """Returns the sweep range as numbers."""
         return ends(self.grid, vocab_size)
 
     def useful_bounds(self, vocab_size: int) -> tuple[float, float]:
-        """The useful range as numbers."""
+        """Returns the useful range as numbers."""
         return ends(self.useful or self.grid, vocab_size)
 
     def even(self, count: int, vocab_size: int) -> np.ndarray:
-        """`count` values at equal distances over the sweep range, ends included, float64."""
+        """Returns `count` values at equal distances over the sweep range, ends included, float64."""
         return np.linspace(*self.bounds(vocab_size), count)
 
     def usual(self, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
-        """What is swept where nobody says otherwise; `ln V` is rounded."""
+        """Returns the default values of a sweep; `ln V` is rounded."""
         return self.swept or tuple(float(np.round(alpha, 3)) for alpha in self.even(count, vocab_size))
 
 
-def checked_alpha(alpha: Alpha | None, whose: str, given: Any, rows: int) -> np.ndarray:
-    """α per row, float32 `[rows]`: the one place where it is checked. Zeros where there is none to give.
+def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.ndarray:
+    """Returns α per row, float32 `[rows]`, after the only check of it; zeros if the rule has none.
 
     Args:
-        alpha: what it may be; `None`: there is none, and any is ignored.
-        whose: the rule or method, for the error.
+        alpha: its domain; `None`: there is none, and any value is ignored.
+        owner: the rule or method, for the error.
+        value: a number, one per row, or `None`.
+        rows: the number of rows.
 
     Raises:
-        ValueError: one is needed and missing, or it is outside the domain.
+        ValueError: α is needed and missing, or outside the domain.
     """
-    if given is None and alpha is not None:
+    if value is None and alpha is not None:
         typical = "" if alpha.typical is None else f", say {alpha.typical:g}"
-        raise ValueError(f"{whose} needs alpha{typical}; worth sweeping is {alpha.grid[0]} … {alpha.grid[1]}")
-    values = per_row("alpha", 0.0 if given is None else given, rows)
+        raise ValueError(f"{owner} needs alpha{typical}; worth sweeping is {alpha.grid[0]} … {alpha.grid[1]}")
+    values = per_row("alpha", 0.0 if value is None else value, rows)
     if alpha is not None:
-        alpha.check(whose, values)
+        alpha.check(owner, values)
     return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule and what the tools must know of it.
+    """A rule and the properties that the tools need to know.
 
     Attributes:
-        name: how gin, records and tables call it.
-        deferral: `r(pair, alpha)`, or `None` for a law that is no deferral.
+        name: the name in gin, records and tables.
+        deferral: `r(pair, alpha)`, or `None` for a target distribution without a deferral.
         law: `π(pair, alpha)`; by default made from `deferral`.
-        kept: `min(q̃, π)`, where it is a function of `q̃(v)` and `p̃(v)` of the same token alone: then a block is
-            accepted or not by looking up its tokens, without a pass over the vocabulary.
-        at_most: what `π` is at most, if such a function of the same token tells that: with `kept` it tells `π` of many
-            tokens, and whole blocks are decided with fewer passes (`block_wise`).
-        alpha: what α may be; `None`: the rule has none.
-        reads_q: whether `π` depends on the draft's law; if not, no draft pass is spent on the bonus position.
+        kept: `min(q̃, π)`, if it is a function of `q̃(v)` and `p̃(v)` of the same token alone: a block is then decided
+            by looking up its tokens, without a pass over the vocabulary.
+        at_most: an upper bound of `π`, if there is one that is such a function of the same token. Together with `kept`
+            it determines `π` of many tokens, and whole blocks are decided with fewer passes (`block_wise`).
+        alpha: the domain of α; `None`: the rule has none.
+        reads_q: whether `π` depends on the draft's distribution; if not, no draft pass is spent on the bonus position.
         lossless: whether `π = p̃` for every α.
-        reads_logs: whether it reads logs of the draft's laws (`LawPair.log`), which are then carried beside them.
-        greedy_only: defined at temperature 0 only.
-        title, variant: what tables call it, "SpecCascade" and "Chow"; by default its name.
+        reads_logs: whether it reads logs of the draft's distributions (`LawPair.log`), which are then carried with
+            them.
+        greedy_only: whether it is defined at temperature 0 only.
+        title, variant: the names in tables, "SpecCascade" and "Chow"; by default its name.
     """
 
     name: str
@@ -142,7 +147,7 @@ class Rule:
             raise ValueError(f"rule {self.name!r} needs either a deferral function or a law, not both and not neither")
 
     def check_temperatures(self, temperature: Any, draft_temperature: Any = None) -> None:
-        """Refuse a temperature above 0 under a rule that is defined at 0 only.
+        """Refuses a temperature above 0 under a rule that is defined at 0 only.
 
         Raises:
             ValueError: names the temperature.
@@ -155,26 +160,26 @@ class Rule:
                 )
 
     def target_law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
+        """Returns `π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
         if self.law is not None:
             return self.law(pair, alpha)
         assert self.deferral is not None
         return laws.after_deferral(self.deferral(pair, alpha), pair)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`min(q̃, π)` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""
+        """Returns `min(q̃, π)` at `tokens` `[...]`, float32; it sums over the vocabulary only if the rule must."""
         chosen = laws.at_tokens(pair, tokens)
         if self.kept is not None:
             return self.kept(chosen, alpha)[..., 0]
         return jnp.minimum(chosen.q_tilde[..., 0], self.law_at(pair, alpha, tokens))
 
     def law_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`π` at `tokens` `[...]`, float32: only what its entries need is computed over the vocabulary."""
+        """Returns `π` at `tokens` `[...]`, float32; it sums over the vocabulary only if the rule must."""
         chosen = laws.at_tokens(pair, tokens)
         if self.lossless:
             return chosen.p_tilde[..., 0]
         if self.deferral is None:
             return laws.at_tokens(self.target_law(pair, alpha), tokens)[..., 0]
         deferred = self.deferral(pair, alpha)
-        left = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
-        return (left + chosen.p_tilde * laws.deferral_mass(deferred, pair))[..., 0]
+        drafted_mass = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
+        return (drafted_mass + chosen.p_tilde * laws.deferral_mass(deferred, pair))[..., 0]

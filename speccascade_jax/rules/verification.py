@@ -1,4 +1,4 @@
-"""Verifying a block: the longest accepted prefix, and one token after it (METHODS section 2)."""
+"""Verification of a block: the longest accepted prefix, and one token after it (METHODS section 2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -16,9 +16,12 @@ from speccascade_jax.rules.rule import Rule
 class Verdict(NamedTuple):
     """The outcome of verifying a block.
 
-    `num_kept` int32 `[B]`; `rejected` bool `[B]`; `final` int32 `[B]`: the replacement, or the bonus;
-    `law` float32 `[B, G + 1, V]`: the law of the token at each position, if it is committed; `path` int32
-    `[B, N + 1]`, of a tree the entries that are kept, entry 0 first (`core.trees`), and `None` of a block.
+    Attributes:
+        num_kept: int32 `[B]`, accepted drafts.
+        rejected: bool `[B]`, whether a draft was rejected.
+        final: int32 `[B]`, the replacement, or the bonus.
+        law: float32 `[B, G + 1, V]`, the distribution of the token at each position, if it is committed.
+        path: int32 `[B, N + 1]`, the entries of a tree that are kept, entry 0 first (`core.trees`); `None` for a block.
     """
 
     num_kept: Array
@@ -29,12 +32,14 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
-    """What the engine asks of whatever decides about a block; implementations are frozen and hashable.
+    """The interface between the engine and whatever decides about a block; implementations are frozen and hashable.
 
     Attributes:
-        name: for errors and records; reads_q: whether `π` depends on the draft's law, so that a bonus from `π` takes
-            one more draft pass; lossless: whether `π = p̃`; defers: whether `deferred` says anything;
-            reads_logs: whether it reads logs of the draft's laws (`Rule.reads_logs`).
+        name: for errors and records.
+        reads_q: whether `π` depends on the draft's distribution, so that a bonus from `π` takes one more draft pass.
+        lossless: whether `π = p̃`.
+        defers: whether `deferred` returns anything but zeros.
+        reads_logs: whether it reads logs of the draft's distributions (`Rule.reads_logs`).
         joint: whether a block is examined as a whole, and not up to its first rejection.
     """
 
@@ -52,17 +57,22 @@ class Verifier(Protocol):
     def joint(self) -> bool: ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Decide a block and draw one token after what is kept; laws over `[B, G + 1, V]`, `alpha` `[B]`."""
+        """Decides a block and draws one token after its kept prefix; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
-        """`π`, the law that a token at a position obeys, float32 `[..., V]`; `alpha` is `[..., 1]`."""
+        """Returns `π`, the distribution of a token at a position, float32 `[..., V]`; `alpha` is `[..., 1]`."""
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """What is handed to the target, for the counters: see `TokenWise.deferred`."""
+        """Returns what is deferred to the target, for the counters: see `TokenWise.deferred`."""
 
 
 class Acceptance(NamedTuple):
-    """`kept` `[..., V]`: mass of drafted-and-kept; `replacement` `[..., V]`: the law after a rejection."""
+    """The two parts of `π` at a position.
+
+    Attributes:
+        kept: `[..., V]`, the mass of tokens that are drafted and kept.
+        replacement: `[..., V]`, the distribution after a rejection.
+    """
 
     kept: Array
     replacement: Array
@@ -70,9 +80,10 @@ class Acceptance(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenWise:
-    """Token after token is kept or replaced under a rule: the base of `rules.acceptance`.
+    """Verification token by token under a rule: the base of `rules.acceptance`.
 
-    A subclass says what is kept and what replaces it; here is how a block is decided by that. The law is the rule's.
+    A subclass defines the kept mass and the replacement; this class decides a block by them. The target distribution is
+    the rule's.
     """
 
     rule: Rule
@@ -99,23 +110,25 @@ class TokenWise:
         return self.rule.reads_logs
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
-        """What is kept and what replaces the rest, at every position; `alpha` is `[..., 1]`."""
+        """Returns the kept mass and the replacement at every position; `alpha` is `[..., 1]`."""
         raise NotImplementedError
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """`kept` at `tokens` `[...]`, without computing it at all the others where that can be avoided."""
+        """Returns `kept` at `tokens` `[...]`, without computing it at all other tokens if that can be avoided."""
         raise NotImplementedError
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         return self.rule.target_law(pair, alpha)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Keep the longest accepted prefix of each row's block and draw one token after it (METHODS section 2).
+        """Keeps the longest accepted prefix of each row's block and draws one token after it (METHODS section 2).
 
         Args:
-            pair: laws over `[B, G + 1, V]`; keys: this round's bits; alpha: `[B]`.
-            draft: the block; `draft.q_tilde` is what its tokens were drawn from.
-            bonus: "rule": after a fully kept block draw from `π`, or from `p̃` where the draft has no law there;
+            pair: distributions over `[B, G + 1, V]`.
+            draft: the block; its tokens were drawn from `draft.q_tilde`.
+            keys: this round's random bits.
+            alpha: `[B]`.
+            bonus: "rule": after a fully kept block draw from `π`, or from `p̃` if the draft has no distribution there;
                 "target": from `p̃`; "none" is "rule" here, the engine drops the token.
 
         Returns:
@@ -126,35 +139,35 @@ class TokenWise:
         num_kept, reached = self._kept(pair, law, draft, keys, alpha)
         rejected = num_kept < draft.length
         last = at_position(pair, num_kept)
-        theirs = from_target(draft, bonus)
+        from_p = from_target(draft, bonus)
         with jax.named_scope("rule"):
             bonus_law = self._law_at(last, law, num_kept, alpha)
             replacement = self._replacement(last, bonus_law, alpha[:, None], reached)
-        if theirs is not None:
-            bonus_law = jnp.where(theirs[:, None], last.p_tilde, bonus_law)
+        if from_p is not None:
+            bonus_law = jnp.where(from_p[:, None], last.p_tilde, bonus_law)
         final_law = jnp.where(rejected[:, None], replacement, bonus_law)
-        if theirs is not None:
-            law = with_targets_law(law, pair, draft.length, theirs)
+        if from_p is not None:
+            law = with_targets_law(law, pair, draft.length, from_p)
         return Verdict(num_kept, rejected, draw_behind(final_law, keys, num_kept, rejected), law)
 
-    def _law_at(self, here: LawPair, law: Array, at: Array, alpha: Array) -> Array:
-        """`π` `[B, V]` of the laws `here`, at one position of each row: `law` `[B, G + 1, V]` at `at` `[B]`."""
+    def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
+        """Returns `π` `[B, V]` at one position of each row, `position` `[B]`, from the distributions `here`."""
         return self.law(here, alpha[:, None])
 
     def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
-        """The law of the token after a rejection, `[B, V]`, from those at its position; `reached` as of `_kept`."""
+        """Returns the distribution of the token after a rejection, `[B, V]`; `reached` is `_kept`'s second output."""
         return self(last, alpha).replacement
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
-        """How many are kept, int32 `[B]`, and what else the replacement hangs on, `[B]`: nothing, here.
+        """Returns how many drafts are kept, int32 `[B]`, and a number that `_replacement` needs, `[B]`: here 1.
 
-        Kept are the `x_j` with `u · q̃_j(x_j) < kept_j(x_j)`, up to the first that is not.
+        The tokens `x_j` with `u · q̃_j(x_j) < kept_j(x_j)` are kept, up to the first that fails.
         """
         batch, block = draft.tokens.shape
         ones = jnp.ones((batch,), jnp.float32)
         if block == 0:
             return jnp.zeros((batch,), jnp.int32), ones
-        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off every law
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than slicing the bonus position off
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
         drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
@@ -164,13 +177,15 @@ class TokenWise:
         return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32), ones
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """What the rule hands to the target in a block: `η = Σ r q̃` `[B, W]` and `r(x_j)` of the drafts `[B, W − 1]`.
+        """Returns the rule's deferral in a block: `η = Σ r q̃` `[B, W]`, and `r(x_j)` of the drafts `[B, W − 1]`.
 
         Args:
-            pair: over `[B, W, V]`; alpha: `[B]`; tokens: int32 `[B, W − 1]`, the drafts.
+            pair: distributions over `[B, W, V]`.
+            alpha: `[B]`.
+            tokens: int32 `[B, W − 1]`, the drafts.
 
         Returns:
-            float32; zeros for a rule that is no deferral.
+            float32; zeros for a rule without a deferral.
         """
         rows, block = tokens.shape
         if self.rule.deferral is None:
@@ -183,31 +198,31 @@ class TokenWise:
 
 
 def at_position(pair: LawPair, positions: Array) -> LawPair:
-    """The laws `[B, V]` of a block's at one position of each row, int32 `[B]`."""
+    """Returns a block's distributions at one position of each row, int32 `[B]`, as `[B, V]`."""
     laws_there: LawPair = jax.tree.map(lambda x: jnp.take_along_axis(x, positions[:, None, None], axis=1)[:, 0], pair)
     return laws_there
 
 
 def entry_at(values: Array, positions: Array) -> Array:
-    """`values` `[B, W]` at one position of each row, int32 `[B]`."""
+    """Returns `values` `[B, W]` at one position of each row, int32 `[B]`."""
     return jnp.take_along_axis(values, positions[:, None], axis=1)[:, 0]
 
 
 def draw_behind(law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array) -> Array:
-    """Draws the token behind what is kept, int32 `[B]`, with the random bits of its position and purpose."""
+    """Draws the token after the kept ones, int32 `[B]`, with the random bits of its position and purpose."""
     uniform = keys.uniform(positions, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
     with jax.named_scope("sampling"):
         return sample(law, uniform)
 
 
 def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -> Array:
-    """`law` `[B, W, V]` with `p̃` at one position, int32 `[B]`, of the chosen rows, bool `[B]`."""
+    """Returns `law` `[B, W, V]` with `p̃` at one position, int32 `[B]`, of the chosen rows, bool `[B]`."""
     chosen = (jnp.arange(law.shape[1])[None] == positions[:, None]) & rows[:, None]
     return jnp.where(chosen[..., None], pair.p_tilde, law)
 
 
 def from_target(draft: Draft, bonus: str) -> Array | None:
-    """bool `[B]`: the rows whose token behind a whole block comes from `p̃`; `None`: it is the rule's everywhere."""
+    """Returns bool `[B]`: the rows whose bonus comes from `p̃`; `None`: every row's comes from the rule."""
     if bonus == "target":
         return jnp.ones(draft.length.shape, bool)
     return None if draft.lawful is None else ~draft.lawful
@@ -215,11 +230,11 @@ def from_target(draft: Draft, bonus: str) -> Array | None:
 
 @dataclass(frozen=True)
 class ByArm:
-    """Drafters with rules of their own: `verifiers[k]` decides blocks of arm `k` (`Draft.arm`).
+    """A verifier for drafters with rules of their own: `verifiers[k]` decides blocks of arm `k` (`Draft.arm`).
 
-    Verifiers that are alike are asked once.
+    Equal verifiers run once.
 
-    Which rule a row is under hangs on its drafter, which a law at a position does not know: `law` refuses, and
+    A row's rule depends on its drafter, which the distributions at a position do not show. So `law` refuses, and
     deferrals are not counted.
     """
 
@@ -250,31 +265,31 @@ class ByArm:
         return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """As of `Verifier`; a row has the verdict of its own arm's."""
+        """Verifies as `Verifier.verify`; each row has the verdict of its own arm's verifier."""
         assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"
-        first, *others = dict.fromkeys(self.verifiers)
+        first, *remaining = dict.fromkeys(self.verifiers)
         merged = first.verify(pair, draft, keys, alpha, bonus)
-        for verifier in others:
+        for verifier in remaining:
             verdict = verifier.verify(pair, draft, keys, alpha, bonus)
             rows = jnp.isin(draft.arm, jnp.asarray([n for n, v in enumerate(self.verifiers) if v == verifier]))
             merged = _merged(rows, verdict, merged)
         return merged
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
-        """Refuses.
+        """Refuses, because a row's rule depends on its drafter.
 
         Raises:
-            ValueError: always: engines inside a drafter need one rule.
+            ValueError: always; engines inside a drafter need one rule.
         """
         raise ValueError(f"the law of {self.name!r} hangs on who drafted: give a level below the target one rule")
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """Zeros: see the class."""
+        """Returns zeros: see the class."""
         rows, block = tokens.shape
         return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
 
 
 def _merged(rows: Array, new: Verdict, old: Verdict) -> Verdict:
-    """The new verdict in these rows, bool `[B]`, the old one elsewhere."""
+    """Returns the new verdict in the rows `[B]` that are True, the old one elsewhere."""
     merged: Verdict = jax.tree.map(lambda x, y: jnp.where(expand(rows, x.ndim), x, y), new, old)
     return merged

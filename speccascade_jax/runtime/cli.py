@@ -1,4 +1,4 @@
-"""The command `speccascade`: what lies in experiments/, by name, from a clone or from an installed wheel."""
+"""The command `speccascade`: runs experiments by name, from a clone or from an installed wheel."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from speccascade_jax.runtime.paths import share_root
 
 
 def commands() -> dict[str, Path]:
-    """Name -> file of every experiment."""
+    """Returns the file of every experiment by name."""
     folder = share_root() / "experiments"
-    found = {path.stem: path for path in folder.glob("*.py") if not path.stem.startswith("_")}
-    found |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
-    return dict(sorted(found.items()))
+    paths = {path.stem: path for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    paths |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
+    return dict(sorted(paths.items()))
 
 
 def about(path: Path) -> str:
-    """The first sentence of a file's docstring."""
-    told = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    return " ".join(told.partition("\n\n")[0].split())
+    """Returns the first sentence of a file's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def listing() -> str:
-    """All commands, for `--help`."""
+    """Returns all commands, for `--help`."""
     lines = [f"  {name:<22} {about(path)}" for name, path in commands().items()]
     begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help explains one. Gin files such as "
     begin += f"configs/quickstart.gin are found in the current folder, then in {share_root()}.\n"
@@ -36,16 +36,16 @@ def listing() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run an experiment as `python -m experiments.NAME` does in a clone."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Runs an experiment as `python -m experiments.NAME` does in a clone."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     known = commands()
-    if not given or given[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(listing())
         return
-    name, *rest = given
+    name, *rest = arguments
     if name not in known:
         sys.exit(f"error: no command {name!r}: {hint(name, known)}speccascade --help lists them")
-    sys.path.insert(0, os.getcwd())  # where one's own modules lie, as with python -m
+    sys.path.insert(0, os.getcwd())  # the folder of the user's own modules, as with python -m
     sys.path.append(str(share_root()))
     sys.argv = [str(known[name]), *rest]
     if known[name].stem == "__main__":

@@ -1,11 +1,13 @@
-"""The persistent compilation cache, on by default: what XLA has compiled once, later processes read from disk.
+"""The persistent compilation cache, on by default: later processes read compiled programs from disk.
 
-A decoding program takes seconds to compile and a tenth of one to read. JAX keeps compiled programs in a folder when
-told to; `switch_on` tells it, unless the user has. Programs are found by what they compute, JAX's version, XLA's flags
-and the device: a stale one can't be used by mistake. Every file begins with a digest of the rest: a damaged one is
-removed before XLA reads it, and made anew. Nothing else is ever removed: the folder may be deleted at any time.
+A decoding program takes seconds to compile and a tenth of a second to read. JAX keeps compiled programs in a folder if
+configured to; `switch_on` configures it, unless the user has. Programs are identified by their computation, JAX's
+version, XLA's flags and the device, so an outdated one can't be used by mistake. Every file begins with a digest of the
+rest: a damaged file is removed before XLA reads it, and written again. Nothing else is ever removed: the folder may be
+deleted at any time.
 
-What is read here is executed. So the folder is the user's alone, and one that others can write is not used.
+Programs read from the folder are executed. So the folder belongs to the user alone, and one that others can write is
+not used.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from typing import Any
 
 import jax
 
-# JAX has no public way to check what it reads; one that keeps this elsewhere reads without a check
+# JAX has no public way to check what it reads; a version of JAX that keeps this elsewhere reads without a check
 jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
@@ -28,13 +30,14 @@ _DIGEST_SIZE = 32
 
 
 def switch_on() -> None:
-    """Keep compiled programs on disk from now on; called by `methods.build.build`, so by whatever decodes.
+    """Keeps compiled programs on disk from now on; `methods.build.build` calls it, and so does everything that decodes.
 
-    In this order: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with JAX's other
-    settings for it; what the environment variable `SPECCASCADE_COMPILATION_CACHE` names; `speccascade_jax/xla` in the
-    user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). If the variable is empty or `off`, nothing is kept.
+    The first of these that applies: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with
+    JAX's other settings for it; the folder in the environment variable `SPECCASCADE_COMPILATION_CACHE`;
+    `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). If the variable is empty or
+    `off`, nothing is kept.
 
-    A folder that can't be written, or that another user owns or can write, is a warning, and nothing is kept.
+    If the folder can't be written, or another user owns or can write it, a warning says so and nothing is kept.
     """
     set_so_far = jax.config.values
     if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
@@ -43,7 +46,8 @@ def switch_on() -> None:
         path = folder()
         if path is None:
             return
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: whoever writes here decides what we execute
+        # private: whoever writes here decides which code we execute
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_unsafe(path)
     except (OSError, RuntimeError) as error:
         remedy = f"Name a folder in the environment variable {VARIABLE}, or 'off'"
@@ -53,12 +57,12 @@ def switch_on() -> None:
     _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if set_so_far["jax_persistent_cache_min_compile_time_secs"] == _JAX_KEEPS_FROM:
-        # many small programs cost more together than one that takes a second
+        # many small programs together cost more than one that takes a second
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _refuse_unsafe(path: Path) -> None:
-    """Refuse a folder that cannot be written, or that others can.
+    """Refuses a folder that cannot be written, or that others can write.
 
     Raises:
         PermissionError: names the folder and the remedy.
@@ -73,13 +77,13 @@ def _refuse_unsafe(path: Path) -> None:
 
 
 class _Checked:
-    """A cache of files with a digest before each, as `jax._src.compilation_cache_interface.CacheInterface` has it."""
+    """A cache of files with digests; implements `jax._src.compilation_cache_interface.CacheInterface`."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def get(self, key: str) -> bytes | None:
-        """An entry as it was put; `None` where there is none, or a damaged one, which is removed."""
+        """Returns an entry, or `None` if there is none or it is damaged; a damaged one is removed."""
         file = self._file(key)
         with contextlib.suppress(FileNotFoundError):
             content = file.read_bytes()
@@ -89,7 +93,7 @@ class _Checked:
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Write an entry whole or not at all."""
+        """Writes an entry whole or not at all."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
         try:
@@ -112,7 +116,7 @@ _given_by_jax: Any = getattr(jaxs_own, "get_file_cache", None)
 
 
 def _check_what_is_read(path: Path) -> None:
-    """Have JAX use `path` by way of `_Checked`; other folders, and one of limited size, as it always does."""
+    """Makes JAX use `path` through `_Checked`; other folders, and one of limited size, stay as they are."""
     if _given_by_jax is None:
         return
 
@@ -125,11 +129,11 @@ def _check_what_is_read(path: Path) -> None:
 
 
 def folder() -> Path | None:
-    """The folder meant, `None` for none; RuntimeError where the user has no home."""
+    """Returns the folder to use, or `None`; raises RuntimeError if the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return None if named.strip().lower() in ("", "off") else Path(named).expanduser().absolute()
     user = os.environ.get("XDG_CACHE_HOME", "")
-    # relative names are not valid there (XDG Base Directory Specification)
+    # relative names are not valid in that variable (XDG Base Directory Specification)
     base = Path(user) if os.path.isabs(user) else Path.home() / ".cache"
     return base / "speccascade_jax" / "xla"

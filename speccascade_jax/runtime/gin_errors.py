@@ -1,6 +1,6 @@
-"""What gin raises, in one line: the place, what is wrong there, and what may have been meant.
+"""Errors of gin in one line: the place, what is wrong, and the probable intention.
 
-Values that gin files bind are held against the annotations of what they are bound to, before any of it is called.
+Values that gin files bind are checked against the annotations of their targets, before any target is called.
 """
 
 import contextlib
@@ -25,10 +25,11 @@ _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \
 
 
 def explained(error: BaseException, reading: str = "") -> str:
-    """One line about an error, without the addresses that Python shows.
+    """Returns one line about an error, without the memory addresses that Python shows.
 
     Args:
-        reading: what was being read, for errors that do not say where they happened.
+        error: the error.
+        reading: the text or file being read, for errors that do not name their place.
     """
     if isinstance(error, tokenize.TokenError):
         return _line("a bracket or a quotation mark is never closed", _unclosed(reading))
@@ -41,12 +42,12 @@ def explained(error: BaseException, reading: str = "") -> str:
         file, number = next(iter(_PLACE.findall(text)), (None, ""))
         text = _PLACE.sub("", text)
         if isinstance(error, KeyError):
-            text = text.strip("'\"")  # of which Python shows the repr
+            text = text.strip("'\"")  # Python shows its repr
     return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading)
 
 
 def _unclosed(reading: str) -> str:
-    """The line of a file at which the bracket or text begins that is never closed."""
+    """Returns the line of a file at which the bracket or text begins that is never closed."""
     opened = list[int]()
     try:
         with open(reading) as file:
@@ -57,13 +58,13 @@ def _unclosed(reading: str) -> str:
                     del opened[-1:]
     except tokenize.TokenError as error:
         return f"{reading}, line {opened[-1] if opened else error.args[1][0]}"
-    except (OSError, SyntaxError, ValueError):  # it was a binding, or an included file's
+    except (OSError, SyntaxError, ValueError):  # the text was a binding, or an included file
         pass
     return reading
 
 
 def unfilled(name: str) -> str:
-    """What to do about a name that no file gives a value."""
+    """Returns the remedy for a name without a value."""
     name = re.sub(r"/(gin\.)?macro\.value$", "", name)
     return f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE, texts in quotes, or a gin file that says it"
 
@@ -75,7 +76,7 @@ def _line(message: str, place: str) -> str:
 
 
 def _better(text: str, file: str) -> str:
-    """gin's message; in words that name what there is instead, where it is one of those that say too little."""
+    """Returns gin's message, in words that name the existing choices if gin's own are too short."""
     for pattern, words in _WORDS.items():
         if match := re.search(pattern, text, re.DOTALL):
             return words(file, *match.groups())
@@ -144,10 +145,10 @@ _WORDS: dict[str, Callable[..., str]] = {
 
 
 def check() -> None:
-    """Refuse values of the wrong kind.
+    """Refuses values of the wrong kind.
 
     Raises:
-        ValueError: names the binding, the value and what is meant.
+        ValueError: names the binding, the value and the expected kind.
     """
     for (scope, selector), bound in gin.config._CONFIG.items():
         if selector != "gin.macro":
@@ -158,11 +159,11 @@ def check() -> None:
 
 
 def _value(value: Any, name: str) -> Any:
-    """The value with macros in place; what a call will give is `validate_types.Later`."""
+    """Returns the value with macros replaced; a reference that is called later becomes `validate_types.Later`."""
     if isinstance(value, dict):
-        return {key: _value(one, name) for key, one in value.items()}
+        return {key: _value(entry, name) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_value(one, name) for one in value)
+        return type(value)(_value(entry, name) for entry in value)
     if not isinstance(value, gin.config.ConfigurableReference):
         return value
     called = value.configurable
@@ -178,5 +179,5 @@ def _value(value: Any, name: str) -> Any:
 
 
 def operative() -> str:
-    """The settings that were used, as a gin file; empty where none were read."""
+    """Returns the settings that were used, as a gin file; empty if none were read."""
     return str(gin.operative_config_str()).strip()

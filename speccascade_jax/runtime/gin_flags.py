@@ -25,7 +25,7 @@ PREFIX = "--gin."
 
 
 def rewrite_arguments(argv: Sequence[str]) -> list[str]:
-    """Returns `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`, everything else as it is.
+    """Returns the arguments with `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`.
 
     Raises:
         ValueError: a setting without a value.
@@ -42,7 +42,7 @@ def rewrite_arguments(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """An error ends the program in one line that says what to do; `--debug` shows the trace."""
+    """Ends the program on an error in one line with a remedy; `--debug` shows the trace."""
     try:
         yield
     except Exception as error:
@@ -53,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """What a program that ends by an error says of it, in one line."""
+    """Returns the line that a program prints when it ends by an error."""
     message = "; ".join([gin_errors.explained(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return f"not enough memory ({message or 'MemoryError'}): lower batches, max_new_tokens or block sizes"
@@ -64,7 +64,7 @@ _EXPECTED = (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, Impo
 
 
 def define_flags() -> None:
-    """Declare T5X's gin flags, shown by `--help`; harmless when they are declared already."""
+    """Declares T5X's gin flags, shown by `--help`; harmless if they are declared already."""
     if "gin_file" in flags.FLAGS:
         return
     for define, name, default, text in _FLAGS:
@@ -88,7 +88,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
 
 
 def _join(together: bool, example: str) -> None:
-    """Join the other processes that the flags or the environment name."""
+    """Joins the other processes that the flags or the environment name."""
     asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
@@ -98,16 +98,16 @@ def _join(together: bool, example: str) -> None:
 def parse_gin(
     files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), text: str = ""
 ) -> None:
-    """Read a text, gin files (and their includes), then bindings, and lock the configuration.
+    """Reads a text, gin files (and their includes), then bindings, and locks the configuration.
 
     Raises:
         ValueError: an unknown name, an unfilled hole, a value of the wrong kind, a syntax error; names the place.
-        OSError: a file that lies in none of the search paths.
+        OSError: a file that is in none of the search paths.
     """
     folders = (*search_paths, str(share_root()))
     for folder in folders:
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
-    # gin takes a path that is not there for a package and stumbles over folders without __init__: look first.
+    # gin takes a missing path for a package and fails on folders without __init__: check first.
     paths = [_find(name, (".", *folders)) for name in files]
     with _reading_files():
         for path in paths:
@@ -117,7 +117,7 @@ def parse_gin(
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
     with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
-        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be a file's lines
+        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be the lines of a file
     with _explained():
         gin.finalize()
         gin_errors.check()
@@ -128,13 +128,13 @@ _RECORDED = "the record's configuration"
 
 @contextlib.contextmanager
 def _reading_files() -> Iterator[None]:
-    """Has gin read files, included ones too, in today's words and without complaints.
+    """Makes gin read files, included ones too, with old names translated and without log messages.
 
-    It logs an error for every folder in which an included file does not lie before the one in which it does.
+    gin logs an error for every search folder that lacks an included file, before it tries the next.
     """
     verbosity, readers = logging.get_verbosity(), gin.config._FILE_READERS
     logging.set_verbosity(logging.FATAL)
-    readers.insert(0, (legacy_gin.opened, os.path.isfile))  # `gin.register_file_reader` would add it behind `open`
+    readers.insert(0, (legacy_gin.opened, os.path.isfile))  # `gin.register_file_reader` would add it after `open`
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ def _reading_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(reading: str = "") -> Iterator[None]:
-    """gin's errors, and those of what its files import, as ValueErrors of one line."""
+    """Turns errors of gin, and of modules that its files import, into ValueErrors of one line."""
     try:
         yield
     except Exception as error:
@@ -153,20 +153,21 @@ def _explained(reading: str = "") -> Iterator[None]:
 
 def _find(name: str, folders: Sequence[str]) -> str:
     for folder in folders:
-        # joined before `~` is expanded, an absolute name stays what it is
-        if (found := Path(folder).expanduser() / Path(name).expanduser()).is_file():
-            return str(found)
+        # joined before `~` is expanded, so that an absolute name stays as it is
+        if (path := Path(folder).expanduser() / Path(name).expanduser()).is_file():
+            return str(path)
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
 def read(example: str, recorded: Callable[[], str] | None = None) -> None:
-    """Import the files of one's own and read the gin files that the command line names: `main` does, and training.
+    """Imports the user's own files and reads the gin files that the command line names, for `main` and for training.
 
     Args:
-        example, recorded: as for `main`.
+        example, recorded: as in `main`.
 
     Raises:
-        ValueError: nothing to read is named; as `parse_gin`. OSError: as `parse_gin` and `own_files.load`.
+        ValueError: no file is named; as `parse_gin`.
+        OSError: as `parse_gin` and `own_files.load`.
     """
     own_files.load_again(flags.FLAGS["import"].value or ())
     text = recorded() if recorded else ""
@@ -184,16 +185,16 @@ def main(
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> None:
-    """Parse the command line and call `function` with gin's arguments; a bad value ends in one line, not a trace.
+    """Parses the command line and calls `function` with gin's arguments; a bad value ends in one line, not a trace.
 
     Args:
-        function: what the gin files bind, for instance `experiment.run`.
-        example: a command that works, shown when no gin file is named.
-        resume: how to go on after Ctrl-C.
+        function: the function that the gin files bind, for instance `experiment.run`.
+        example: a command that works, shown if no gin file is named.
+        resume: how to continue after Ctrl-C.
+        numbers: name -> help text of integer arguments of the function that are flags of their own too.
         together: whether several processes can run it as one; otherwise they are refused.
-        recorded: gives a configuration that takes the place of gin files, or "" where none is asked for.
-        after: is given what the function returned.
-        numbers: name -> help of whole numbers among the function's arguments that are flags of their own too.
+        recorded: returns a configuration in place of gin files, or "" if none is wanted.
+        after: called with the function's result.
     """
     define_flags()
     if "--help" in sys.argv:
@@ -219,7 +220,7 @@ def main(
 
 
 def run_app(run: Callable[[list[str]], Any], resume: str) -> None:
-    """absl's `app.run` for a command line with gin's settings; Ctrl-C and SIGTERM end it in one line."""
+    """Runs absl's `app.run` for a command line with gin's settings; Ctrl-C and SIGTERM end it in one line."""
     with interrupts.told(resume):
         app.run(run, flags_parser=_parse_flags)
 
@@ -232,7 +233,7 @@ def _parse_flags(args: Sequence[str]) -> list[str]:
 
 
 def settings(function: Callable[..., Any]) -> str:
-    """The function's arguments, and the fields of the dataclasses that it takes, as lines of a help text."""
+    """Returns help lines: the function's arguments, and the fields of the dataclasses among them."""
     hints, lines, inside = validate_types.hints(function), list[str](), dict[str, type]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD or name == "self":
@@ -247,17 +248,17 @@ def settings(function: Callable[..., Any]) -> str:
 
 
 def _kinds(hint: Any) -> Iterator[type]:
-    """The classes in an annotation."""
+    """Yields the classes in an annotation."""
     if isinstance(hint, type):
         yield hint
     for inner in typing.get_args(hint):
         yield from _kinds(inner)
 
 
-def _default(one: dataclasses.Field[Any]) -> Any:
-    if one.default_factory is not dataclasses.MISSING:
-        return one.default_factory()
-    return inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
 def _line(name: str, default: Any) -> str:

@@ -1,12 +1,12 @@
-"""Several processes that decode as one: how they find each other, who writes, what all must agree on, who is gone.
+"""Several processes that decode as one: joining, agreeing on values, output, and the end of one of them.
 
-Every process runs the same program on the same examples, and holds its devices' part of the arrays. What would differ
-between them is the first one's: what a store holds, what a clock says, who prints. In a single process everything here
-does nothing.
+Every process runs the same program on the same examples, and holds its devices' part of the arrays. Values that would
+differ between processes come from the first one: the content of a store, the time, who prints. In a single process
+everything here does nothing.
 
-A process that waits for one that was killed would wait until JAX's heartbeat fails and then be aborted with a page of
-traces. So every process holds a connection to the first one and says so when it is done; a connection that ends without
-that word is a process that is gone. The first one's end reaches all others.
+Without further measures, a process that waits for a killed one would wait until JAX's heartbeat fails and then abort
+with a page of traces. So every process keeps a connection to the first one and sends a byte when it is done; a
+connection that ends without that byte means that the process is gone. The end of the first process reaches all others.
 """
 
 from __future__ import annotations
@@ -32,31 +32,35 @@ from jax.experimental import multihost_utils
 from speccascade_jax.runtime import interrupts
 
 HEARTBEAT = 30
-"""Seconds without a sign of life after which JAX gives a process up; one whose connection breaks is noticed at once."""
+"""Seconds without a heartbeat after which JAX gives up a process; a broken connection is noticed at once."""
 STATUS = 75
-"""The status of a process that ends because another one is gone ("try again", as `sysexits.h` has it)."""
+"""Exit status of a process that ends because another one is gone ("try again" in `sysexits.h`)."""
 PATIENCE = 60
 """Seconds for the processes to reach each other."""
 NOTICED = 2.0
-"""Seconds in which a process notices that another one is gone."""
+"""Seconds within which a process notices that another one is gone."""
 _DONE = b"."
 _CONNECTIONS: dict[int, socket.socket] = {}
-"""Process -> the connection to it."""
+"""Connections by process."""
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
 def begin(
     coordinator: str | None = None, count: int | None = None, index: int | None = None, *, asked: bool = False
 ) -> None:
-    """Join the other processes; to be called before anything asks for a device.
+    """Joins the other processes; must be called before any code asks for a device.
+
+    Give `coordinator`, `count` and `index` together, or none of them: on TPU pods and under SLURM the environment has
+    them, and on one machine there is nothing to join.
 
     Args:
-        coordinator: "host:port" of the first process; count, index: how many there are, and which this is. All three,
-            or none: on TPU pods and under SLURM the environment says it, and on one machine there is nothing to join.
-        asked: the user says that there are others; if nothing tells where, that is an error.
+        coordinator: "host:port" of the first process.
+        count: the number of processes.
+        index: the index of this process.
+        asked: whether the user says that there are other processes; finding none is then an error.
 
     Raises:
-        ValueError: some of the three without the others, no such process or address, or no others though asked.
+        ValueError: some of the three without the rest, no such process or address, or no other processes though asked.
     """
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
@@ -66,13 +70,13 @@ def begin(
         jax.distributed.initialize(coordinator, count, index, **options)
     except (ValueError, RuntimeError) as error:
         if coordinator is None and not (asked or _in_a_cluster()):
-            return  # no pod
+            return  # not a pod
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
         warnings.simplefilter("ignore")
-    where = None if coordinator is None else coordinator.rpartition(":")[0]
-    _watch(jax.process_index(), jax.process_count(), where)
+    host = None if coordinator is None else coordinator.rpartition(":")[0]
+    _watch(jax.process_index(), jax.process_count(), host)
 
 
 def _check(coordinator: str | None, count: int | None, index: int | None) -> None:
@@ -87,49 +91,51 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
 
 
 def _in_a_cluster() -> bool:
-    """Whether the environment says that this is one of several processes."""
+    """Returns whether the environment says that this is one of several processes."""
     return "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
 
 
 def _may_be_a_pod() -> bool:
-    """Whether this is a machine for TPUs, where JAX asks the machine itself whether there are others."""
+    """Returns whether this is a machine for TPUs, where JAX asks the machine itself for other processes."""
     return find_spec("libtpu") is not None and os.environ.get("JAX_PLATFORMS", "") in ("", "tpu")
 
 
 def _own_devices() -> list[int] | None:
-    """Under SLURM with one task a node all of the node's GPUs, where JAX would take the first."""
+    """Returns all of the node's GPUs under SLURM with one task per node, where JAX would take the first only."""
     if os.environ.get("SLURM_NTASKS_PER_NODE") != "1" or "SLURM_GPUS_ON_NODE" not in os.environ:
         return None
     return list(range(int(os.environ["SLURM_GPUS_ON_NODE"])))
 
 
 def many() -> bool:
-    """Whether there are several processes; a process that joined no others is not asked for its devices."""
+    """Returns whether there are several processes; a process that joined no others is not asked for its devices."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def first() -> bool:
-    """Whether this is the process that writes and prints."""
+    """Returns whether this is the process that writes and prints."""
     return not many() or jax.process_index() == 0
 
 
 def agreed(value: Any) -> Any:
-    """The first process's value, of what JSON can hold, in all of them; all must call it."""
+    """Returns the first process's value (JSON) in all processes; all must call it."""
     if not many():
         return value
-    told = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(told))))
-    buffer = np.zeros(1 << max(6, (size - 1).bit_length()), np.uint8)  # few lengths: each is a program
+    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
+    # few lengths, because each needs a compiled program
+    buffer = np.zeros(1 << max(6, (size - 1).bit_length()), np.uint8)
     if first():
-        buffer[:size] = told
+        buffer[:size] = encoded
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:size].tobytes())
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Ends all processes by an error inside the block, and tells the others when this one is done without.
+    """Ends all processes on an error inside the block; without an error, notifies the others when this one is done.
 
-    If the error only says that another process is gone, that is said instead. In a single process errors pass.
+    If the error only says that another process is gone, the message about that process appears instead. In a single
+    process errors pass through.
     """
     try:
         yield
@@ -143,12 +149,12 @@ def together() -> Iterator[None]:
             stream.flush()
         os._exit(status)
     for connection in _CONNECTIONS.values():
-        with contextlib.suppress(OSError):  # it is gone already, which its own thread says
+        with contextlib.suppress(OSError):  # the process is gone already, which its own thread reports
             connection.sendall(_DONE)
 
 
 def _status(error: BaseException) -> int:
-    """What a process ends with; says why."""
+    """Returns a process's exit status; prints the reason."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
@@ -159,12 +165,12 @@ def _status(error: BaseException) -> int:
     return 1
 
 
-def _watch(index: int, count: int, where: str | None) -> None:
+def _watch(index: int, count: int, first_host: str | None) -> None:
     """Connects the processes, and ends this one when another is gone; all must call it.
 
     Args:
-        index, count: which process this is, and of how many.
-        where: the first one's host, as the others know it; `None`: what it calls itself.
+        index, count: the index of this process, and the number of processes.
+        first_host: the first one's host, as the others know it; `None`: the name that it calls itself.
 
     Raises:
         OSError: they do not reach each other within `PATIENCE` seconds.
@@ -172,20 +178,20 @@ def _watch(index: int, count: int, where: str | None) -> None:
     if count < 2:
         return
     try:
-        _connect(index, count, where)
+        _connect(index, count, first_host)
     except OSError as error:
-        address = where or "the first one"
+        address = first_host or "the first one"
         raise OSError(f"the {count} processes do not reach each other at {address}: {error}") from error
-    for other, connection in _CONNECTIONS.items():
+    for process, connection in _CONNECTIONS.items():
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        threading.Thread(target=_listen, args=(other, count, connection), daemon=True).start()
+        threading.Thread(target=_listen, args=(process, count, connection), daemon=True).start()
 
 
-def _connect(index: int, count: int, where: str | None) -> None:
+def _connect(index: int, count: int, first_host: str | None) -> None:
     if index > 0:
         host, port = agreed(None)
-        _CONNECTIONS[0] = socket.create_connection((where or host, port), timeout=PATIENCE)
+        _CONNECTIONS[0] = socket.create_connection((first_host or host, port), timeout=PATIENCE)
         _CONNECTIONS[0].sendall(index.to_bytes(4))
         return
     with socket.create_server(("", 0)) as server:
@@ -194,9 +200,9 @@ def _connect(index: int, count: int, where: str | None) -> None:
         while len(_CONNECTIONS) < count - 1:
             connection, _ = server.accept()
             connection.settimeout(PATIENCE)
-            other = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
-            if 0 < other < count:  # nobody else
-                _CONNECTIONS[other] = connection
+            process = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
+            if 0 < process < count:  # only processes of this run
+                _CONNECTIONS[process] = connection
 
 
 def _listen(other: int, count: int, connection: socket.socket) -> None:
@@ -204,4 +210,4 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
         if connection.recv(1) == _DONE:
             return
     print(f"error: process {other} of {count} is gone; on all hosts {interrupts.SAME}", file=sys.stderr, flush=True)
-    os._exit(STATUS)  # what waits for it in a collective can't be interrupted otherwise
+    os._exit(STATUS)  # a collective that waits for the process can't be interrupted otherwise

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: an end in one line that says how to go on, with the status that shells expect."""
+"""Ctrl-C and SIGTERM: one line that says how to continue, and the exit status that shells expect."""
 
 import contextlib
 import signal
@@ -12,7 +12,7 @@ SAVED = "give the same command again: it goes on where it last saved"
 
 
 class Terminated(BaseException):
-    """SIGTERM came; no handler of errors should take it for one."""
+    """The arrival of SIGTERM; not an Exception, so that no error handler catches it."""
 
 
 def _terminate(*_: Any) -> None:
@@ -21,10 +21,10 @@ def _terminate(*_: Any) -> None:
 
 @contextlib.contextmanager
 def told(how: str) -> Iterator[None]:
-    """Ctrl-C ends the program with status 130 and SIGTERM with 143, in a line on stderr and without a trace.
+    """Ends the program on Ctrl-C with status 130 and on SIGTERM with 143, with a line on stderr and no trace.
 
     Args:
-        how: how to go on.
+        how: how to continue.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -36,6 +36,6 @@ def told(how: str) -> Iterator[None]:
 
 
 def status(signalled: BaseException, how: str) -> int:
-    """Says that the process was stopped; returns what it ends with."""
+    """Prints that the process was stopped; returns its exit status."""
     print(f"\nstopped: {how}", file=sys.stderr)
     return 128 + (signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT)

@@ -1,8 +1,8 @@
-"""Gin texts of version 0.2 in the words of this one, so that files, bindings and stored configurations keep working.
+"""Translation of gin texts of version 0.2, so that files, bindings and stored configurations keep working.
 
 `Method` and `Sampling` of `evaluation.points` are one class, `Settings`; `Method.name` is `Settings.method`. Functions
 that took `method` and `sampling` take `settings`. Modules have moved (`moved`). Comments, quoted texts and line numbers
-stay as they are.
+do not change.
 """
 
 import io
@@ -21,12 +21,12 @@ _IMPORT = re.compile(rf"^{_FROM}import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as
 _CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
 _MAKING = re.compile(r"\bmaking\.make$")
 _TOOK = {"method": "Method", "sampling": "Sampling"}
-"""Argument -> its class, of functions that take `settings` today."""
+"""Classes of the old arguments of functions that take `settings` today."""
 _WARNED = set[str]()
 
 
 class Edit(NamedTuple):
-    """What stands in a part of a text today; `old` and `new` are the names that a warning says."""
+    """A replacement of part of a text; `old` and `new` are the names in a warning."""
 
     start: int
     end: int
@@ -36,9 +36,9 @@ class Edit(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """A text in today's words (the same object where nothing was old), and every name that was replaced.
+    """A translated text (the same object if nothing was old), and every name that was replaced.
 
-    `renamed`: old name -> new name and the line where the old one stands first.
+    `renamed`: maps an old name to the new name and the line of its first use.
     """
 
     text: str
@@ -49,9 +49,11 @@ class Statement(NamedTuple):
     """The beginning of a binding, or of a block.
 
     Attributes:
-        start, end: where its key lies; inside: whether it is a line of a block.
-        scope, selector: of what is bound; argument: empty where a block begins.
-        part: the reference that is bound, where a function is given its method, or its sampling.
+        start, end: the position of its key.
+        inside: whether it is a line of a block.
+        scope, selector: the target of the binding.
+        argument: empty for the beginning of a block.
+        part: the bound reference, if it gives a function its method or its sampling.
     """
 
     start: int
@@ -64,7 +66,7 @@ class Statement(NamedTuple):
 
 
 def translate(text: str) -> Translation:
-    """Returns a text in today's words.
+    """Translates a text into today's names.
 
     Raises:
         ValueError: method and sampling of one function have scopes that one `Settings` cannot have.
@@ -80,10 +82,11 @@ def translate(text: str) -> Translation:
 
 
 def current(text: str, place: str) -> str:
-    """Returns a text in today's words, and warns of each old name once in a process.
+    """Translates a text into today's names, and warns of each old name once per process.
 
     Args:
-        place: the file, or what the text is, for warnings.
+        text: the text.
+        place: the file, or a description of the text, for warnings.
     """
     translation = translate(text)
     for old, (new, line) in translation.renamed.items():
@@ -101,7 +104,7 @@ class _NamedText(io.StringIO):
 
 
 def opened(path: str) -> io.StringIO:
-    """Opens a gin file in today's words, as gin's readers of files do."""
+    """Opens a gin file and translates it into today's names, in the form of gin's file readers."""
     with open(path) as file:
         stream = _NamedText(current(file.read(), path))
     stream.name = path
@@ -109,7 +112,7 @@ def opened(path: str) -> io.StringIO:
 
 
 def _code(text: str) -> str:
-    """The text with blanks in place of comments and of quoted texts."""
+    """Returns the text with blanks in place of comments and of quoted texts."""
     return _QUOTED.sub(lambda quoted: re.sub(r"[^\n]", " ", quoted[0]), text)
 
 
@@ -134,20 +137,23 @@ def _statements(code: str) -> Iterator[Statement]:
 
 
 def _joined_parts(code: str) -> Iterator[Edit]:
-    """Where a function is given both method and sampling: the method stays, in the narrower of the two scopes."""
+    """Yields edits for functions that are given both method and sampling.
+
+    The method stays, in the narrower of the two scopes.
+    """
     parts = [(statement, statement.part) for statement in _statements(code) if statement.part is not None]
     scopes = dict[str, dict[str, str]]()
     for statement, part in parts:
         scopes.setdefault(statement.scope + statement.selector, {})[statement.argument] = part["scope"]
     for statement, part in parts:
-        both = scopes[statement.scope + statement.selector]
-        if len(both) < len(_TOOK):
+        argument_scopes = scopes[statement.scope + statement.selector]
+        if len(argument_scopes) < len(_TOOK):
             continue
         old, new = f"{statement.selector}.{statement.argument}", f"{statement.selector}.settings"
         if statement.argument == "sampling":
             yield Edit(statement.start, part.end(), "", old, new)
         else:
-            yield Edit(*part.span("scope"), _narrower(statement.selector, **both), old, new)
+            yield Edit(*part.span("scope"), _narrower(statement.selector, **argument_scopes), old, new)
 
 
 def _narrower(function: str, method: str, sampling: str) -> str:
@@ -197,7 +203,7 @@ def _imports(code: str) -> Iterator[Edit]:
 
 
 def _selector_today(selector: str) -> str:
-    """The selector of a class or function in this version."""
+    """Returns the selector of a class or function in this version."""
     if old_class := _CLASS.fullmatch(selector):
         return old_class["module"] + "Settings"
     return new_place(_MAKING.sub("make_data.make", selector))

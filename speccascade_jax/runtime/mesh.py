@@ -1,6 +1,6 @@
-"""The devices as a grid: rows of a batch along `data`, heads, units and the vocabulary along `model`.
+"""The devices as a grid: rows of a batch along `data`; heads, units and the vocabulary along `model`.
 
-One device is no mesh: its programs are those of a process that never heard of one.
+A single device has no mesh: its programs contain no sharding at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AXES = (DATA, MODEL)
 
 
 def checked(shape: Sequence[int]) -> tuple[int, int]:
-    """A mesh's shape, (data, model).
+    """Returns a mesh's shape, (data, model).
 
     Raises:
         ValueError: not two whole numbers from 1 up.
@@ -33,14 +33,14 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def fewest_rows(mesh: Mesh | None) -> int:
-    """What batches are multiples of: over how many devices rows are spread."""
+    """Returns the number that divides every batch: the number of devices that rows are spread over."""
     return 1 if mesh is None else int(mesh.shape[DATA])
 
 
 def make(shape: Sequence[int]) -> Mesh | None:
-    """A mesh of `shape` (data, model), over the first so many devices of all processes; `None` for a single one.
+    """Returns a mesh of `shape` (data, model) over the first devices of all processes; `None` for a single one.
 
-    Neighbours along `model` are neighbours in `jax.devices()`: what talks most lies closest.
+    Neighbours along `model` are neighbours in `jax.devices()`: the devices that communicate most are closest.
 
     Raises:
         ValueError: not two numbers from 1 up, or more than there are devices.
@@ -57,5 +57,5 @@ def make(shape: Sequence[int]) -> Mesh | None:
         raise ValueError(f"{takes}, and the {processes} processes have {len(devices)}: {remedy}")
     if count == 1:
         return None
-    # sampling mixes what is sharded with what is not, which only axes that XLA sees through allow
+    # sampling mixes sharded with unsharded arrays, which only axes of type Auto allow
     return Mesh(np.array(devices[:count]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,7 +1,7 @@
-"""Modules that moved: the old names are imported from their new places, with a warning, for one version.
+"""Modules that moved: for one version the old names are imported from their new places, with a warning.
 
-Python, gin files and pickles that name the old places keep working. `results.store` and `engine.loop` name other
-modules today than they did: those two look up with `attributes_of` what moved out of them.
+Python, gin files and pickles with old names keep working. `results.store` and `engine.loop` name other modules today
+than before: those two look up names that moved out of them with `attributes_of`.
 """
 
 import importlib
@@ -135,11 +135,11 @@ MOVED = {
     "training.t5.export": "training.t5.loop",
     "training.t5.schedule": "training.t5.steps",
 }
-"""Old -> new place in the package, of modules and of whole packages."""
+"""New places in the package by old places, for modules and whole packages."""
 
 
 def new_place(name: str) -> str:
-    """Returns the full name of a module today, from the one that it has now or had before."""
+    """Returns a module's full name today, from its current name or an earlier one."""
     parts = name.removeprefix(PACKAGE).split(".")
     if not name.startswith(PACKAGE):
         return name
@@ -150,19 +150,19 @@ def new_place(name: str) -> str:
 
 
 class _Finder:
-    """Finds old names; Python asks it before its own finders, which would load a moved package's parts twice."""
+    """A finder of old names; it comes before Python's own finders, which would load a moved package's parts twice."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         place = new_place(name)
         if place == name:
             return None
         message = f"{name} is now {place}; the old name works until {UNTIL}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)  # Python leaves its own import machinery out
+        warnings.warn(message, DeprecationWarning, stacklevel=2)  # Python leaves out its own import machinery
         return ModuleSpec(name, _Loader(place))
 
 
 class _Loader(Loader):
-    """Loads the module in its new place, which stays what it is there."""
+    """A loader of the module at its new place, which it does not change."""
 
     def __init__(self, place: str):
         self._place = place
@@ -173,11 +173,11 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has put the old name's in its place
+        module.__spec__ = self._spec  # importlib has put the old name's spec in its place
 
 
 def attributes_of(place: str) -> Callable[[str], object]:
-    """Returns a module's `__getattr__` that looks up in another module what moved there.
+    """Returns a module's `__getattr__` that looks up moved names in another module.
 
     Args:
         place: the other module's full name.
@@ -194,6 +194,6 @@ def attributes_of(place: str) -> Callable[[str], object]:
 
 
 def install() -> None:
-    """Makes the old names importable; the package does so when it is imported."""
+    """Makes the old names importable; called when the package is imported."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

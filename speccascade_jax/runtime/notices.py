@@ -1,4 +1,4 @@
-"""What takes long is said while it happens: to somebody who waits at a terminal or in a notebook, and in the log."""
+"""Notices of long operations: to a person who waits at a terminal or in a notebook, and in the log."""
 
 import contextlib
 import logging
@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 
 LONG = 0.5
-"""Seconds after which somebody who waits wonders."""
+"""Seconds after which a waiting person expects a notice."""
 
 _log = logging.getLogger("speccascade_jax")
 
 
 @contextlib.contextmanager
-def said_if_long(what: Callable[[], str], after: float = LONG) -> Iterator[None]:
-    """Say what is being done once it takes `after` seconds, and how long it took in the end: one line on stderr.
+def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[None]:
+    """Says what is being done once it takes `after` seconds, and at the end how long it took: one line on stderr.
 
-    The line is for somebody who waits: it is written where stderr is a terminal or Python is interactive (a notebook).
-    Elsewhere, and where the work is done in time, nothing is. The log (`logging`, "speccascade_jax", INFO) gets the
-    whole line at the end, wherever that goes.
+    The line is written only if stderr is a terminal or Python is interactive (a notebook), and only if the work takes
+    longer. The log (`logging`, "speccascade_jax", INFO) gets the whole line at the end in any case.
 
     Args:
-        what: gives the words, and is not asked where nothing is said.
+        describe: returns the words; called only if something is said.
+        after: seconds.
     """
     begin, waits, words = time.perf_counter(), _somebody_waits(), list[str]()
 
@@ -31,7 +31,7 @@ def said_if_long(what: Callable[[], str], after: float = LONG) -> Iterator[None]
             print(text, end="", file=sys.stderr, flush=True)
 
     def begin_line() -> None:
-        words.append(f"speccascade_jax: {what()} … ")
+        words.append(f"speccascade_jax: {describe()} … ")
         say(words[0])
 
     timer = threading.Timer(after, begin_line)
@@ -41,7 +41,7 @@ def said_if_long(what: Callable[[], str], after: float = LONG) -> Iterator[None]
         yield
     finally:
         timer.cancel()
-        timer.join()  # or the end could come before the beginning
+        timer.join()  # otherwise the end could be printed before the beginning
         if words:
             took = f"{time.perf_counter() - begin:.1f} s"
             say(f"{took}\n")

@@ -1,4 +1,4 @@
-"""Files of one's own, imported by path: what `--import` names, under the file's name, for `module.NAME`."""
+"""The user's own files, imported by path: `--import` names them, and `module.NAME` refers to their contents."""
 
 import importlib
 import importlib.util
@@ -13,14 +13,14 @@ _LOADED: dict[str, Path] = {}
 
 
 def load(name: str) -> ModuleType:
-    """Import a file (`path/my_rules.py` becomes the module `my_rules`) or a module that Python finds.
+    """Imports a file (`path/my_rules.py` becomes the module `my_rules`) or a module that Python can import.
 
-    The file's folder is searched for its neighbours from then on, behind everything else. A file that was imported is
-    not imported again.
+    The file's folder is added to the end of Python's search path, for its neighbours. A file is imported only once.
 
     Raises:
-        FileNotFoundError: no such file; ValueError: its name is no module's, or another module has it already; whatever
-            the file itself raises, with a note that names it.
+        FileNotFoundError: no such file.
+        ValueError: the name is no module name, or another module has it already.
+        Exception: any error from the file itself, with a note that names the file.
     """
     path = expanded(name)
     if path.suffix != ".py":
@@ -63,12 +63,15 @@ def _named(name: str) -> ModuleType:
 
 
 def loaded() -> dict[str, str]:
-    """Module -> file of those that were imported by path, for records."""
+    """Returns the files of modules that were imported by path, for records."""
     return {module: str(path) for module, path in _LOADED.items()}
 
 
 def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
-    """Import what a record, or another process, had imported; of a record's modules those that are not there yet."""
+    """Imports the files that a record, or another process, had imported.
+
+    For a record, only modules that are not imported yet.
+    """
     if isinstance(recorded, Mapping):
         recorded = [path for module, path in recorded.items() if module not in sys.modules]
     for path in recorded:

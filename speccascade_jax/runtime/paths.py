@@ -1,4 +1,4 @@
-"""Where the repository and what is shipped lie."""
+"""Paths of the repository and of shipped files."""
 
 import shlex
 import shutil
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def shipped(*parts: str) -> Path:
-    """The path of `parts` among the package's assets: weights, vocabularies, `tiny_translation`."""
+    """Returns the path of `parts` among the package's assets: weights, vocabularies, `tiny_translation`."""
     return Path(__file__).resolve().parents[1].joinpath("assets", *parts)
 
 
 def share_root() -> Path:
-    """The folder of gin/, configs/ and experiments/: the clone's root, or inside an installed package."""
+    """Returns the folder of gin/, configs/ and experiments/: the clone's root, or inside an installed package."""
     clone = repository_root()
     return clone if (clone / "gin" / "run.gin").is_file() else Path(__file__).resolve().parents[1] / "share"
 
 
 def command(name: str, python: str = "python") -> str:
-    """How an experiment is called: in a clone by Python, where a wheel is installed by the package's command."""
+    """Returns the command for an experiment: by Python in a clone, by the package's command in an installed wheel."""
     return f"{python} -m experiments.{name}" if share_root() == repository_root() else f"speccascade {name}"
 
 
 def interpreter() -> str:
-    """What to type for the Python that runs: `python` in its environment, else its path, from here if it lies below."""
+    """Returns the command of the running Python: `python` in its environment, else its path, relative if below."""
     if not sys.executable or shutil.which("python") == sys.executable:
         return "python"
     running, here = Path(sys.executable), Path.cwd()
@@ -31,5 +31,5 @@ def interpreter() -> str:
 
 
 def repository_root() -> Path:
-    """The folder that holds the package: the clone's root when installed with `pip install -e`."""
+    """Returns the folder that holds the package: the clone's root when installed with `pip install -e`."""
     return Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Compiled programs cost address space: giving them back before the kernel refuses more."""
+"""Address space of compiled programs: programs are dropped before the kernel refuses more."""
 
 import gc
 from pathlib import Path
@@ -8,11 +8,18 @@ import jax
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 SHARE = 0.4
-"""Of the memory maps that a process may have, what is used before programs are dropped."""
+"""Share of a process's permitted memory maps that may be in use before programs are dropped."""
 
 
 class _Seen:
-    """How many programs there have been; when maps were last counted, how many they were and how many there may be."""
+    """Counts of programs and memory maps.
+
+    Attributes:
+        programs: number of compilations so far.
+        counted: `programs` when maps were last counted.
+        maps: number of maps at that time.
+        limit: number of maps allowed at that time.
+    """
 
     programs = counted = maps = 0
     limit = 1
@@ -26,14 +33,14 @@ jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
 def release_when_crowded(share: float | None = None) -> bool:
-    """Drop all compiled programs if this process uses more than `share` (`SHARE`) of the memory maps it may have.
+    """Drops all compiled programs if this process uses more than `share` (`SHARE`) of its permitted memory maps.
 
-    Called where programs are made: by `methods.build.build`, so by every `decode` and `stream`, and by every group
-    of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2); Linux allows 65,530 by default,
-    and the program that exceeds them dies of a segmentation fault in the compiler. What is needed again is compiled
-    again, or read from the persistent cache. Dropped with the programs are the engines that JAX's tables kept alive.
-    Maps are counted, which takes milliseconds, only where something was compiled since the last time. Does nothing on
-    systems without `/proc`.
+    Called whenever programs are made: by `methods.build.build`, so by every `decode` and `stream`, and by every group
+    of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2). Linux allows 65,530 by default,
+    and a program that exceeds them dies of a segmentation fault in the compiler. Programs that are needed again are
+    compiled again, or read from the persistent cache. The engines that JAX's tables kept alive are dropped with the
+    programs. Maps are counted, which takes milliseconds, only if something was compiled since the last count. Does
+    nothing on systems without `/proc`.
 
     Returns:
         Whether programs were dropped.

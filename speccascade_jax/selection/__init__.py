@@ -1,1 +1,1 @@
-"""Assistant selection: what policies learn from, how they learn, before serving and while serving (paper 5)."""
+"""Selection of a drafter (Huang et al., 2024, assistant selection): data, training, and learning while serving."""

@@ -1,8 +1,8 @@
-"""What policies learn from: queries as the target reads them, and how well each candidate agrees with the target.
+"""Training data of selection policies: query features, and how well each candidate agrees with the target.
 
 A folder (`selection.make_data`) holds `manifest.json`: `format` (1), `pair`, `target` and `features`; `arms`, `prints`
-and `parameters`, of each candidate its name, fingerprint and size; `seed`; and `domains`, each with its `task`,
-`queries`, `outputs`, the folder of the target's shards, and `alignment`, the file and key of each candidate.
+and `parameters`, the name, fingerprint and size of each candidate; `seed`; and `domains`, each with its `task`,
+`queries`, `outputs` (the folder of the target's shards), and `alignment` (the file and key of each candidate).
 """
 
 import math
@@ -30,7 +30,7 @@ _LOST = "damaged or missing"
 
 @dataclass(frozen=True)
 class Outputs:
-    """One model's outputs for a domain's queries, in order (see `make_data`); `features` are the target's alone."""
+    """Outputs of one model for a domain's queries, in order (see `make_data`); only the target has `features`."""
 
     ids: np.ndarray
     tokens: np.ndarray
@@ -39,8 +39,8 @@ class Outputs:
 
 
 def shard_names(first: int, count: int) -> list[str]:
-    """Returns the files of the shards of `count` queries from a domain's example `first` on."""
-    return [f"{first + at:06}-{min(SHARD, count - at)}.npz" for at in range(0, count, SHARD)]
+    """Returns the file names of the shards of `count` queries, from a domain's example `first` on."""
+    return [f"{first + start:06}-{min(SHARD, count - start)}.npz" for start in range(0, count, SHARD)]
 
 
 OF_ARMS = ("arms", "prints", "parameters")
@@ -49,13 +49,13 @@ OF_ARMS = ("arms", "prints", "parameters")
 
 @dataclass(frozen=True)
 class Data:
-    """`N` queries of `M` domains and `K` candidates.
+    """Data of `N` queries of `M` domains and `K` candidates.
 
     Attributes:
-        features: float32 `[N, D]`, what the target's prefill makes of a query; domain: int32 `[N]`.
+        features: float32 `[N, D]`, from the target's prefill of a query; domain: int32 `[N]`.
         alignment: float32 `[N, K]`, ROUGE-L against the target's greedy output, 0 to 1.
-        domains, arms: names; prints: of the arms; parameters: how many draft.
-        target: its fingerprint; pair: its name; key: hash of all that the data hang on.
+        domains, arms: names; prints: fingerprints of the arms; parameters: numbers of drafting parameters.
+        target: its fingerprint; pair: its name; key: hash of everything that the data depend on.
     """
 
     features: np.ndarray
@@ -70,15 +70,15 @@ class Data:
     key: str
 
     def among(self, arms: Sequence[str]) -> Self:
-        """The data of some of the candidates, in this order; ValueError: one that the data lack."""
+        """Returns the data of some of the candidates, in this order; ValueError: the data lack one of them."""
         if unknown := [name for name in arms if name not in self.arms]:
             raise ValueError(f"the data lack the candidate {unknown[0]!r}: {names.unknown(unknown[0], self.arms)}")
         if not arms:
             raise ValueError(f"arms is empty: name some of {', '.join(self.arms)}")
-        at = [self.arms.index(name) for name in arms]
-        picked: Any = {name: tuple(getattr(self, name)[n] for n in at) for name in OF_ARMS}
+        columns = [self.arms.index(name) for name in arms]
+        picked: Any = {name: tuple(getattr(self, name)[n] for n in columns) for name in OF_ARMS}
         key = self.key if tuple(arms) == self.arms else point_key(data=self.key, arms=list(arms))
-        return replace(self, alignment=self.alignment[:, at], key=key, **picked)
+        return replace(self, alignment=self.alignment[:, columns], key=key, **picked)
 
     def rows(self, chosen: np.ndarray) -> Self:
         """Returns the data of some of the queries."""
@@ -86,24 +86,27 @@ class Data:
         return replace(self, **arrays)
 
     def alignment_by_domain(self) -> dict[str, list[float]]:
-        """Each candidate's mean alignment on each domain."""
-        found = {name: self.alignment[self.domain == n].mean(0) for n, name in enumerate(self.domains)}
-        return {name: [round(float(one), 4) for one in means] for name, means in found.items()}
+        """Returns each candidate's mean alignment on each domain."""
+        means_by_domain = {name: self.alignment[self.domain == n].mean(0) for n, name in enumerate(self.domains)}
+        return {name: [round(float(mean), 4) for mean in means] for name, means in means_by_domain.items()}
 
     def costs(self) -> np.ndarray:
-        """`c = 1 − e^{P} / e^{P_max}` float64 `[K]`, `P` in billions of parameters (paper 5, appendix A.5): 0 for the
-        largest candidate, near 1 for one that is billions smaller."""
+        """Returns `c = 1 − e^{P} / e^{P_max}`, float64 `[K]`, `P` in billions of parameters.
+
+        Huang et al. (2024, assistant selection), appendix A.5. The value is 0 for the largest candidate, and near 1 for
+        one that is billions of parameters smaller.
+        """
         billions = np.asarray(self.parameters, np.float64) / 1e9
         return 1.0 - np.exp(billions - billions.max())
 
     def rewards(self, alignment_weight: float, costs: Mapping[str, float] | None = None) -> np.ndarray:
-        """`w · alignment + (1 − w) · c`, float32 `[N, K]` (paper 5, eq. 2).
+        """Returns `w · alignment + (1 − w) · c`, float32 `[N, K]` (Huang et al., 2024, assistant selection, eq. 2).
 
         Args:
-            alignment_weight: `w`, 0 to 1; costs: `c` of each candidate, instead of those by parameters.
+            alignment_weight: `w`, 0 to 1; costs: `c` of each candidate, instead of the value from its parameters.
 
         Raises:
-            ValueError: `w` outside [0, 1]; costs of other candidates; rewards that are not finite (says where).
+            ValueError: `w` is outside [0, 1], costs belong to other candidates, or a reward is not finite (names it).
         """
         if not 0 <= alignment_weight <= 1:
             raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 is alignment alone")
@@ -119,11 +122,11 @@ class Data:
 
 
 def read(folder: str | Path) -> Data:
-    """The data of a folder's last call of `make`.
+    """Returns the data of a folder, as the last call of `make` wrote it.
 
     Raises:
-        FileNotFoundError: a folder without a manifest.
-        ValueError: another format, or a file that is missing or damaged (names it).
+        FileNotFoundError: the folder has no manifest.
+        ValueError: the format is another one, or a file is missing or damaged (names it).
     """
     path = expanded(folder)
     if not (path / MANIFEST).is_file():
@@ -133,17 +136,17 @@ def read(folder: str | Path) -> Data:
         raise ValueError(f"{path / MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}")
     try:
         domains = manifest["domains"]
-        features = [_features(path / each["outputs"], each["first_example"], each["queries"]) for each in domains]
-        alignment = [_alignments(path, manifest["arms"], each) for each in domains]
-        told: Any = {name: tuple(manifest[name]) for name in OF_ARMS}
-        told |= {name: manifest[name] for name in ("target", "pair")}
+        features = [_features(path / entry["outputs"], entry["first_example"], entry["queries"]) for entry in domains]
+        alignment = [_alignments(path, manifest["arms"], entry) for entry in domains]
+        facts: Any = {name: tuple(manifest[name]) for name in OF_ARMS}
+        facts |= {name: manifest[name] for name in ("target", "pair")}
         return Data(
             features=np.concatenate(features),
             domain=np.repeat(np.arange(len(domains), dtype=np.int32), [len(rows) for rows in features]),
             alignment=np.concatenate(alignment),
-            domains=tuple(each["task"] for each in domains),
+            domains=tuple(entry["task"] for entry in domains),
             key=point_key(manifest=manifest),
-            **told,
+            **facts,
         )
     except KeyError as error:
         raise ValueError(f"{path / MANIFEST} lacks an entry ({error}): make the folder again with {_MAKE}") from error

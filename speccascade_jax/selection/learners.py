@@ -1,8 +1,8 @@
-"""Learning while serving: what a learner believes, what it tells the decoder, what it makes of a measured time.
+"""Learners for serving: their beliefs, the numbers they give to the decoder, and the reward of a measured time.
 
-The decoder chooses in its own program, by numbers that change from query to query and by bits of the query's own round
-(`drafters.chooser`), so that learning compiles nothing and no choice can see its draft. A reward is minus the log of a
-query's time per token, relative to the median of the first ones (`Rewards`): the scale of the machine drops out.
+The decoder chooses in its own program, from numbers that change from query to query and from random bits of the query's
+own round (`drafters.chooser`). So learning compiles nothing, and a choice cannot depend on its draft. A reward is minus
+the log of a query's time per token, relative to the median of the first ones (`Rewards`): the machine's speed cancels.
 """
 
 import math
@@ -19,18 +19,21 @@ from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.pairs.policy_files import Policy
 
 EXPLORED = 4.0
-"""Times per token from a quarter to four times the usual one are told apart by `Exp3`."""
+"""Range of times per token that `Exp3` distinguishes: from a quarter to four times the usual time."""
 STEPS = 8.0
-"""`Exp3`'s rate over √(log K / (K t)), which the worst of losses would ask for: those of drafters spread less."""
+"""Factor of `Exp3`'s rate over √(log K / (K t)), the rate for worst-case losses.
+
+The losses of drafters vary less, so a higher rate is safe.
+"""
 REFERENCE = 16
-"""Of how many of a learner's first queries the median is what its rewards are relative to."""
+"""Number of a learner's first queries whose median time is the reference of its rewards."""
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """Features as the regressions read them: `(x − center) · scale`, float32 `[D]` each.
+    """Whitening of the features for the regressions: `(x − center) · scale`, float32 `[D]` each.
 
-    The scale brings the whole vector to a length of about 1, so that λ and the noise mean the same for any target.
+    The scale gives the whole vector a length of about 1, so λ and the noise mean the same for any target.
     """
 
     center: np.ndarray
@@ -38,32 +41,31 @@ class Whitening:
 
     @classmethod
     def of(cls, features: np.ndarray) -> Self:
-        """From a sample `[N, D]`."""
+        """Returns the whitening of a sample `[N, D]`."""
         center, spread = features.mean(0), features.std(0)
         scale = 1.0 / (np.maximum(spread, 1e-6) * np.sqrt(features.shape[1]))
         return cls(center.astype(np.float32), scale.astype(np.float32))
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        """float64 `[N, D + 1]`: whitened, with the constant."""
+        """Returns whitened features and a constant, float64 `[N, D + 1]`."""
         white = (np.asarray(features, np.float64) - self.center) * self.scale
         return np.concatenate([white, np.ones((len(white), 1))], axis=1)
 
 
 @dataclass
 class Posterior:
-    """Linear bandits: what is known of each arm's reward after queries, each of which showed one arm's alone.
+    """Posterior of linear bandits: beliefs about each arm's reward after queries that each showed one arm's reward.
 
-    A ridge regression for each arm on the features, whitened once and for all, and a constant: `A = λI + Σ x xᵀ`,
-    `b = Σ r x`, weights `A⁻¹ b`, covariance `σ² A⁻¹` (LinUCB: Li et al., 2010; linear Thompson sampling: Agrawal and
-    Goyal, 2013). With a discount below 1 older queries count less, so that what has changed is learnt again (Russac et
-    al., 2019).
+    Each arm has a ridge regression on a constant and the features, whitened once: `A = λI + Σ x xᵀ`, `b = Σ r x`,
+    weights `A⁻¹ b`, covariance `σ² A⁻¹` (LinUCB: Li et al., 2010; linear Thompson sampling: Agrawal and Goyal, 2013).
+    With a discount below 1, older queries count less, so changed rewards are learnt again (Russac et al., 2019).
 
-    Known are `inverse` `A⁻¹` float64 `[K, D + 1, D + 1]`, `moment` `[K, D + 1]`.
+    The state is `inverse` `A⁻¹`, float64 `[K, D + 1, D + 1]`, and `moment`, `[K, D + 1]`.
 
     Attributes:
         ridge: λ; noise: σ, the standard deviation of rewards around the line.
-        discount: of all that is known of an arm, for each further query; the ridge is forgotten with it, so that what
-            was not seen for long becomes as uncertain as it likes, but for `1 / ridge`.
+        discount: factor on the evidence about every arm, for each further query. It also discounts the ridge, so the
+            uncertainty of an arm that was not seen for long grows up to `1 / ridge`.
     """
 
     whitening: Whitening
@@ -77,10 +79,10 @@ class Posterior:
     def empty(
         cls, whitening: Whitening, arms: int, ridge: float = 1.0, noise: float = 0.1, discount: float = 1.0
     ) -> Self:
-        """Nothing is known.
+        """Returns a posterior without evidence.
 
         Raises:
-            ValueError: numbers without meaning.
+            ValueError: a number is invalid.
         """
         if not (ridge > 0 and noise > 0 and 0 < discount <= 1):
             raise ValueError(f"ridge={ridge:g} and noise={noise:g} must be above 0, discount={discount:g} in (0, 1]")
@@ -89,12 +91,12 @@ class Posterior:
         return cls(whitening, inverse, np.zeros((arms, size)), ridge, noise, discount)
 
     def learn(self, features: np.ndarray, arms: np.ndarray, rewards: np.ndarray) -> None:
-        """Take in queries `[N, D]`, the arm that each showed `[N]`, and its reward `[N]`, in their order.
+        """Updates the posterior with queries `[N, D]`, the arm that each showed `[N]`, and its reward `[N]`, in order.
 
-        Each is a step of Sherman and Morrison: no matrix is inverted, which would take longer than a query.
+        Each update is a Sherman-Morrison step: inverting a matrix would take longer than a query.
 
         Raises:
-            ValueError: a reward that is not finite (says which).
+            ValueError: a reward is not finite (names it).
         """
         if len(bad := np.flatnonzero(~np.isfinite(rewards))):
             raise ValueError(f"the reward of query {bad[0]} is {rewards[bad[0]]}: rewards must be finite")
@@ -108,17 +110,17 @@ class Posterior:
     def _forget(self) -> None:
         self.moment *= self.discount
         self.inverse /= self.discount
-        # a variance above that of knowing nothing says nothing: the whole of an arm's is brought back to it
+        # cap an arm's mean variance at the prior's: discounting must not make it less certain than no evidence
         largest = np.trace(self.inverse, axis1=1, axis2=2) * self.ridge / self.inverse.shape[1]
         self.inverse /= np.maximum(largest, 1.0)[:, None, None]
 
     def weights(self) -> np.ndarray:
-        """float64 `[K, D + 1]`, the mean of what is believed."""
-        found: np.ndarray = (self.inverse * self.moment[:, None, :]).sum(-1)
-        return found
+        """Returns the posterior mean, float64 `[K, D + 1]`."""
+        means: np.ndarray = (self.inverse * self.moment[:, None, :]).sum(-1)
+        return means
 
     def params(self) -> Params:
-        """As `drafters.chooser.ridge` reads them, float32."""
+        """Returns the float32 parameters that `drafters.chooser.ridge` reads."""
         arrays = {"mean": self.weights(), "covariance": self.noise**2 * self.inverse}
         arrays |= {"center": self.whitening.center, "scale": self.whitening.scale}
         return {name: np.asarray(value, np.float32) for name, value in arrays.items()}
@@ -132,13 +134,13 @@ def learn_by_trying(
     rng: np.random.Generator,
     deviations: float = 2.0,
 ) -> np.ndarray:
-    """LinUCB over known rewards: each query in random order shows the reward of the arm that was chosen for it alone.
+    """Runs LinUCB over known rewards: each query, in random order, shows only the reward of its chosen arm.
 
     Args:
-        features: `[N, D]`; rewards: `[N, K]`; deviations: how far up an arm's score is taken.
+        features: `[N, D]`; rewards: `[N, K]`; deviations: standard deviations that are added to an arm's mean score.
 
     Returns:
-        int32 `[N]`, the arms that were tried, in the order of the queries.
+        int32 `[N]`, the chosen arms, in the order of the queries.
     """
     tried, white = np.zeros(len(features), np.int32), posterior.whitening(features)
     for query in rng.permutation(len(features)):
@@ -152,38 +154,38 @@ def learn_by_trying(
 
 
 class Rewards:
-    """A learner's times per token as rewards, in their order: `-log(time / usual)`.
+    """Rewards from a learner's times per token, in order: `-log(time / usual)`.
 
-    `usual` is the median of those seen, of the first `REFERENCE` at most: one query that took unusually long makes
-    nothing of the others, and what was learnt early stays comparable.
+    `usual` is the median of the first `REFERENCE` times at most: one unusually slow query does not change the rewards
+    of the others, and rewards stay comparable over time.
     """
 
     def __init__(self) -> None:
         self._first: list[float] = []
 
     def __call__(self, seconds: float) -> float:
-        """The reward of the next query, which took so long per token."""
+        """Returns the reward of the next query; `seconds` is its time per token."""
         if len(self._first) < REFERENCE:
             self._first.append(math.log(seconds))
         return float(np.median(self._first)) - math.log(seconds)
 
 
 class Learner(Protocol):
-    """One way of learning; `chooser` is what the decoder is compiled with."""
+    """Protocol of a learner; `chooser` is a static part of the decoder's program."""
 
     @property
     def chooser(self) -> Chooser: ...
 
     def params(self) -> Params:
-        """The chooser's numbers for the next query."""
+        """Returns the chooser's numbers for the next query."""
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Take in what became of a query: its embedding `[D]`, the arm that drafted, its reward."""
+        """Updates the learner with a query's embedding `[D]`, the arm that drafted, and its reward."""
 
 
 @dataclass
 class Fixed:
-    """A chooser and numbers that stay as they are: a trained policy, one arm always, or any arm at random."""
+    """Learner that never changes: a trained policy, one arm always, or a random arm."""
 
     chooser: Chooser
     numbers: Params
@@ -192,7 +194,7 @@ class Fixed:
         return self.numbers
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 @dataclass
@@ -211,20 +213,20 @@ class Thompson:
 
 @dataclass
 class Exp3:
-    """Little regret against the best arm of a stream, and of each part of it, without features: Exp3.S by a schedule.
+    """Exp3.S with a schedule, without features: small regret against the best arm of a stream, and of its parts.
 
-    Exp3.S (Auer et al., 2002) shares weight, so that an arm can come back. With numbers that stay as they are it pays
-    for its exploration in every query for ever; here they fall with the queries `t` that were told, as they do where
-    regret against one fixed arm is to grow with √t alone: per query it goes to zero. What weight the other arms keep
-    falls too, so that the later a shift comes the longer it takes to be noticed, about in proportion to √t: against the
-    best arm of every part there is a bound where the number of parts is known, and this knows it not.
+    Exp3.S (Auer et al., 2002) shares weight between arms, so that an arm can recover. With constant rates, exploration
+    costs the same in every query for ever. Here the rates fall with the number `t` of learnt queries, as for a regret
+    of order √t against one fixed arm: the regret per query goes to zero. The weight that other arms keep also falls, so
+    a later shift takes longer to detect, about in proportion to √t. A bound against the best arm of every part needs
+    the number of parts, which this learner does not know.
 
-    Losses are in [-1/2, 1/2] around a running mean of rewards and estimated by importance: the arm that drafted pays
-    its loss over its probability. Without the mean whoever was not tried for long would look good.
+    Losses are in [-1/2, 1/2] around a running mean of rewards and estimated by importance: the arm that drafted gets
+    its loss divided by its probability. Without the mean, an arm that was not tried for long would seem good.
 
     Attributes:
-        rate: of learning, at most; explore: share of queries at random, at most; share: of every weight that goes to
-            all arms after each query, at most; `schedule` says what they are after `told` queries.
+        rate: largest learning rate; explore: largest share of random queries; share: largest share of every weight that
+            is spread over all arms after each query; `schedule` gives their values after `num_queries` queries.
         usual: the running mean of rewards.
     """
 
@@ -234,7 +236,7 @@ class Exp3:
     share: float = 0.001
     log_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     usual: float = 0.0
-    told: int = 0
+    num_queries: int = 0
     chooser: Chooser = Chooser(draws="dynamic")
 
     def __post_init__(self) -> None:
@@ -245,15 +247,15 @@ class Exp3:
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """`rate`, `explore` and `share` of the next query."""
-        queries, spread = self.told + 1, math.log(max(self.arms, 2))
+        """Values of `rate`, `explore` and `share` for the next query."""
+        queries, spread = self.num_queries + 1, math.log(max(self.arms, 2))
         rate = STEPS * math.sqrt(spread / (self.arms * queries))
         explore = math.sqrt(self.arms * spread / queries)
         return min(self.rate, rate), min(self.explore, explore), min(self.share, 1 / queries)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """float64 `[K]`."""
+        """Probabilities of the arms, float64 `[K]`."""
         weights, explore = np.exp(self.log_weights - self.log_weights.max()), self.schedule[1]
         return (1 - explore) * weights / weights.sum() + explore / self.arms
 
@@ -266,32 +268,35 @@ class Exp3:
         self.log_weights[arm] -= rate * loss / self.probabilities[arm]
         weights = np.exp(self.log_weights - self.log_weights.max())
         self.log_weights = np.log((1 - share) * weights + share * weights.mean())
-        self.told += 1
-        self.usual -= max(1 / self.told, 0.05) * 2 * math.log(EXPLORED) * loss
+        self.num_queries += 1
+        self.usual -= max(1 / self.num_queries, 0.05) * 2 * math.log(EXPLORED) * loss
 
 
 LEARNERS = ("thompson", "thompson_prior", "exp3", "greedy", "random")
-"""What can be served with: two ways to learn, Thompson sampling with a trained policy as its prior, and that policy, or
-any arm at random, without learning."""
+"""Names of the learners for serving.
+
+Thompson sampling, with or without a trained policy as its prior, and Exp3 learn; the trained policy ("greedy") and a
+random arm do not.
+"""
 
 
 def thompson(
     sample: np.ndarray, arms: int, *, noise: float = 0.3, ridge: float = 1.0, discount: float = 1.0
 ) -> Thompson:
-    """Thompson sampling from nothing.
+    """Returns Thompson sampling without evidence.
 
     Args:
-        sample: embeddings `[N, D]` that say how features are spread; their rewards are not known.
-        noise, ridge, discount: as of `Posterior`.
+        sample: embeddings `[N, D]` that give the spread of the features; their rewards are not known.
+        noise, ridge, discount: as in `Posterior`.
     """
     return Thompson(Posterior.empty(Whitening.of(sample), arms, noise=noise, ridge=ridge, discount=discount))
 
 
 def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.ndarray, gain: float = 0.7) -> Thompson:
-    """Begin with what a trained policy says: as if each query of a sample had shown every arm, at `gain · (π(a) − 1)`.
+    """Adds a trained policy as prior: each query of a sample shows every arm with reward `gain · (π(a) − 1)`.
 
-    A policy is no forecast of times. It says which arm is the best: that one is taken to be as fast as the usual
-    query, the others slower by `gain` (0.7 in logs: twice the time), until measured queries overrule it.
+    A policy does not predict times, only which arm is best. The prior assumes that the best arm is as fast as the usual
+    query and the others are slower by `gain` (0.7 in logs: twice the time), until measured queries outweigh it.
 
     Args:
         numbers: the policy's parameters, its arms in the decoder's order; sample: embeddings `[N, D]`.
@@ -299,7 +304,7 @@ def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.nd
     scores = chooser.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
     law = np.asarray(jax.nn.softmax(scores, -1), np.float64)
     posterior, discount = learner.posterior, learner.posterior.discount
-    posterior.discount = 1.0  # the arms are told one after the other, and none is to be forgotten meanwhile
+    posterior.discount = 1.0  # the arms learn one after the other, and a discount would favour the last one
     for arm in range(law.shape[1]):
         posterior.learn(sample, np.full(len(sample), arm), gain * (law[:, arm] - 1.0))
     posterior.discount = discount

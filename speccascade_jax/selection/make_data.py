@@ -1,13 +1,13 @@
-"""Making what policies learn from: what `experiments/make_selection_data.py` calls (METHODS section 8).
+"""Generation of the training data of selection policies, for `experiments/make_selection_data.py` (METHODS section 8).
 
-For every query of every domain the target and each candidate write their greedy output, alone. The alignment of a
-candidate is ROUGE-L (F1) between the two texts. *Autoregressive* as a candidate is the target itself: its sampled
-output is held against its greedy one.
+For every query of every domain, the target and each candidate decode a greedy output alone. A candidate's alignment is
+the ROUGE-L (F1) between the two texts. The candidate *autoregressive* is the target itself: its sampled output is
+compared with its greedy one.
 
-Outputs are made once, and kept whoever else is compared. A folder of outputs holds `settings.json`, what they depend
-on, and shards `000000-256.npz`, … (first query, how many): `ids`, `tokens` `[N, L]` (0 behind the end) and `lengths`,
-of the target also `features` `[N, D]`. Each is written whole or not at all and carries a key, of the settings and its
-queries, so that more queries only add shards.
+Outputs are stored once, and later calls with other candidates use them again. A folder of outputs holds
+`settings.json`, the settings that they depend on, and shards `000000-256.npz`, … (first query, number of queries):
+`ids`, `tokens` `[N, L]` (0 after the end) and `lengths`, and for the target also `features` `[N, D]`. Each shard is
+written completely or not at all. Its key is a hash of the settings and its queries, so more queries only add shards.
 """
 
 import copy
@@ -48,11 +48,11 @@ REMEDY = "name another output, or remove the folder"
 
 @dataclass(frozen=True)
 class Writer:
-    """A model that writes alone for the queries of a session.
+    """Writer of a model's outputs for the queries of a session; the model decodes alone.
 
     Attributes:
-        session: whose examples and prompts; its pair's target is another model where a draft writes.
-        name: for progress; bound: the model; temperature: 0 is greedy; embeds: whether features are wanted too.
+        session: provides examples and prompts; a draft takes the place of the target in its pair.
+        name: name in progress messages; bound: the model; temperature: 0 is greedy; embeds: whether to store features.
     """
 
     session: Session
@@ -63,7 +63,7 @@ class Writer:
     embeds: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the outputs depend on, but the queries themselves."""
+        """Returns the settings that the outputs depend on, except the queries."""
         session, asked = self.session, self.session.evaluation
         settings: dict[str, Any] = {"weights": fingerprints.of_model(self.bound), "task": session.task.name}
         settings |= {"split": asked.split, "max_new_tokens": asked.max_new_tokens, "batch": asked.quality_batch}
@@ -71,17 +71,17 @@ class Writer:
         return settings | {"seed": self.seed, "features": self.embeds}
 
     def fill(self, folder: Path) -> Outputs:
-        """Writes the shards that are not there yet; returns the outputs of all queries.
+        """Writes the missing shards; returns the outputs of all queries.
 
         Raises:
-            ValueError: a folder begun with other settings (says which), or a damaged shard.
-            FloatingPointError: NaN or infinite logits.
+            ValueError: the folder was started with other settings (names them), or a shard is damaged.
+            FloatingPointError: logits are NaN or infinite.
         """
         settings = self.settings()
         claim(folder / "settings.json", settings, REMEDY)
         asked = self.session.evaluation
         rows = self.session.window(asked, asked.quality_examples)
-        cut = [rows[at : at + data.SHARD] for at in range(0, len(rows), data.SHARD)]
+        cut = [rows[start : start + data.SHARD] for start in range(0, len(rows), data.SHARD)]
         paths = [folder / name for name in data.shard_names(asked.first_example, len(rows))]
         keys = [point_key(settings=settings, queries=self._queries(some)) for some in cut]
         missing = [n for n, path in enumerate(paths) if not path.exists()]
@@ -114,16 +114,16 @@ class Writer:
         return {"ids": ids, **together}
 
     def _alone(self) -> Session:
-        """The session with this model in the target's place; prompts and examples are shared."""
+        """Returns the session with this model as the target; prompts and examples are shared."""
         session = copy.copy(self.session)
         session.pair = replace(session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
-        session._decoders, session._code = {}, {}  # those of the pair's own target
+        session._decoders, session._code = {}, {}  # caches of the pair's original target
         return session
 
 
 @partial(jax.jit, static_argnames="model")
 def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
-    """float32 `[B, D]`: what a selection's policy reads when it decodes (METHODS section 8)."""
+    """Returns the features that a selection policy reads when it decodes, float32 `[B, D]` (METHODS section 8)."""
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + 1)
     return prompt_features(model, cache).astype(jnp.float32)
 
@@ -131,22 +131,22 @@ def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
 def make(
     *, pair: ModelPair, domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm], seed: int = 0, output: str
 ) -> dict[str, Any]:
-    """Write a folder of selection data; one that was killed goes on after its last shard, to the same bytes.
+    """Writes a folder of selection data; a killed call resumes after its last shard and gives the same bytes.
 
-    Outputs lie by domain and model: another call for more queries or other candidates makes what is not there, and the
-    folder's data are then those of that call.
+    Outputs are stored by domain and model. Another call with more queries or other candidates adds the missing outputs,
+    and the folder's data are then those of that call.
 
     Args:
-        pair: whose target and drafts; domains: each a task, with the examples for quality as its queries.
+        pair: provides the target and the drafts; domains: tasks; a domain's queries are its examples for quality.
         drafters: the candidates, as in a method's `drafters`; "autoregressive" may be one.
-        seed: of the target's sampled outputs.
+        seed: random seed of the target's sampled outputs.
         output: the folder.
 
     Returns:
         The number of `queries`, and each candidate's mean `alignment` by domain.
 
     Raises:
-        ValueError: a value without meaning; a candidate that writes nothing alone; outputs made with other settings.
+        ValueError: a value is invalid, a candidate cannot decode alone, or outputs were made with other settings.
         LockedError: another process writes the folder.
     """
     check_seed(seed)
@@ -154,40 +154,42 @@ def make(
     folder = expanded(output)
     with locks.held(folder / "lock", folder):
         loaded = load_source(pair)
-        prints = build_selection.prints(loaded, arms)  # before anything is written
+        prints = build_selection.prints(loaded, arms)  # refuses invalid candidates before a file is written
         writers = {arm.called: writer_of(loaded, arm) for arm in arms}
         target, features = build_selection.target_of(loaded)
-        sessions = [Session(pair, each.resolved(), loaded) for each in domains]
+        sessions = [Session(pair, domain.resolved(), loaded) for domain in domains]
         parts = [_domain(folder, session, writers, seed) for session in sessions]
         manifest = {"format": data.FORMAT, "pair": pair.name, "target": target, "features": features}
         manifest |= {"arms": list(prints), "prints": list(prints.values())}
         manifest |= {"parameters": [parameters(loaded, arm) for arm in arms]}
         manifest |= {"seed": seed if TARGET in prints else None, "domains": parts}
         write_atomically(folder / data.MANIFEST, json.dumps(plain(manifest), indent=1).encode())
-    made = data.read(folder)
-    alignment = {name: dict(zip(made.arms, means, strict=True)) for name, means in made.alignment_by_domain().items()}
+    written = data.read(folder)
+    alignment = {
+        name: dict(zip(written.arms, means, strict=True)) for name, means in written.alignment_by_domain().items()
+    }
     for name, means in alignment.items():
         print(f"{name}: " + ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items()) + " (mean ROUGE-L)")
-    return {"queries": len(made.features), "alignment": plain(alignment)}
+    return {"queries": len(written.features), "alignment": plain(alignment)}
 
 
 def _checked(domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm]) -> tuple[Arm, ...]:
     several("domains", domains, 1)
     several("drafters", drafters, 1)
-    for each in domains:
-        validate_evaluation(each)
-    called = [each.resolved().task if isinstance(each.task, str) else each.task.name for each in domains]
+    for domain in domains:
+        validate_evaluation(domain)
+    called = [domain.resolved().task if isinstance(domain.task, str) else domain.task.name for domain in domains]
     if twice := [name for name in called if called.count(name) > 1]:
         raise ValueError(f"domains names the task {twice[0]!r} twice: name each once, with more quality_examples")
     choice = Settings(method="spec_decode", drafters=tuple(drafters), choose=build_selection.RANDOM)
-    return build_selection.arms_of(recorded(choice))  # refuses what cannot be
+    return build_selection.arms_of(recorded(choice))  # refuses invalid combinations
 
 
 def writer_of(pair: Pair, arm: Arm) -> BoundModel:
-    """The model that writes what a drafter stands for; a hierarchy's is the model right below the target.
+    """Returns the model that decodes alone in place of a drafter; for a hierarchy, the model right below the target.
 
     Raises:
-        ValueError: a lossy hierarchy, whose tokens no model alone would write, or a drafter of one's own.
+        ValueError: the drafter is a lossy hierarchy, whose output no model gives alone, or a custom drafter.
     """
     drafter = arm.drafter
     if drafter == TARGET:
@@ -202,48 +204,53 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
 
 
 def parameters(pair: Pair, arm: Arm) -> int:
-    """How many parameters draft: of a hierarchy all its models'."""
+    """Returns the number of drafting parameters; for a hierarchy, those of all its models."""
     if arm.drafter == TARGET:
         return count(pair.target.params)
     return sum(count(pair.model(name).params) for name in dict.fromkeys(build_drafter.models_of((arm.drafter,))))
 
 
 def _domain(folder: Path, session: Session, writers: dict[str, BoundModel], seed: int) -> dict[str, Any]:
-    """Writes outputs and alignments of one domain; returns what the manifest says of it."""
-    where, target = folder / session.task.name, session.pair.target
+    """Writes outputs and alignments of one domain; returns its entry of the manifest."""
+    task_folder, target = folder / session.task.name, session.pair.target
     written = Writer(session, "target", target, embeds=True)
-    made = point_key(written=written.settings())
-    truth = written.fill(where / made)
+    target_key = point_key(written=written.settings())
+    truth = written.fill(task_folder / target_key)
     aligned = {}
     for name, bound in writers.items():
         sampled = bound is target
         writer = Writer(session, name, bound, float(sampled), seed if sampled else 0)
-        own = point_key(writer=writer.settings())
-        path = where / own / f"alignment-{made}-{session.evaluation.first_example}-{len(truth.ids)}.npz"
-        found = writer.fill(where / own)
-        key = point_key(target=truth.tokens, drafter=found.tokens)
+        writer_key = point_key(writer=writer.settings())
+        path = (
+            task_folder / writer_key / f"alignment-{target_key}-{session.evaluation.first_example}-{len(truth.ids)}.npz"
+        )
+        outputs = writer.fill(task_folder / writer_key)
+        key = point_key(target=truth.tokens, drafter=outputs.tokens)
         aligned[name] = {"file": str(path.relative_to(folder)), "key": key}
         if not _is_there(path, key):
-            archives.write(path, key, {"alignment": alignment(session, truth, found)})
+            archives.write(path, key, {"alignment": alignment(session, truth, outputs)})
     name, first = session.task.name, session.evaluation.first_example
-    domain = {"task": name, "queries": len(truth.ids), "first_example": first, "outputs": f"{name}/{made}"}
+    domain = {"task": name, "queries": len(truth.ids), "first_example": first, "outputs": f"{name}/{target_key}"}
     return domain | {"alignment": aligned, "examples": session.loaded["examples"]}
 
 
 def _is_there(path: Path, key: str) -> bool:
-    """Returns whether a file of arrays is whole and has this key."""
+    """Returns whether a file of arrays is complete and has this key."""
     try:
         return path.exists() and archives.read(path)[0] == key
-    except Exception:  # see `archives.read`
+    except Exception:  # `archives.read` raises many error types on damaged bytes
         return False
 
 
-def alignment(session: Session, truth: Outputs, found: Outputs) -> np.ndarray:
-    """float32 `[N]`: ROUGE-L (F1, 0 to 1) of every output against the target's, as texts."""
+def alignment(session: Session, truth: Outputs, candidates: Outputs) -> np.ndarray:
+    """Returns the ROUGE-L (F1, 0 to 1) of every output's text against the target's, float32 `[N]`."""
 
     def texts(outputs: Outputs) -> list[str]:
         cut = zip(outputs.tokens, outputs.lengths, strict=True)
         return [session.vocabulary.decode(tokens[:length].tolist()) for tokens, length in cut]
 
-    rows = [quality.sentence_rouge_l(own, other) for own, other in zip(texts(found), texts(truth), strict=True)]
+    rows = [
+        quality.sentence_rouge_l(text, reference)
+        for text, reference in zip(texts(candidates), texts(truth), strict=True)
+    ]
     return np.asarray(rows, np.float32)

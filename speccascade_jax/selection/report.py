@@ -1,7 +1,7 @@
-"""Ways of choosing a drafter beside each drafter always, on several domains (`experiments/compare_drafters.py`).
+"""Comparison of drafter selection with each fixed drafter, on several domains (`experiments/compare_drafters.py`).
 
-Every way is a method, every domain a task, and each pair of them a record as of any sweep: a run that was killed goes
-on where it stopped, and `experiments.tables --measures selection` prints its tables again.
+Every way of choosing is a method, every domain a task, and each combination a record as in any sweep: a killed run
+resumes, and `experiments.tables --measures selection` prints its tables again.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from speccascade_jax.storage.files import expanded
 
 @dataclass(frozen=True, kw_only=True)
 class Among:
-    """Drafters among which is chosen, and the policies that were trained for them.
+    """Set of drafters to choose from, and the policies that were trained for them.
 
     Attributes:
         drafters: as in `Settings.drafters`; policies: files; `None` is the pair's own.
@@ -61,31 +61,31 @@ def compare(
     output: str = "results/selection.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
-    """Measure each drafter always, one at random, and a policy's choice, beside the target alone, on every domain.
+    """Measures each fixed drafter, a random one, and a policy's choice, and the target alone, on every domain.
 
-    What has one domain, temperature, block size and seed is timed together, each query by every way in turn: a run that
-    was killed times those again that it had not finished.
+    Methods of one domain, temperature, block size and seed are timed together, and each query runs with every method in
+    turn: a killed run measures an unfinished group again.
 
     Args:
-        pair, domains: the models; tasks, each with how many examples and trials.
-        drafters: among which is chosen; ways: how a trained policy chooses (`Settings.choose`).
+        pair, domains: the models; tasks, each with its numbers of examples and trials.
+        drafters: the drafters to choose from; ways: how a trained policy chooses (`Settings.choose`).
         policies: files; `None` is the pair's own.
-        further: other sets of drafters and their policies, in the same table: what another drafter costs or gains.
-        alone: time each drafter that chooses its block size by `block_sizes` without any selection too, so that the
-            table says what choosing costs; a further program and run for each.
-        block_sizes: of drafters that have none of their own; temperatures, seeds: as in a sweep.
+        further: other sets of drafters and their policies, in the same table: they show the effect of another drafter.
+        alone: also time each drafter without selection if it follows `block_sizes`, so that the table shows the cost of
+            choosing; this adds a program and a run for each.
+        block_sizes: for drafters without a block size of their own; temperatures, seeds: as in a sweep.
         output: the store; dry_run: only list the points.
 
     Returns:
         The store's path; `None` after a dry run.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded; a policy of other drafters or of another target,
-            before anything is compiled.
+        ValueError: a value is invalid, before any model is loaded; a policy belongs to other drafters or to another
+            target, before any program is compiled.
     """
     several("domains", domains, 1)
     sets = [Among(drafters=tuple(drafters), policies=tuple(policies)), *further]
-    methods = list(dict.fromkeys(itertools.chain(*(methods_of(each, ways, alone) for each in sets))))
+    methods = list(dict.fromkeys(itertools.chain(*(methods_of(among, ways, alone) for among in sets))))
     samplings = [{"temperature": temperature} for temperature in temperatures]
     swept: dict[str, Any] = {"block_sizes": block_sizes, "samplings": samplings, "seeds": seeds}
     of_domains = [
@@ -97,7 +97,7 @@ def compare(
         return None
     with ResultStore(output) as store:
         check_format(store.records, output)
-        # all are checked before one runs
+        # check all domains before the first one runs
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]
         for groups, session in zip(of_domains, sessions, strict=True):
             tell_without_outputs(store, session.evaluation, measure(groups, store, session, evaluate_together))
@@ -108,29 +108,29 @@ def compare(
 
 
 def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Settings]:
-    """The lossless methods that choose among drafters: each always, at random, and by every policy in every way.
+    """Returns the lossless methods over the drafters: each one always, a random one, and every policy in every way.
 
     Args:
-        alone: each drafter as a method's only one too, but those with a block size or a rule of their own.
+        alone: also add each drafter as a method's only one, except those with a block size or a rule of their own.
     """
     chosen = partial(Settings, method="spec_decode", drafters=among.drafters)
     arms = build_selection.arms_of(chosen(choose=build_selection.RANDOM))
     single = [arm.drafter for arm in arms if arm.drafter != TARGET and arm.block_size is None and arm.rule is None]
-    made = [Settings(method="spec_decode", drafters=(each,)) for each in single if alone]
-    made += [chosen(choose=way) for way in [*(arm.called for arm in arms), build_selection.RANDOM]]
-    return made + [chosen(choose=way, policy=file) for file, way in itertools.product(among.policies, ways)]
+    methods = [Settings(method="spec_decode", drafters=(drafter,)) for drafter in single if alone]
+    methods += [chosen(choose=way) for way in [*(arm.called for arm in arms), build_selection.RANDOM]]
+    return methods + [chosen(choose=way, policy=file) for file, way in itertools.product(among.policies, ways)]
 
 
 def together(groups: Iterable[Iterable[Point]]) -> list[list[Point]]:
-    """The points of a sweep by what they are timed together in: sampling, seed and block size.
+    """Returns a sweep's points in groups that are timed together: by sampling, seed and block size.
 
-    Those without a block size, the target among them, stand with the first one's.
+    Points without a block size, the target's among them, join the first point's block size.
     """
-    found: dict[tuple[object, ...], list[Point]] = {}
+    points_by_group: dict[tuple[object, ...], list[Point]] = {}
     points = list(itertools.chain(*groups))
     swept = [point for point in points if point.method.sweeps_block(point.settings)]
     first = swept[0].settings.block_size if swept else None
     for point in points:
         block = point.settings.block_size if point in swept else first
-        found.setdefault((*sampling_of(point.settings).values(), point.seed, block), []).append(point)
-    return list(found.values())
+        points_by_group.setdefault((*sampling_of(point.settings).values(), point.seed, block), []).append(point)
+    return list(points_by_group.values())

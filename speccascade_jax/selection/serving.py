@@ -1,8 +1,8 @@
-"""Serving a stream of queries whose domain shifts, learning on the way: what `experiments/serve_online.py` runs.
+"""Serving of a query stream with domain shifts, with online learning: `experiments/serve_online.py`.
 
-Every query is decoded once for each learner and once with each drafter always, in an order that changes from query to
-query; a learner is told its own time alone. What each query gave is one line of a file, written before the next begins:
-a run that was killed reads its lines, tells them to its learners again, and goes on as if nothing had happened.
+Every query is decoded once for each learner and once with each fixed drafter, in an order that changes from query to
+query; a learner learns only from its own run. The results of each query are one line of a file, written before the next
+query starts. A killed run reads its lines, passes them to its learners again, and continues with the same state.
 """
 
 import base64
@@ -58,15 +58,15 @@ def serve(
     output: str = "results/online",
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
-    """Serve the phases one after the other; print what learning cost against knowing, and draw the regret.
+    """Serves the phases one after the other; prints the learners' regret against the best arms, and draws it.
 
     Args:
-        pair, drafters, block_size, temperature: how is decoded; phases: tasks, each with how many of its examples for
-            latency are queries; a task may come again, with other examples.
+        pair, drafters, block_size, temperature: settings of the decoder; phases: tasks, each with how many of its
+            examples for latency are queries; a task may occur again, with other examples.
         learning: names of `learners.LEARNERS`.
-        policy: of "thompson_prior" and "greedy"; `None`: the pair's own.
-        sample: examples for quality of each phase whose embeddings alone say how features are spread.
-        noise, discount: of Thompson sampling (`learners.Posterior`); seed: of choices and outputs.
+        policy: file of "thompson_prior" and "greedy"; `None`: the pair's own.
+        sample: examples for quality of each phase whose embeddings give the spread of the features.
+        noise, discount: of Thompson sampling (`learners.Posterior`); seed: random seed of choices and outputs.
         output: a folder; clock: seconds, a fake one in tests.
 
     Returns:
@@ -74,7 +74,8 @@ def serve(
         `seconds`, `tokens`.
 
     Raises:
-        ValueError: a value without meaning, a policy of others, a folder begun with other settings.
+        ValueError: a value is invalid, the policy belongs to other drafters, or the folder was started with other
+            settings.
         LockedError: another process serves into the folder.
     """
     _check(phases, learning, sample)
@@ -85,7 +86,7 @@ def serve(
     learnt_by: dict[str, Any] = {"learning": tuple(learning), "policy": policy, "noise": noise, "discount": discount}
     with runs.alone(folder):
         server = Server(point=point, phases=resolved, sample=sample, **learnt_by)
-        taught = server.learners()  # refuses what cannot be learnt with, before anything is written
+        taught = server.learners()  # refuses invalid learners before a file is written
         claim(folder / "settings.json", server.settings(), "name another output, or remove the folder")
         rows = server.run(taught, folder, clock)
         report(rows, folder)
@@ -101,13 +102,13 @@ def _check(phases: Sequence[Evaluation], learning: Sequence[str], sample: int) -
             raise ValueError(f"unknown learner {name!r}; {hint(name, LEARNERS)}choose among {', '.join(LEARNERS)}")
     if len(set(learning)) < len(learning):
         raise ValueError(f"learning={tuple(learning)} names one twice: name each once")
-    for each in phases:
-        whole("latency_examples of a phase", each.latency_examples, 1)
+    for phase in phases:
+        whole("latency_examples of a phase", phase.latency_examples, 1)
 
 
 @dataclass(kw_only=True)
 class Server:
-    """A stream being served; see `serve`."""
+    """Server of one stream; see `serve`."""
 
     point: Point
     phases: tuple[Evaluation, ...]
@@ -126,27 +127,27 @@ class Server:
         self.arms = [arm.called for arm in build_selection.arms_of(self.point.settings)]
 
     def settings(self) -> Row:
-        """Returns what the result depends on beside the clock."""
+        """Returns the settings that the result depends on, except the clock."""
         point = self.point
-        given: Row = {"learning": self.learning}
-        given |= {name: getattr(point.settings, name) for name in ("block_size", "temperature")}
-        given |= {name: getattr(self, name) for name in ("sample", "noise", "discount")}
-        given |= {"seed": point.seed, "arms": self.arms}
-        given["max_new_tokens"] = [each.max_new_tokens for each in self.phases]
-        given["sampled"] = [each.quality_examples for each in self.phases]
+        facts: Row = {"learning": self.learning}
+        facts |= {name: getattr(point.settings, name) for name in ("block_size", "temperature")}
+        facts |= {name: getattr(self, name) for name in ("sample", "noise", "discount")}
+        facts |= {"seed": point.seed, "arms": self.arms}
+        facts["max_new_tokens"] = [phase.max_new_tokens for phase in self.phases]
+        facts["sampled"] = [phase.quality_examples for phase in self.phases]
         arms = build_selection.arms_of(point.settings)
         prints = build_selection.prints(self.loaded, arms).values()
-        given["drafters"] = [[str(arm), fingerprint] for arm, fingerprint in zip(arms, prints, strict=True)]
-        asks = not {"thompson_prior", "greedy"}.isdisjoint(self.learning)  # a trained policy
-        given["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if asks else None
-        given["queries"] = []
+        facts["drafters"] = [[str(arm), fingerprint] for arm, fingerprint in zip(arms, prints, strict=True)]
+        asks = not {"thompson_prior", "greedy"}.isdisjoint(self.learning)  # learners that use a trained policy
+        facts["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if asks else None
+        facts["queries"] = []
         for session in self.sessions:
             count, first = session.evaluation.latency_examples, session.evaluation.first_example
-            given["queries"].append(point_key(examples=session.loaded, count=count, first=first))
-        return dict(plain(given))
+            facts["queries"].append(point_key(examples=session.loaded, count=count, first=first))
+        return dict(plain(facts))
 
     def run(self, taught: dict[str, Learner], folder: Path, clock: Callable[[], float]) -> list[Row]:
-        """Serve what is left of the stream."""
+        """Serves the rest of the stream."""
         count = len(self.arms)
         fixed = {f"always {name}": learners.Fixed(*chooser.always(n, count)) for n, name in enumerate(self.arms)}
         log = runs.MetricsLog(folder / QUERIES, 2**62)
@@ -154,12 +155,15 @@ class Server:
         rewards = {name: Rewards() for name in taught}
         for row in rows:
             _tell(taught, row, rewards)
-        stream = [(n, place) for n, each in enumerate(self.phases) for place in range(each.latency_examples)]
+        stream = [
+            (n, place) for n, evaluation in enumerate(self.phases) for place in range(evaluation.latency_examples)
+        ]
         warm, began, first = set[int](), time.monotonic(), len(rows)
         for number in range(len(rows), len(stream)):
             phase, place = stream[number]
             if phase not in warm:
-                for learner in (taught | fixed).values():  # prompts of another task may be padded to another width
+                # another task's prompts may have another width, which compiles anew
+                for learner in (taught | fixed).values():
                     jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
             row = self._served(taught | fixed, number, phase, place, clock)
@@ -172,7 +176,7 @@ class Server:
         return rows
 
     def learners(self) -> dict[str, Learner]:
-        """Those of `learning`, at the beginning of the stream."""
+        """Returns the learners named in `learning`, at the beginning of the stream."""
         sample = np.concatenate([self._embeddings(session) for session in self.sessions])
         return {name: self._learner(name, sample) for name in self.learning}
 
@@ -191,14 +195,14 @@ class Server:
         return learners.with_prior(untaught(), policy, numbers, sample)
 
     def _embeddings(self, session: Session) -> np.ndarray:
-        """Of some examples for quality, whose rewards nobody knows: how features are spread."""
+        """Returns the embeddings of some examples for quality: the spread of the features, without rewards."""
         asked = session.evaluation
         rows = session.window(asked, min(self.sample, asked.quality_examples))
         prompt = session.prepare(self.point, rows).args[0]
         return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, prompt))
 
     def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
-        """One query by every way, whoever went first last time going later now."""
+        """Decodes one query in every way; the order rotates from query to query."""
         names = list(ways)
         first = number % len(names)
         timed = {name: self._timed(ways[name], number, phase, place, clock) for name in names[first:] + names[:first]}
@@ -207,7 +211,7 @@ class Server:
         return row | {"arms": self.arms, "runs": {name: timed[name] for name in names}}
 
     def _timed(self, learner: Learner, number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
-        """A query's arm, time and tokens; what is learnt and laid ready between queries is no query's time."""
+        """Returns a query's arm, time and tokens; learning and preparation between queries are not timed."""
         ready = self._call(learner, phase, place, number)
         begin = clock()
         generation = ready(self.point.seed)
@@ -215,13 +219,16 @@ class Server:
         seconds = clock() - begin
         raise_on_failure(generation)
         inner, length = generation.inner, int(generation.lengths[0])
-        told: Row = {"arm": int(inner["choice"][0]), "seconds": seconds, "tokens": length}
+        result: Row = {"arm": int(inner["choice"][0]), "seconds": seconds, "tokens": length}
         if learner.chooser.reads_features:
-            told["features"] = base64.b64encode(np.asarray(inner["features"][0], np.float32).tobytes()).decode()
-        return told
+            result["features"] = base64.b64encode(np.asarray(inner["features"][0], np.float32).tobytes()).decode()
+        return result
 
     def _call(self, learner: Learner, phase: int, place: int, number: int) -> Callable[[int], Generation]:
-        """A phase's query with the learner's chooser and numbers; its bits hang on its round, not on its place."""
+        """Returns a function that decodes a phase's query with the learner's chooser and numbers.
+
+        The random bits depend on the query's round, not on its place in the phase.
+        """
         session = self.sessions[phase]
         decoder = session.decoder(self.point.settings)
         engine, params = decoder.require_engine(), decoder.params
@@ -237,11 +244,11 @@ class Server:
 
 
 def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> None:
-    """Tells every learner what a query taught it: its own run alone."""
+    """Updates every learner with its own run of a query."""
     for name, learner in taught.items():
-        own = row["runs"][name]
-        features = np.frombuffer(base64.b64decode(own.get("features", "")), np.float32)
-        learner.learn(features, own["arm"], rewards[name](seconds_per_token(own)))
+        run = row["runs"][name]
+        features = np.frombuffer(base64.b64decode(run.get("features", "")), np.float32)
+        learner.learn(features, run["arm"], rewards[name](seconds_per_token(run)))
 
 
 def costs(rows: list[Row]) -> dict[str, np.ndarray]:
@@ -251,7 +258,7 @@ def costs(rows: list[Row]) -> dict[str, np.ndarray]:
 
 
 def seconds_per_token(run: Row) -> float:
-    """Returns what a way took for a token of a query."""
+    """Returns the seconds per token of a run."""
     return float(run["seconds"] / max(run["tokens"], 1))
 
 
@@ -267,52 +274,52 @@ def summary(rows: list[Row]) -> Row:
     Returns:
         `best`: the arm with the least time over the stream; `phases`: for each its domain, queries, `best` arm, and
         `ms_per_token` of every way; `learners`: for each its `regret` in ms per token and query, over the stream
-        against `best`, over `first` and `last` half of each phase against the phase's own best, and `over_knowing`,
-        its time over that of the best arm of every phase, less 1.
+        against `best`, over the `first` and `last` half of each phase against the phase's own best, and `over_knowing`,
+        the ratio of its time to that of the best arm of every phase, minus 1.
     """
-    found = costs(rows)
-    arms = [name for name in found if name.startswith("always ")]
-    best = min(arms, key=lambda name: found[name].sum())
-    told, knowing = [], np.zeros(len(rows))
+    times = costs(rows)
+    arms = [name for name in times if name.startswith("always ")]
+    best = min(arms, key=lambda name: times[name].sum())
+    by_phase, knowing = [], np.zeros(len(rows))
     for domain, chosen in phases(rows):
-        own = min(arms, key=lambda name: found[name][chosen].sum())
-        knowing[chosen] = found[own][chosen]
-        means = {name: float(values[chosen].mean()) for name, values in found.items()}
-        told.append({"domain": domain, "queries": int(chosen.sum()), "best": own, "ms_per_token": means})
-    learnt = {name: _learner(rows, found[name], found[best], knowing) for name in found if name not in arms}
-    return {"best": best, "phases": told, "learners": learnt}
+        best_of_phase = min(arms, key=lambda name: times[name][chosen].sum())
+        knowing[chosen] = times[best_of_phase][chosen]
+        means = {name: float(values[chosen].mean()) for name, values in times.items()}
+        by_phase.append({"domain": domain, "queries": int(chosen.sum()), "best": best_of_phase, "ms_per_token": means})
+    learnt = {name: _learner(rows, times[name], times[best], knowing) for name in times if name not in arms}
+    return {"best": best, "phases": by_phase, "learners": learnt}
 
 
-def _learner(rows: list[Row], own: np.ndarray, best: np.ndarray, knowing: np.ndarray) -> Row:
+def _learner(rows: list[Row], times: np.ndarray, best: np.ndarray, knowing: np.ndarray) -> Row:
     halves: dict[str, list[float]] = {"first": [], "last": []}
     for _, chosen in phases(rows):
-        at = np.flatnonzero(chosen)
-        for name, some in zip(halves, np.array_split(at, 2), strict=True):
-            halves[name].append(float((own - knowing)[some].mean()) if len(some) else math.nan)
-    over = float(own.sum() / knowing.sum() - 1)
-    return {"regret": float((own - best).mean()), **halves, "over_knowing": over}
+        queries = np.flatnonzero(chosen)
+        for name, some in zip(halves, np.array_split(queries, 2), strict=True):
+            halves[name].append(float((times - knowing)[some].mean()) if len(some) else math.nan)
+    over = float(times.sum() / knowing.sum() - 1)
+    return {"regret": float((times - best).mean()), **halves, "over_knowing": over}
 
 
 def report(rows: list[Row], folder: Path) -> Row:
-    """Prints what `summary` finds, writes it to `regret.json`, and draws `regret.png`."""
+    """Prints the result of `summary`, writes it to `regret.json`, and draws `regret.png`."""
     from speccascade_jax.results.report.figures import studies as figures
 
-    found = summary(rows)
+    result = summary(rows)
     console = Console()
-    names = list(found["phases"][0]["ms_per_token"])
+    names = list(result["phases"][0]["ms_per_token"])
     table = Table("phase", "queries", *names, title="ms per token")
-    for phase in found["phases"]:
+    for phase in result["phases"]:
         means = phase["ms_per_token"]
         cells = [f"{means[name]:.3f}" + ("*" if name == phase["best"] else "") for name in names]
         table.add_row(phase["domain"], str(phase["queries"]), *cells)
     console.print(table)
-    heads = (f"regret against {found['best']}", "regret by phase, first half", "last half", "over knowing")
+    heads = (f"regret against {result['best']}", "regret by phase, first half", "last half", "over knowing")
     table = Table("learner", *heads)
-    for name, told in found["learners"].items():
-        halves = [", ".join(f"{value:+.4f}" for value in told[half]) for half in ("first", "last")]
-        table.add_row(name, f"{told['regret']:+.4f}", *halves, f"{told['over_knowing']:+.1%}")
+    for name, values in result["learners"].items():
+        halves = [", ".join(f"{value:+.4f}" for value in values[half]) for half in ("first", "last")]
+        table.add_row(name, f"{values['regret']:+.4f}", *halves, f"{values['over_knowing']:+.1%}")
     console.print(table)
-    write_atomically(folder / "regret.json", json.dumps(plain(found), indent=1).encode())
-    figures.draw_regret(rows, found, folder / "regret.png")
+    write_atomically(folder / "regret.json", json.dumps(plain(result), indent=1).encode())
+    figures.draw_regret(rows, result, folder / "regret.png")
     print(f"queries: {folder / 'queries.jsonl'}\nplot: {folder / 'regret.png'}")
-    return found
+    return result

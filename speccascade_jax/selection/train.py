@@ -1,7 +1,8 @@
-"""Training selection policies before serving: what `experiments/train_policy.py` runs (paper 5, section 2.4).
+"""Training of selection policies before serving, for `experiments/train_policy.py`.
 
-Each epoch passes over the queries once, in an order that hangs on the seed and the epoch; the place in the data is a
-function of the optimiser's step, so that a saved state is all that a killed run needs.
+Huang et al. (2024, assistant selection), section 2.4. Each epoch passes over the queries once, in an order that depends
+on the seed and the epoch. The position in the data is a function of the optimiser's step, so a saved state suffices to
+resume a killed run.
 """
 
 import itertools
@@ -37,13 +38,13 @@ from speccascade_jax.training.runs import Stepped, TrainState
 Row = dict[str, Any]
 LINUCB = "linucb"
 LINEAR = "linear"
-"""Among objectives of `curves`: a linear policy by the trainer's own objective."""
+"""Name among the objectives of `curves`: a linear policy, trained by the trainer's own objective."""
 FILE = policy_files.FILE
-"""What is written into the run's folder."""
+"""Name of the output file in the run's folder."""
 
 
 def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """`−r(q, a) log π(a|q)`: its gradient is an unbiased estimate of that of `expected`.
+    """Returns `−r(q, a) log π(a|q)`, whose gradient is an unbiased estimate of the gradient of `expected`.
 
     Args:
         scores: `[B, K]`, logits of the policy; rewards: `[B, K]`; drawn: int32 `[B]`, an arm `a ~ π` for each query.
@@ -53,12 +54,12 @@ def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 
 def expected(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """`−Σ_a π(a|q) r(q, a)`: the paper's `J`, exactly."""
+    """Returns `−Σ_a π(a|q) r(q, a)`: the paper's `J`, exactly."""
     return -(jax.nn.softmax(scores, -1) * rewards).sum(-1)
 
 
 def best_arm(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """Cross-entropy to the arm with the highest reward; arms that share it share the weight."""
+    """Returns the cross-entropy to the arm with the highest reward; arms in a tie share the weight."""
     best = rewards >= rewards.max(-1, keepdims=True)
     weight = best / best.sum(-1, keepdims=True)
     return -(weight * jax.nn.log_softmax(scores, -1)).sum(-1)
@@ -66,28 +67,30 @@ def best_arm(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 Objective = Callable[[Array, Array, Array], Array]
 OBJECTIVES: dict[str, Objective] = {"reinforce": reinforce, "expected": expected, "best_arm": best_arm}
-"""Name -> `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
+"""Map from a name to `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
 
-The rewards of all arms are known beforehand, so the expectation whose gradient REINFORCE estimates is known too.
+The rewards of all arms are known in advance, so the expectation that REINFORCE estimates is known too.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTrainer:
-    """A policy to be trained; METHODS' numbers where nothing is said.
+    """Trainer of a policy; the defaults are the numbers of METHODS.
 
     Attributes:
-        run_dir: where state, metrics and the policy go; a run found there is resumed.
-        data: a folder of `experiments.make_selection_data`; arms: which of its candidates, in which order (empty: all).
+        run_dir: folder of the state, metrics and the policy; training resumes if it holds a run.
+        data: a folder of `experiments.make_selection_data`; arms: its candidates to use, in this order (empty: all).
         objective: a name of `OBJECTIVES`, or "linucb", which learns a linear policy by trying.
-        hidden: widths of the hidden layers, tanh between; none is a linear policy.
-        alignment_weight: of the rewards, 1 is alignment alone; costs: of each arm, instead of those by parameters.
-        queries: how many to learn from, at random (0: all that are not held out); held_out: share that is judged.
-        batch, epochs, rate, weight_decay, betas: of AdamW.
-        seed: of parameters, split, order and draws; save_every_seconds: of the resumable state.
+        hidden: widths of the hidden layers, tanh between them; empty for a linear policy.
+        alignment_weight: weight of alignment in the rewards, 1 for alignment alone; costs: each arm's cost, instead of
+            the value from its parameters.
+        queries: number of random training queries (0: all that are not held out); held_out: share for evaluation.
+        batch, epochs, rate, weight_decay, betas: batch size, passes over the queries, and settings of AdamW.
+        seed: random seed of parameters, split, order and draws; save_every_seconds: seconds between saves of the
+            resumable state.
 
     Raises:
-        ValueError: a value without meaning.
+        ValueError: a setting is invalid.
     """
 
     run_dir: str
@@ -121,13 +124,13 @@ class PolicyTrainer:
             raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 … 1: 1 is alignment alone")
 
     def run(self) -> dict[str, Any]:
-        """Train to the end (from the saved state if there is one), write the policy; returns what `judged` finds."""
+        """Trains to the end (from the saved state if there is one) and writes the policy; returns the evaluation."""
         with runs.alone(files.expanded(self.run_dir)):
             return Run(self).finish()
 
 
 def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Params:
-    """Returns layers as `chooser.perceptron` reads them, uniform in ±1/√fan-in, as in the paper's library."""
+    """Returns layers for `chooser.perceptron`, uniform in ±1/√fan-in, as in the paper's library."""
     sizes = list(zip((features, *hidden), (*hidden, arms), strict=True))
     params = {}
     for number, (wide, out) in enumerate(sizes):
@@ -139,12 +142,12 @@ def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Par
 
 @cache  # equal runs share their compiled step
 def optimizer(rate: float, betas: tuple[float, float], weight_decay: float) -> optax.GradientTransformation:
-    """AdamW at a constant rate."""
+    """Returns AdamW at a constant rate."""
     return optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay)
 
 
 class Queries(NamedTuple):
-    """A step's queries: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]`, false where they fill up."""
+    """Queries of a step: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]`, false in filling rows."""
 
     features: np.ndarray
     rewards: np.ndarray
@@ -155,30 +158,30 @@ class Queries(NamedTuple):
 def train_step(
     objective: str, optimizer: optax.GradientTransformation, state: TrainState, queries: Queries, key: Array
 ) -> Stepped:
-    """Takes one step; arms are drawn with bits of the step's own."""
+    """Takes one step; arms are drawn with the step's own random bits."""
     weight = queries.counted / queries.counted.sum()
     uniforms = jax.random.uniform(jax.random.fold_in(key, state.step), queries.rewards.shape)
 
     def loss(params: Params) -> tuple[Array, Array]:
         scores = chooser.perceptron(params, jnp.asarray(queries.features))
         drawn = chooser.dynamic(scores, uniforms)
-        each = OBJECTIVES[objective](scores.mean, jnp.asarray(queries.rewards), drawn)
-        return (weight * each).sum(), (weight * (jax.nn.softmax(scores.mean, -1) * queries.rewards).sum(-1)).sum()
+        losses = OBJECTIVES[objective](scores.mean, jnp.asarray(queries.rewards), drawn)
+        return (weight * losses).sum(), (weight * (jax.nn.softmax(scores.mean, -1) * queries.rewards).sum(-1)).sum()
 
     (value, reward), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
     return state.updated(optimizer, grads), {"loss": value, "reward": reward}
 
 
 class Run(EpochRun):
-    """A `PolicyTrainer` at work.
+    """Run of a `PolicyTrainer`.
 
     Raises:
-        ValueError: candidates that the data lack, rewards that are not finite, fewer queries than asked for, or a run
-            directory begun with other settings.
+        ValueError: the data lack a candidate, a reward is not finite, there are fewer queries than requested, or the
+            run directory was started with other settings.
     """
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:
-        """Loads the data, deals its queries to training and judging; returns fresh layers and AdamW."""
+        """Loads the data and splits its queries for training and evaluation; returns fresh layers and AdamW."""
         trainer, data = self.trainer, selection_data.read(self.trainer.data)
         self.data = data.among(trainer.arms or data.arms)
         self.rewards = self.data.rewards(trainer.alignment_weight, trainer.costs)
@@ -189,12 +192,12 @@ class Run(EpochRun):
         return params, optimizer(trainer.rate, trainer.betas, trainer.weight_decay)
 
     def finish(self) -> dict[str, Any]:
-        """Trains until the last epoch is done and writes the policy; returns what the held-out queries make of it."""
+        """Trains to the end of the last epoch and writes the policy; returns the evaluation on the held-out queries."""
         policy = self.policy(self.learn_by_trying() if self.trainer.objective == LINUCB else self.learn_by_gradient())
         policy_files.save(self.directory / FILE, policy)
-        found = judged(policy, self.data.rows(self.held_out), self.rewards[self.held_out])
-        files.write_atomically(self.directory / "judged.json", json.dumps(found, indent=1).encode())
-        return found
+        evaluation = judged(policy, self.data.rows(self.held_out), self.rewards[self.held_out])
+        files.write_atomically(self.directory / "judged.json", json.dumps(evaluation, indent=1).encode())
+        return evaluation
 
     def learn_by_gradient(self) -> Params:
         """Trains to the end; returns the parameters."""
@@ -215,7 +218,7 @@ class Run(EpochRun):
             logging.info("step %d of %d, %s", step, self.total, rounded)
 
     def batches(self, epoch: int) -> Iterator[Queries]:
-        """Yields an epoch's queries in random order; the last batch is filled up with its own."""
+        """Yields an epoch's queries in random order; the last batch repeats some of its own queries."""
         size, order = self.trainer.batch, np.random.default_rng((self.trainer.seed, epoch)).permutation(self.rows)
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
@@ -223,7 +226,7 @@ class Run(EpochRun):
             yield Queries(self.data.features[rows], self.rewards[rows], np.arange(size) < len(chosen))
 
     def learn_by_trying(self) -> Params:
-        """A linear policy that saw of each query the reward of the arm that it tried; one pass, from the beginning."""
+        """Returns a linear policy that learnt, for each query, only the reward of the tried arm, in one pass."""
         features, rewards = self.data.features[self.rows], self.rewards[self.rows]
         noise = max(float(rewards.std()), 1e-3)
         posterior = Posterior.empty(Whitening.of(features), len(self.data.arms), noise=noise)
@@ -242,40 +245,42 @@ class Run(EpochRun):
 
 
 def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows to learn from (`wanted`, 0: all), and rows to judge: the same however many are learnt from.
+    """Returns the training rows (`wanted`, 0: all), and the evaluation rows, which do not depend on `wanted`.
 
     Raises:
-        ValueError: fewer rows than wanted.
+        ValueError: there are fewer rows than wanted.
     """
     order = np.random.default_rng(seed).permutation(count)
     judged_count = min(max(1, round(held_out * count)), count - 1)
     rows = order[judged_count:]
     if count < 2 or wanted > len(rows):
-        there = f"the data have {count}, of which {judged_count} are held out"
-        raise ValueError(f"queries={wanted or 1}, and {there}: make more, or ask for fewer")
+        data_size = f"the data have {count}, of which {judged_count} are held out"
+        raise ValueError(f"queries={wanted or 1}, and {data_size}: make more, or ask for fewer")
     return rows[: wanted or len(rows)], order[:judged_count]
 
 
-def judged(policy: Policy, found: Data, rewards: np.ndarray) -> dict[str, Any]:
-    """Judges how a policy does on queries whose rewards `[N, K]` are known.
+def judged(policy: Policy, data: Data, rewards: np.ndarray) -> dict[str, Any]:
+    """Evaluates a policy on queries with known rewards `[N, K]`.
 
     Returns:
-        `judged`, how many queries; mean `reward` of the greedy and the dynamic policy, of each arm always, at random,
-        and of the best arm of each query (`oracle`); `best`, the share of queries for which the greedy one takes a best
-        arm; and by domain how often it takes each (`choices`).
+        `judged`, the number of queries; mean `reward` of the greedy and the dynamic policy, of each fixed arm, of a
+            random
+        arm, and of the best arm of each query (`oracle`); `best`, the share of queries for which the greedy policy
+            takes a
+        best arm; and by domain the share of each arm (`choices`).
     """
-    scores = chooser.SCORERS[policy.card.scores](policy.params, jnp.asarray(found.features)).mean
+    scores = chooser.SCORERS[policy.card.scores](policy.params, jnp.asarray(data.features)).mean
     law, greedy = np.asarray(jax.nn.softmax(scores, -1)), np.asarray(scores).argmax(-1)
     taken = np.take_along_axis(rewards, greedy[:, None], axis=1)[:, 0]
     means = {"greedy": taken, "dynamic": (law * rewards).sum(-1), "random": rewards.mean(-1), "oracle": rewards.max(-1)}
-    means |= {f"always {name}": rewards[:, n] for n, name in enumerate(found.arms)}
+    means |= {f"always {name}": rewards[:, n] for n, name in enumerate(data.arms)}
     choices = {}
-    for n in np.unique(found.domain):
-        taken_there = greedy[found.domain == n]
-        choices[found.domains[n]] = {name: float((taken_there == k).mean()) for k, name in enumerate(found.arms)}
+    for n in np.unique(data.domain):
+        taken_there = greedy[data.domain == n]
+        choices[data.domains[n]] = {name: float((taken_there == k).mean()) for k, name in enumerate(data.arms)}
     best = float((taken >= rewards.max(-1) - 1e-6).mean())
-    told = {name: round(float(values.mean()), 4) for name, values in means.items()}
-    return {"judged": len(rewards), "best": round(best, 4), "reward": told, "choices": files.plain(choices)}
+    rounded = {name: round(float(values.mean()), 4) for name, values in means.items()}
+    return {"judged": len(rewards), "best": round(best, 4), "reward": rounded, "choices": files.plain(choices)}
 
 
 def curves(
@@ -285,17 +290,17 @@ def curves(
     objectives: Sequence[str] = ("reinforce", "expected", "best_arm", LINEAR, "linucb"),
     seeds: Sequence[int] = (0, 1, 2),
 ) -> list[Row]:
-    """Trains a policy for every number of queries, objective and seed (paper 5, Figure 3).
+    """Trains a policy for every number of queries, objective and seed (assistant selection, Figure 3).
 
-    The same held-out queries judge all of a seed: their reward is known for every arm. What a policy's choices are
-    worth in time, `selection.report` measures.
+    The same held-out queries evaluate all policies of a seed, because their reward is known for every arm.
+    `selection.report` measures the time that a policy's choices save.
 
-    Runs lie in `<run_dir>/curves/…`: one that was killed goes on, and those that ended are not run again, but LinUCB's
+    The runs are stored in `<run_dir>/curves/…`: a killed one resumes. Finished runs do not train again, except LinUCB's
     single pass.
 
     Args:
-        queries: numbers to learn from; those that the data lack are left out, and what all of them give is added.
-        objectives: as of `PolicyTrainer`, or `LINEAR`.
+        queries: numbers of training queries; those beyond the data are left out, and the largest possible one is added.
+        objectives: as in `PolicyTrainer`, or `LINEAR`.
 
     Returns:
         The rows, one for each run: `queries`, `objective`, `seed`, `best`, `reward`, `choices`.
@@ -308,7 +313,7 @@ def curves(
     total = len(selection_data.read(trainer.data).features)
     most = len(split(total, trainer.held_out, 0, trainer.seed)[0])
     counts = sorted({count for count in queries if count < most} | {most})
-    runs = []  # all are checked before one is trained
+    runs = []  # check all trainers before the first one trains
     for objective, count, seed in itertools.product(objectives, counts, seeds):
         kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
         folder = Path(trainer.run_dir, "curves", f"{objective}-{count}-{seed}")
@@ -320,7 +325,7 @@ def curves(
 
 
 def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0, 0.5, 1.0)) -> list[Row]:
-    """Trains a policy for every weight (paper 5, Figure 2); says how often it takes each arm, and what that gives.
+    """Trains a policy for every alignment weight (assistant selection, Figure 2); measures its choices and rewards.
 
     Returns:
         The rows, one for each weight: `alignment_weight`, `best`, `reward`, `choices`.

@@ -1,1 +1,1 @@
-"""★ When a draft stops before its block is full."""
+"""★ Policies that end a draft before its block is full."""

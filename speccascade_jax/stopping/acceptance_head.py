@@ -1,12 +1,13 @@
 """The acceptance head of SpecDec++: will the target keep the token that the draft has just been fed?
 
-The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of what it gives is
-`P(y_i kept | all before it kept)` (paper 3, section 3.2 and eq. 3.1; METHODS section 6). Its parameters are a nested
-dict, named as flax names them: `{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
+The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of its output is
+`P(y_i kept | all before it kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; METHODS section 6). Its
+parameters are a nested dict, named as flax names them:
+`{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
 
-A head may read two numbers more than the paper's: `log max q` of the law that `y_i` was drawn from, and `log q̃(y_i)`
-(`with_law`). They cost next to nothing, for the drafter has them, and a shallow decoder's `e_i`, which is computed from
-the tokens up to `y_i`, need not know what was thought likely in `y_i`'s place.
+A head may read two numbers in addition to the paper's: `log max q` of the distribution that `y_i` was drawn from, and
+`log q̃(y_i)` (`with_law`). They cost almost nothing, because the drafter has them. A shallow decoder's `e_i`, computed
+from the tokens up to `y_i`, may not show how likely `y_i` was.
 """
 
 import jax
@@ -15,12 +16,12 @@ import jax.numpy as jnp
 from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.types import Array, Params
 
-_LAW = 2  # numbers of the law behind the state
-_LEAST = 1e-6  # a smaller probability is no surer sign of a rejection
+_LAW = 2  # numbers of the distribution, after the state
+_LEAST = 1e-6  # below it, a smaller probability is no surer sign of a rejection
 
 
 def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
-    """Fresh float32 parameters: blocks that change nothing yet, and a linear unit that says next to nothing.
+    """Returns fresh float32 parameters: blocks that change nothing yet, and a linear unit whose output is near 0.
 
     Raises:
         ValueError: a negative depth.
@@ -37,30 +38,31 @@ def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
 
 
 def depth(params: Params) -> int:
-    """How many residual blocks the parameters are."""
+    """Returns the number of residual blocks of the parameters."""
     return len(params) - 1
 
 
 def with_law(hidden: Array, max_q: Array, drawn: Array) -> Array:
-    """Everything that a head may read of tokens, float32 `[..., D + 2]`.
+    """Returns the inputs of a head that reads the distribution too, float32 `[..., D + 2]`.
 
     Args:
-        hidden: `[..., D]`, the states `e_i`; max_q: `[...]`, of the raw law that `y_i` was drawn from; drawn: `[...]`,
-            the probability `q̃(y_i)` it was drawn with.
+        hidden: `[..., D]`, the states `e_i`.
+        max_q: `[...]`, the maximum of the raw distribution that `y_i` was drawn from.
+        drawn: `[...]`, the probability `q̃(y_i)` that it was drawn with.
     """
     logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), _LEAST)) for x in (max_q, drawn)]
     return jnp.concatenate([hidden.astype(jnp.float32), jnp.stack(logs, axis=-1)], axis=-1)
 
 
 def reads_law(params: Params, features: int) -> bool:
-    """Whether a head reads more than the `features` of a hidden state."""
+    """Returns whether a head reads more than the `features` of a hidden state."""
     return bool(params["out"]["kernel"].shape[0] > features)
 
 
 def logits(params: Params, inputs: Array) -> Array:
-    """float32 `[...]` of `inputs` `[..., D]`: `x + SiLU(W x + b)` block by block, then one linear unit.
+    """Returns float32 `[...]` for `inputs` `[..., D]`: `x + SiLU(W x + b)` block by block, then one linear unit.
 
-    Of `with_law`'s inputs a head that was trained on states alone reads these alone.
+    A head that was trained on states alone ignores the two numbers that `with_law` appends.
     """
     x = inputs.astype(jnp.float32)[..., : params["out"]["kernel"].shape[0]]
     with full_precision("float32"):
@@ -72,10 +74,15 @@ def logits(params: Params, inputs: Array) -> Array:
 
 
 def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc: float = 1.0) -> Array:
-    """Mean of `−[w_acc P log P̂ + w_rej (1 − P) log(1 − P̂)]` over counted positions (paper 3, section 3.3).
+    """Returns the mean of `−[w_acc P log P̂ + w_rej (1 − P) log(1 − P̂)]` over counted positions.
+
+    Huang et al., 2024 (SpecDec++), section 3.3.
 
     Args:
-        logits: `[...]`, of `P̂`; kept: float32 `[...]`, `P`; counted: bool `[...]`.
+        logits: `[...]`, the logits of `P̂`.
+        kept: float32 `[...]`, `P`.
+        counted: bool `[...]`, the positions to average over.
+        w_rej, w_acc: the weights of rejections and acceptances.
     """
     losses = -(w_acc * kept * jax.nn.log_sigmoid(logits) + w_rej * (1.0 - kept) * jax.nn.log_sigmoid(-logits))
     return jnp.where(counted, losses, 0.0).sum() / jnp.maximum(counted.sum(), 1)

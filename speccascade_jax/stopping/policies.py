@@ -1,7 +1,8 @@
 """★ Stop policies: when a drafter stops before its block is full. A new one is a class here and a row in `STOPS`.
 
-A policy is a stopping time. It is asked at each slot with that position's `q`, the hidden state behind it and its
-own state, never the token about to be drawn, and it can't take a token back: the law holds by construction.
+A policy is a stopping time. At each slot it sees that position's `q`, the hidden state of the previous token and its
+own state, but never the token about to be drawn, and it cannot take a token back. So the distribution is right by
+construction.
 """
 
 import math
@@ -22,10 +23,10 @@ from speccascade_jax.stopping import acceptance_head
 
 @dataclass(frozen=True)
 class Capped:
-    """The base of policies: lets at most `block` tokens through, and has no state of its own.
+    """The base of policies: it lets at most `block` tokens through, and has no state.
 
     It draws while a number, `doubt`, is at most `stop_threshold`: a block ends *before* the unsure token. A policy
-    defines that number, or another `__call__`.
+    defines that number, or overrides `__call__`.
     """
 
     block: int
@@ -44,7 +45,7 @@ class Capped:
         return step.slot + 1 < self.block
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
-        """Computes what is compared with the threshold, float32 `[B]`, and the state behind it."""
+        """Returns the number that is compared with the threshold, float32 `[B]`, and the next state."""
         raise NotImplementedError
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
@@ -55,19 +56,19 @@ class Capped:
 
 @dataclass(frozen=True)
 class Fixed(Capped):
-    """Always `block` tokens (γ)."""
+    """A policy that always drafts `block` tokens (γ)."""
 
     adaptive: ClassVar[bool] = False
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """End *after* the last token of the block."""
+        """Ends *after* the last token of the block."""
         yes = jnp.ones(step.q.shape[:1], bool)
         return Decision(draw=yes, proceed=yes & self.below_cap(step)), state
 
 
 @dataclass(frozen=True)
 class Confidence(Capped):
-    """Draw while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4)."""
+    """A policy that draws while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4)."""
 
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
@@ -77,7 +78,7 @@ class Confidence(Capped):
 
 @dataclass(frozen=True)
 class Entropy(Capped):
-    """Draw while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
+    """A policy that draws while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
 
     threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
     between: ClassVar[tuple[float, float]] = (0.0, math.inf)
@@ -89,13 +90,13 @@ class Entropy(Capped):
 
 @dataclass(frozen=True)
 class CumulativeConfidence(Capped):
-    """Draw while `Π max q >= 1 − stop_threshold`, the product over the block, this position included."""
+    """A policy that draws while `Π max q >= 1 − stop_threshold`, the product up to and including this position."""
 
     threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
     on_rejection: ClassVar[bool] = True
 
     def init(self, batch_size: int) -> PyTree:
-        """The product so far, float32 `[B]`."""
+        """Returns the product so far, float32 `[B]`."""
         return jnp.ones((batch_size,), jnp.float32)
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
@@ -105,15 +106,15 @@ class CumulativeConfidence(Capped):
 
 @dataclass(frozen=True)
 class AcceptanceHead(Capped):
-    """SpecDec++: stop once `1 − Π P_i > stop_threshold` (h), `P_i` a head's prediction that `y_i` is kept.
+    """SpecDec++'s policy: stop once `1 − Π P_i > stop_threshold` (h), where a head predicts `P_i`, that `y_i` is kept.
 
-    Paper 3, Algorithm 2; METHODS section 6. Parameters are the head's (`stopping.acceptance_head`); one that
-    reads the law that a token was drawn from is given it. At least `least` and at most `block` tokens (the authors' 2
-    and 20), but for a stop id or the row's limit.
+    Huang et al., 2024 (SpecDec++), Algorithm 2; METHODS section 6. Parameters are the head's
+    (`stopping.acceptance_head`); a head that reads the distribution of a token is given it. A block has at least
+    `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the row's limit ends it.
 
-    `lag=1`: after `y_k` is drawn it is the last if the product over `i < k` says so: no pass of the draft is made whose
-    law is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per round, unless
-    the rule wants `q` at the bonus position anyway.
+    `lag=1`: after `y_k` is drawn, it is the last if the product over `i < k` says so; the draft makes no pass whose
+    distribution is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per
+    round, unless the rule needs `q` at the bonus position anyway.
     """
 
     block: int = 20
@@ -129,18 +130,18 @@ class AcceptanceHead(Capped):
             raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
 
     def init(self, batch_size: int) -> PyTree:
-        """The product so far, and `max q` of the law that the token before was drawn from, float32 `[B]` each."""
+        """Returns the product so far, and `max q` at the previous token, float32 `[B]` each."""
         ones = jnp.ones((batch_size,), jnp.float32)
         return ones, ones
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """End after (`lag=1`) or before (`lag=0`) the token at which the block has become unlikely to be kept whole."""
+        """Ends after (`lag=1`) or before (`lag=0`) the token at which the block became unlikely to be kept whole."""
         assert step.hidden is not None, "the draft model gives no hidden states"
         (product, max_q), inputs = state, step.hidden
         if acceptance_head.reads_law(params, step.hidden.shape[-1]):
             inputs, max_q = acceptance_head.with_law(step.hidden, max_q, step.drawn), step.max_q
         kept = jax.nn.sigmoid(acceptance_head.logits(params, inputs))
-        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the token behind is committed
+        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the previous token is committed
         rejection = 1.0 - product
         sure = rejection <= controls.stop_threshold
         if self.lag:
@@ -152,13 +153,14 @@ class AcceptanceHead(Capped):
 
 @dataclass(frozen=True)
 class Oracle(Capped):
-    """Lemma 2.1's: stop before every token that will not be kept. Parameters: bool `[B, L]`, where to stop before.
+    """The policy of Lemma 2.1: stop before every token that will not be kept.
 
-    What is to be known beforehand, `methods.generations` finds out.
+    Its parameters are bool `[B, L]`, True at each position to stop before. `methods.generations` computes them
+    beforehand.
     """
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Draw where the token will be kept; go on where the next one will be too."""
+        """Draws if the token will be kept; proceeds if the next one will be too."""
 
         def stops_at(position: Array) -> Array:
             return jnp.take_along_axis(params, position[:, None], axis=1, mode="fill", fill_value=True)[:, 0]
@@ -176,4 +178,4 @@ STOPS: dict[str, Callable[[int], StopPolicy]] = {
     "acceptance_head_lag0": partial(AcceptanceHead, lag=0),
     "oracle": Oracle,
 }
-"""Name -> policy of a block size: what `stop` names in `decode`, gin and the rows of METHODS."""
+"""Name -> policy of a block size: the names that `stop` takes in `decode`, gin and the rows of METHODS."""

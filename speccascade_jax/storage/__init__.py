@@ -1,1 +1,1 @@
-"""Durability: atomic files, locks, checksums, archives."""
+"""Durable storage: atomic files, locks, checksums, archives."""

@@ -1,4 +1,4 @@
-"""Arrays and a key in one file, as NumPy's archives: read back only if every byte is the one that was written."""
+"""NumPy archives with arrays and a key; a file with any changed byte is refused."""
 
 import io
 import math
@@ -14,29 +14,29 @@ KEY = "key"
 
 
 def write(path: Path, key: str, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays and the key of what they belong to, whole or not at all; equal arrays give equal bytes."""
+    """Writes arrays and the key of their owner, atomically; equal arrays give equal bytes."""
     content = io.BytesIO()
     np.savez_compressed(content, **{KEY: np.asarray(key)}, **arrays)  # type: ignore[arg-type]
     write_atomically(path, content.getvalue())
 
 
 def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """The key and the arrays.
+    """Reads the key and the arrays.
 
     Raises:
-        Exception: of any kind, where the file is damaged: zipfile raises whatever a flipped bit makes it meet.
+        Exception: of any kind, if the file is damaged: after a flipped bit, zipfile can raise many kinds of errors.
     """
     content = path.read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_unpacked(sum(entry.file_size for entry in archive.infolist()), len(content))
-        # whole members: `np.load` stops before their checksums are compared
+        # Whole members, because `np.load` stops reading before zipfile compares their checksums.
         members = {name: archive.read(name) for name in archive.namelist()}
     arrays = {name.removesuffix(".npy"): _array(member) for name, member in members.items()}
     return str(arrays.pop(KEY)), arrays
 
 
 def _array(member: bytes) -> np.ndarray:
-    """The array of a `.npy` file, whose header is compared with what follows before anything is allocated."""
+    """Returns the array of a `.npy` file, after comparing its header with the file's size and before allocating."""
     file = io.BytesIO(member)
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Files of a few arrays with a card that says what they are: acceptance heads, heads of early exits, policies."""
+"""Files of a few arrays with a card that describes them: acceptance heads, heads of early exits, policies."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class _Dataclass(Protocol):
-    """Any dataclass; `typing` has no name for them."""
+    """Any dataclass, for which `typing` has no name."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -32,32 +32,32 @@ CardT = TypeVar("CardT", bound=_Dataclass)
 
 @dataclass(frozen=True, repr=False)
 class Carded(Generic[CardT]):
-    """Parameters, and a card, a dataclass of plain values, that says what they are."""
+    """Parameters with a card, a dataclass of plain values that describes them."""
 
     params: Params
     card: CardT
 
     def __repr__(self) -> str:
-        """Returns a line without the numbers."""
+        """Returns one line without the parameters' values."""
         return f"{type(self).__name__}({count(self.params):,} parameters, {self.card})"
 
     @property
     def fingerprint(self) -> str:
-        """Hash of parameters and card: what a record that used them belongs to."""
+        """Hash of parameters and card, which identifies them in records."""
         return fingerprint(self.params, asdict(self.card))
 
     def save(self, path: str | Path) -> None:
-        """Writes parameters and card as one file, whole or not at all."""
+        """Writes parameters and card as one file, atomically."""
         save(path, self.params, asdict(self.card))
 
 
-def load_carded(path: str | Path, what: str, again: str, card: type[CardT]) -> tuple[Params, CardT]:
-    """Reads the parameters and the card of a `Carded`; entries that the card's class does not know are left out.
+def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> tuple[Params, CardT]:
+    """Reads the parameters and the card of a `Carded`; ignores entries that the card's class does not know.
 
     Raises:
-        FileNotFoundError, CheckpointError: as `load`; the card lacks an entry, or has an odd one.
+        FileNotFoundError, CheckpointError: as `load`, or the card lacks an entry or has an invalid one.
     """
-    params, entries = load(path, what, again)
+    params, entries = load(path, kind, again)
     known = {field.name for field in fields(card)}
     try:
         return params, card(**{name: value for name, value in entries.items() if name in known})
@@ -68,13 +68,13 @@ def load_carded(path: str | Path, what: str, again: str, card: type[CardT]) -> t
 
 
 def fingerprint(params: Params, card: Mapping[str, Any]) -> str:
-    """Hash of parameters and card."""
+    """Returns the hash of parameters and card."""
     parts = {name: array_digest(np.asarray(leaf)) for name, leaf in flatten_dict(params, sep="/").items()}
     return _text_digest(json.dumps({"card": card, **parts}, sort_keys=True))
 
 
 def save(path: str | Path, params: Params, card: Mapping[str, Any]) -> None:
-    """Write parameters, in float32, and card as one file, whole or not at all."""
+    """Writes parameters, in float32, and card as one file, atomically."""
     arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep="/").items()}
     text = json.dumps(card, sort_keys=True)
     digests = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
@@ -83,30 +83,30 @@ def save(path: str | Path, params: Params, card: Mapping[str, Any]) -> None:
     write_atomically(path, content, checksums.seal(content))
 
 
-def load(path: str | Path, what: str, again: str) -> tuple[Params, dict[str, Any]]:
-    """Read parameters and card.
+def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any]]:
+    """Reads parameters and card.
 
     Args:
-        what: the file holds, for errors ("acceptance head"); again: how one comes by another.
+        kind: kind of the file, for errors ("acceptance head"); again: the way to another file, for errors.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: it is damaged (names what in it), or of another format.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: it is damaged (names the damaged parts), or of another format.
     """
     path = expanded(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no {what} at {path}: {again}")
+        raise FileNotFoundError(f"no {kind} at {path}: {again}")
     content = checksums.unsealed(path, path.read_bytes(), COPY_AGAIN, CheckpointError)
     try:
         payload = flax.serialization.msgpack_restore(content)
         number, text, digests, arrays = (payload[name] for name in ("format", "card", "digests", "arrays"))
-        found = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
-        missing = digests.keys() - found.keys()
-    except Exception as error:  # msgpack has an error of its own for every kind of damage
-        raise damaged(path, {"the file": f"it is no {what} ({error!r})"}) from error
+        actual = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
+        missing = digests.keys() - actual.keys()
+    except Exception as error:  # msgpack raises a different error for every kind of damage.
+        raise damaged(path, {"the file": f"it is no {kind} ({error!r})"}) from error
     if number != FORMAT:
         raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: {again}")
-    changed = [name for name, one in found.items() if one != digests.get(name)]
+    changed = [name for name, value in actual.items() if value != digests.get(name)]
     wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
     if wrong:
         raise damaged(path, wrong)

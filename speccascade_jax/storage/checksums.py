@@ -1,8 +1,8 @@
 """Digests of whole files: in `checksums.json` beside them, or at their end.
 
-A flipped bit in a vocabulary or a configuration is a valid file of something else, so nothing but a digest can see it.
-`checksums.json` lies in the files' folder; its entry "bytes" maps names to digests (`checkpoints.huggingface` adds
-those of tensors). A folder without it, or a file that it does not list, is read as it is.
+A vocabulary or a configuration with a flipped bit is still a valid file, so only a digest can detect the change.
+`checksums.json` is in the files' folder; its entry "bytes" maps names to digests (`checkpoints.huggingface` adds
+tensors' digests). A folder without it, and a file that it does not list, are read without a check.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ _SEALED = len(_SEAL) + 32
 
 
 def digest(content: bytes | memoryview) -> str:
-    """BLAKE2b, 128 bits in hexadecimal."""
+    """Returns the BLAKE2b digest, 128 bits in hexadecimal."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def array_digest(array: np.ndarray) -> str:
-    """BLAKE2b of an array's bytes, 128 bits in hexadecimal."""
+    """Returns the BLAKE2b digest of an array's bytes, 128 bits in hexadecimal."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return digest(data.data)
 
 
 def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """The folder's `checksums.json`; an empty one where there is none.
+    """Returns the folder's `checksums.json`, or an empty one if there is none.
 
     Raises:
         ValueError (or `error`): it is damaged or of another format.
@@ -45,34 +45,34 @@ def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]
     file = folder / CHECKSUMS
     if not file.is_file():
         return {"format": FORMAT, "algorithm": ALGORITHM}
-    found = json_object(file, "write it again, or copy the folder again", error)
-    if (found.get("format"), found.get("algorithm")) != (FORMAT, ALGORITHM):
-        raise error(f"{file} has format {found.get('format')!r}, {found.get('algorithm')!r}: write it again")
-    if not isinstance(found.get(BYTES, {}), dict):
-        raise error(f"{file} is damaged ({BYTES} is {found[BYTES]!r:.80}): write it again")
-    return found
+    contents = json_object(file, "write it again, or copy the folder again", error)
+    if (contents.get("format"), contents.get("algorithm")) != (FORMAT, ALGORITHM):
+        raise error(f"{file} has format {contents.get('format')!r}, {contents.get('algorithm')!r}: write it again")
+    if not isinstance(contents.get(BYTES, {}), dict):
+        raise error(f"{file} is damaged ({BYTES} is {contents[BYTES]!r:.80}): write it again")
+    return contents
 
 
 def write(folder: Path, names: Iterable[str], **more: Any) -> Path:
-    """Write `checksums.json` for files of a folder; returns it. `more`: further entries."""
-    found = {name: digest((folder / name).read_bytes()) for name in names}
-    text = json.dumps({"format": FORMAT, "algorithm": ALGORITHM, BYTES: found, **more}, indent=1)
+    """Writes `checksums.json` for files of a folder and returns its path; `more` are further entries."""
+    digests = {name: digest((folder / name).read_bytes()) for name in names}
+    text = json.dumps({"format": FORMAT, "algorithm": ALGORITHM, BYTES: digests, **more}, indent=1)
     write_atomically(folder / CHECKSUMS, text + "\n")
     return folder / CHECKSUMS
 
 
 def update(file: Path) -> None:
-    """List a file that was written in the `checksums.json` beside it, which is made if there is none."""
-    found = record(file.parent)
-    listed = found.get(BYTES, {}) | {file.name: digest(file.read_bytes())}
-    write_atomically(file.parent / CHECKSUMS, json.dumps(found | {BYTES: listed}, indent=1) + "\n")
+    """Adds a newly written file to the `checksums.json` beside it, which is created if it does not exist."""
+    contents = record(file.parent)
+    listed = contents.get(BYTES, {}) | {file.name: digest(file.read_bytes())}
+    write_atomically(file.parent / CHECKSUMS, json.dumps(contents | {BYTES: listed}, indent=1) + "\n")
 
 
 def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
-    """A file's bytes, compared with the digest in the `checksums.json` beside it where there is one.
+    """Reads a file's bytes and compares them with the digest in the `checksums.json` beside it, if there is one.
 
     Raises:
-        ValueError (or `error`): they are others; names the file.
+        ValueError (or `error`): the bytes differ; names the file.
     """
     content = path.read_bytes()
     listed = record(path.parent, error).get(BYTES, {})
@@ -82,15 +82,15 @@ def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """What is written behind `content`, so that `unsealed` sees whether it changed."""
+    """Returns the bytes to write after `content`, from which `unsealed` detects changes."""
     return _SEAL + digest(content).encode()
 
 
 def unsealed(path: Path, content: bytes, remedy: str, error: type[ValueError] = ValueError) -> bytes:
-    """The content before its `seal`; content without one as it is (files of earlier versions).
+    """Returns the content before its `seal`; content without a seal (from earlier versions) is returned unchanged.
 
     Raises:
-        ValueError (or `error`): the digest is another; names `path`.
+        ValueError (or `error`): the digest differs; names `path`.
     """
     body, end = content[:-_SEALED], content[-_SEALED:]
     if not end.startswith(_SEAL):

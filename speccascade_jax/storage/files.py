@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and hashes of what determines a record."""
+"""Files that are written completely or not at all, and hashes of the settings that determine a record."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path as a user writes it: `~` and `~name` are home folders.
+    """Expands `~` and `~name` in a path to home folders.
 
     Raises:
         ValueError: there is no such home folder.
@@ -29,10 +29,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
-    """Say in `path` (JSON) what its folder is made with; refuse a folder that was begun with other settings.
+    """Writes to `path` (JSON) the settings that its folder is made with; refuses a folder made with other settings.
 
     Args:
-        settings: as JSON gives them back: lists, no tuples.
+        settings: values that survive JSON: lists, no tuples.
         remedy: the end of the error's sentence.
 
     Raises:
@@ -48,13 +48,13 @@ def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
 
 
 def point_key(**parts: Any) -> str:
-    """Hash (32 hex digits) of everything that determines a record; equal parts give equal keys in every process."""
+    """Hashes everything that determines a record (32 hex digits); equal parts give equal keys in every process."""
     text = json.dumps(plain(parts), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON knows it: NumPy scalars and arrays become numbers and lists, nan and inf `None`."""
+    """Converts `value` for JSON: NumPy scalars and arrays become numbers and lists, NaN and infinity `None`."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,13 +67,13 @@ def plain(value: Any) -> Any:
 
 
 def write_atomically(path: str | Path, *content: str | bytes) -> None:
-    """Write a whole file so that a reader, or a kill, sees the old content or the new, never a part.
+    """Writes a file so that it holds the old or the new content, never a part, at any moment and after a kill.
 
     Args:
-        content: its parts, in order.
+        content: parts of the content, in order.
 
     Raises:
-        OSError: it can't be written; names it, and what to do about a full disk.
+        OSError: the file cannot be written; names it, and the remedy for a full disk.
     """
     path = expanded(path)
     with naming(path):
@@ -94,10 +94,10 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
 
 
 def check_replaceable(path: str | Path, *marks: str) -> None:
-    """Refuses, before anything is measured, to write a report over a file that is none.
+    """Checks, before anything is measured, that a report would not overwrite a file of another kind.
 
     Args:
-        marks: texts that stand in every such report.
+        marks: texts that every such report contains.
 
     Raises:
         ValueError: names the file and the remedy.
@@ -112,7 +112,7 @@ def check_replaceable(path: str | Path, *marks: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Errors of the system inside the block name `path`, and what to do about a full disk."""
+    """Adds `path`, and the remedy for a full disk, to system errors raised inside the block."""
     try:
         yield
     except OSError as error:

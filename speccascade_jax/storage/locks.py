@@ -1,4 +1,4 @@
-"""One writer at a time: a lock file that names its owner, and that the kernel lets go of when the owner dies."""
+"""Lock files for one writer at a time: they name their owner, and the kernel releases them when the owner dies."""
 
 import contextlib
 import fcntl
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 class LockedError(RuntimeError):
-    """Another process is writing the same output."""
+    """Error raised if another process is writing the same output."""
 
 
 @contextlib.contextmanager
 def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> Iterator[None]:
-    """Hold `lock` while the block runs; the file is gone afterwards.
+    """Holds `lock` while the block runs, and removes the file afterwards.
 
     Args:
-        output: what is written under it, for the error.
+        output: the output that the lock protects, for the error.
 
     Raises:
         LockedError: another process holds it; names the process.
@@ -29,11 +29,11 @@ def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or 
 
 
 def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> int:
-    """A descriptor that holds the lock, to be given to `release`.
+    """Acquires the lock and returns its file descriptor for `release`.
 
     Raises:
         LockedError: as `held`.
-        ValueError: there is a file of that name which is no lock; it is left as it is.
+        ValueError: the file exists and is not a lock; it stays unchanged.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -56,15 +56,15 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
 
 
 def release(handle: int, lock: Path) -> None:
-    """Let go of a lock and remove its file, unless that is another process's meanwhile."""
+    """Releases a lock and removes its file, unless the file belongs to another process by now."""
     if is_held(handle, lock):
-        # Removed while still held: whoever opened it meanwhile sees that it is no longer the file of that name.
+        # Removed while still locked: a process that opened it meanwhile detects that the path is another file now.
         lock.unlink(missing_ok=True)
     os.close(handle)
 
 
 def is_held(handle: int, lock: Path) -> bool:
-    """Whether the file is still the one that was locked: whoever removed it may have let another process in."""
+    """Returns whether the path is still the locked file; after a removal another process may hold a new file."""
     try:
         return os.path.samestat(os.stat(lock), os.fstat(handle))
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading what others wrote: errors name file, line and remedy, and no file is believed to be larger than it can be."""
+"""Readers of untrusted files: errors name file, line and remedy, and implausible sizes are refused."""
 
 import gzip
 import json
@@ -8,49 +8,50 @@ from pathlib import Path
 from typing import Any
 
 PLAUSIBLE = 1 << 28
-"""Bytes that a compressed file may hold whatever its own size is."""
+"""Number of bytes that any compressed file may unpack to, whatever its own size."""
 RATIO = 100
-"""How many times its own size a larger one may hold: texts and tokens reach 30, bombs a thousand."""
+"""Largest ratio of unpacked to packed size of a larger file: texts and tokens reach 30, zip bombs a thousand."""
 
 
 def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads the JSON object in a file.
 
     Args:
-        remedy: the end of the error's sentence; error: its class.
+        remedy: the end of the error's sentence; error: the error's class.
 
     Raises:
-        OSError: it can't be read; ValueError (or `error`): it holds something else. Both name the file.
+        OSError: the file cannot be read; ValueError (or `error`): it does not hold a JSON object. Both name the file.
     """
     return parsed(path.read_bytes(), str(path), remedy, error)
 
 
-def parsed(content: bytes | str, where: str, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """The JSON object in a text; `where` (file, or file and line) begins the error's sentence."""
+def parsed(content: bytes | str, location: str, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Parses the JSON object in a text; `location` (file, or file and line) begins the error's sentence."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as reason:
-        raise error(f"{where} is damaged (no JSON: {reason}): {remedy}") from reason
-    if not isinstance(found, dict):
-        raise error(f"{where} is damaged (no JSON object, but {found!r:.40}): {remedy}")
-    return found
+        raise error(f"{location} is damaged (no JSON: {reason}): {remedy}") from reason
+    if not isinstance(value, dict):
+        raise error(f"{location} is damaged (no JSON object, but {value!r:.40}): {remedy}")
+    return value
 
 
 def check_unpacked(size: int, packed: int) -> None:
-    """Refuse content of `size` bytes in a file of `packed`, where no text and no tokens are packed so tightly.
+    """Refuses content of `size` bytes in a file of `packed` bytes if no texts or tokens can be packed so tightly.
 
     Raises:
-        ValueError: as above.
+        ValueError: the content is too large.
     """
     if size > max(PLAUSIBLE, RATIO * packed):
         raise ValueError(f"{packed:,} bytes unpack to more than {max(PLAUSIBLE, RATIO * packed):,}")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of every line of a UTF-8 file, gzipped if its name ends in `.gz`.
+    """Yields number (from 1) and text of every line of a UTF-8 file, which is gzipped if its name ends in `.gz`.
 
     Raises:
-        ValueError: not UTF-8, no whole gzip file, or one that unpacks to far more than texts do; names file and line.
+        ValueError: the file is not UTF-8, is no complete gzip file, or unpacks to implausibly many bytes; names file
+            and line.
     """
     unpacked, number = 0, 0
     packed = path.stat().st_size

@@ -1,1 +1,1 @@
-"""Making the models and heads that decode."""
+"""Training of the models and heads that decode."""

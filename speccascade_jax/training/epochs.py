@@ -1,6 +1,6 @@
 """Training in epochs: one loop for acceptance heads, early exits and selection policies.
 
-The place in the data is a function of the optimiser's step, so a saved state is all that a killed run needs.
+The position in the data is a function of the optimiser's step, so a saved state suffices to resume a killed run.
 """
 
 import dataclasses
@@ -26,19 +26,19 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochTrainer:
-    """Settings of every training on acceptance data.
+    """Settings shared by all trainers on acceptance data.
 
     Attributes:
-        run_dir: where state, metrics and what was trained go; a run found there is resumed.
-        pair: whose models they are; data: folders of `experiments.make_acceptance_data`, made with that pair.
-        held_out: share of the prompts that is not trained on, but judged.
+        run_dir: folder of the state, the metrics and the result; training resumes if it holds a run.
+        pair: the models; data: folders of `experiments.make_acceptance_data`, made with that pair.
+        held_out: share of the prompts that are used for evaluation only.
         batch_positions: positions per step, padding included; epochs: passes over the prompts.
-        peak, weight_decay: of AdamW (`optimizer`).
-        seed: of parameters, the split, the order and the mixes.
-        log_every: steps; save_every_seconds: of the resumable state.
+        peak, weight_decay: peak learning rate and weight decay of AdamW (`optimizer`).
+        seed: random seed of the parameters, the split, the order and the mixes.
+        log_every: steps between log records; save_every_seconds: seconds between saves of the resumable state.
 
     Raises:
-        ValueError: a value without meaning.
+        ValueError: a setting is invalid.
     """
 
     run_dir: str
@@ -61,7 +61,7 @@ class EpochTrainer:
 
 
 def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
-    """Refuses settings of a trainer without meaning: its learning rate (named `rate`), counts and share held out."""
+    """Checks a trainer's learning rate (the field named `rate`), its counts, seed and held-out share."""
     for name in counts:
         whole(name, getattr(trainer, name), 1)
     check_seed(trainer.seed)
@@ -76,23 +76,23 @@ def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
 
 @functools.cache  # equal runs share their compiled step
 def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -> optax.GradientTransformation:
-    """AdamW whose rate rises linearly to `peak` and falls as a cosine to 0 at `steps`."""
+    """Returns AdamW with a rate that rises linearly to `peak` and falls as a cosine to 0 at `steps`."""
     rate = optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup_steps, steps // 2), steps)
     return optax.adamw(rate, weight_decay=weight_decay)
 
 
 class EpochRun(runs.Run):
-    """A trainer at work over epochs: its place in them follows from the step. Subclasses say what is trained on what.
+    """Run of a trainer over epochs: its position in them follows from the step. Subclasses define data and model.
 
     Attributes:
-        steps_per_epoch, total: optimiser steps, which `prepare` sets.
+        steps_per_epoch, total: numbers of optimiser steps; `prepare` sets them.
 
     Raises:
-        ValueError: the run directory was begun with other settings.
+        ValueError: the run directory was started with other settings.
     """
 
     FREE: ClassVar[tuple[str, ...]] = ("run_dir", "data", "save_every_seconds")
-    """Settings that change nothing in the result."""
+    """Settings that do not change the result."""
     steps_per_epoch: int
     total: int
     data: Any
@@ -104,7 +104,7 @@ class EpochRun(runs.Run):
         super().__init__(trainer, TrainState.fresh(params, self.optimizer))
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:
-        """Loads the data, sets the numbers of steps; returns the parameters to begin with and the optimiser."""
+        """Loads the data and sets the numbers of steps; returns the initial parameters and the optimiser."""
         raise NotImplementedError
 
     def batches(self, epoch: int) -> Iterable[Any]:
@@ -116,37 +116,37 @@ class EpochRun(runs.Run):
         raise NotImplementedError
 
     def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
-        """Logs what there is to say after `step` steps."""
+        """Logs the results of a step; `step` counts the steps taken so far."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the result depends on, the data by their key."""
+        """Returns the settings that the result depends on; the data are represented by their key."""
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
         return dict(files.plain(chosen | {"data": self.data.key}))
 
     def remaining(self) -> Iterator[tuple[int, Any]]:
-        """Yields epoch and batch of every step that is still to come."""
+        """Yields epoch and batch of every remaining step."""
         begun, first = divmod(int(self.state.step), self.steps_per_epoch)
         for epoch in range(begun, self.trainer.epochs):
             for batch in itertools.islice(self.batches(epoch), first if epoch == begun else 0, None):
                 yield epoch, batch
 
     def take(self, step: int, batch: tuple[int, Any]) -> None:
-        """Takes a step and reports on it."""
+        """Takes a step and reports its losses."""
         self.report(step, batch[0], self.step(*batch))
 
 
 class AcceptanceRun(EpochRun):
-    """An `EpochTrainer` at work: the pair, the data, its place in them. What is trained is a subclass's.
+    """Run of an `EpochTrainer`: the pair, the data and the position in them. Subclasses define the trained model.
 
     Raises:
-        ValueError: data of another pair, or a run directory begun with other settings.
+        ValueError: the data belong to another pair, or the run directory was started with other settings.
     """
 
     FREE = (*EpochRun.FREE, "log_every", "pair")
     evaluated: dict[str, Any] | None = None
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:
-        """Loads the pair and its data; returns what to begin with, and AdamW with a warm-up."""
+        """Loads the pair and its data; returns the initial parameters, and AdamW with a warm-up."""
         trainer = self.trainer
         self.data = shards.read(trainer.data)
         self.pair = load_source(trainer.pair)
@@ -159,11 +159,11 @@ class AcceptanceRun(EpochRun):
         return params, optimizer(trainer.peak, warmup_steps, self.total, trainer.weight_decay)
 
     def batches(self, epoch: int) -> list[mixing.Batch]:
-        """Returns an epoch's batches of the prompts that are not held out."""
+        """Returns an epoch's batches of the training prompts."""
         return self.cuts.epoch(self.train_rows, self.trainer.seed, epoch)
 
     def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
-        """Logs the losses every `log_every` steps, and what an epoch's end finds on the held-out prompts."""
+        """Logs the losses every `log_every` steps, and the evaluation on held-out prompts after every epoch."""
         if step % self.trainer.log_every == 0:
             self.log.append({"step": step, "epoch": epoch, "losses": jax.tree.map(float, jax.device_get(losses))})
             remaining = runs.time_left(self.began, step - self.first_step, self.total - self.first_step)
@@ -174,28 +174,28 @@ class AcceptanceRun(EpochRun):
             self.log.append({"step": step, "held_out": self.evaluated})
 
     def finish(self) -> dict[str, Any]:
-        """Trains until the last epoch is done, writes the result; returns what was found after that epoch."""
+        """Trains to the end of the last epoch and writes the result; returns the final evaluation."""
         self.began, self.first_step = time.monotonic(), int(self.state.step)
         self.train(self.trainer.save_every_seconds)
         self.write()
         return self.evaluate() if self.evaluated is None else self.evaluated
 
     def facts(self) -> dict[str, Any]:
-        """Returns what a card says of the data and the steps of what was trained."""
+        """Returns a card's facts about the training data and the steps."""
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         return {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
 
     def initial(self) -> tuple[Params, int]:
-        """Returns the parameters to begin with, and in how many steps the rate rises.
+        """Returns the initial parameters, and the number of warm-up steps of the rate.
 
         Raises:
-            ValueError: data that were not made with this pair.
+            ValueError: the data were not made with this pair.
         """
         raise NotImplementedError
 
     def evaluate(self) -> dict[str, Any]:
-        """Returns what is found on the held-out prompts; logged after every epoch."""
+        """Returns the evaluation on the held-out prompts; it is logged after every epoch."""
         raise NotImplementedError
 
     def write(self) -> None:
-        """Writes what was trained."""
+        """Writes the trained parameters."""

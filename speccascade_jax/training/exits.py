@@ -1,8 +1,9 @@
-"""Training the heads of early exits: all of a target's in one pass over the data, its own layers as they are.
+"""Training of early-exit heads: all exits of a target in one pass over the data, its layers frozen.
 
-Paper 4, section 4.1; METHODS.md section 7. Each head learns the law of the whole model (or of another exit) at every
-position of the target's own outputs, as KL divergence. Frozen layers give the same states to all heads, which is where
-the time goes, so all are trained at once; they share nothing else, and each ends as it would alone.
+Globerson et al. (2025), section 4.1; METHODS.md section 7. Each head learns the distribution of the whole model (or of
+another exit) at every position of the target's own outputs, by KL divergence. Frozen layers give all heads the same
+states, and computing these takes most of the time, so all heads are trained at once. The heads share nothing else: each
+ends as if it were trained alone.
 """
 
 import dataclasses
@@ -28,22 +29,23 @@ from speccascade_jax.training.heads.mixing import Batch
 from speccascade_jax.training.runs import Stepped, TrainState
 
 FILE = "exit_heads.msgpack"
-"""What is written into the run's folder."""
+"""Name of the output file in the run's folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitTrainer(EpochTrainer):
-    """Heads to be trained for exits of a pair's target; rate, warm-up and epochs are the paper's where nothing is said.
+    """Trainer of exit heads of a pair's target; rate, warm-up and epochs default to the paper's values.
 
     Attributes:
-        layers: of the exits, each 0 to the target's depth − 1.
-        towards: the layer of the exit whose law is taught (one of `init_from`'s); `None`: the target's own law. The
-            paper trains all heads on the target's and then the smallest one of a stack on the intermediate one's.
-        init_from: heads to go on from; a layer without starts with the target's own head.
+        layers: layers of the exits, each from 0 to the target's depth − 1.
+        towards: layer of the exit that serves as the teacher (one of `init_from`'s); `None`: the target is the teacher.
+            The paper trains all heads towards the target, then the smallest one of a stack towards the intermediate
+            one.
+        init_from: file of heads to start from; a layer that it lacks starts with the target's own head.
         warmup: share of the steps in which the rate rises.
 
     Raises:
-        ValueError: a value without meaning.
+        ValueError: a setting is invalid.
     """
 
     layers: tuple[int, ...]
@@ -68,38 +70,43 @@ class ExitTrainer(EpochTrainer):
             raise ValueError(f"warmup={self.warmup} is no share of the steps: give a number in [0, 1)")
 
     def run(self) -> dict[str, Any]:
-        """Train to the end (from the saved state if there is one), write the heads; returns what `evaluate` found."""
+        """Trains to the end (from the saved state if there is one) and writes the heads; returns the evaluation."""
         with runs.alone(files.expanded(self.run_dir)):
             return Run(self).finish()
 
 
 Lesson = tuple[list[Array], Array, Array]
-"""States `[B, T, E]` of every exit, the teacher's log-law `[B, T, V]`, and which positions count, bool `[B, T]`."""
+"""States `[B, T, E]` of every exit, the teacher's log-probabilities `[B, T, V]`, and which positions count `[B, T]`."""
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def frozen(models: Any, teacher: Any, places: Places, held: list[Array], batch: Batch) -> tuple[list[Array], Array]:
-    """Returns what exits give along a batch: the states of each, and the teacher's log-law (see `Lesson`).
+def frozen(
+    models: Any, teacher: Any, places: Places, distinct_arrays: list[Array], batch: Batch
+) -> tuple[list[Array], Array]:
+    """Returns the states of each exit along a batch, and the teacher's log-probabilities (see `Lesson`).
 
     Args:
-        places, held: `distinct` parameters of the exits and, last, of the teacher: what they share is computed once.
+        places, distinct_arrays: `distinct` parameters of the exits, then of the teacher: shared layers are computed
+            once.
     """
-    bound = restored(held, places)
+    bound = restored(distinct_arrays, places)
     tokens = jnp.asarray(batch.tokens)[:, :-1]
-    hidden = [continued(model, own, batch.prompt, tokens).hidden for model, own in zip(models, bound[:-1], strict=True)]
+    hidden = [
+        continued(model, params, batch.prompt, tokens).hidden for model, params in zip(models, bound[:-1], strict=True)
+    ]
     logits = continued(teacher, bound[-1], batch.prompt, tokens).logits[..., : teacher.vocab_size]
     return [states for states in hidden if states is not None], jax.nn.log_softmax(logits)
 
 
 def head_log_law(model: Any, kernel: Array, hidden: Array) -> Array:
-    """Returns the log-law `[..., V]` of an exit's own head in float32, by the very code that it drafts with."""
+    """Returns the float32 log-probabilities `[..., V]` of an exit's own head, by the same code that it drafts with."""
     params = {"decoder": {"logits_dense": {"kernel": kernel}}}
     logits: Array = model.model._apply(params, hidden, method="logits")
     return jax.nn.log_softmax(logits[..., : model.vocab_size])
 
 
 def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> Array:
-    """Returns the sum of `KL(teacher || exit)` in nats over the positions that are `counted` `[B, T]`."""
+    """Returns the sum of `KL(teacher || exit)` in nats over the `counted` `[B, T]` positions."""
     log_law = head_log_law(model, kernel, hidden)
     terms = jnp.sum(jnp.where(taught > -jnp.inf, jnp.exp(taught) * (taught - log_law), 0.0), axis=-1)
     return jnp.sum(jnp.where(counted, terms, 0.0))
@@ -107,7 +114,7 @@ def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(models: Any, optimizer: optax.GradientTransformation, state: TrainState, lesson: Lesson) -> Stepped:
-    """Takes one step of all heads; the losses are the divergences by layer, in nats a position."""
+    """Takes one step of all heads; the losses are the divergences by layer, in nats per position."""
     hidden, taught, counted = lesson
 
     def total(params: Params) -> tuple[Array, dict[str, Array]]:
@@ -122,7 +129,7 @@ def train_step(models: Any, optimizer: optax.GradientTransformation, state: Trai
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Sums over positions the divergence, the mass shared with the teacher, and where both say the same token."""
+    """Sums over positions the divergence, the mass shared with the teacher, and the equal greedy tokens."""
     log_law = head_log_law(model, kernel, hidden)
     shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
     same = log_law.argmax(-1) == taught.argmax(-1)
@@ -131,17 +138,18 @@ def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: A
 
 
 class Run(AcceptanceRun):
-    """An `ExitTrainer` at work.
+    """Run of an `ExitTrainer`.
 
     Raises:
-        ValueError: no such layer, data or heads of another target, or a run directory begun with other settings.
+        ValueError: a layer does not exist, data or heads belong to another target, or the run directory was started
+            with other settings.
     """
 
     def _check(self) -> None:
-        """Refuses data that were made with another pair, layers that there are not, heads of another target."""
-        made, pair = self.data.manifest, self.pair
-        if made["pair_fingerprint"] != pair.fingerprint:
-            theirs = f"the pair {made['pair_fingerprint']} ({made['pair']!r})"
+        """Refuses data that were made with another pair, and layers that the target does not have."""
+        manifest, pair = self.data.manifest, self.pair
+        if manifest["pair_fingerprint"] != pair.fingerprint:
+            theirs = f"the pair {manifest['pair_fingerprint']} ({manifest['pair']!r})"
             remedy = "make data with this pair (experiments/make_acceptance_data.py)"
             raise ValueError(f"the data were made with {theirs}, but {pair.name!r} is {pair.fingerprint}: {remedy}")
         depth = depth_of(self.pair.target.model)
@@ -149,7 +157,7 @@ class Run(AcceptanceRun):
             raise ValueError(f"there is nothing to train at layer {wrong[0]}: exits are below layer {depth}, the last")
 
     def initial(self) -> tuple[Params, int]:
-        """Returns the heads of `init_from`, or the target's own, and the warm-up's share of all steps."""
+        """Returns the heads of `init_from`, or the target's own, and the number of warm-up steps."""
         self._check()
         trainer, target = self.trainer, self.pair.target
         self.given, self.teacher = None, target
@@ -158,23 +166,23 @@ class Run(AcceptanceRun):
             self.given.check(target, trainer.init_from)
             if (layer := trainer.towards) is not None:
                 self.teacher = early_exit(target, layer, self.given.kernel(layer, trainer.init_from))
-        given = {} if self.given is None else self.given.kernels
+        given_kernels = {} if self.given is None else self.given.kernels
         shared = jnp.asarray(shared_head(target))
-        # arrays of their own: a step gives up those of the state before it
-        kernels = {layer: jnp.array(given.get(layer, shared)) for layer in sorted(trainer.layers)}
-        # only their states are read: which head they have here means nothing
+        # copies, because a step donates the buffers of the state before it
+        kernels = {layer: jnp.array(given_kernels.get(layer, shared)) for layer in sorted(trainer.layers)}
+        # only the exits' states are read, so any head serves here
         self.exits = [early_exit(target, layer, shared) for layer in kernels]
         self.models = tuple(exit.model for exit in self.exits)
         return {f"{layer:03}": kernel for layer, kernel in kernels.items()}, round(trainer.warmup * self.total)
 
     def settings(self) -> dict[str, Any]:
-        """Returns every run's settings; heads to go on from count by what they are, not by where they lie."""
+        """Returns every run's settings; the fingerprint of the heads of `init_from` replaces their path."""
         return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
     def lesson(self, batch: Batch) -> Lesson:
-        """Returns what the heads learn from along a batch."""
-        held, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
-        hidden, taught = frozen(self.models, self.teacher.model, places, held, batch)
+        """Returns the inputs and teacher outputs of a batch."""
+        distinct_arrays, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
+        hidden, taught = frozen(self.models, self.teacher.model, places, distinct_arrays, batch)
         counted = np.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
         return hidden, taught, jnp.asarray(counted)
 
@@ -184,7 +192,7 @@ class Run(AcceptanceRun):
         return losses
 
     def evaluate(self) -> dict[str, Any]:
-        """Returns each head's KL in nats, mass shared and share of same greedy tokens on the held-out prompts."""
+        """Returns each head's KL in nats, shared mass and share of equal greedy tokens on the held-out prompts."""
         sums: dict[str, Any] = {name: np.zeros(3) for name in self.state.params}
         positions = 0
         for cut in self.cuts.cut(self.held_out_rows):
@@ -194,17 +202,17 @@ class Run(AcceptanceRun):
                 sums[name] += np.asarray(compared(model, self.state.params[name], states, *rest), np.float64)
         measures = ("kl", "shared_mass", "same_greedy_token")
         means = {name: (total / max(1, positions)).round(5).tolist() for name, total in sums.items()}
-        found = {f"layer {int(name)}": dict(zip(measures, each, strict=True)) for name, each in means.items()}
-        logging.info("step %d, held out: %s", int(self.state.step), found)
-        return found
+        scores = {f"layer {int(name)}": dict(zip(measures, row, strict=True)) for name, row in means.items()}
+        logging.info("step %d, held out: %s", int(self.state.step), scores)
+        return scores
 
     def write(self) -> None:
-        """Writes the heads, those given and not trained among them, with their card."""
-        given = ({}, {}) if self.given is None else (self.given.kernels, self.given.card.towards)
+        """Writes the heads, including heads of `init_from` that were not trained, with their card."""
+        start_heads = ({}, {}) if self.given is None else (self.given.kernels, self.given.card.towards)
         trained = {int(name): kernel for name, kernel in self.state.params.items()}
         towards, target = (
-            given[1] | dict.fromkeys(trained, self.trainer.towards),
+            start_heads[1] | dict.fromkeys(trained, self.trainer.towards),
             fingerprints.of_model(self.pair.target),
         )
         card = exit_files.Card(target_fingerprint=target, pair=self.pair.name, towards=towards, **self.facts())
-        exit_files.save(self.directory / FILE, exit_files.ExitHeads(given[0] | trained, card))
+        exit_files.save(self.directory / FILE, exit_files.ExitHeads(start_heads[0] | trained, card))

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its resumable state and its metrics, both safe against a kill at any moment."""
+"""Files of a run: its resumable state and its metrics, both safe if the process is killed at any moment."""
 
 import contextlib
 import errno
@@ -28,12 +28,12 @@ STATE_FILE = "state.msgpack"
 T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
 FOLDER = "tensorboard"
-"""Where a run's event files lie."""
+"""Folder of a run's event files."""
 
 
 @flax.struct.dataclass
 class TrainState:
-    """What a step changes: parameters (of heads by name), optimiser state, int32 step count."""
+    """State that a step changes: parameters (of heads by name), optimiser state, int32 step count."""
 
     params: Params
     opt_state: Any
@@ -51,20 +51,20 @@ class TrainState:
 
 
 Stepped = tuple[TrainState, dict[str, Array]]
-"""What a training step returns: the state after it, and the losses by name."""
+"""Result of a training step: the new state, and the losses by name."""
 
 
 class Run:
-    """A trainer at work in its folder: the state, the log, and a loop over steps that may be killed at any moment.
+    """Run of a trainer in its folder: the state, the log, and a loop over steps that may be killed at any moment.
 
-    Subclasses say what is trained on what: which batches `remaining` yields, what `take` does with one, and what
-    `saved_position` keeps beside the state.
+    Subclasses define the training: which batches `remaining` yields, how `take` uses a batch, and what `saved_position`
+    stores with the state.
 
     Args:
-        trainer: with a `run_dir`; fresh: the state to begin with where that folder holds none.
+        trainer: settings with a `run_dir`; fresh: the initial state if that folder holds none.
 
     Attributes:
-        state: the current one; resumed_from: the position that was saved beside the one that the run goes on from.
+        state: the current state; resumed_from: the position that was saved with the state that the run resumes from.
     """
 
     state: TrainState
@@ -81,23 +81,23 @@ class Run:
         self.log = MetricsLog(self.directory / METRICS_FILE, int(self.state.step), logged)
 
     def remaining(self) -> Iterator[Any]:
-        """Yields a batch for every step that is still to come."""
+        """Yields a batch for every remaining step."""
         raise NotImplementedError
 
     def take(self, step: int, batch: Any) -> None:
-        """Takes the step that makes it `step` steps, and logs what there is to say after it."""
+        """Takes step number `step` (from 1), and logs its results."""
 
     def saved_position(self) -> dict[str, Any]:
-        """Returns what is saved beside the state, in plain numbers."""
+        """Returns the position to save with the state, in plain numbers."""
         return {"logged": self.log.logged}
 
     def train(self, save_every: float) -> None:
-        """Takes all steps that are still to come; saves the state every so many seconds, and at the end."""
+        """Takes all remaining steps; saves the state every `save_every` seconds, and at the end."""
         saved_at = time.monotonic()
         for step, batch in enumerate(self.remaining(), int(self.state.step) + 1):
             self.take(step, batch)
             if time.monotonic() - saved_at > save_every:
-                self.save()  # when all is logged: a run that goes on from here logs nothing of this step
+                self.save()  # after the step is logged: a resumed run does not log it again
                 saved_at = time.monotonic()
         self.save()
 
@@ -107,19 +107,19 @@ class Run:
 
 
 def time_left(began: float, done: int, total: int) -> str:
-    """Returns how long the rest takes, as a clock shows it, at the pace of the `done` parts since `began`."""
+    """Returns the remaining time as a clock shows it, at the pace of the `done` parts since `began`."""
     return clock_time((time.monotonic() - began) / done * (total - done))
 
 
 def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
-    """Write the training state and where the run is in its data (plain numbers) to `run_dir`."""
+    """Writes the training state and the run's position in its data (plain numbers) to `run_dir`."""
     payload = {"state": flax.serialization.to_state_dict(state), "position": position}
     content = flax.serialization.msgpack_serialize(payload)
     write_atomically(run_dir / STATE_FILE, content, checksums.seal(content))
 
 
 def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
-    """The saved state, in the structure of `like`, and the position; `None` if `run_dir` holds none.
+    """Returns the saved state, in the structure of `like`, and the position; `None` if `run_dir` holds none.
 
     Raises:
         ValueError: the saved state is damaged, or belongs to another model or optimiser.
@@ -132,7 +132,7 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
     try:
         payload = flax.serialization.msgpack_restore(content)
         saved, position = payload["state"], dict(payload["position"])
-    except Exception as error:  # msgpack has an error of its own for every kind of damage
+    except Exception as error:  # msgpack raises a different error for every kind of damage
         raise ValueError(f"{path} is damaged, or no state of a run ({error!r}): {again}") from error
     try:
         state = flax.serialization.from_state_dict(like, saved)
@@ -145,45 +145,45 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
     return state, position
 
 
-def _check_shape(path: Any, wanted: Any, found: Any) -> None:
-    if getattr(wanted, "shape", ()) != getattr(found, "shape", ()):
-        raise ValueError(f"{jax.tree_util.keystr(path)}: shape {getattr(found, 'shape', None)}, not {wanted.shape}")
+def _check_shape(path: Any, wanted: Any, actual: Any) -> None:
+    if getattr(wanted, "shape", ()) != getattr(actual, "shape", ()):
+        raise ValueError(f"{jax.tree_util.keystr(path)}: shape {getattr(actual, 'shape', None)}, not {wanted.shape}")
 
 
 def read_shard(
     path: Path, kind: Callable[..., T], damaged: str, remedy: str, key: str | None = None, foreign: str = ""
 ) -> T:
-    """Returns a file's arrays as a `kind`, which raises for arrays that do not fit together.
+    """Returns a file's arrays as a `kind`, whose constructor raises if the arrays do not fit together.
 
     Args:
-        damaged, foreign: what the error says of a file that cannot be read, and of one with another key than `key`.
+        damaged, foreign: words of the error for an unreadable file, and for a file whose key is not `key`.
 
     Raises:
-        ValueError: names the file.
+        ValueError: the file is unreadable or foreign (names it).
     """
     try:
         written, arrays = archives.read(path)
-        found = kind(**arrays)
-    except Exception as error:  # zlib and zipfile raise whatever the flipped bit makes them meet
+        shard = kind(**arrays)
+    except Exception as error:  # zlib and zipfile raise many error types on damaged bytes
         raise ValueError(f"{path} is {damaged} ({error!r}): {remedy}") from error
     if key not in (None, written):
         raise ValueError(f"{path} {foreign}")
-    return found
+    return shard
 
 
 def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps other trainers out of a run's folder while the block runs (`LockedError`: one is in it)."""
+    """Locks a run's folder against other trainers while the block runs (`LockedError`: another trainer holds it)."""
     return locks.held(run_dir / "lock", run_dir, "wait for it, end it, or name another run_dir")
 
 
 class MetricsLog:
-    """A JSON-lines file with one object per record, each with its `step`; its numbers go to `scalars` too.
+    """JSON-lines file with one object per record, each with its `step`; its numbers also go to `Scalars`.
 
-    A record is one durable `write` to a file opened for appending, so a kill tears at most the last line; opening the
-    log again drops a torn line and what was logged after the state was saved that the run resumes from.
+    A record is one durable `write` to a file opened for appending, so a kill tears at most the last line. Opening the
+    log again drops a torn line, and every record that was logged after the resumed state was saved.
 
     Args:
-        resume_step: that state's; logged: how many records there were then (`logged`), if it says so.
+        resume_step: step of the resumed state; logged: number of records at that time, if known.
     """
 
     def __init__(self, path: Path, resume_step: int, logged: int | None = None):
@@ -194,7 +194,7 @@ class MetricsLog:
         self._scalars = Scalars(path.parent, resume_step)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one record at the end, durably; an `OSError` (a full disk) leaves the log as it was."""
+        """Appends one record durably; an `OSError` (a full disk) leaves the log unchanged."""
         line = (json.dumps(record) + "\n").encode()
         with naming(self.path), open(self.path, "ab", buffering=0) as file:
             size = file.tell()
@@ -218,15 +218,15 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Scalars:
-    """A run's scalars for TensorBoard and Weights & Biases, where these are installed; `metrics.jsonl` is what counts.
+    """Scalars of a run for TensorBoard and Weights & Biases, if these are installed; `metrics.jsonl` is authoritative.
 
-    Event files lie in the run's folder under `tensorboard` (`pip install '.[logging]'`). To W&B goes what is logged
-    while a run of its own is active in the process: nothing is sent anywhere unasked. A command begins one by
+    Event files are written to the run's folder under `tensorboard` (`pip install '.[logging]'`). W&B gets the numbers
+    only while a W&B run is active in the process: nothing is sent anywhere unasked. A command starts one with
     `--import=my_run.py`, a file that calls `wandb.init`.
 
     Args:
         run_dir: the run's folder.
-        resume_step: TensorBoard forgets what it was shown beyond this step: it is logged again.
+        resume_step: TensorBoard discards earlier points beyond this step, because they are logged again.
     """
 
     def __init__(self, run_dir: Path, resume_step: int):
@@ -234,10 +234,10 @@ class Scalars:
         self._folder, self._purged = str(run_dir / FOLDER), resume_step + 1 if resume_step else None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Show a record's finite numbers; those of dictionaries inside are named `outer/inner`."""
+        """Sends a record's finite numbers; entries of nested dictionaries are named `outer/inner`."""
         numbers = _numbers(record)
         step = numbers.pop("step")
-        # an event file is there from its writer's making on: a run that has ended and is started again writes none
+        # a writer creates its file at once: a finished run that is started again must not leave an empty one
         if self._writer is None and importlib.util.find_spec("tensorboardX"):
             import tensorboardX
 
@@ -245,17 +245,17 @@ class Scalars:
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
-        # whoever began a run in this process has imported it
+        # a process with an active W&B run has imported wandb
         active: Any = sys.modules.get("wandb")
         if getattr(active, "run", None) is not None:  # a folder called wandb may pass for the module
             active.log(numbers, step=int(step))
 
 
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= _numbers(value, f"{prefix}{name}/")
+            numbers |= _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found[prefix + name] = float(value)
-    return found
+            numbers[prefix + name] = float(value)
+    return numbers

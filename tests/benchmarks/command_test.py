@@ -1,4 +1,4 @@
-"""The command from end to end with random models, and its errors; no number is looked at for its size."""
+"""Tests of the command from end to end with random models, and of its errors; no number is checked for its size."""
 
 import io
 import json
@@ -18,7 +18,7 @@ SECTIONS = [name for name in command.SECTIONS if name not in ("compilation", "ac
 
 @pytest.fixture(scope="module")
 def record(tabular, tmp_path_factory):
-    """What a quick run wrote."""
+    """Returns the record that a quick run writes."""
     output = tmp_path_factory.mktemp("results") / "quick.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "load_pair", lambda name: tabular)
@@ -44,10 +44,10 @@ def test_every_section_is_there_and_has_its_tables(record):
 def test_every_column_but_the_optional_ones_is_filled(record):
     optional = {"alpha", "block_size", "same_output"}
     for section in record["sections"].values():
-        for name, found in section["tables"].items():
-            assert found, name
+        for name, table in section["tables"].items():
+            assert table, name
             for column in layouts.LAYOUTS[name].columns:
-                assert column.key in optional or all(row[column.key] is not None for row in found), (name, column.key)
+                assert column.key in optional or all(row[column.key] is not None for row in table), (name, column.key)
 
 
 @pytest.mark.tools
@@ -85,10 +85,10 @@ def test_a_width_of_one_is_the_unit(record):
 def test_programs_in_a_new_process(folder):
     """The second time the compiled programs come from the cache that the first one filled."""
     settings = command.Sizes(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))
-    found = compilation.run(Bench(settings, load_pair(folder)))
-    assert [row["cache"] for row in found["compilation"]] == ["empty", "empty", "full", "full"]
-    assert all(row[f"{name}_seconds"] >= 0 for row in found["compilation"] for name in compilation.STEPS)
-    assert all(row["import_seconds"] > 0 for row in found["startup"])
+    tables = compilation.run(Bench(settings, load_pair(folder)))
+    assert [row["cache"] for row in tables["compilation"]] == ["empty", "empty", "full", "full"]
+    assert all(row[f"{name}_seconds"] >= 0 for row in tables["compilation"] for name in compilation.STEPS)
+    assert all(row["import_seconds"] > 0 for row in tables["startup"])
 
 
 def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():

@@ -23,7 +23,7 @@ def vocabulary_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tabular(vocabulary_file):
-    """A pair whose laws are rows of a table."""
+    """Returns a pair whose distributions are rows of a table."""
     draws = np.random.default_rng(0)
     target = draws.normal(size=(SIZE, SIZE))
     draft = target + 0.7 * draws.normal(size=(SIZE, SIZE))
@@ -33,7 +33,7 @@ def tabular(vocabulary_file):
 
 @pytest.fixture(scope="session")
 def folder(vocabulary_file, tmp_path_factory):
-    """A folder with a pair of random, very small T5s."""
+    """Returns a folder with a pair of random, very small T5s."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "vocabulary.model").write_bytes(vocabulary_file.read_bytes())
     for seed, part in enumerate(("target", "draft")):

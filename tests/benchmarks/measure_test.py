@@ -1,4 +1,4 @@
-"""Turns, loops long enough to be timed, and floors."""
+"""Tests of turns, of loops long enough to be timed, and of floors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What acceptance and step times predict."""
+"""Tests of the prediction from acceptance and step times."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rows become tables."""
+"""Tests of the tables that are made of rows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sections of the benchmarks against what can be computed by hand, or from times that are known."""
+"""Tests of the benchmarks' sections against values computed by hand, or from known times."""
 
 from dataclasses import replace
 
@@ -21,22 +21,22 @@ def test_agreement_is_that_of_the_laws_along_the_outputs(tabular):
     prompts = acceptance.prompts_of(bench, task, [task.build_prompt(example) for example in task.load(limit=EXAMPLES)])
     # sampled outputs: greedy ones of a table are all alike
     outputs = acceptance.write(bench, recorded(Settings(method=TARGET)), 1.0, prompts, task)
-    found = acceptance._agreement(bench, prompts, outputs)
+    agreement = acceptance._agreement(bench, prompts, outputs)
     p, q = (np.asarray(jax.nn.softmax(bound.params)) for bound in (tabular.target, tabular.draft))
     pending = np.take_along_axis(np.asarray(prompts.tokens), np.asarray(prompts.length)[:, None] - 1, axis=1)
     before = np.concatenate([pending, outputs.tokens[:, :-1]], axis=1)
     seen = before[np.arange(before.shape[1])[None] < outputs.lengths[:, None]]
-    assert found["positions"] == len(seen) > 8 * 32
-    assert found["shared_mass"] == pytest.approx(np.minimum(p, q)[seen].sum(-1).mean(), rel=1e-5)
-    assert found["greedy_agreement"] == pytest.approx((p[seen].argmax(-1) == q[seen].argmax(-1)).mean())
-    assert 0.1 < found["shared_mass"] < 0.9
+    assert agreement["positions"] == len(seen) > 8 * 32
+    assert agreement["shared_mass"] == pytest.approx(np.minimum(p, q)[seen].sum(-1).mean(), rel=1e-5)
+    assert agreement["greedy_agreement"] == pytest.approx((p[seen].argmax(-1) == q[seen].argmax(-1)).mean())
+    assert 0.1 < agreement["shared_mass"] < 0.9
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(tabular):
-    found = acceptance.run(Bench(SMALL, replace(tabular, draft=tabular.target)))
-    assert found["agreement"][0]["greedy_agreement"] == 1.0
-    assert found["agreement"][0]["shared_mass"] == pytest.approx(1.0)
-    rows = {(row["method"], row["temperature"]): row for row in found["acceptance"]}
+    tables = acceptance.run(Bench(SMALL, replace(tabular, draft=tabular.target)))
+    assert tables["agreement"][0]["greedy_agreement"] == 1.0
+    assert tables["agreement"][0]["shared_mass"] == pytest.approx(1.0)
+    rows = {(row["method"], row["temperature"]): row for row in tables["acceptance"]}
     assert rows["spec_decode", 0.0]["acceptance_rate"] == 1.0 == rows["spec_decode", 1.0]["acceptance_rate"]
     assert rows["spec_decode", 0.0]["quality"] == rows["autoregressive", 0.0]["quality"]
     assert rows["spec_decode", 0.0]["block_efficiency"] > 2 and "acceptance_rate" not in rows["autoregressive", 0.0]
@@ -46,7 +46,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(tabular):
 def test_outside_is_the_median_of_the_turns_own_differences(tabular, monkeypatch):
     program = np.array([1.0, 5.0, 2.0, 9.0]) * 1e-3
     seconds = {"decode": program + np.array([0.4, 0.1, 0.2, 0.3]) * 1e-3, "program": program}
-    monkeypatch.setattr(measure, "interleave", lambda given, repeats: {name: seconds[name] for name in given})
+    monkeypatch.setattr(measure, "interleave", lambda loops, repeats: {name: seconds[name] for name in loops})
     rows = calls.run(Bench(quick(Sizes()), tabular))["calls"]
     assert [row["method"] for row in rows] == ["autoregressive", "spec_decode"]
     for row in rows:
@@ -65,13 +65,13 @@ def test_a_call_and_a_program_that_differ_are_not_compared(tabular, monkeypatch)
 def test_an_exit_needs_the_targets_weights_and_at_most_a_head(folder):
     pair = load_pair(folder)
     rows = memory.run(Bench(replace(quick(Sizes()), batches=(1,)), pair))["memory"]
-    held = {row["drafts"]: row["arguments_megabytes"] for row in rows}
-    assert list(held) == ["nothing", "the draft", "exit:1", "exit:1, own head"]
+    megabytes = {row["drafts"]: row["arguments_megabytes"] for row in rows}
+    assert list(megabytes) == ["nothing", "the draft", "exit:1", "exit:1, own head"]
     config = pair.target.model.config
     head = config.d_model * config.num_embeddings * 4 / 1e6
-    assert held["exit:1"] == pytest.approx(held["nothing"], abs=1e-4)  # controls of a draft
-    assert held["exit:1, own head"] == pytest.approx(held["nothing"] + head, rel=0.01)
-    assert held["the draft"] > held["exit:1"]
+    assert megabytes["exit:1"] == pytest.approx(megabytes["nothing"], abs=1e-4)  # controls of a draft
+    assert megabytes["exit:1, own head"] == pytest.approx(megabytes["nothing"] + head, rel=0.01)
+    assert megabytes["the draft"] > megabytes["exit:1"]
 
 
 TURNS = {

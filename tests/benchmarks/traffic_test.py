@@ -1,4 +1,4 @@
-"""Bytes that a call must read, from its program."""
+"""Tests of the bytes that a call must read, from its program."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def test_an_array_that_is_used_twice_is_read_once():
 
 
 def test_a_table_that_is_looked_up_gives_its_rows():
-    assert bytes_read(lambda table, at: jnp.take(table, at, axis=0), jnp.ones((1000, 8)), INDEX) == 4 * 8 + 4
+    assert bytes_read(lambda table, index: jnp.take(table, index, axis=0), jnp.ones((1000, 8)), INDEX) == 4 * 8 + 4
 
 
 def test_a_table_that_is_looked_up_and_multiplied_is_read_whole():

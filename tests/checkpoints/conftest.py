@@ -1,4 +1,4 @@
-"""A tiny T5 and a small writer of T5X's native format and its variants."""
+"""Fixtures for checkpoints: a tiny T5, and a small writer of T5X's native format and its variants."""
 
 import dataclasses
 import shutil
@@ -41,7 +41,7 @@ def params(arrays):
 
 @pytest.fixture
 def wide() -> tuple[T5, dict]:
-    """A model and parameters of which several arrays exceed a few kilobytes."""
+    """Returns a model and parameters with several arrays of more than a few kilobytes."""
     config = dataclasses.replace(CONFIG, vocab_size=500, num_embeddings=512, d_model=64, head_dim=16, d_ff=96)
     return T5(config), unflatten_dict({n: jnp.asarray(a) for n, a in random_arrays(config).items()}, sep="/")
 
@@ -61,7 +61,7 @@ def plain_pointer(folder: str, array: np.ndarray) -> dict:
 
 
 def write_t5x(path: Path, arrays, *, pointer=plain_pointer, version=3, inline=(), at_top=False) -> Path:
-    """A native checkpoint; `pointer(folder, array)` makes the msgpack entry, `inline` names stay in msgpack."""
+    """Writes a native checkpoint; `pointer(folder, array)` returns a msgpack entry; `inline` arrays stay in msgpack."""
     path.mkdir(parents=True)
     leaves = {}
     for name, array in arrays.items():
@@ -81,7 +81,7 @@ def write_t5x(path: Path, arrays, *, pointer=plain_pointer, version=3, inline=()
 
 @pytest.fixture
 def golden():
-    """`golden("untied_2enc_3dec")`: its folder among the data, or a skip."""
+    """Returns a function from names of folders, such as "t5x_golden", to the path among the data; skips if absent."""
 
     def folder(*parts: str) -> Path:
         path = data_directory().joinpath(*parts)
@@ -94,7 +94,7 @@ def golden():
 
 @pytest.fixture
 def t5x(tmp_path):
-    """Writes a native checkpoint `run/checkpoint_<step>` below `tmp_path`."""
+    """Returns a function that writes a native checkpoint `run/checkpoint_<step>` below `tmp_path`."""
 
     def write(arrays, step: int = 7, **options) -> Path:
         return write_t5x(tmp_path / "run" / f"checkpoint_{step}", arrays, **options)
@@ -104,7 +104,7 @@ def t5x(tmp_path):
 
 @pytest.fixture(scope="session")
 def saved_once(tmp_path_factory):
-    """The model and parameters of `model` and `params`, written by `save`."""
+    """Returns the folder of the fixtures `model` and `params`, written by `save`."""
     flat = {name: jnp.asarray(array) for name, array in random_arrays(CONFIG).items()}
     save(path := tmp_path_factory.mktemp("saved") / "mine", T5(CONFIG), unflatten_dict(flat, sep="/"))
     return path
@@ -112,5 +112,5 @@ def saved_once(tmp_path_factory):
 
 @pytest.fixture
 def saved(tmp_path, saved_once):
-    """A copy of `saved_once`."""
+    """Returns the folder of a copy of `saved_once`."""
     return shutil.copytree(saved_once, tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""Converting: what is written, what a dry run says, checksums, errors as a user sees them."""
+"""Conversions: written files, dry runs, checksums, and errors as a user sees them."""
 
 import dataclasses
 
@@ -25,16 +25,20 @@ def theirs(tmp_path):
 
 def same(path, other) -> bool:
     (model, params), (again, restored) = load(path, dtype=None), load(other, dtype=None)
-    one, two = ([leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (params, restored))
-    return model == again and checkpoint_arrays.same(params, checkpoint_arrays.flat(restored)) and one == two
+    stored_dtypes, restored_dtypes = ([leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (params, restored))
+    return (
+        model == again
+        and checkpoint_arrays.same(params, checkpoint_arrays.flat(restored))
+        and stored_dtypes == restored_dtypes
+    )
 
 
 def test_converted_is_bit_equal(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours")]) == 0
     assert same(theirs, tmp_path / "ours")
-    told = capsys.readouterr()
-    assert "Hugging Face, gemma2: 46 parameters" in told.out and f"written: {tmp_path / 'ours'} in 0:0" in told.out
-    assert "writing" in told.err
+    output = capsys.readouterr()
+    assert "Hugging Face, gemma2: 46 parameters" in output.out and f"written: {tmp_path / 'ours'} in 0:0" in output.out
+    assert "writing" in output.err
 
 
 def test_stored_dtypes_are_kept_where_we_have_them(tmp_path):
@@ -57,12 +61,12 @@ def test_t5x_and_our_own_are_sources_too(t5x, arrays, model, params, tmp_path):
 
 def test_dry_run_lists_what_maps_to_what_and_writes_nothing(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours"), "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "format: Hugging Face, gemma2" in told
-    line = next(row for row in told.splitlines() if "decoder/layers_1/self_attention/query/kernel" in row)
+    output = capsys.readouterr().out
+    assert "format: Hugging Face, gemma2" in output
+    line = next(row for row in output.splitlines() if "decoder/layers_1/self_attention/query/kernel" in row)
     for part in ("32 × 32", "model.layers.1.self_attn.q_proj.weight transposed", "model-0000"):
         assert part in line
-    assert sum("│" in row for row in told.splitlines()) == len(find(theirs).plan)
+    assert sum("│" in row for row in output.splitlines()) == len(find(theirs).plan)
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
 
 
@@ -76,7 +80,7 @@ def test_rows_say_what_is_done_to_a_tensor(theirs):
 
 def test_checksums_are_written_beside_the_source_and_nothing_else(theirs, tmp_path, capsys):
     before = {entry.name for entry in theirs.iterdir()}
-    for _ in range(2):  # a second time replaces the first
+    for _ in range(2):  # The second call replaces the first call's file.
         assert main([str(theirs), "--checksums"]) == 0
     assert {entry.name for entry in theirs.iterdir()} == before | {"checksums.json"}
     assert f"written: {theirs / 'checksums.json'}" in capsys.readouterr().out

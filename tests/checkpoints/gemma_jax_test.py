@@ -1,4 +1,4 @@
-"""Gemma 2 as Google's JAX releases store it: layouts of heads and gates, padded vocabulary, damage."""
+"""Gemma 2 in Google's JAX releases: layouts of heads and gates, padded vocabulary, damage."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def test_products_are_what_the_einsums_give(tmp_path, turned, root, prepared):
     assert model.config == dataclasses.replace(CONFIG, pattern=("local", "global"))
     x = np.random.default_rng(1).normal(size=(3, E)).astype(np.float32)
     heads = np.random.default_rng(2).normal(size=(3, N, H)).astype(np.float32)
-    own = params["decoder"]["layers_1"]
+    layer = params["decoder"]["layers_1"]
     q, kv = stored["layer_1/attn/q_einsum/w"], stored["layer_1/attn/kv_einsum/w"]
     gates = stored["layer_1/mlp/gating_einsum"]
     gates = gates.transpose(0, 2, 1) if turned else gates
@@ -56,13 +56,13 @@ def test_products_are_what_the_einsums_give(tmp_path, turned, root, prepared):
         "wi_1": x @ gates[1],
     }
     if prepared:
-        own = load(tmp_path / "g", prepared=True)[1]["decoder"]["layers_1"]
-        both = np.concatenate([expected[name] for name in ("query", "key", "value")], axis=-1)
-        expected = {"qkv": both, "wi_01": np.concatenate([expected["wi_0"], expected["wi_1"]], axis=-1)}
+        layer = load(tmp_path / "g", prepared=True)[1]["decoder"]["layers_1"]
+        fused = np.concatenate([expected[name] for name in ("query", "key", "value")], axis=-1)
+        expected = {"qkv": fused, "wi_01": np.concatenate([expected["wi_0"], expected["wi_1"]], axis=-1)}
     for name, value in expected.items():
-        kernel = own["mlp" if name.startswith("wi") else "self_attention"][name]["kernel"]
+        kernel = layer["mlp" if name.startswith("wi") else "self_attention"][name]["kernel"]
         np.testing.assert_allclose(x @ np.asarray(kernel), value, rtol=1e-4, atol=1e-4)
-    out = np.asarray(own["self_attention"]["out"]["kernel"])
+    out = np.asarray(layer["self_attention"]["out"]["kernel"])
     np.testing.assert_allclose(heads.reshape(3, -1) @ out, mixed, rtol=1e-4, atol=1e-4)
 
 
@@ -85,7 +85,7 @@ def test_the_rest_is_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(("name", "shape", "said"), [
     ("layer_1/mlp/linear", None, r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"),
-    # Gemma 3 has it
+    # An array of Gemma 3.
     ("layer_0/attn/_query_norm/scale", (H,), r"no place for 1 array \(layer_0/attn/_query_norm/scale\)"),
     ("layer_1/attn/kv_einsum/w", (2, K, E, H + 2), r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"),
     ("layer_9999999999/mlp/linear", (F, E), r"g: 10,000,000,000 layers are more than"),

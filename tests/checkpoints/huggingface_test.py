@@ -23,7 +23,7 @@ GATE = "model.layers.2.mlp.gate_proj.weight"
 
 @pytest.fixture
 def written(tmp_path):
-    """`written(kind, change, arrays, shards)`: a directory, its configuration and tensors changed at will."""
+    """Returns a function that writes a directory with changes to its configuration and tensors."""
 
     def write(kind="llama2", change=None, arrays=None, shards=1, absent=()):
         entries = {k: v for k, v in (hf.entries(kind) | (change or {})).items() if k not in absent}
@@ -241,7 +241,7 @@ def test_flipped_bit_is_seen_with_checksums(written):
 ])  # fmt: skip
 def test_checksums_that_do_not_fit(written, change, said):
     path = written()
-    damage.edit_json(write_checksums(path), lambda r: r.pop("bytes"))  # as earlier versions wrote them
+    damage.edit_json(write_checksums(path), lambda r: r.pop("bytes"))  # As in files of earlier versions.
     load(path)
     damage.edit_json(path / "checksums.json", change)
     with pytest.raises(CheckpointError, match=said):

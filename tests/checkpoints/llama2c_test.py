@@ -1,4 +1,4 @@
-"""llama2.c's files: the layout of version 0, its header, the real models."""
+"""Files of llama2.c: the layout of version 0, its header, the published models."""
 
 import struct
 
@@ -12,7 +12,7 @@ from tests.support import memory
 
 DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB, LENGTH = 8, 12, 3, 4, 2, 11, 16
 KV = DIM // HEADS * KV_HEADS
-KINDS = {  # in the file's order
+KINDS = {  # In the file's order.
     "rms_att": (DIM,), "wq": (DIM, DIM), "wk": (KV, DIM), "wv": (KV, DIM), "wo": (DIM, DIM), "rms_ffn": (DIM,),
     "w1": (HIDDEN, DIM), "w2": (DIM, HIDDEN), "w3": (HIDDEN, DIM),
 }  # fmt: skip
@@ -24,7 +24,7 @@ OURS = {
 
 
 def write(file, tied=True):
-    """A file of random weights, and them by kind."""
+    """Writes a file of random weights; returns the weights by kind."""
     rng = np.random.default_rng(0)
     shapes = {"embedding": (VOCAB, DIM)} | {kind: (LAYERS, *shape) for kind, shape in KINDS.items()}
     shapes |= {"final": (DIM,), "cosines": (LENGTH, 1), "sines": (LENGTH, 1)}
@@ -62,7 +62,7 @@ def test_a_directory_with_a_tokenizer_beside(tmp_path):
 
 
 def put(place, value):
-    """Returns a change of a file: the header's number `place` is `value`."""
+    """Returns a change of a file that sets the header's number `place` to `value`."""
     return lambda whole: whole[: 4 * place] + struct.pack("<i", value) + whole[4 * place + 4 :]
 
 
@@ -92,12 +92,12 @@ def test_the_real_models(golden, name, count):
     assert f"parameters: {count:,} in 49 arrays, float32" in text
     params = flatten_dict(load(golden("models", name))[1], sep="/")
     scales = [np.asarray(array).mean() for path, array in params.items() if path.endswith("scale")]
-    assert min(scales) > 0.1 and max(scales) < 10  # norms that were trained: offsets are right
+    assert min(scales) > 0.1 and max(scales) < 10  # Plausible for trained norms, so the offsets are right.
 
 
 @pytest.mark.parametrize("layers", [2 * 10**7, 2**31 - 1])
 def test_a_header_is_not_believed(tmp_path, layers):
-    """28 bytes that claim more layers than a list of them would fit into memory."""
+    """Reads 28 bytes that claim so many layers that a list of them would not fit into memory."""
     (tmp_path / "model.bin").write_bytes(struct.pack("<7i", 8, 12, layers, 4, 2, 11, 16))
     said = rf"model.bin has 28 bytes, but its header \(d_model 8, {layers} layers"
 

@@ -1,9 +1,9 @@
-"""Peak memory of loading: the model and two of its largest arrays, above an empty start-up.
+"""Peak memory of loading: at most the model and two of its largest arrays, above an empty start-up.
 
-Half an array more is allowed: how early freed pages go back differs by 10 MB from run to run (120 to 132 MB were
-seen where two arrays are allowed to make 132); a third array would still be found.
+The tests allow half an array more, because the time at which freed pages go back to the system varies: runs differ by
+10 MB (120 to 132 MB with a limit of 132 MB for two arrays). A third array would still be detected.
 
-At a gigabyte, printed: SPECCASCADE_LARGE=1 python -m pytest -s tests/checkpoints/memory_test.py
+With a gigabyte and printed numbers: SPECCASCADE_LARGE=1 python -m pytest -s tests/checkpoints/memory_test.py
 """
 
 import json
@@ -21,7 +21,7 @@ library = pytest.importorskip("safetensors.numpy", reason="writing test files ne
 
 WIDTH, VOCABULARY, LAYERS = (2048, 16_000, 3) if os.environ.get("SPECCASCADE_LARGE") else (512, 16_000, 4)
 
-# The peak so far includes an empty start-up: modules, JAX's device, the threads that put arrays on it.
+# The first peak includes an empty start-up: modules, JAX's device, the threads that put arrays on it.
 PROGRAM = """
 import json, sys
 import jax, numpy as np
@@ -40,7 +40,7 @@ print(peak() - before, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 
 
 def write(path: Path, width: int, vocabulary: int, layers: int) -> Path:
-    """A Llama of ones in shards of one layer each."""
+    """Writes a Llama whose weights are all 1, in shards of one layer each."""
     path.mkdir()
     sizes = {"vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 8}
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "intermediate_size": 4 * width} | sizes))
@@ -72,7 +72,7 @@ def test_peak_is_the_model_and_two_arrays(paths, options):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     peak, size = map(int, done.stdout.split())
-    largest = 4 * VOCABULARY * WIDTH  # in the file, which is read as it is stored
+    largest = 4 * VOCABULARY * WIDTH  # In float32, the stored dtype, in which arrays are read.
     print(f"{options}: {size / 1e6:.0f} MB, largest array {largest / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
     assert size > 5e7
     assert peak <= size + 2.5 * largest, f"{peak / 1e6:.0f} MB for a model of {size / 1e6:.0f} MB"

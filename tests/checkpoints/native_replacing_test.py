@@ -1,4 +1,4 @@
-"""What `save` replaces and what it never does; the old one or the new, whatever goes wrong on the way."""
+"""Replacement by `save`: it refuses other files, and after any failure the old or the new checkpoint is complete."""
 
 import contextlib
 import errno
@@ -66,12 +66,13 @@ def test_a_file_is_never_replaced(tmp_path, model, params):
     assert (tmp_path / "mine").read_text() == "{}"
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")  # the child copies files and dies
+@pytest.mark.filterwarnings("ignore:os.fork")  # The child only copies files and exits.
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
 def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, model, params, moment, monkeypatch):
     old, new = flat(params), flat(jax.tree.map(lambda x: x + 1, params))
     save(saved.parent / "other" / "new", model, unflatten_dict(new, sep="/"))
-    written = saved.parent / "other" / "new" / "params"  # copied in the child, where tensorstore's threads are not
+    # The child copies these files, because tensorstore's threads do not exist there.
+    written = saved.parent / "other" / "new" / "params"
     monkeypatch.setattr(native, "write_tree", lambda to, _: shutil.copytree(written, to, dirs_exist_ok=True))
     real, renames = Path.rename, []
 
@@ -90,10 +91,10 @@ def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, mode
     assert saved.exists() == (moment != "between")
     warned = pytest.warns(UserWarning, match="mine is the old one again")
     with warned if moment == "between" else contextlib.nullcontext():
-        found = load(saved)[1]
-    assert same(found, new if moment == "after" else old)
+        loaded = load(saved)[1]
+    assert same(loaded, new if moment == "after" else old)
     save(saved, model, params, overwrite=True)
-    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # what was left is gone
+    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # No leftovers.
 
 
 def test_two_writers_of_one_directory(saved, model, params):
@@ -105,7 +106,7 @@ def test_two_writers_of_one_directory(saved, model, params):
 def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
     before = {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # a write beyond fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # Longer writes fail, as on a full disk.
     try:
         with pytest.raises(OSError, match=r"free some space, or write elsewhere.*mine") as caught:
             save(saved, *wide, overwrite=True)
@@ -117,7 +118,7 @@ def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
 
 
 def test_what_failed_is_deleted_though_it_is_still_written_to(saved, model, params, monkeypatch):
-    """A file that comes between the listing of a folder and its deletion lets that fail."""
+    """Simulates a file that appears between the listing of a folder and its deletion, which then fails."""
     rmtree, calls = shutil.rmtree, []
 
     def late(folder, **more):

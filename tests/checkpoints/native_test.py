@@ -1,4 +1,4 @@
-"""Our own format: round trips, what its files hold, damage; what 8 bits decode to and how small they are."""
+"""Our own format: round trips, contents of its files, damage; values and sizes of 8-bit arrays."""
 
 import dataclasses
 import getpass
@@ -28,7 +28,7 @@ KEY = "decoder/layers_1/mlp/wo/kernel"
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_round_trip(tmp_path, model, params, arrays, dtype):
-    """Of zeros too, which are no absent array."""
+    """Includes an array of zeros, which must not count as absent."""
     arrays[KEY] = np.zeros((10, 8), np.float32)
     params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 8))
     save(tmp_path / "deep" / "mine", model, flax.core.freeze(params), dtype)
@@ -53,13 +53,14 @@ def test_orbax_reads_the_parameters(saved, arrays):
 
 def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
     files = [file for file in saved.rglob("*") if file.is_file()]
-    # not one or two per array; how many hangs on how long the writer waits: 16 on a free machine, 26 on a busy one
+    # There must not be one or two files per array. The number depends on how long the writer waits: 16 on an idle
+    # machine, 26 on a busy one.
     assert len(files) < len(arrays)
-    told = [str(tmp_path), os.fspath(Path.home()), socket.gethostname(), "timestamp", "nsecs", "sharding"]
-    told += [getpass.getuser()] if len(getpass.getuser()) > 5 else []
+    secrets = [str(tmp_path), os.fspath(Path.home()), socket.gethostname(), "timestamp", "nsecs", "sharding"]
+    secrets += [getpass.getuser()] if len(getpass.getuser()) > 5 else []
     for file in files:
         content = file.read_bytes()
-        assert not [word for word in told if len(word) > 5 and word.encode() in content], file
+        assert not [word for word in secrets if len(word) > 5 and word.encode() in content], file
 
 
 def test_bad_arguments(tmp_path, model, params):
@@ -78,12 +79,12 @@ def test_bad_arguments(tmp_path, model, params):
 
 
 def config(change):
-    """Returns a damage: entries of `config.json`, changed."""
+    """Returns a damage that changes entries of `config.json`."""
     return lambda path: edit_json(path / "config.json", change)
 
 
 def undigested(change):
-    """Returns a damage: as `config`, in a file as earlier versions wrote it, without a digest of its own."""
+    """Returns a damage like `config`, after removing the file's own digest, which earlier versions did not write."""
     return config(lambda record: (record.pop("blake2b"), change(record)))
 
 
@@ -96,7 +97,7 @@ def lose(files):
 
 
 def forget(path):
-    """The tree of arrays lacks one."""
+    """Removes one array from the tree's metadata."""
     edit_json(path / "params" / "_METADATA", lambda m: m["tree_metadata"].pop(str(tuple(KEY.split("/")))))
 
 
@@ -142,7 +143,7 @@ def garble(content):
 
 @pytest.mark.parametrize("change", [garble, lambda content: content[:100]])
 def test_damaged_data_file(tmp_path, wide, change):
-    """Of arrays large enough to lie in data files of their own: small ones lie inside the index."""
+    """Uses arrays large enough for data files of their own; the index contains small arrays."""
     save(tmp_path / "mine", *wide)
     file = max(data_files(tmp_path / "mine"), key=lambda f: f.stat().st_size)
     file.write_bytes(change(file.read_bytes()))
@@ -158,7 +159,7 @@ def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
     save(tmp_path / "mine", DecoderLM(config), unflatten_dict(flat, sep="/"))
     model, params = load(tmp_path / "mine")
     assert model == DecoderLM(config)
-    assert hash(model) == hash(DecoderLM(config))  # a static argument of jit
+    assert hash(model) == hash(DecoderLM(config))  # It is a static argument of jit.
     assert same(params, flat)
     fused = checkpoint_arrays.flat(model.prepare(params))
     assert fused.keys() != flat.keys() and same(load(tmp_path / "mine", prepared=True)[1], fused)
@@ -178,11 +179,11 @@ def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
     (None, "bfloat16", "float32"),
 ])  # fmt: skip
 def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, asked, computes, holds):
-    """Whatever the model computed in that was saved; here bfloat16, with parameters of float32."""
+    """Checks the dtypes of a saved model that computes in bfloat16 and has float32 parameters."""
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
     save(tmp_path / "mine", half, params)
-    found, restored = load(tmp_path / "mine", dtype=asked)
-    assert found.config.dtype == computes
+    loaded, restored = load(tmp_path / "mine", dtype=asked)
+    assert loaded.config.dtype == computes
     assert {array.dtype.name for array in jax.tree.leaves(restored)} == {holds}
     assert load(tmp_path / "mine")[0] == model
 
@@ -196,7 +197,7 @@ def test_every_flipped_bit_of_the_configuration_is_seen(saved, model):
             loaded = model_of(saved)
         except CheckpointError as error:
             assert str(saved) in str(error)
-        else:  # a space that became another, or a name that nobody reads
+        else:  # The flip changed white space or a name that no reader uses.
             assert loaded == model and json.loads(file.read_bytes())["arrays"] == arrays
 
 
@@ -218,20 +219,20 @@ def narrow(tmp_path, model, params):
 
 def test_every_number_is_off_by_half_a_127th_of_its_columns_largest_at_most(narrow, model, arrays):
     loaded, restored = load(narrow)
-    found = flatten_dict(restored, sep="/")
-    assert loaded == model and found.keys() == arrays.keys()
+    values = flatten_dict(restored, sep="/")
+    assert loaded == model and values.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert found[name].dtype == jnp.float32
+        assert values[name].dtype == jnp.float32
         if (kind := name.rsplit("/", 1)[-1]) not in ("kernel", "embedding"):
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(values[name], array)
             continue
         largest = np.abs(array).max(axis=0 if kind == "kernel" else 1, keepdims=True)
-        off = np.abs(np.asarray(found[name]) - array)
+        off = np.abs(np.asarray(values[name]) - array)
         assert np.all(off <= largest / 254 * (1 + 1e-5)) and off.max() > 0, name
 
 
 def test_loading_it_in_8_bits_changes_nothing_more(narrow):
-    """Scales are the largest of a column through 127, there as here."""
+    """Checks that quantizing again gives the same values, because both scales are a column's maximum over 127."""
     kernel = flatten_dict(load(narrow)[1], sep="/")[KEY]
     numbers, scales = quantised(np.asarray(kernel))
     np.testing.assert_allclose(numbers * scales, kernel, rtol=1e-6)
@@ -254,7 +255,7 @@ def test_other_dtypes_are_of_what_was_stored(narrow):
 
 
 def test_conversions(narrow, tmp_path, arrays):
-    """To float32 and back to 8 bits: the same numbers, whose scales may differ in the last bit."""
+    """Converts to float32 and back to 8 bits: the integers are equal, and scales may differ in the last bit."""
     converting.convert(reading.find(narrow), tmp_path / "wide", "float32")
     converting.convert(reading.find(tmp_path / "wide"), tmp_path / "again", "int8")
     first, again = (flatten_dict(load(path)[1], sep="/") for path in (narrow, tmp_path / "again"))
@@ -275,7 +276,7 @@ def test_numbers_without_their_scales_are_refused(narrow, shape):
 
 
 def test_flipped_numbers_are_found(narrow):
-    """Their digests are those of the stored bytes."""
+    """Checks that the digests cover the stored bytes."""
     undigested(lambda record: record["arrays"][KEY].update(blake2b="0" * 32))(narrow)
     with pytest.raises(CheckpointError, match=KEY):
         load(narrow)

@@ -1,4 +1,4 @@
-"""Telling formats apart, steps, vocabulary, shapes and values."""
+"""Reading of checkpoints: detection of formats, steps, vocabulary, shapes and values."""
 
 import dataclasses
 import shutil
@@ -61,7 +61,7 @@ def test_vocabulary_can_be_overridden(t5x, arrays, model):
 
 
 def put(name, value):
-    """Returns a change of a T5's arrays: one of them is another."""
+    """Returns a change of a T5's arrays that replaces one of them."""
     return lambda arrays: arrays | {name: value}
 
 
@@ -112,7 +112,7 @@ def test_describe(t5x, arrays, tmp_path, model, params):
 
 
 def test_a_checkpoint_that_a_device_has_no_room_for_is_refused(t5x, arrays):
-    """By what one device holds of it, before an array is read."""
+    """Compares a device's memory with its share of the parameters, before an array is read."""
     stored = reading.find(t5x(arrays))
     size = 4 * sum(array.size for array in arrays.values())
     reading._check_room(stored, "float32", (1, 1), size)

@@ -1,4 +1,4 @@
-"""The container: what the library writes is read, and what is damaged is named."""
+"""The safetensors container: files of the library are read, and errors name damaged parts."""
 
 import json
 
@@ -52,12 +52,12 @@ def test_truncation_names_the_tensors_that_are_lost(file):
 
 
 def with_header(content):
-    """Returns a file that is a header alone."""
+    """Returns a change that replaces a file by a header alone."""
     return lambda whole: len(content).to_bytes(8, "little") + content
 
 
 def entry(name="tensor.F32", **changes):
-    """Returns a change of a file: a tensor's entry of the header."""
+    """Returns a change of a tensor's entry in the header."""
 
     def change(whole):
         end = 8 + int.from_bytes(whole[:8], "little")
@@ -80,7 +80,8 @@ DAMAGES = [
     (entry(shape=[-3, -4]), r"tensor tensor.F32 of shape \[-3, -4\]"),
     (entry(shape=None), r"the header's entry of tensor tensor.F32 is \{'dtype': 'F32', 'shape': None"),
     *((entry(**{name: value}), "tensor tensor.F32") for name, values in NO_SIZES.items() for value in values),
-    (entry(name="one", data_offsets=[0, 4]), r"tensor \S+ begins at byte \d+ of the data, not at \d+"),  # they overlap
+    # Two tensors overlap.
+    (entry(name="one", data_offsets=[0, 4]), r"tensor \S+ begins at byte \d+ of the data, not at \d+"),
     *((with_header(text), "is damaged") for text in (b"[" * 100_000, b"9" * 5000, b"{", b"[1]")),
 ]
 

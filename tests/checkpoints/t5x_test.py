@@ -1,4 +1,4 @@
-"""T5X's formats: goldens written by T5X, variants written here, damage."""
+"""T5X's formats: golden files written by T5X, variants written here, damage."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ FOLDER = "target.decoder.layers_1.mlp.wo.kernel"
 
 def test_orbax_and_native_hold_the_same_parameters(golden):
     model, params = load(golden("t5x_golden", "untied_2enc_3dec", "checkpoint_1000"))
-    other, other_params = load(golden("t5x_golden", "orbax_untied_2enc_3dec", "checkpoint_1000"))
-    assert model == other
-    assert same(params, flatten_dict(other_params, sep="/"))
+    orbax_model, orbax_params = load(golden("t5x_golden", "orbax_untied_2enc_3dec", "checkpoint_1000"))
+    assert model == orbax_model
+    assert same(params, flatten_dict(orbax_params, sep="/"))
 
 
 def test_orbax_reads_the_same_as_its_own_library(golden):
@@ -57,7 +57,8 @@ def test_t5_1_0_without_gates_and_tied(t5x, arrays, model):
 
 
 AWAY = {"path": "/somewhere/else/run/checkpoint_7/{}/"}
-POINTERS = [  # as T5X wrote them on its own disks, and very early; `{}` is the array's folder
+# Pointers that T5X wrote on its own file systems, and in its first versions; `{}` is the array's folder.
+POINTERS = [
     ({"kvstore": {"driver": "gfile", **AWAY}}, {}),
     ({"kvstore": {"driver": "gcs", **AWAY}}, {}),
     ({"kvstore": {"driver": "file"}, "path": "{}"}, {"at_top": True}),
@@ -88,7 +89,7 @@ def test_bfloat16_and_inline_arrays(t5x, arrays):
 
 
 def scanned(arrays, inner: str, bias_noise: float = 0.0):
-    """Layers stacked at axis 1 below `<stack>/<inner>`, relative biases repeated in each layer."""
+    """Stacks layers along axis 1 below `<stack>/<inner>` and repeats the relative biases in each layer."""
     result, stacks = {}, {"encoder": 2, "decoder": 3}
     for name, array in arrays.items():
         stack, _, rest = name.partition("/")
@@ -116,7 +117,7 @@ def test_relative_biases_by_layer_are_refused(t5x, arrays):
 
 
 def edit(name, change):
-    """Returns a damage: the bytes of the file `name` of a checkpoint, changed."""
+    """Returns a damage that changes the bytes of the file `name` of a checkpoint."""
 
     def damage(path):
         (path / name).write_bytes(change((path / name).read_bytes()))
@@ -132,7 +133,7 @@ def lose(path):
 CHUNK = f"{FOLDER}/0.0"
 DAMAGES = [
     (lose, rf"checkpoint_7 is incomplete: 2 of \d+ .*{KEY}, token_embedder.*copy"),
-    (lambda path: (path / CHUNK).unlink(), rf"incomplete: 1 of .*{KEY}"),  # it is not read as zero
+    (lambda path: (path / CHUNK).unlink(), rf"incomplete: 1 of .*{KEY}"),  # Not read as zeros.
     (edit(f"{FOLDER}/.zarray", lambda whole: b"{"), rf"damaged: .*{KEY}"),
 ]
 CUTS = (lambda b: b[:20], lambda b: b"", lambda b: b"garbage" + b, lambda b: b[:40] + b"x" + b[41:])
@@ -166,7 +167,7 @@ def test_orbax_damage_is_named(golden, tmp_path):
     source, path = golden("t5x_golden", "orbax_untied_2enc_3dec", "checkpoint_1000"), tmp_path / "checkpoint_1000"
     shutil.copytree(source, path, copy_function=shutil.copyfile)
     for folder in (path, *path.rglob("*/")):
-        folder.chmod(0o755)  # the golden's are for reading
+        folder.chmod(0o755)  # The golden folders are read-only.
     state = path / "state"
     largest = max((state / "ocdbt.process_0" / "d").iterdir(), key=lambda f: f.stat().st_size)
     half = largest.read_bytes()[: largest.stat().st_size // 2]

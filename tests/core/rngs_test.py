@@ -1,4 +1,4 @@
-"""Bits: purposes, slots, rounds and levels apart, and the four old purposes as they always were."""
+"""Tests of random bits: purposes, slots, rounds and levels differ, and the four old purposes keep their bits."""
 
 import itertools
 
@@ -18,14 +18,14 @@ def bits(purpose, round=0, level=0, seed=7):
 
 
 def test_the_four_purposes_have_the_bits_of_published_pages():
-    """Of seed 7, row 2, round 3, slot 4: written down before there was room for more purposes."""
-    found = [float(bits(purpose, round=3)[2, 4]) for purpose in range(4)]
-    assert found == pytest.approx(KNOWN, abs=0)
+    """Compares seed 7, row 2, round 3, slot 4 with numbers that were recorded before there were more purposes."""
+    uniforms = [float(bits(purpose, round=3)[2, 4]) for purpose in range(4)]
+    assert uniforms == pytest.approx(KNOWN, abs=0)
 
 
 def test_no_two_draws_share_bits():
     draws = [bits(p, r, level) for p, r, level in itertools.product(range(rngs.PURPOSES), (0, 1, 5), (0, 1, 8))]
-    values = np.concatenate([each.ravel() for each in draws])
+    values = np.concatenate([draw.ravel() for draw in draws])
     # 1,080 of 2²³ values: chance gives 0.07 pairs
     assert len(np.unique(values)) >= len(values) - 2
 
@@ -39,7 +39,7 @@ def test_a_purpose_per_row_is_that_rows():
 
 
 def test_no_two_engines_of_a_tree_have_one_level():
-    """Eight stages, each with eight arms three levels deep."""
+    """Counts the levels of eight stages, each with eight arms, three levels deep."""
     nodes = generation = list(range(rngs.STAGES))
     for _ in range(3):
         generation = [rngs.below(level, arm) for level in generation for arm in range(8)]

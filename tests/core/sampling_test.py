@@ -1,4 +1,4 @@
-"""The sampling transform against a sorting reference, and the drawing of tokens against a plain inverse CDF."""
+"""Tests of the sampling transform against a sorting reference, and of drawing against a plain inverse CDF."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ LAST_UNIFORM = np.float32(1 - 2**-24)
 
 
 def scaled(logits, temperature=1.0, top_p=1.0, top_k=0):
-    """`S` of rows `[N, V]`."""
+    """Applies `S` to rows `[N, V]`."""
     return np.asarray(transform(jnp.asarray(logits), make_sampling(len(logits), temperature, top_p, top_k)))
 
 
@@ -29,7 +29,7 @@ def random_logits(seed=0, rows=12, vocab_size=37):
 
 
 def far_from_edges(logits, temperature, top_p, top_k, margin=1e-5):
-    """Whether float32 and float64 must agree on which tokens top-p keeps."""
+    """Returns whether float32 and float64 must agree on which tokens top-p keeps."""
     if temperature == 0 or top_p >= 1:
         return True
     law = np.sort(reference.scale(logits, temperature, 1.0, top_k))[::-1]
@@ -45,8 +45,8 @@ def test_transform_is_the_reference(temperature):
     compared = 0
     for top_p in (0.05, 0.5, 0.9, 1.0):
         for top_k in (0, 1, 5, 37, 100):
-            found = scaled(logits, temperature, top_p, top_k)
-            for row, law in zip(logits, found, strict=True):
+            laws = scaled(logits, temperature, top_p, top_k)
+            for row, law in zip(logits, laws, strict=True):
                 if far_from_edges(row, temperature, top_p, top_k):
                     compared += 1
                     np.testing.assert_allclose(law, reference.scale(row, temperature, top_p, top_k), atol=2e-6)
@@ -60,7 +60,7 @@ def test_transform_is_the_reference(temperature):
     top_p=st.floats(0.01, 1.0),
     top_k=st.integers(0, 12),
 )
-@example(row=np.float32([0] + 8 * [6e-8]), temperature=3.0, top_p=0.5, top_k=0)  # no ties, but for the softmax
+@example(row=np.float32([0] + 8 * [6e-8]), temperature=3.0, top_p=0.5, top_k=0)  # no ties before the softmax
 def test_transform_of_any_logits(row, temperature, top_p, top_k):
     law = scaled(row[None], temperature, top_p, top_k)[0]
     np.testing.assert_allclose(law.sum(), 1.0, atol=1e-5)
@@ -69,8 +69,8 @@ def test_transform_of_any_logits(row, temperature, top_p, top_k):
         assert (law > 0).sum() <= top_k
     # logits that differ by less than float32 resolves after the softmax are ties here and none in the reference
     gaps = np.diff(np.sort(row))
-    told_apart = ((gaps == 0) | (gaps > 1e-4)).all() or (top_k == 0 and top_p >= 1)
-    if told_apart and far_from_edges(row, temperature, top_p, top_k):
+    distinguishable = ((gaps == 0) | (gaps > 1e-4)).all() or (top_k == 0 and top_p >= 1)
+    if distinguishable and far_from_edges(row, temperature, top_p, top_k):
         np.testing.assert_allclose(law, reference.scale(row, temperature, top_p, top_k), atol=1e-5)
 
 
@@ -87,21 +87,21 @@ def test_switched_off_is_bitwise_the_softmax():
     plain = np.asarray(jax.jit(sampling.softmax)(logits))
     np.testing.assert_array_equal(scaled(logits), plain)
     # also where a neighbour truncates, or is greedy
-    beside = scaled(logits, [1.0, 1.0, 0.0, 1.0], [1.0, 0.5, 1.0, 1.0], [0, 0, 0, 7])
-    np.testing.assert_array_equal(beside[0], plain[0])
+    mixed = scaled(logits, [1.0, 1.0, 0.0, 1.0], [1.0, 0.5, 1.0, 1.0], [0, 0, 0, 7])
+    np.testing.assert_array_equal(mixed[0], plain[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_the_raw_law_and_its_maximum(temperature):
     logits = random_logits(3, rows=4, vocab_size=5000)
-    found = jax.jit(sampling.raw_and_scaled)(logits, make_sampling(4, temperature, 1.0, 0))
-    np.testing.assert_array_equal(found.raw, jax.jit(sampling.softmax)(logits))
-    np.testing.assert_array_equal(found.max_raw, np.asarray(found.raw).max(-1))
+    laws = jax.jit(sampling.raw_and_scaled)(logits, make_sampling(4, temperature, 1.0, 0))
+    np.testing.assert_array_equal(laws.raw, jax.jit(sampling.softmax)(logits))
+    np.testing.assert_array_equal(laws.max_raw, np.asarray(laws.raw).max(-1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, [0.0, 1.0, 0.0, 0.7]])
 def test_the_token_is_what_would_be_drawn_from_the_law(temperature):
-    """Bit for bit, and where all are greedy too, whose token is found without a draw; ties as in the law."""
+    """Compares bit for bit; an all-greedy batch, which draws nothing, breaks ties as the distribution does."""
     logits = random_logits(3, rows=4, vocab_size=5000)
     logits[2, [7, 4000]] = 99.0
     uniform = np.float32([0.1, LAST_UNIFORM, 0.0, 0.6])
@@ -175,7 +175,7 @@ def test_keep_largest_counts(values, k):
 @pytest.mark.parametrize("size", [128, 129, 300, 8192, 8200])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_ties_go_to_the_lowest_indices_across_blocks(size, share):
-    """Counted in blocks of 64 and 256 entries where the vocabulary is larger than one; the last may be short."""
+    """Larger vocabularies are counted in blocks of 64 and 256 entries; the last block may be short."""
     k, tied = int(share * size), np.arange(size) % 3 > 0
     mask = np.asarray(keep_largest(jnp.where(tied, 0.5, 0.25), jnp.ones(size), jnp.full((1,), k, jnp.float32)))
     first = np.concatenate([np.flatnonzero(tied), np.flatnonzero(~tied)])[:k]
@@ -185,7 +185,7 @@ def test_ties_go_to_the_lowest_indices_across_blocks(size, share):
 @settings(max_examples=60, deadline=None)
 @given(eighths=hnp.arrays(np.int32, 7, elements=st.integers(0, 8)), need=st.integers(1, 40))
 def test_keep_largest_reaches_the_mass_with_the_fewest(eighths, need):
-    """Values in eighths: every sum is exact."""
+    """Values are eighths, so every sum is exact."""
     need = min(need, max(int(eighths.sum()), 1))
     values = (eighths / 64).astype(np.float32)
     mask = np.asarray(keep_largest(values, values, jnp.full((1,), need / 64, jnp.float32)))
@@ -201,9 +201,9 @@ def test_keep_largest_reaches_the_mass_with_the_fewest(eighths, need):
 
 def test_argmax_takes_the_lowest_index_and_stays_inside():
     values = np.array([[0, 2, 2, 1], [5, 5, 5, 5], [-np.inf, -np.inf, -3, -3], [np.nan, 1, 2, 0]], np.float32)
-    found = np.asarray(jax.jit(sampling.argmax)(values))
-    np.testing.assert_array_equal(found[:3], [1, 0, 2])
-    assert 0 <= found[3] < 4
+    indices = np.asarray(jax.jit(sampling.argmax)(values))
+    np.testing.assert_array_equal(indices[:3], [1, 0, 2])
+    assert 0 <= indices[3] < 4
     np.testing.assert_array_equal(sampling.one_hot(sampling.argmax(values[:3]), values.shape[-1]).sum(-1), 1.0)
 
 
@@ -211,7 +211,7 @@ def test_argmax_takes_the_lowest_index_and_stays_inside():
 
 
 def sparse_laws(vocab_size, rows=64, seed=0):
-    """Laws with many and with few tokens, long gaps of mass 0 and none at either end of some."""
+    """Returns distributions with many and with few tokens, long gaps of mass 0, and some with empty ends."""
     rng = np.random.default_rng(seed)
     laws = rng.dirichlet(np.full(vocab_size, 0.3), size=rows)
     laws[rng.random(laws.shape) < rng.choice([0.0, 0.5, 0.99], size=(rows, 1))] = 0
@@ -239,7 +239,7 @@ def test_sample_is_the_inverse_cdf(vocab_size):
 
 @pytest.mark.parametrize("vocab_size", [5, 129, 1000, 8192])
 def test_sample_never_draws_a_token_without_mass(vocab_size):
-    """Uniforms at, just below and just above the edges of the CDF, where rounding decides."""
+    """Uniforms lie at, just below and just above the edges of the CDF, where rounding decides."""
     laws = sparse_laws(vocab_size, seed=2)
     edges = np.cumsum(laws, -1) / laws.sum(-1, keepdims=True)
     rng, rows = np.random.default_rng(3), np.arange(len(laws))

@@ -1,4 +1,4 @@
-"""Trees of parameters that are taken apart once, and results that come to the host together."""
+"""Tests of parameter trees that are flattened once, and of results that are fetched together."""
 
 import flax.struct
 import jax
@@ -22,11 +22,11 @@ def test_it_reads_as_the_dictionary_does():
 
 
 def test_leaves_and_their_places_are_those_of_the_dictionary():
-    """Profiles tell modules by the places."""
-    found = [[(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    """Profiles identify modules by these paths."""
+    leaves = [[(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
              for tree in (Flat(TREE), TREE)]  # fmt: skip
-    assert [path for path, _ in found[0]] == ["['target']['a']['w']", "['target']['b']"]
-    assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(*found, strict=True))
+    assert [path for path, _ in leaves[0]] == ["['target']['a']['w']", "['target']['b']"]
+    assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(*leaves, strict=True))
 
 
 def test_programs_take_and_give_it():
@@ -39,12 +39,12 @@ def test_programs_take_and_give_it():
     assert isinstance(twice, Flat) and float(twice["target"]["b"]) == 8
     np.testing.assert_array_equal(twice["target"]["a"]["w"], [0, 4, 8])
     assert double._cache_size() <= 2  # host, then device
-    other = Flat({"target": {"b": np.float32(2), "c": {"w": np.arange(3.0)}}, "drafter": {}})
-    assert jax.tree.structure(Flat(TREE)) == jax.tree.structure(twice) != jax.tree.structure(other)
+    different = Flat({"target": {"b": np.float32(2), "c": {"w": np.arange(3.0)}}, "drafter": {}})
+    assert jax.tree.structure(Flat(TREE)) == jax.tree.structure(twice) != jax.tree.structure(different)
 
 
 def test_its_leaves_are_not_looked_for_again():
-    """What it is for: the dictionaries are taken apart when it is made, and by no call."""
+    """A `Flat` flattens its dictionaries when it is made, and no call does so again."""
     tree = {"target": {"a": np.zeros(1)}, "drafter": {}}
     flat = Flat(tree)
     tree["target"]["b"] = np.ones(1)
@@ -69,7 +69,7 @@ class Both:
 
 
 def base(array):
-    """The array that owns the memory."""
+    """Returns the array that owns the memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -83,22 +83,22 @@ def test_numbers_are_the_devices_bit_for_bit():
         "both": Both(jnp.arange(6, dtype=jnp.int32).reshape(2, 3) - 3, jnp.asarray(REAL)),
         "none": None, "one": jnp.uint32(2**32 - 1), "empty": jnp.zeros((2, 0), jnp.float32),
     }  # fmt: skip
-    found, expected = fetch(tree), jax.device_get(tree)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    fetched, expected = fetch(tree), jax.device_get(tree)
+    assert jax.tree.structure(fetched) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(fetched), jax.tree.leaves(expected), strict=True):
         assert isinstance(ours, np.ndarray) and ours.dtype == theirs.dtype and ours.shape == theirs.shape
         assert ours.tobytes() == theirs.tobytes() and not ours.flags.writeable
 
 
 def test_there_is_one_array_to_wait_for():
-    found = jax.tree.leaves(fetch({"a": jnp.arange(4), "b": (jnp.ones(3), jnp.int32(5))}))
-    assert len({id(base(leaf)) for leaf in found}) == 1 and sum(leaf.size for leaf in found) == base(found[0]).size
+    leaves = jax.tree.leaves(fetch({"a": jnp.arange(4), "b": (jnp.ones(3), jnp.int32(5))}))
+    assert len({id(base(leaf)) for leaf in leaves}) == 1 and sum(leaf.size for leaf in leaves) == base(leaves[0]).size
 
 
 @pytest.mark.parametrize("other", [np.arange(3), jnp.array([True, False]), jnp.ones(2, jnp.bfloat16), None])
 def test_what_cannot_be_joined_comes_as_it_is(other):
-    found = fetch((other, jnp.arange(2)))
-    assert jax.tree.structure(found) == jax.tree.structure((other, 0))
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves((other, np.arange(2))), strict=True):
+    fetched = fetch((other, jnp.arange(2)))
+    assert jax.tree.structure(fetched) == jax.tree.structure((other, 0))
+    for ours, theirs in zip(jax.tree.leaves(fetched), jax.tree.leaves((other, np.arange(2))), strict=True):
         assert ours.dtype == np.asarray(theirs).dtype or ours.dtype == np.int32
         np.testing.assert_array_equal(ours, theirs)

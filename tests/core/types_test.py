@@ -1,4 +1,4 @@
-"""Packed matrices: whatever the layout, the same matrix; widths of prompts; the shapes that annotations promise."""
+"""Tests of packed matrices, which are the same matrix in every layout, of prompt widths, and of annotated shapes."""
 
 import typing
 from functools import partial
@@ -45,10 +45,10 @@ def test_eight_bits_come_back_with_their_scales(turned):
     matrix = np.random.default_rng(0).normal(size=(30, 20)).astype(np.float32) * np.arange(20)
     packed = panels(matrix.T if turned else matrix, "int8", 16, turned)
     step = np.abs(matrix).max(0) / 127
-    given = np.asarray(packed).T if turned else np.asarray(packed)
-    assert np.all(np.abs(given - matrix) <= step / 2 * 1.0001)
-    assert np.abs(given - matrix).max() > 0 and packed.dtype == np.int8
-    np.testing.assert_allclose(packed.rows(np.arange(20)), given.T, rtol=1e-6)
+    unpacked = np.asarray(packed).T if turned else np.asarray(packed)
+    assert np.all(np.abs(unpacked - matrix) <= step / 2 * 1.0001)
+    assert np.abs(unpacked - matrix).max() > 0 and packed.dtype == np.int8
+    np.testing.assert_allclose(packed.rows(np.arange(20)), unpacked.T, rtol=1e-6)
 
 
 def test_it_travels_as_arrays():
@@ -67,7 +67,7 @@ def test_buckets_are_few_and_waste_less_than_half_of_the_prompt():
 
 
 def shaped_fields(value):
-    """Yields `(name, annotated shape, array)` of a value that travels, and of those inside it."""
+    """Yields `(name, annotated shape, array)` of a value's fields, and of the values inside it."""
     for name, hint in typing.get_type_hints(type(value)).items():
         field = getattr(value, name)
         shape = next((kind for kind in (hint, *typing.get_args(hint)) if hasattr(kind, "dim_str")), None)
@@ -78,7 +78,7 @@ def shaped_fields(value):
 
 
 def check_shapes(value):
-    with jaxtyped("context"):  # in which a letter is one number
+    with jaxtyped("context"):  # a letter is one number throughout
         for name, shape, array in shaped_fields(value):
             assert isinstance(array, shape), f"{name} is {array.dtype}{array.shape}, annotated as {shape}"
 

@@ -1,4 +1,4 @@
-"""Values held against annotations: whatever is given, the error names it, the place in it, and what is meant."""
+"""Tests of values against annotations: the error names the value, its place, and the expected type."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from speccascade_jax.runtime import gin_flags
 
 @dataclasses.dataclass
 class Held:
-    """Something to hold values."""
+    """A class that holds values."""
 
     text: str = ""
 
@@ -31,7 +31,7 @@ def takes(
     called: Callable[[int], int] | None = None,
     held: Held | None = None,
 ) -> None:
-    """Something to be given values."""
+    """Takes values of many types."""
 
 
 WRONG = [
@@ -102,9 +102,9 @@ def test_a_number_beyond_float32_is_named_as_given():
 
 def test_many_names_are_not_listed():
     many = {f"name{n}": n for n in range(60)}
-    for where, end in (("a.TABLE", r"all 60 are in a\.TABLE"), ("", r"there are (name\d+, ){12}…")):
+    for table_name, end in (("a.TABLE", r"all 60 are in a\.TABLE"), ("", r"there are (name\d+, ){12}…")):
         with pytest.raises(ValueError, match=rf"^unknown thing 'nam7': did you mean (name\d+,? ?)+\? {end};"):
-            names.look_up("thing", "nam7", many, int, where)
+            names.look_up("thing", "nam7", many, int, table_name)
     with pytest.raises(ValueError, match=r"^thing=\(1,\) is no name: give a text, one of a\.TABLE$"):
         names.look_up("thing", (1,), many, int, "a.TABLE")
 
@@ -112,7 +112,7 @@ def test_many_names_are_not_listed():
 def test_a_file_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken_rule.py").write_text("nothing.here = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(NameError, match="'nothing' is not defined") as raised:  # as itself: its trace is wanted
+    with pytest.raises(NameError, match="'nothing' is not defined") as raised:  # unchanged: its traceback is wanted
         names.look_up("rule", "broken_rule.mine", {}, int)
     said = gin_flags.said(raised.value)
     assert said.startswith("NameError: name 'nothing' is not defined")

@@ -1,4 +1,4 @@
-"""The data directory: one setting, and an error that says what to do."""
+"""The data directory: one setting, and an error that names the remedy."""
 
 import pytest
 

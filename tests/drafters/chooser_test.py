@@ -1,4 +1,4 @@
-"""Choosing arms: what each way of scoring and of drawing is, against NumPy and by sampling."""
+"""Choosing arms: every scorer and every draw, against NumPy and by sampling."""
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,9 @@ def test_thompson_is_how_often_each_arm_is_the_best():
     deviation = np.array([0.9, 0.2, 0.5], np.float32)
     worlds = np.random.default_rng(1).normal(MEAN, deviation, size=(400_000, ARMS)).argmax(-1)
     law = np.bincount(worlds, minlength=ARMS) / len(worlds)
-    found = counts(chooser.thompson(told(deviation), UNIFORMS)) / ROWS
-    np.testing.assert_allclose(found, law, atol=4 * np.sqrt(0.25 / ROWS) + 4 * np.sqrt(0.25 / len(worlds)))
-    for edge in (0.0, 1 - 2.0**-24):  # no score is infinite, whatever the bits
+    frequencies = counts(chooser.thompson(told(deviation), UNIFORMS)) / ROWS
+    np.testing.assert_allclose(frequencies, law, atol=4 * np.sqrt(0.25 / ROWS) + 4 * np.sqrt(0.25 / len(worlds)))
+    for edge in (0.0, 1 - 2.0**-24):  # no score is infinite, whatever the random bits
         assert int(chooser.thompson(told(deviation), jnp.full((1, ARMS), edge))[0]) in range(ARMS)
 
 
@@ -64,11 +64,11 @@ def test_ridge_gives_the_moments_of_its_weights():
     params = {"center": rng.normal(size=4), "scale": rng.uniform(1, 2, size=4), "mean": mean}
     params["covariance"] = root @ root.transpose(0, 2, 1)
     features = rng.normal(size=(6, 4))
-    found = chooser.ridge(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), jnp.asarray(features))
+    scores = chooser.ridge(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params), jnp.asarray(features))
     seen = np.append((features - params["center"]) * params["scale"], np.ones((6, 1)), axis=1)
-    np.testing.assert_allclose(found.mean, seen @ mean.T, rtol=1e-4, atol=1e-4)
-    variance = np.stack([(seen @ (each @ each.T) * seen).sum(-1) for each in root], axis=1)
-    np.testing.assert_allclose(np.square(found.deviation), variance, rtol=1e-4)
+    np.testing.assert_allclose(scores.mean, seen @ mean.T, rtol=1e-4, atol=1e-4)
+    variance = np.stack([(seen @ (factor @ factor.T) * seen).sum(-1) for factor in root], axis=1)
+    np.testing.assert_allclose(np.square(scores.deviation), variance, rtol=1e-4)
     assert chooser.reads(params) == 4
 
 

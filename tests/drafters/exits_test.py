@@ -1,4 +1,4 @@
-"""Early exits: what they compute, and that drafting in the target's own cache changes nothing but memory."""
+"""Early exits: their outputs, and that drafting in the target's own cache changes nothing but memory."""
 
 import dataclasses
 
@@ -52,15 +52,15 @@ def _prompt(bound):
 def test_an_exit_is_the_model_whose_upper_layers_write_nothing(target):
     prompt, tokens = _prompt(target), np.array([[3, 8, 91, 270], [4, 77, 102, 6]], np.int32)
     layers = sum(name.startswith("layers_") for name in target.params["decoder"])
-    for layer in range(layers + 1):  # the last one is the model itself
+    for layer in range(layers + 1):  # the last exit is the model itself
         muted = dict(target.params["decoder"])
         for name in list(muted):
             if name.startswith("layers_") and int(name[7:]) >= layer:
                 muted[name] = jax.tree.map(lambda leaf: leaf * 0, muted[name])
         expected = run(target.model, {**target.params, "decoder": muted}, prompt, tokens).logits
         bound = early_exit(target, layer)
-        found = run(bound.model, bound.params, prompt, tokens).logits
-        np.testing.assert_allclose(found[..., :290], expected[..., :290], atol=2e-5)
+        logits = run(bound.model, bound.params, prompt, tokens).logits
+        np.testing.assert_allclose(logits[..., :290], expected[..., :290], atol=2e-5)
 
 
 def test_a_head_of_its_own(target):
@@ -68,15 +68,15 @@ def test_a_head_of_its_own(target):
     head = jnp.asarray(np.random.default_rng(0).normal(size=(config.d_model, config.num_embeddings)), jnp.float32)
     bound = early_exit(target, 1, head)
     prompt, tokens = _prompt(target), np.array([[3, 8], [4, 77]], np.int32)
-    found = run(bound.model, bound.params, prompt, tokens)
-    wanted = np.asarray(found.hidden) @ np.asarray(head)
+    output = run(bound.model, bound.params, prompt, tokens)
+    wanted = np.asarray(output.hidden) @ np.asarray(head)
     if getattr(config, "output_cap", None):
         wanted = config.output_cap * np.tanh(wanted / config.output_cap)
-    np.testing.assert_allclose(found.logits[..., :290], wanted[..., :290], atol=2e-4)
+    np.testing.assert_allclose(output.logits[..., :290], wanted[..., :290], atol=2e-4)
 
 
 def _pairs(target, layer):
-    """A draft of the target's own arrays, and one of copies of them."""
+    """Returns two pairs: the draft has the target's own arrays, or copies of them."""
     copied = BoundModel(jax.tree.map(jnp.array, target.params), target.model)
     return Pair(target, early_exit(target, layer)), Pair(target, early_exit(copied, layer))
 
@@ -84,7 +84,7 @@ def _pairs(target, layer):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.laws), 2])
 def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temperature):
-    """Token by token and count by count; greedily it is what the target writes alone."""
+    """Compares tokens and counts with a separate draft; the greedy output is the target's."""
     shared, copied = _pairs(target, layer)
     assert isinstance(_drafter(shared), ExitDrafter) and isinstance(_drafter(copied), ModelDrafter)
     settings = {"temperature": temperature, "max_new_tokens": 20, "seed": 5, "stop_ids": (1,)}
@@ -101,7 +101,7 @@ def _drafter(pair):
 
 
 def test_exits_stack(target):
-    """Exit 1 drafts for exit 2 in its cache, and this one for the target: still the target's greedy output."""
+    """Exit 1 drafts for exit 2 in its cache, and exit 2 for the target: the output is still the target's greedy one."""
     pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})
     level = sc.Level(model="middle", budget=3, block_size=2)
     engine, _ = build_drafter.level_engine(pair, level)
@@ -113,11 +113,11 @@ def test_exits_stack(target):
 
 
 def _memory(pair, method, block_size=3):
-    """Bytes of arguments and of what lies beside them, of a whole generation as a program."""
+    """Returns the bytes of a whole generation's program: arguments, and everything else."""
     engine, params = assemble(pair, method=method, block_size=block_size)
     compiled = compiled_for(engine, params, make_prompt(pair, PROMPTS), make_controls(2), max_new_tokens=400)
-    found = compiled.memory_analysis()
-    return found.argument_size_in_bytes, found.temp_size_in_bytes
+    analysis = compiled.memory_analysis()
+    return analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
 
 
 @pytest.mark.laws
@@ -125,16 +125,17 @@ def test_drafting_for_itself_a_target_needs_no_second_weights_and_no_second_cach
     target = _t5()
     config, layer = target.model.config, 2
     shared, copied = _pairs(target, layer)
-    alone, own, beside = (
+    alone, own_exit, copied_exit = (
         _memory(pair, method)
         for pair, method in ((shared, "autoregressive"), (shared, "spec_decode"), (copied, "spec_decode"))
     )
-    assert abs(own[0] - alone[0]) < 100 and own[0] < 0.7 * beside[0], (alone, own, beside)  # controls of a draft
+    # the difference is the draft's controls
+    assert abs(own_exit[0] - alone[0]) < 100 and own_exit[0] < 0.7 * copied_exit[0], (alone, own_exit, copied_exit)
     cache = layer * 2 * 2 * config.num_heads * config.head_dim * 400 * 4  # keys and values of two rows
-    laws = 2 * 2 * 4 * config.num_embeddings * 4  # q and its scaled form, a block and the place behind it
-    assert beside[1] - own[1] > 0.9 * cache, (alone, own, beside)
-    # neither the exit's own cache nor a copy of what it writes into the target's
-    assert own[1] - alone[1] < 6 * laws < 0.6 * cache, (alone, own, beside)
+    laws = 2 * 2 * 4 * config.num_embeddings * 4  # q and its scaled form, for a block and its bonus position
+    assert copied_exit[1] - own_exit[1] > 0.9 * cache, (alone, own_exit, copied_exit)
+    # neither a cache for the exit nor a copy of its writes into the target's
+    assert own_exit[1] - alone[1] < 6 * laws < 0.6 * cache, (alone, own_exit, copied_exit)
 
 
 def test_what_is_no_exit_is_refused(target):

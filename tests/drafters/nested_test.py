@@ -1,4 +1,7 @@
-"""An engine that drafts for an engine, and tails: the boundary keeps the law (paper 4, Theorem 2.1)."""
+"""An engine that drafts for an engine, and tails: the boundary keeps the distribution.
+
+Source: Globerson et al., 2025, Theorem 2.1.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,13 +26,13 @@ ROWS = 15_000
 
 
 def three_tables():
-    """Logits of a smallest, a middle and a largest tabular model over V = 3."""
+    """Returns logits of a smallest, a middle and a largest tabular model over V = 3."""
     q, middle = conformance.tables(3, seed=21)
     return q, middle, conformance.tables(3, seed=22)[1]
 
 
 def nested(inner_rule, outer_rule, budget, policy):
-    """Engine and parameters: smallest drafts under `policy` for middle, which collects `budget` for the largest."""
+    """Returns engine and parameters: smallest drafts under `policy` for middle, which collects `budget` for largest."""
     small, middle, large = (sc.TableLM(table) for table in three_tables())
     inner = engines.engine(middle.model, ModelDrafter(small.model, policy), inner_rule)
     inner_params = {"target": middle.params, "drafter": {"model": small.params}}
@@ -44,7 +47,7 @@ def nested(inner_rule, outer_rule, budget, policy):
         ("spec_decode", "spec_decode", 3, Fixed(2)),
         ("spec_decode", "token_v3", 2, Fixed(1)),
         ("opt", "chow", 2, Fixed(2)),
-        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored in widths at both levels
+        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored by width at both levels
     ],
 )
 def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
@@ -53,7 +56,8 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
     inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
     inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t, stop_threshold=0.7)
     tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=(inner,))
-    # what the inner engine hands up: its own law; a lossless one lets the level above read its target's raw law
+    # the distribution that the inner engine hands up: its own, but a lossless one lets the level above read its
+    # target's raw one
     handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)
     raw = middle if RULES[inner_rule].lossless else np.log(np.maximum(handed, 1e-300))
     law = reference.law_over_handed(outer_rule, raw, handed, large, outer_alpha, outer_t)
@@ -61,13 +65,13 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
 
 
 def test_caches_of_every_level_follow():
-    """Fakes whose laws depend on the whole prefix: a stale cache at any level would change the greedy output."""
+    """The fakes' distributions depend on the whole prefix: a stale cache would change the greedy output."""
     models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:2], (2, 3))
     deep = engines.engine(models[2], drafter, "token_v3")
     flat = engines.engine(models[2], engines.drafting(models[1], 3), "token_v3")
     out = engines.generated(deep, params, numbers={"alpha": 0.3, "levels": 1})
-    # greedy: the middle model's output is what a plain draft of it would be
+    # greedy: the middle model's output equals that of a plain draft
     np.testing.assert_array_equal(out.tokens, engines.generated(flat, engines.FAKE, numbers={"alpha": 0.3}).tokens)
     assert int(out.inner["counters"].kept.sum()) > 0
 
@@ -81,12 +85,12 @@ def drafted(turn):
 
 @pytest.mark.laws
 def test_what_is_drafted_continues_what_was_kept():
-    """A cache that no one rolled back changes no output, for the target verifies; what it drafts is another model's."""
+    """A cache that is not rolled back changes no output, because the target verifies, but it changes the drafts."""
     models = [Fake(16, noise=0.6, seed=n) for n in range(3)] + [Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:3], (2, 3, 3))
     prompt, engine = engines.prompts([3, 4, 5], [7]), engines.engine(models[3], drafter)
     out = engines.generated(engine, params, prompt, 40, numbers={"levels": 2}, record=drafted)
-    # what each drafting model says along the output, level by level
+    # every drafting model's own tokens along the output, level by level
     said = [np.asarray(argmax(along(BoundModel((), model), prompt, out.tokens))) for model in models]
     record = {name: np.asarray(x)[: int(out.num_rounds)] for name, x in out.record.items()}
     rejected = 0
@@ -97,7 +101,7 @@ def test_what_is_drafted_continues_what_was_kept():
         assert record["tokens"][turn, row, :seen].tolist() == said[2][row, start : start + seen].tolist()
         rejected += kept < length
     assert rejected > 5
-    # the engines further in: every token that they were given up to the first rejection is the right one too
+    # the inner engines: every token that they were given, up to the first rejection, is the right one too
     for level, inner in ((2, out.inner), (1, out.inner["inner"])):
         right = (said[level] == said[level - 1]).mean()
         kept = inner["counters"].kept.sum() / inner["counters"].examined.sum()
@@ -105,7 +109,7 @@ def test_what_is_drafted_continues_what_was_kept():
 
 
 def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
-    """Rules that read `q` behind the block cost the inner target one call more, in all rounds but one at the limit."""
+    """Rules that read `q` after the block cost the inner target one call more, in all rounds but one at the limit."""
     engine, params = nested("spec_decode", "opt", 2, Fixed(1))
     numbers, prompt = {"alpha": 0.4, "temperature": 1.0, "levels": 1}, engines.prompts(*[[1]] * 5)
     out = engines.generated(engine, params["drafter"], prompt, 12, target=params["target"], numbers=numbers, seed=3)
@@ -120,15 +124,17 @@ def test_an_engine_that_plans_its_blocks_drafts_for_none():
         NestedDrafter(engine, 3)
 
 
-# --- tokens of another drafter behind a block: the law stays the target's, bits are not shared, caches follow
+# --- tokens of another drafter after a block: the distribution stays the target's, bits are not shared, caches follow
 
 
 def appended_p_value(drafter_class, policy, bonus="rule"):
     small, middle, large = (sc.TableLM(table) for table in three_tables())
     drafter = drafter_class(ModelDrafter(middle.model, policy), engines.drafting(small.model, 2))
-    own = {"first": {"model": middle.params}, "tail": {"model": small.params}}
+    drafter_params = {"first": {"model": middle.params}, "tail": {"model": small.params}}
     engine = engines.engine(large.model, drafter, bonus=bonus)
-    tokens = conformance.run_rows(engine, {"target": large.params, "drafter": own}, ROWS, 0.6, [(1.0, 1.0)], length=6)
+    tokens = conformance.run_rows(
+        engine, {"target": large.params, "drafter": drafter_params}, ROWS, 0.6, [(1.0, 1.0)], length=6
+    )
     law = reference.transitions("spec_decode", three_tables()[1], three_tables()[2], 0.0, 1.0)
     return conformance.sequence_p_value(tokens[0], law)
 
@@ -141,7 +147,7 @@ def test_the_law_is_the_targets(policy, bonus):
 
 
 class SharesBits(AppendedDrafter):
-    """The planted bug: the tail draws with the bits of the first one's slots."""
+    """A planted bug: the tail draws with the random bits of the first drafter's slots."""
 
     slots = 0
 
@@ -152,17 +158,17 @@ def test_shared_bits_are_found():
 
 
 def fakes():
-    """Draft, tail and target whose laws depend on the whole prefix."""
+    """Returns draft, tail and target whose distributions depend on the whole prefix."""
     return [BoundModel((), Fake(16, noise=noise, seed=seed)) for noise, seed in ((0.1, 1), (0.2, 2), (0.0, 3))]
 
 
 def behind(first, tail, params=engines.FAKE):
-    """`tail` behind `first`, whose parameters are `params`, and the parameters of both."""
+    """Returns a drafter of `first`, with parameters `params`, and `tail`, and the parameters of both."""
     return AppendedDrafter(first, tail), {"first": params, "tail": engines.FAKE}
 
 
 def test_caches_of_both_follow_and_the_tail_is_kept():
-    """A stale cache changes no output, for the target verifies: but then hardly any of the tail would be kept."""
+    """A stale cache changes no output, because the target verifies, but hardly any of the tail would be kept."""
     first, tail, target = fakes()
     drafter, params = behind(engines.drafting(first.model, 2), engines.drafting(tail.model, 3))
     out = engines.generated(engines.engine(target.model, drafter), params, engines.prompts([3, 4, 5], [7]), 150)
@@ -176,7 +182,7 @@ def test_caches_of_both_follow_and_the_tail_is_kept():
 
 @dataclass(frozen=True)
 class Noting(Fake):
-    """Notes how many tokens each call that is compiled takes."""
+    """A model that records the number of tokens of each compiled call."""
 
     widths: ClassVar[set[int]] = set()
 
@@ -186,7 +192,7 @@ class Noting(Fake):
 
 
 def test_what_a_tail_wrote_is_read_in_one_call():
-    """All is kept: every round but the first begins with one call over the tail's tokens, however many these are."""
+    """All is kept: every round but the first begins with one call over the tail's tokens, however many they are."""
     Noting.widths.clear()
     sure = Fake(16, seed=3)
     drafter, params = behind(engines.drafting(Noting(16, seed=3), 2), engines.drafting(sure, 4))
@@ -194,13 +200,13 @@ def test_what_a_tail_wrote_is_read_in_one_call():
     rounds, tails = int(out.stats.rounds.sum()), int(out.inner["tail_steps"].sum())
     assert rounds == 4 and int(out.stats.rejected.sum()) == 0
     assert int(out.stats.draft_steps.sum()) - tails == rounds * 2 + (rounds - 1)
-    assert Noting.widths == {1, 5}  # a step, and what the tail wrote with the token behind it
+    assert Noting.widths == {1, 5}  # one step, and a call over the tail's tokens and the next one
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("own_tail", [False, True])
 def test_so_it_is_at_every_level_below(own_tail):
-    """Of the model that drafts for a level, and of this one's own tail: one call over all that it missed."""
+    """Checks the model that drafts for a level, and its own tail: one call over all missed tokens."""
     Noting.widths.clear()
     sure, middle = Fake(16, seed=3), Noting(16, seed=3)
     draft, params = engines.drafting(sure, 1), engines.FAKE
@@ -212,10 +218,10 @@ def test_so_it_is_at_every_level_below(own_tail):
     numbers = {"levels": 1}
     out = engines.generated(engines.engine(sure, drafter), params, engines.prompts([3]), 4 * written, numbers=numbers)
     assert int(out.stats.rounds.sum()) == 4 and int(out.stats.rejected.sum()) == 0
-    # the draft and its tail each, and the tail reads what the draft wrote in every round
+    # the draft and its tail each, and the tail reads the draft's tokens in every round
     steps = 2 * (4 * 1 + 3) + 1 if own_tail else 4 * 1 + 3
     assert int(out.inner["counters"].draft_steps.sum()) == steps
-    assert own_tail or Noting.widths == {1, 2, 5}  # one token alone, a block of 1 behind it, what the outer tail wrote
+    assert own_tail or Noting.widths == {1, 2, 5}  # one token alone, a block of 1 after it, the outer tail's tokens
 
 
 @pytest.mark.laws

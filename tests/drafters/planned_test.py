@@ -1,4 +1,4 @@
-"""Blocks of planned length: the law, whatever is planned; no call of the draft where none pays; one program for all."""
+"""Blocks of planned length: the distribution under any plan, no call of the draft if none pays, one program for all."""
 
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,13 @@ FEW = (0, 1, 3)
 
 
 def fakes(plan=None, rule="spec_decode", block=3):
-    """Models whose laws hang on the whole prefix: a draft whose cache is wrong would draft other tokens."""
+    """Returns models whose distributions depend on the whole prefix: a draft with a wrong cache drafts other tokens."""
     small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
     return engines.engine(large, engines.drafting(small, block) if plan is None else PlannedDrafter(small, plan), rule)
 
 
 def run(engine, costs=None, temperature=1.0, reads=True, **more):
-    """`reads`: whether the draft's parameters are given."""
+    """Generates; `reads`: whether the draft's parameters are given."""
     params = (engines.FAKE if reads else {}) | ({} if costs is None else {"costs": costs})
     return engines.generated(engine, params, numbers={"alpha": 0.3, "temperature": temperature}, **more)
 
@@ -37,17 +37,20 @@ def run(engine, costs=None, temperature=1.0, reads=True, **more):
 def test_always_one_length_is_that_length_bit_by_bit(rule):
     alone = run(fakes(rule=rule))
     lengths = FEW[rule != "spec_decode" :]
-    both = run(fakes(Cheapest(lengths), rule), planning.forcing(lengths, 3))
-    np.testing.assert_array_equal(alone.tokens, both.tokens)
+    planned_run = run(fakes(Cheapest(lengths), rule), planning.forcing(lengths, 3))
+    np.testing.assert_array_equal(alone.tokens, planned_run.tokens)
     for name, counted in vars(alone.stats).items():
-        # sums of real numbers, phase by phase, are rounded otherwise
-        np.testing.assert_allclose(counted, getattr(both.stats, name), rtol=1e-6, err_msg=name)
-    assert planning.aimed(both)[-1] == int(both.stats.rounds.sum()) and int(both.stats.kept.sum()) > 20
+        # sums of real numbers, phase by phase, are rounded differently
+        np.testing.assert_allclose(counted, getattr(planned_run.stats, name), rtol=1e-6, err_msg=name)
+    assert (
+        planning.aimed(planned_run)[-1] == int(planned_run.stats.rounds.sum())
+        and int(planned_run.stats.kept.sum()) > 20
+    )
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_where_no_draft_pays_the_draft_is_never_called(reads):
-    """Nor is it where it pays, if it was left out."""
+    """Without the draft's parameters it is never called either."""
     out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0 if reads else 3), reads=reads)
     assert not any(int(getattr(out.stats, name).sum()) for name in ("draft_steps", "drafted", "examined"))
     assert np.asarray(out.stats.target_calls).tolist() == [24] * 3 and planning.aimed(out).tolist() == [72, 0, 0]
@@ -55,12 +58,12 @@ def test_where_no_draft_pays_the_draft_is_never_called(reads):
 
 @dataclass(frozen=True)
 class InTurns(Cheapest):
-    """Rests for `rest` rounds, then drafts for two, whatever it costs."""
+    """A plan that rests for `rest` rounds, then drafts for two, whatever it costs."""
 
     rest: int = 5
 
     def init(self, batch_size):
-        """How many phases there were."""
+        """Returns the number of phases so far."""
         return jnp.zeros((), jnp.int32)
 
     def choose(self, costs, evidence, active, room):
@@ -74,14 +77,18 @@ class InTurns(Cheapest):
 @pytest.mark.laws
 @pytest.mark.parametrize("rest", [1, 5])
 def test_a_draft_that_rested_catches_up(rest):
-    """Tokens of every round are those that a draft with a whole cache would have drafted: at temperature 0 they and
-    their fate are known from a run that always drafts."""
+    """Compares tokens of every round with those of a draft with a complete cache.
+
+    At temperature 0 the tokens and their verdicts are known from a run that always drafts.
+    """
     engine = fakes(InTurns(FEW, rest=rest))
     out = run(engine, planning.costs([1.0] * 3), temperature=0.0)
     always = run(fakes(), temperature=0.0)
     np.testing.assert_array_equal(out.tokens, always.tokens)
     wrong = replace(engine, drafter=Forgetful(engine.drafter.model, engine.drafter.plan))
-    kept, lost = (int(each.stats.kept.sum()) for each in (out, run(wrong, planning.costs([1.0] * 3), temperature=0.0)))
+    kept, lost = (
+        int(generation.stats.kept.sum()) for generation in (out, run(wrong, planning.costs([1.0] * 3), temperature=0.0))
+    )
     assert kept > lost, "a cache with holes drafts worse, and so would show"
     aimed = planning.aimed(out)
     assert aimed[0] > 0 and aimed[2] > 0
@@ -89,7 +96,7 @@ def test_a_draft_that_rested_catches_up(rest):
 
 @dataclass(frozen=True)
 class Forgetful(PlannedDrafter):
-    """Says that its cache is up to date when it has rested."""
+    """A planted bug: claims that its cache is up to date after a rest."""
 
     def settle(self, params, state, tokens, length, room, active):
         late = jnp.maximum(self.model.consumed(state.cache), length - 1)
@@ -103,8 +110,10 @@ def everything(turn):
 
 @pytest.mark.laws
 def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were_made():
-    """A round of three drafts takes three; a rest of five rounds before it two more, of blocks of three tokens. What a
-    record sees is what each round had, and zero beyond its block."""
+    """A round of three drafts takes three passes; a rest of five rounds before it two more, of blocks of three tokens.
+
+    A record gets each round's values, and zeros beyond its block.
+    """
     settings = {"prompt": engines.prompts([3, 4, 5]), "most_rounds": 7, "temperature": 0.0, "record": everything}
     out = run(fakes(InTurns(FEW, rest=6)), planning.costs([1.0] * 3), **settings)
     assert int(out.stats.rounds[0]) == 7 and int(out.stats.drafted[0]) == 3
@@ -118,7 +127,7 @@ def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were
 
 @pytest.mark.laws
 def test_rounds_one_by_one_are_those_of_the_loop():
-    """A phase goes on where it was left: a plan that is asked sooner would turn sooner, and draft other tokens."""
+    """A phase continues across calls: a plan that is called too soon would change sooner, and draft other tokens."""
     engine = fakes(Cheapest(FEW, drafting=3, resting=3))
     costs, step = planning.on_edge(engine.drafter.plan), jax.jit(one_round, static_argnums=0)
     whole = run(engine, costs)
@@ -145,29 +154,29 @@ def test_one_program_for_all_costs_and_acceptances():
     engine = fakes(Cheapest(FEW))
     run(engine, planning.forcing(FEW, 3))
     compiled, aims = compilations(), []
-    for found in (planning.forcing(FEW, 0), planning.forcing(FEW, 1), planning.costs([1, 1.2, 1.5], 3.0, 0.2)):
+    for cost_values in (planning.forcing(FEW, 0), planning.forcing(FEW, 1), planning.costs([1, 1.2, 1.5], 3.0, 0.2)):
         for temperature in (0.0, 0.7):
-            aims.append(planning.aimed(run(engine, found, temperature=temperature)).argmax())
+            aims.append(planning.aimed(run(engine, cost_values, temperature=temperature)).argmax())
     assert compilations() == compiled and set(aims) >= {0, 1}
 
 
-# --- laws
+# --- distributions
 
 
 def sequences(engine, params, law, costs, pairs=10_000, length=6, temperature=1.0, seed=0):
-    """p-value of whole sequences of rows that plan two by two, and rounds by the length aimed at."""
+    """Returns p-values of whole sequences of rows planned two by two, and rounds by the length aimed at."""
 
     def two(ids):
         prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32))
-        controls = jax.tree.map(lambda x: x[:2], given)
-        out = generate(engine, told, prompt, seed, controls=controls, max_new_tokens=length, example_ids=ids)
+        controls = jax.tree.map(lambda x: x[:2], batch_controls)
+        out = generate(engine, planned_params, prompt, seed, controls=controls, max_new_tokens=length, example_ids=ids)
         return out.tokens, out.lengths, out.inner["chosen"]
 
-    given = make_controls(2, alpha=0.4, temperature=temperature)
-    told = planning.told(params, costs)
+    batch_controls = make_controls(2, alpha=0.4, temperature=temperature)
+    planned_params = planning.told(params, costs)
     tokens, lengths, chosen = jax.jit(jax.vmap(two))(jnp.arange(2 * pairs, dtype=jnp.int32).reshape(pairs, 2))
     assert (np.asarray(lengths) == length).all()
-    aimed = np.asarray(chosen)[:, 0]  # of both rows of two the same
+    aimed = np.asarray(chosen)[:, 0]  # both rows of two have the same
     return conformance.sequence_p_value(np.asarray(tokens).reshape(2 * pairs, length), law), aimed
 
 
@@ -188,11 +197,11 @@ def law_of(rule, q_table, p_table):
 )
 @pytest.mark.laws
 def test_no_plan_changes_a_rule_s_law(rule, more):
-    """Plans that turn with every token that was kept or rejected, of either row of two; sequences of six tokens."""
+    """The plans change with every kept or rejected token of either of two rows; sequences of six tokens."""
     lengths = FEW if rule == "spec_decode" else FEW[1:]
     engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **{"rounds": 1} | more)
-    found, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
-    assert found > 1e-3
+    p_value, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
+    assert p_value > 1e-3
     assert ((aimed > 0).sum(1) > 1).mean() > 0.1, "most plans never turned"
-    # behind a phase of two rounds no three drafts fit any more
+    # after a phase of two rounds three drafts no longer fit
     assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never aimed at"

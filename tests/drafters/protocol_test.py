@@ -1,4 +1,4 @@
-"""What the protocol promises drafters that the package does not have: turns, no law, features of the target."""
+"""The drafter protocol for kinds that the package lacks: alternating arms, no distribution, target features."""
 
 from dataclasses import replace
 
@@ -27,26 +27,26 @@ def drafting(model, block=3):
 
 
 def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not():
-    """Two arms of one model, by turns, are that model: every bit and every count, whatever the others wrote meanwhile.
+    """Two alternating arms of one model equal that model in every bit and every count.
 
-    The fakes' laws hang on the whole prefix: an arm that caught up wrongly, or wrote over its neighbour's laws, would
-    draft other tokens.
+    The fakes' distributions depend on the whole prefix: an arm that caught up wrongly, or overwrote its neighbour's
+    buffers, would draft other tokens.
     """
     small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
     plain = engines.engine(large, engines.drafting(small, 3), "token_v3")
     turns = replace(plain, drafter=Turns((drafting(small), drafting(small))))
-    alone, both = (
+    alone, alternating = (
         engines.generated(plain, engines.FAKE, numbers=SAMPLED),
         engines.generated(turns, (engines.FAKE, engines.FAKE), numbers=SAMPLED),
     )
-    np.testing.assert_array_equal(alone.tokens, both.tokens)
+    np.testing.assert_array_equal(alone.tokens, alternating.tokens)
     for name in ("rounds", "drafted", "kept", "rejected", "discarded"):
-        np.testing.assert_array_equal(getattr(alone.stats, name), getattr(both.stats, name), name)
-    assert int(both.stats.kept.sum()) > 20 and int(both.stats.rejected.sum()) > 0
+        np.testing.assert_array_equal(getattr(alone.stats, name), getattr(alternating.stats, name), name)
+    assert int(alternating.stats.kept.sum()) > 20 and int(alternating.stats.rejected.sum()) > 0
 
 
 def test_law_of_two_drafts_by_turns():
-    """Drafts as far apart as can be: their laws lie in the same buffers, each row's own."""
+    """The two drafts differ as much as possible: their distributions share the buffers, each in its own rows."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
     engine = engines.engine(sc.TableLM(p_table).model, Turns(tuple(drafting(arm.model, 2) for arm in arms)))
@@ -58,7 +58,7 @@ def test_law_of_two_drafts_by_turns():
 
 @pytest.mark.laws
 def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
-    """Greedy, so what each hands up is its target's output: a stale cache or the other's numbers would show."""
+    """Greedy, so each engine hands up its target's output: a stale cache or the other's numbers would show."""
     middle, small, large = Fake(16, noise=0.2, seed=2), Fake(16, noise=0.4, seed=1), Fake(16, seed=3)
 
     def run(rule, *alphas):
@@ -80,7 +80,7 @@ def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
 
 @pytest.mark.laws
 def test_law_of_two_engines_by_turns():
-    """Sequences of several rounds: bits that the engines share would tie one round's tokens to the next's."""
+    """Samples sequences of several rounds: shared random bits would tie one round's tokens to the next's."""
     q_table, p_table = conformance.tables(3, seed=14)
     small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
     inner = engines.engine(middle.model, engines.drafting(small.model, 1), bonus="none")
@@ -96,36 +96,36 @@ def test_law_of_two_engines_by_turns():
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
 def test_a_drafter_without_a_law_leaves_the_bonus_to_the_target(rule):
-    """What it proposes is sure of itself, so a rule that asks the draft mostly keeps it; behind it stands `p̃`."""
+    """Its proposals have probability 1, so a rule that reads `q` mostly keeps them; the next token is from `p̃`."""
     _, p_table = conformance.tables(4, seed=12)
     engine, target = engines.engine(sc.TableLM(p_table).model, Repeats(2, 4), rule), jnp.asarray(p_table)
     prompt = engines.prompts(*[[1, 2, 3, 1, 2]] * 20_000)
     out = engines.generated(engine, (), prompt, 6, target=target, numbers=SAMPLED, record=_drawn_behind)
     kept_whole, token, previous = (np.asarray(x)[: int(out.num_rounds)].ravel() for x in out.record)
     law = reference.transitions("spec_decode", p_table, p_table, 0.0, 1.0)
-    found = []
+    p_values = []
     for v in range(4):
         mine = kept_whole & (previous == v)
         assert mine.sum() > 300
-        found.append(conformance.pooled_p_value(np.bincount(token[mine], minlength=4), law[v] * mine.sum()))
-    assert conformance.holm(found) > 1e-3
+        p_values.append(conformance.pooled_p_value(np.bincount(token[mine], minlength=4), law[v] * mine.sum()))
+    assert conformance.holm(p_values) > 1e-3
     if rule == "spec_decode":
         first = np.asarray(out.tokens)[:, 0]
         assert conformance.pooled_p_value(np.bincount(first, minlength=4), law[2] * len(first)) > 1e-3
 
 
 def _drawn_behind(turn):
-    """Of a block kept whole with room for one more: whether, the token behind it, and the one before that."""
+    """Returns whether a block was kept whole with room for one more, the token after it and the one before that."""
     length = turn.draft.length[:, None]
     whole = turn.active & (turn.draft.length > 0) & ~turn.rejected & (turn.num_new > turn.draft.length)
-    at = jnp.take_along_axis(turn.tokens, length, axis=1)[:, 0]
+    next_token = jnp.take_along_axis(turn.tokens, length, axis=1)[:, 0]
     before = jnp.take_along_axis(turn.tokens, jnp.maximum(length - 1, 0), axis=1)[:, 0]
-    return whole, at, before
+    return whole, next_token, before
 
 
 @pytest.mark.laws
 def test_a_drafter_may_see_what_the_target_saw():
-    """Prompt features at the start, and after a round the target's state behind the last kept token."""
+    """Checks the prompt features at the start, and the target's state after the last kept token in every round."""
     target = random_t5.bound(T5Config(30, 30, 16, 2, 8, 16, 1, 2))
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.array([[4, 5], [6, 0], [9, 9]]))
     engine = engines.engine(target.model, Watching(engines.drafting(Fake(30, seed=1), 2)))
@@ -133,12 +133,12 @@ def test_a_drafter_may_see_what_the_target_saw():
     out = engines.generated(engine, engines.FAKE, prompt, 9, target=target.params, **record)
     cache = target.model.prefill(target.params, prompt, 16)
     np.testing.assert_allclose(out.inner["prompt"], target.model.prompt_features(cache), rtol=1e-5)
-    behind = np.asarray(states(target.model, target.params, prompt, out.tokens))
+    expected_states = np.asarray(states(target.model, target.params, prompt, out.tokens))
     more = np.asarray(out.record)[: int(out.num_rounds)]
     for row in range(3):
         rounds = int(out.stats.rounds[row])
         last = int(out.lengths[row]) - 1 - more[rounds - 1, row]
-        np.testing.assert_allclose(out.inner["pending"][row], behind[row, last], atol=1e-5)
+        np.testing.assert_allclose(out.inner["pending"][row], expected_states[row, last], atol=1e-5)
 
 
 def test_a_target_that_says_nothing_of_the_prompt_is_refused_by_name():

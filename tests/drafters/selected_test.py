@@ -1,4 +1,4 @@
-"""Drafters beside each other, one for each row: the target's law whoever drafts, and idle ones cost no call."""
+"""Several drafters, one per row: the distribution is the target's under each, and idle drafters cost no call."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,15 +70,18 @@ def selection(own=OWN, scores=None):
 @pytest.mark.laws
 @pytest.mark.parametrize(("verifier", "bonus"), [(LOSSLESS, "rule"), (LOSSLESS, "none"), (LOSSY, "rule")])
 def test_every_row_of_a_mixed_batch_is_what_its_drafter_alone_would_have_made(verifier, bonus):
-    """To the last bit and count. The fakes' laws hang on the whole prefix, so that a law that another arm wrote over, a
-    stale cache or somebody else's bits would show."""
+    """Compares every bit and count with a batch of one drafter.
+
+    The fakes' distributions depend on the whole prefix, so an overwritten buffer, a stale cache or shared random bits
+    would show.
+    """
     mixed = run(engine_of(among(), verifier, bonus=bonus), selection())
     choice = np.asarray(mixed.inner["choice"])
     assert set(choice) == set(range(len(ARMS))), choice
-    for place, (arm, own) in enumerate(zip(ARMS, OWN, strict=True)):
+    for place, (arm, arm_params) in enumerate(zip(ARMS, OWN, strict=True)):
         rows = np.flatnonzero(choice == place)
-        # where nothing drafts no engine of its own has a rule that reads the draft's law
-        alone = run(engine_of(arm, verifier if arm.block else LOSSLESS, bonus=bonus), own, rows=rows)
+        # without a drafter an engine cannot have a rule that reads the draft's distribution
+        alone = run(engine_of(arm, verifier if arm.block else LOSSLESS, bonus=bonus), arm_params, rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens, str(arm))
         for name in ("rounds", "target_calls", "drafted", "kept", "rejected", "draft_steps"):
             together = np.asarray(getattr(mixed.stats, name))[rows]
@@ -90,14 +93,14 @@ def _tabular(seed, chooser=Chooser(draws="dynamic"), kind=SelectedDrafter):  # n
     q_table, p_table = conformance.tables(3, seed=seed)
     arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
     drafters = (*(ModelDrafter(arm.model, Fixed(size)) for arm, size in zip(arms, (2, 1), strict=True)), NoDrafter())
-    own = (*({"model": arm.params} for arm in arms), {})
+    arm_params = (*({"model": arm.params} for arm in arms), {})
     engine = engine_of(kind(drafters, chooser), target=sc.TableLM(p_table).model)
-    params = {"target": jnp.asarray(p_table), "drafter": selection(own)}
+    params = {"target": jnp.asarray(p_table), "drafter": selection(arm_params)}
     return engine, params, conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
 
 
 def sampled(engine, params, rows):
-    """Tokens `[rows, 5]` and each row's arm, of the same prompt; blocks were kept and rejected."""
+    """Returns tokens `[rows, 5]` and each row's arm, for one prompt; some blocks were kept and some rejected."""
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     out = generate(engine, params, prompt, 3, controls=make_controls(rows, temperature=0.8), max_new_tokens=5)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
@@ -105,20 +108,20 @@ def sampled(engine, params, rows):
 
 
 def test_law_under_a_random_policy_in_rows_with_different_arms():
-    """Of all rows, and of the rows of each arm: the choice tells nothing of what is written."""
+    """Tests all rows, and the rows of each arm: the choice must be independent of the tokens."""
     engine, params, law = _tabular(11)
     rows = 20_000
     tokens, choice = sampled(engine, params, rows)
     counts = np.bincount(choice, minlength=3)
     assert conformance.pooled_p_value(counts, np.full(3, rows / 3)) > 1e-3
-    found = [conformance.sequence_p_value(tokens, law)]
-    found += [conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)]
-    assert conformance.holm(found) > 1e-3, found
+    p_values = [conformance.sequence_p_value(tokens, law)]
+    p_values += [conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)]
+    assert conformance.holm(p_values) > 1e-3, p_values
 
 
 @dataclass(frozen=True)
 class Peeking(SelectedDrafter):
-    """Wrong on purpose: drafts with both models, and takes the arm whose first token is the smaller one."""
+    """A planted bug: drafts with both models, and takes the arm whose first token is smaller."""
 
     def propose(self, params: Any, state: Any, request: Any) -> Any:
         def drafted(choice):
@@ -130,24 +133,24 @@ class Peeking(SelectedDrafter):
 
 @pytest.mark.laws
 def test_choosing_the_arm_after_looking_at_its_draft_is_found():
-    """Negative control. The arms draw with bits of their own, or the smaller token would say nothing."""
+    """A negative control. The arms draw with separate random bits; otherwise the smaller token would say nothing."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
     drafters = tuple(engines.drafting(arm.model, 1) for arm in arms)
-    own = tuple({"model": arm.params} for arm in arms)
+    arm_params = tuple({"model": arm.params} for arm in arms)
     law = conformance.law_by_rule(RULES["spec_decode"], q_table, p_table, 0.0, 0.8, 1.0)
-    found = {}
+    p_values = {}
     for kind in (SelectedDrafter, Peeking):
         engine = engine_of(kind(drafters, Chooser(draws="dynamic")), target=sc.TableLM(p_table).model)
-        params = {"target": jnp.asarray(p_table), "drafter": selection(own)}
+        params = {"target": jnp.asarray(p_table), "drafter": selection(arm_params)}
         (tokens,) = conformance.run_rows(engine, params, 15_000, 0.0, [(0.8, 1.0)], length=4, conclusive=True)
-        found[kind] = conformance.sequence_p_value(tokens, law)
-    assert found[SelectedDrafter] > 1e-3 and found[Peeking] < 1e-6, found
+        p_values[kind] = conformance.sequence_p_value(tokens, law)
+    assert p_values[SelectedDrafter] > 1e-3 and p_values[Peeking] < 1e-6, p_values
 
 
 @pytest.mark.laws
 def test_arms_with_rules_of_their_own():
-    """Rows of the lossy arm are what an engine with that rule makes, the others' the lossless one's."""
+    """Rows of the lossy arm equal those of an engine with that rule, the other rows those of the lossless one."""
     arms, params = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
     mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(params))
     choice = np.asarray(mixed.inner["choice"])
@@ -155,8 +158,8 @@ def test_arms_with_rules_of_their_own():
         rows = np.flatnonzero(choice == place)
         alone = run(engine_of(arms[0], verifier), params[0], rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens)
-    both = [run(engine_of(arms[0], verifier), params[0]).tokens for verifier in (LOSSLESS, LOSSY)]
-    assert (np.asarray(both[0]) != np.asarray(both[1])).any(), "the rules tell nothing apart"
+    expected_tokens = [run(engine_of(arms[0], verifier), params[0]).tokens for verifier in (LOSSLESS, LOSSY)]
+    assert (np.asarray(expected_tokens[0]) != np.asarray(expected_tokens[1])).any(), "the rules tell nothing apart"
     with pytest.raises(ValueError, match="hangs on who drafted"):
         ByArm((LOSSLESS, LOSSY)).law(None, None)
 
@@ -166,7 +169,7 @@ CALLS: list[str] = []
 
 @dataclass(frozen=True)
 class Counting(Fake):
-    """A model that notes whenever it is called, and whose prefill says how much it read."""
+    """A model that records every call, and in its prefill the number of tokens read."""
 
     name: str = ""
 
@@ -183,12 +186,12 @@ class Counting(Fake):
 
 
 def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_ones_is_never_called():
-    """Call by call: two rows of different arms, a third arm that none chose, and a chooser that reads the prompt.
+    """Checks every call: two rows of different arms, a third arm that no row chose, a chooser that reads the prompt.
 
-    Blocks are scored no wider than those that were drafted.
+    Blocks are scored no wider than the drafted ones.
     """
-    draft, other = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
-    arms = (engines.drafting(draft, 3), engines.drafting(other, 5), NoDrafter())
+    draft, second_draft = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
+    arms = (engines.drafting(draft, 3), engines.drafting(second_draft, 5), NoDrafter())
     drafter = SelectedDrafter(arms, Chooser("perceptron", "greedy"))
     layer = {"kernel": np.array([[1, -9, 0]], np.float32), "bias": np.array([-1, -9, 0], np.float32)}
     params = {"arms": (engines.FAKE, engines.FAKE, {}), "policy": {"layers_0": layer}}
@@ -211,37 +214,37 @@ def test_a_selection_needs_arms():
 
 
 def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
-    """It depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
-    engine, own = engine_of(among()), selection()
-    first = np.asarray(run(engine, own).inner["choice"])
+    """The choice depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
+    engine, arm_params = engine_of(among()), selection()
+    first = np.asarray(run(engine, arm_params).inner["choice"])
     assert len(set(first)) > 1
-    np.testing.assert_array_equal(first, run(engine, own, temperature=0.3).inner["choice"])
-    others = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # so many that they agree by chance once in thousands of times
-    np.testing.assert_array_equal(first[others], run(engine, own, rows=others).inner["choice"])
+    np.testing.assert_array_equal(first, run(engine, arm_params, temperature=0.3).inner["choice"])
+    other_ids = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # so many that they agree by chance once in thousands of times
+    np.testing.assert_array_equal(first[other_ids], run(engine, arm_params, rows=other_ids).inner["choice"])
 
 
-# --- planted bugs: the comparison that holds without them finds each
-# Every bug has a drafter of its own kind, or a program compiled without it would be run again.
+# --- planted bugs: each must be found by the comparison that holds without them. Every bug has a drafter class of its
+# own; otherwise a program compiled without the bug would run again.
 
 
 @dataclass(frozen=True)
 class InEverybodysRows(SelectedDrafter):
-    """Blocks are merged whoever's rows they are."""
+    """A planted bug: a block is merged into all rows."""
 
 
 @dataclass(frozen=True)
 class Untold(SelectedDrafter):
-    """`sits_out` is not passed."""
+    """A planted bug: `sits_out` is not passed."""
 
 
 @dataclass(frozen=True)
 class Unprotected(SelectedDrafter):
-    """The same, and nobody is protected from it."""
+    """A planted bug: `sits_out` is not passed, and no row is protected."""
 
 
 @dataclass(frozen=True)
 class SharedBits(SelectedDrafter):
-    """An arm is chosen by the bits that draw the first draft."""
+    """A planted bug: the bits that draw the first draft also choose the arm."""
 
     def init(self, params, start):
         keys, first = rngs.RoundKeys, start.prompt.length
@@ -252,12 +255,12 @@ class SharedBits(SelectedDrafter):
 
 
 def rows_differ(kind):
-    """Whether some row of a mixed batch is not what its drafter alone would have made."""
+    """Returns whether some row of a mixed batch differs from that of its drafter alone."""
     mixed = run(engine_of(kind(ARMS, Chooser(draws="dynamic"))), selection())
     choice = np.asarray(mixed.inner["choice"])
-    for place, (arm, own) in enumerate(zip(ARMS, OWN, strict=True)):
+    for place, (arm, arm_params) in enumerate(zip(ARMS, OWN, strict=True)):
         rows = np.flatnonzero(choice == place)
-        alone = run(engine_of(arm), own, rows=rows)
+        alone = run(engine_of(arm), arm_params, rows=rows)
         if not np.array_equal(np.asarray(mixed.tokens)[rows], alone.tokens):
             return True
     return False
@@ -267,7 +270,7 @@ def rows_differ(kind):
 def test_an_arms_block_in_everybodys_rows_is_found(monkeypatch):
     assert not rows_differ(SelectedDrafter)
     merged = selected._merged
-    monkeypatch.setattr(selected, "_merged", lambda rows, *others: merged(rows | True, *others))
+    monkeypatch.setattr(selected, "_merged", lambda rows, *drafts: merged(rows | True, *drafts))
     assert rows_differ(InEverybodysRows)
 
 
@@ -281,13 +284,15 @@ def test_laws_that_are_written_over_are_found(monkeypatch):
 
 @pytest.mark.laws
 def test_an_arm_chosen_by_the_bits_that_draft_is_found():
-    """Outputs of one arm's rows are then those of whoever drew such tokens."""
-    found = {}
+    """The outputs of one arm's rows are then biased towards the tokens that those bits draw."""
+    p_values = {}
     for kind in (SelectedDrafter, SharedBits):
         engine, params, law = _tabular(11, kind=kind)
         tokens, choice = sampled(engine, params, 20_000)
-        found[kind] = conformance.holm([conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)])
-    assert found[SelectedDrafter] > 1e-3 and found[SharedBits] < 1e-6, found
+        p_values[kind] = conformance.holm(
+            [conformance.sequence_p_value(tokens[choice == arm], law) for arm in range(3)]
+        )
+    assert p_values[SelectedDrafter] > 1e-3 and p_values[SharedBits] < 1e-6, p_values
 
 
 # --- drafters of every kind in one batch: models, early exits, n-grams and none, under targets of both families
@@ -321,7 +326,7 @@ def target_alone(pair, temperature=0.0):
 
 @pytest.mark.laws
 def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair):
-    """To the last bit: an exit, which drafts in the target's cache, leaves other rows' slots alone, and they its."""
+    """Compares every bit: an exit drafts in the target's cache, but not in other rows' slots, nor they in its."""
     greedy = decoded(pair, 0.0, drafters=KINDS, choose="random")
     np.testing.assert_array_equal(greedy.tokens, target_alone(pair))
     mixed = decoded(pair, 1.0, drafters=KINDS, choose="random")
@@ -341,6 +346,6 @@ def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair
         scores="perceptron", features=features, arms=tuple(prints), prints=tuple(prints.values()), target=target
     )
     policy = Policy({"layers_0": {"kernel": kernel, "bias": np.zeros(len(KINDS), np.float32)}}, card)
-    found = decoded(pair, 0.0, drafters=KINDS, choose="greedy", policy=policy)
-    assert len(set(np.asarray(found.generation.inner["choice"]))) > 1
-    np.testing.assert_array_equal(found.tokens, target_alone(pair))
+    decoded_batch = decoded(pair, 0.0, drafters=KINDS, choose="greedy", policy=policy)
+    assert len(set(np.asarray(decoded_batch.generation.inner["choice"]))) > 1
+    np.testing.assert_array_equal(decoded_batch.tokens, target_alone(pair))

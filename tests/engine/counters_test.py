@@ -1,4 +1,4 @@
-"""Counters against a recount in NumPy: deferral rates, blocks nobody verified, blocks of nothing."""
+"""Counters against a recount in NumPy: deferral rates, unverified blocks, empty blocks."""
 
 from dataclasses import replace
 
@@ -41,11 +41,11 @@ METHODS = {
 
 
 def generated(settings, rows=ROWS):
-    """The generation and its rounds, at temperature 1."""
+    """Returns the generation and its rounds, at temperature 1."""
     pair = conformance.tabular_pair(Q, P)
-    given = settings | {"temperature": 1.0}
-    engine, params = assemble(pair, stop_ids=[STOP], **given)
-    chosen = Settings.of("test", given)
+    sampled_settings = settings | {"temperature": 1.0}
+    engine, params = assemble(pair, stop_ids=[STOP], **sampled_settings)
+    chosen = Settings.of("test", sampled_settings)
     controls = table.get(chosen.method).controls(chosen, rows)
     prompt = make_prompt(pair, PROMPTS[:rows])
     out = generate(engine, params, prompt, 3, controls=controls, max_new_tokens=LENGTH, record=trace)
@@ -53,7 +53,10 @@ def generated(settings, rows=ROWS):
 
 
 def recount(name, engine, record, bonus):
-    """`η` of every committed position: the rule's, 1 where the target wrote behind a block, 0 in unverified blocks."""
+    """Recounts `η` of every committed position.
+
+    It is the rule's, 1 if the target wrote after a block, and 0 in unverified blocks.
+    """
     rule, alpha = engine.verifier.rule.name, METHODS[name]["alpha"]
     cold = 0.0 if name == "fuzzy" else None
     etas = []
@@ -77,7 +80,7 @@ def recount(name, engine, record, bonus):
     "name", [name if name == "token_cascade" else pytest.param(name, marks=pytest.mark.laws) for name in METHODS]
 )
 def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
-    """METHODS section 9: the bonus included; of a token cascade it is the share that the target wrote."""
+    """Includes the bonus (METHODS section 9); for a token cascade it is the share that the target wrote."""
     engine, out, record = generated(METHODS[name])
     measured = summarise(out.stats, out.lengths)
     etas = recount(name, engine, record, engine.bonus)
@@ -90,7 +93,7 @@ def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
 
 
 def test_deferred_drafts_by_position_and_those_kept_all_the_same():
-    """Examined drafts that the rule defers, and of these the kept ones, which speculative acceptance has."""
+    """Compares examined drafts that the rule defers, and the kept ones among them (speculative acceptance has some)."""
     _, out, record = generated(METHODS["rule's bonus"])
     deferred, kept = np.zeros(2), np.zeros(2)
     for row in range(ROWS):
@@ -108,7 +111,7 @@ def test_deferred_drafts_by_position_and_those_kept_all_the_same():
 
 
 def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
-    """No rule could be asked there. At α = 1 it keeps all drafts, so that the target writes nothing else."""
+    """The rule has no draft distribution there. At α = 1 it keeps all drafts, so the target writes nothing else."""
     target, prompt, numbers = sc.TableLM(P), engines.prompts(*[[0, 1, 2, 0]] * 16), {"alpha": 1.0, "temperature": 1.0}
     engine = engines.engine(target.model, Repeats(2, VOCAB), "token_v3")
     out = engines.generated(engine, {}, prompt, LENGTH, target=target.params, numbers=numbers, seed=1)
@@ -119,7 +122,7 @@ def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
 
 @pytest.mark.parametrize("verify", ["token", "block"])
 def test_tried_are_drafts_up_to_the_first_that_is_not_kept(verify):
-    """What planned lengths are chosen by, whichever way blocks are examined; first rounds are not cut."""
+    """Planned lengths depend on this count, however blocks are examined; first rounds are not cut."""
     pair = conformance.tabular_pair(Q, P)
     engine, params = assemble(pair, rule="token_v3", block_size=3, verify=verify)
     out = generate(
@@ -137,7 +140,7 @@ def test_tried_are_drafts_up_to_the_first_that_is_not_kept(verify):
 
 
 def counters():
-    """Three rows with blocks of 2; the last row drafted nothing."""
+    """Returns three rows with blocks of 2; the last row drafted nothing."""
     integers = {
         "rounds": [4, 2, 3], "target_calls": [4, 2, 3], "drafted": [8, 4, 0], "examined": [6, 4, 0], "kept": [5, 3, 0],
         "rejected": [1, 1, 0], "committed": [9, 5, 3], "discarded": [3, 1, 0], "draft_steps": [11, 6, 0],
@@ -153,7 +156,7 @@ def counters():
 
 
 def test_ratios_by_hand():
-    found = summarise(counters())
+    measures = summarise(counters())
     sums = ("drafted", "examined", "kept", "rejected", "committed", "target_calls", "discarded", "draft_steps")
     expected = {name: getattr(counters(), name).sum() for name in sums} | {
         "acceptance_rate": 8 / 10, "rejection_rate": 2 / 10, "draft_utilisation": 8 / 12,
@@ -161,12 +164,12 @@ def test_ratios_by_hand():
         "average_accepted_length": 8 / 9, "verification_rate": 9 / 17, "discard_rate": 4 / 17, "draft_share": 8 / 17,
     }  # fmt: skip
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value), name
-    assert found["drafted"] + found["target_calls"] == found["committed"] + found["discarded"]
-    assert not found["inconclusive"]
-    assert all(type(v) in (int, float, bool, dict, type(None)) for v in found.values()), "no JSON"
-    assert all(type(v) in (int, float) for column in found["by_position"].values() for v in column), "no JSON"
-    assert found["by_position"] == {
+        assert measures[name] == pytest.approx(value), name
+    assert measures["drafted"] + measures["target_calls"] == measures["committed"] + measures["discarded"]
+    assert not measures["inconclusive"]
+    assert all(type(v) in (int, float, bool, dict, type(None)) for v in measures.values()), "no JSON"
+    assert all(type(v) in (int, float) for column in measures["by_position"].values() for v in column), "no JSON"
+    assert measures["by_position"] == {
         "examined": [6, 4], "kept": [5, 3], "deferred": [2.0, 2.0], "kept_although_deferred": [1.0, 1.0],
     }  # fmt: skip
 
@@ -179,19 +182,19 @@ def test_rows_choose():
 
 
 def test_counts_of_single_examples_sum_to_the_whole_and_a_draft_alone_takes_draft_steps():
-    found, whole = per_example(counters()), summarise(counters())
-    assert set(found) == set(PER_EXAMPLE) and all(sum(found[name]) == whole[name] for name in PER_EXAMPLE)
+    counts, whole = per_example(counters()), summarise(counters())
+    assert set(counts) == set(PER_EXAMPLE) and all(sum(counts[name]) == whole[name] for name in PER_EXAMPLE)
     alone, whole = per_example(counters(), draft_alone=True), summarise(counters(), draft_alone=True)
     assert sum(alone["draft_steps"]) == whole["draft_steps"] == 9 and alone["target_calls"] == [0, 0, 0]
     assert whole["verification_rate"] == 0.0
 
 
 def test_nothing_drafted_is_inconclusive():
-    found = summarise(counters(), rows=[2])
-    assert found["inconclusive"]
+    measures = summarise(counters(), rows=[2])
+    assert measures["inconclusive"]
     for name in ("acceptance_rate", "rejection_rate", "draft_utilisation", "deferral_rate"):
-        assert found[name] is None
-    assert found["block_efficiency"] == 1.0 and found["draft_share"] == 0.0
+        assert measures[name] is None
+    assert measures["block_efficiency"] == 1.0 and measures["draft_share"] == 0.0
     nothing = summarise(counters(), rows=[False] * 3)
     assert nothing["inconclusive"] and nothing["block_efficiency"] is None
 
@@ -203,7 +206,7 @@ def test_counters_of_another_generation_are_refused():
 
 
 def test_unverified_tokens_are_the_drafts_and_nobody_examined_them():
-    given = replace(counters(), unverified=np.array([1, 0, 0]), unverified_tokens=np.array([2, 0, 0]))
-    with_them, without = summarise(given), summarise(counters())
+    unverified_counters = replace(counters(), unverified=np.array([1, 0, 0]), unverified_tokens=np.array([2, 0, 0]))
+    with_them, without = summarise(unverified_counters), summarise(counters())
     assert with_them["draft_share"] == (8 + 2) / 17 and without["draft_share"] == 8 / 17
     assert with_them["acceptance_rate"] == without["acceptance_rate"] and with_them["unverified"] == 1

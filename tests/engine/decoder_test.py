@@ -1,7 +1,7 @@
-"""Greedy speculative decoding with windows is greedy decoding of the target: no rollback may lose what is still seen.
+"""Greedy speculative decoding with attention windows: no rollback may lose a token that is still visible.
 
-Every output is held against the target's own teacher-forced logits, which know no cache: each token must be the argmax
-behind its prefix, up to near-ties of float32.
+Every output is compared with the target's own teacher-forced logits, which use no cache: each token must be the argmax
+after its prefix, up to near-ties of float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ forced = jax.jit(teacher_forced_logits, static_argnums=0)
 
 @functools.cache
 def bound(noise=0.0):
-    """The target; and with noise a deviation from it, whose drafts are kept often, not always."""
+    """Returns the target; with noise, a model that deviates from it, whose drafts are kept often but not always."""
     return tiny_decoders.bound(CONFIG, seed=1, noise=noise)
 
 
@@ -44,13 +44,13 @@ def run(drafter, params, levels=0, **more):
 
 
 def wrong(tokens) -> int:
-    """How many tokens are not the target's argmax behind their prefix, near-ties forgiven."""
+    """Counts the tokens that are not the target's argmax after their prefix, near-ties aside."""
     tokens = np.asarray(tokens)
     whole = right_pad([[*read[:n], *new] for read, n, new in zip(TOKENS, LENGTHS, tokens, strict=True)], WIDTH)
     logits = np.asarray(forced(bound().model, bound().params, whole))
-    behind = np.take_along_axis(logits, (LENGTHS[:, None] - 1 + np.arange(NEW))[..., None], axis=1)
-    written = np.take_along_axis(behind, tokens[..., None], axis=-1)[..., 0]
-    return int((behind.max(-1) - written > GAP).sum())
+    next_logits = np.take_along_axis(logits, (LENGTHS[:, None] - 1 + np.arange(NEW))[..., None], axis=1)
+    written = np.take_along_axis(next_logits, tokens[..., None], axis=-1)[..., 0]
+    return int((next_logits.max(-1) - written > GAP).sum())
 
 
 def one_draft(block):
@@ -58,7 +58,7 @@ def one_draft(block):
 
 
 def hierarchy(middle_model=None):
-    """A small model that drafts for a middle one, in blocks of 3, which drafts 4 for the target."""
+    """Returns a small model that drafts blocks of 3 for a middle one, which drafts 4 for the target."""
     drafter, params = one_draft(3)
     inner = engines.engine(middle_model or bound(0.06).model, drafter)
     return NestedDrafter(inner, 4), {"target": bound(0.06).params, "drafter": params}
@@ -67,7 +67,7 @@ def hierarchy(middle_model=None):
 def test_plain_greedy_decoding_crosses_windows():
     out = run(NoDrafter(), {}, bonus="target")
     assert wrong(out.tokens) == 0
-    # else nothing below could fail: outputs move, and what they see is their window
+    # otherwise nothing below could fail: outputs vary, because the model sees its own window only
     assert np.median([len(set(row)) for row in np.asarray(out.tokens).tolist()]) > NEW // 3
 
 
@@ -80,7 +80,7 @@ def test_speculation_crosses_windows(block):
 
 @dataclasses.dataclass(frozen=True)
 class ForgetsTooEarly(DecoderLM):
-    """Keeps what its own engine's blocks need, not what the engine above may take back."""
+    """A model that keeps what its own engine's blocks need, not what the engine above may take back."""
 
     def prefill(self, params, prompt, max_len, max_rollback=None):
         return super().prefill(params, prompt, max_len, 4)
@@ -88,15 +88,15 @@ class ForgetsTooEarly(DecoderLM):
 
 @pytest.mark.laws
 def test_a_ring_for_one_level_alone_spoils_a_hierarchy():
-    """What the middle model then hands up is no longer its law; the target still writes the same, with fewer kept."""
-    right, other = (run(*hierarchy(middle), levels=1) for middle in (None, ForgetsTooEarly(CONFIG)))
-    assert wrong(other.tokens) == 0
-    assert (np.asarray(right.stats.kept) != np.asarray(other.stats.kept)).any()
+    """The middle model's tokens then no longer follow its distribution; the output is the same, with fewer kept."""
+    right, wrong_size = (run(*hierarchy(middle), levels=1) for middle in (None, ForgetsTooEarly(CONFIG)))
+    assert wrong(wrong_size.tokens) == 0
+    assert (np.asarray(right.stats.kept) != np.asarray(wrong_size.stats.kept)).any()
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepsItsWindowAlone(DecoderLM):
-    """No slot to spare for a block."""
+    """A model without a spare slot for a block."""
 
     def slots(self, max_len, max_rollback):
         return tuple(window or max_len for window in self.config.windows)

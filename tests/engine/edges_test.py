@@ -1,4 +1,4 @@
-"""Edge cases of a round: blocks of length 0, stop ids, limits, laws that nobody needs, engines inside engines."""
+"""Edge cases of a round: blocks of length 0, stop ids, limits, unneeded distributions, engines inside engines."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +24,7 @@ from tests.support import conformance, engines, reference
 @pytest.mark.laws
 @pytest.mark.parametrize("bonus", ["rule", "target", "none"])
 def test_blocks_of_length_zero_under_any_bonus(bonus):
-    """The target then gives one token: under "rule" and "none" from the rule's law."""
+    """The target then gives one token: under "rule" and "none" from the rule's distribution."""
     q_table, p_table = conformance.tables(3, seed=51)
     alpha = conformance.telling_alpha(RULES["token_v3"], q_table, p_table)
     pair = conformance.tabular_pair(q_table, p_table)
@@ -48,12 +48,12 @@ def test_nan_behind_the_end_is_nobodys_business():
 
 
 def test_of_two_models_that_fail_the_target_is_named():
-    found = failures(np.array([[-1, -1], [5, 6], [-1, 3], [2, -1]]))
-    assert found == ((1, "target", 5), (2, "draft", 3), (3, "target", 2))
+    row_failures = failures(np.array([[-1, -1], [5, 6], [-1, 3], [2, -1]]))
+    assert row_failures == ((1, "target", 5), (2, "draft", 3), (3, "target", 2))
 
 
 def test_bild_star_decides_the_same_at_every_position_of_a_block():
-    """`greedy` is gathered with the laws: past the first position it once read out of bounds, as true."""
+    """Tests a former bug: `greedy` was read out of bounds, as true, after the first position."""
     q = np.log(np.tile([[0.5, 0.3, 0.2]], (3, 1)))
     p = np.log(np.tile([[0.05, 0.15, 0.8]], (3, 1)))  # D(q, p) = 2.1, while the sum of all surprises is 5.1
     engine, params = assemble(conformance.tabular_pair(q, p), rule="bild_star", block_size=3)
@@ -71,7 +71,7 @@ def test_a_law_of_the_draft_needs_a_draft():
 @pytest.mark.laws
 @pytest.mark.parametrize(("stops", "bonus"), [((2, 5), "none"), ((), "rule"), ((2, 5), "target")])
 def test_three_levels_decode_like_the_target_alone(stops, bonus):
-    """Rows of unequal prompts, stop ids, every bonus: at temperature 0 a lossless hierarchy is the target."""
+    """At temperature 0 a lossless hierarchy equals the target, for unequal prompts, stop ids and every bonus."""
     models = [Fake(8, noise=0.5, seed=1), Fake(8, noise=0.3, seed=2), Fake(8, noise=0.1, seed=3), Fake(8)]
     drafter, params = engines.stacked(models[:3], (2, 2, 3), bonus=bonus)
     engine = engines.engine(models[3], drafter, stop_ids=stops, bonus=bonus)
@@ -86,7 +86,7 @@ def test_three_levels_decode_like_the_target_alone(stops, bonus):
 
 @pytest.mark.laws
 def test_nested_stop_ids_under_a_rule_that_reads_q():
-    """The inner engine stops where the outer one does, whatever its own stop ids; the law holds up to the stop."""
+    """The inner engine uses the outer engine's stop ids, not its own; the distribution is right up to the stop."""
     q_table, p_table = conformance.tables(3, seed=52)
     large = conformance.tables(3, seed=53)[1]
     small, middle, top = (sc.TableLM(table) for table in (q_table, p_table, large))
@@ -105,26 +105,26 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
 
 @given(st.integers(0, 60))
 def test_widths_rise_to_the_whole_block(block):
-    found = widths(block)
-    assert found[-1] == block + 1
-    assert list(found) == sorted(set(found))
+    choices = widths(block)
+    assert choices[-1] == block + 1
+    assert list(choices) == sorted(set(choices))
 
 
 @dataclass(frozen=True)
 class ScoredWhole(Confidence):
-    """Its blocks are scored as wide as they might be."""
+    """A drafter whose blocks are always scored at full width."""
 
     adaptive: ClassVar[bool] = False
 
 
 def trace(turn):
-    """Everything that a round decided, `[B, …]`."""
+    """Returns every decision of a round, `[B, …]`."""
     return turn.num_new, turn.num_kept, turn.tokens, turn.eta
 
 
 @pytest.mark.parametrize("bonus", ["rule", pytest.param("target", marks=pytest.mark.laws)])
 def test_what_is_generated_does_not_depend_on_the_widths(bonus):
-    """A rule that reads `q`, blocks of zero to nine tokens, rows that stop early: the same rounds as at full width."""
+    """Compares with full width: a rule that reads `q`, blocks of 0 to 9 tokens, rows that stop early."""
     q_table, p_table = conformance.tables(6, seed=41)
     pair = conformance.tabular_pair(q_table, p_table)
     engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: Confidence(9), stop_ids=[5])

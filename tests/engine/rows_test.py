@@ -1,4 +1,4 @@
-"""Rows: what a row generates depends on its prompt, its id and its controls, never on its neighbours."""
+"""Rows: the output of a row depends on its prompt, its id and its controls, never on its neighbours."""
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +14,26 @@ from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods.build import assemble
 from tests.support import conformance
 
-# the sizes, the block and the stop id of support/front_door.py: both files then share their compiled programs
+# the sizes, the block and the stop id of support/front_door.py, so that both files share their compiled programs
 ROWS, LENGTH, VOCAB, STOP, BLOCK = 16, 14, 9, 4, 3
 INTEGERS = [*COUNTS, "decided", "examined_at", "kept_at"]
 
 
 def pairs(name):
-    """A tabular pair, or one of fakes that agree in part."""
+    """Returns a tabular pair, or a pair of fakes that agree in part."""
     if name == "table":
         return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
     return sc.Pair(target=sc.FakeLM(VOCAB), draft=sc.FakeLM(VOCAB, noise=0.7, seed=3))
 
 
 def prompts(rows=ROWS, seed=0):
-    """Prompts of 1 to 8 tokens."""
+    """Returns prompts of 1 to 8 tokens."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, VOCAB, rng.integers(1, 9)).tolist() for _ in range(rows)]
 
 
 def settings(rule, rows=ROWS):
-    """α, temperature and top-p that differ from row to row, temperatures 0 and 1 among them."""
+    """Returns α, temperature and top-p that differ by row, temperatures 0 and 1 among them."""
     low, high = (0.0, 0.0) if rule.alpha is None else rule.alpha.bounds(VOCAB)
     if rule.alpha is not None and np.isfinite(rule.alpha.domain[1]):
         high = 0.9
@@ -45,7 +45,7 @@ def settings(rule, rows=ROWS):
 
 
 def run(built, tokens, chosen, ids, values):
-    """A generation of the rows `chosen`, every prompt padded to 8."""
+    """Generates for the rows `chosen`, with every prompt padded to 8."""
     rows = [tokens[i] for i in chosen]
     prompt = Prompt(jnp.asarray(right_pad(rows, 8)), jnp.asarray([len(r) for r in rows], jnp.int32))
     controls = make_controls(len(rows), **{name: column[list(chosen)] for name, column in values.items()})
@@ -56,7 +56,7 @@ def run(built, tokens, chosen, ids, values):
 
 
 def assert_same_rows(out, at, other, there, what):
-    """Tokens, lengths and integer counters of rows `at` of one generation and `there` of another, bit for bit."""
+    """Compares tokens, lengths and integer counters of rows `at` of `out` and `there` of `other`, bit for bit."""
     np.testing.assert_array_equal(out.tokens[at], other.tokens[there], err_msg=what)
     np.testing.assert_array_equal(out.lengths[at], other.lengths[there], err_msg=what)
     for name in INTEGERS:
@@ -83,13 +83,13 @@ def test_alone_in_a_batch_and_permuted(models, rule, bonus):
     for row in range(ROWS):
         alone = run(built, tokens, [row], ids, values)
         assert_same_rows(alone, 0, together, row, f"row {row} alone")
-    assert len({tuple(t) for t in together.tokens}) > ROWS // 2  # the rows do differ
+    assert len({tuple(t) for t in together.tokens}) > ROWS // 2  # the rows differ from each other
     assert together.stats.rejected.sum() > 0 < together.stats.kept.sum()
     assert len(set(together.lengths)) > 1
 
 
 def test_greedy_speculation_is_the_target_alone():
-    """A fake's cache is a hash of all it was fed: any slip of a cache changes everything after it."""
+    """A fake's cache is a hash of all tokens fed to it: any error in a cache changes everything after it."""
     pair, tokens, zero = pairs("fake"), prompts(seed=5), {"temperature": np.zeros(ROWS)}
     alone = assemble(pair, method="autoregressive", stop_ids=[STOP])
     expected = run(alone, tokens, range(ROWS), np.arange(ROWS), zero)

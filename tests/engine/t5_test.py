@@ -1,8 +1,8 @@
-"""Greedy speculative decoding with T5 writes what the target says, and rows don't see their neighbours.
+"""Greedy speculative decoding with T5 writes the target's own output, and rows do not depend on their neighbours.
 
-Every output is held against the target's own teacher-forced logits, which know no cache: each token must be the best
-behind its prefix. Float32 sums of another order may decide a near-tie otherwise, so a token may lie less than `GAP`
-behind the best; such tokens are few.
+Every output is compared with the target's own teacher-forced logits, which use no cache: each token must be the best
+after its prefix. Float32 sums in another order may decide a near-tie differently, so a token's logit may be less than
+`GAP` below the best; such tokens are few.
 """
 
 import re
@@ -29,9 +29,9 @@ forced = jax.jit(teacher_forced_logits, static_argnums=0)
 
 
 def decode(case, *, batch=BATCH, ids=None, order=slice(None), method="speculative", rule="spec_decode", **controls):
-    """Tokens `[N, limit]` in batches of `batch`, all in one bucket; the last batch is filled up with its first row.
+    """Returns the tokens `[N, limit]` in batches of `batch`, all in one bucket; the first row fills up the last batch.
 
-    `order`: that of the prompts; ids and controls come in it.
+    `order`: the order of the prompts, ids and controls.
     """
     built = assemble(case.pair, rule=rule, block_size=BLOCK, method=method, stop_ids=[EOS])
     prompts = [case.prompts[i] for i in np.arange(len(case.prompts))[order]]
@@ -49,31 +49,31 @@ def decode(case, *, batch=BATCH, ids=None, order=slice(None), method="speculativ
 
 
 def check_greedy(case, **how):
-    """The tokens at temperature 0 are the target's, up to the end of sequence or the limit; returns the counters."""
+    """Checks that the tokens at temperature 0 are the target's, up to the end or the limit; returns the counters."""
     zeros = np.zeros(len(case.prompts))
-    # at temperature 0 and α = 0 a cascade is lossless too: its draft caches are read at the bonus position as well
+    # at temperature 0 and α = 0 a cascade is lossless too: its draft caches are also read at the bonus position
     tokens, stats = decode(case, temperature=zeros, alpha=zeros, **how)
     encoded = np.asarray(right_pad(case.prompts, bucket(max(map(len, case.prompts)))))
     fed = np.pad(tokens[:, :-1], [(0, 0), (1, 0)])
-    behind = []
+    deficits = []
     for begin in range(0, len(tokens), BATCH):
         rows = slice(begin, begin + BATCH)
         logits = forced(case.pair.target.model, case.pair.target.params, encoded[rows], fed[rows])
         written = np.take_along_axis(np.asarray(logits), tokens[rows][..., None], axis=-1)[..., 0]
-        behind.append(np.asarray(logits.max(-1)) - written)
+        deficits.append(np.asarray(logits.max(-1)) - written)
     inside = np.arange(tokens.shape[1])[None] < stats.committed[:, None]
-    gaps = np.where(inside, np.concatenate(behind), 0.0)
+    gaps = np.where(inside, np.concatenate(deficits), 0.0)
     assert gaps.max() < GAP, f"row {gaps.max(1).argmax()} has a token {gaps.max():g} behind the target's"
     assert (gaps.max(1) == 0).mean() >= EQUAL_SHARE
     last = tokens[np.arange(len(tokens)), stats.committed - 1]
     assert ((last == EOS) | (stats.committed == case.limit)).all()
-    assert len({tuple(row) for row in tokens.tolist()}) > len(tokens) // 2  # else nothing was compared
+    assert len({tuple(row) for row in tokens.tolist()}) > len(tokens) // 2  # otherwise nothing was compared
     return stats
 
 
 @pytest.fixture(scope="module")
 def small():
-    """A target, and a draft that is the target with disturbed weights: part of the drafts is kept."""
+    """Returns a target, and a draft with disturbed weights, so that part of the drafts is kept."""
     config, rng = T5Config(41, 48, 24, 2, 12, 32, 1, 2), np.random.default_rng(2)
     prompts = [[*rng.integers(2, 41, rng.integers(1, 15)).tolist(), EOS] for _ in range(BATCH)]
     pair = sc.Pair(target=random_t5.bound(config), draft=random_t5.bound(config, noise=0.15))
@@ -88,7 +88,7 @@ def test_a_random_pair_writes_greedily_what_the_target_says(small, batch):
 
 
 def test_a_batch_in_another_order_gives_the_same_rows(small):
-    """Bit for bit, greedy and sampled ones together."""
+    """Compares bit for bit, greedy and sampled rows together."""
     settings = {"alpha": np.linspace(0, 1, BATCH), "temperature": np.tile([0.0, 1.0, 0.5, 1.0], BATCH // 4)}
     settings["ids"] = np.arange(BATCH) * 7
     order = np.random.default_rng(3).permutation(BATCH)
@@ -100,7 +100,7 @@ def test_a_batch_in_another_order_gives_the_same_rows(small):
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The shipped pair, 500 sentences as ids, and how long an output may get."""
+    """Returns the shipped pair, 500 sentences as ids, and the output limit."""
     pair = sc.load_pair("tatoeba_en_de")
     assert pair.target.model.config.dtype == "float32" and pair.vocabulary.eos_id == EOS
     sources = [example.source for example in TASKS["tiny_translation"].load()]
@@ -113,6 +113,6 @@ def shipped():
 @pytest.mark.laws
 @pytest.mark.parametrize(("method", "batch"), [("autoregressive", BATCH), ("speculative", BATCH), ("speculative", 1)])
 def test_the_shipped_pair_writes_greedily_what_the_target_says(shipped, method, batch):
-    """A batch of 1 also shows that rows don't see their neighbours; the target alone that nothing hides behind both."""
+    """A batch of 1 also shows that rows are independent; the target alone shows that the two do not share an error."""
     stats = check_greedy(shipped, method=method, batch=batch)
     assert method == "autoregressive" or (stats.kept.sum() > 0 and stats.target_calls.sum() < stats.committed.sum())

@@ -1,4 +1,4 @@
-"""Digests of code: another rule, policy or drafter has another one; comments, places and processes do not matter."""
+"""Digests of code: another rule, policy or drafter changes them; comments, places and processes do not."""
 
 import importlib
 import os
@@ -89,7 +89,7 @@ _DRAFTED = Level(model="draft", budget=2, drafters=("own_code.drafter",), block_
 
 
 def _methods() -> dict[str, Settings]:
-    """Those of one's own; they are looked up when they are made."""
+    """Returns the methods whose code is the user's own; their names are resolved here."""
     rules = {name: Settings(method=f"own_code.{name.upper()}", alpha=0.1, block_size=2) for name in _NAMES[:3]}
     speculative = {"stop": "own_code.Own"}, {"drafters": ("own_code.drafter",)}
     policy, drafter = (Settings(method="speculative", block_size=2, **part) for part in speculative)
@@ -99,7 +99,7 @@ def _methods() -> dict[str, Settings]:
 
 @pytest.fixture
 def codes(pair, tmp_path_factory, monkeypatch):
-    """A function from the text of a module to the codes of methods in it; each time in another folder."""
+    """Returns a function from a module's text to the digests of methods in it; each call writes another folder."""
 
     def codes(text: str, names) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("own")
@@ -129,9 +129,9 @@ def codes(pair, tmp_path_factory, monkeypatch):
 ])  # fmt: skip
 def test_another_constant_value_or_table_is_another_code_and_a_comment_is_not(codes, old, new, changed, same):
     assert OWN.count(old) == 1
-    first, other = codes(OWN, [*changed, *same]), codes(OWN.replace(old, new), [*changed, *same])
-    assert [name for name in first if other[name] != first[name]] == changed
-    assert len(set(first.values())) == len(first)
+    old_codes, new_codes = codes(OWN, [*changed, *same]), codes(OWN.replace(old, new), [*changed, *same])
+    assert [name for name in old_codes if new_codes[name] != old_codes[name]] == changed
+    assert len(set(old_codes.values())) == len(old_codes)
 
 
 def test_alphas_and_thresholds_share_a_code_and_the_sampling_has_none(pair):
@@ -142,7 +142,7 @@ def test_alphas_and_thresholds_share_a_code_and_the_sampling_has_none(pair):
 
 @pytest.fixture
 def code(pair):
-    """`code(method, …)` of settings of a new session."""
+    """Returns `code(method, …)`, the digest of settings in a new session."""
     return lambda method, **more: session.Session(SOURCE, SMALL, pair).code(Settings(method=method, **more))
 
 
@@ -189,14 +189,14 @@ def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_pa
 @pytest.mark.laws
 def test_a_changed_rule_is_measured_again(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {
+    arguments = {
         "pair": SOURCE, "evaluation": SMALL, "settings": Settings(rule="opt", alpha=0.4, block_size=2, temperature=1.0),
         "output": str(tmp_path / "runs.jsonl"),
     }  # fmt: skip
-    first = experiment.run(**given)
+    first = experiment.run(**arguments)
     changed = replace(deferral.RULES["opt"], deferral=lambda pair, alpha: pair.greedy | (alpha > 0))
     monkeypatch.setitem(deferral.RULES, "opt", changed)
-    second = experiment.run(**given)
+    second = experiment.run(**arguments)
     assert second["key"] == first["key"] and second["counts"] != first["counts"]
     assert second["configuration"] == first["configuration"]
 

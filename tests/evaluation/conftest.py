@@ -1,4 +1,4 @@
-"""The tabular pair over a real vocabulary that most tests of measuring share."""
+"""The tabular pair over a real vocabulary that most tests of measurement share."""
 
 import pytest
 

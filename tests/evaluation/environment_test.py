@@ -1,4 +1,4 @@
-"""Which code a record was made by: the package's version, git's revision, and whether files differ from it."""
+"""The code behind a record: the package's version, git's revision, and whether files differ from it."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ _HERE = Path(environment.__file__).parent
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """`package()` as of a folder that the package might lie in."""
+    """Returns a function that computes `package()` as if the package were in a folder."""
 
     def fresh(folder: Path) -> dict:
         monkeypatch.setattr(environment, "_PACKAGE", folder)
@@ -32,7 +32,7 @@ def _git(folder: Path, *command: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A committed package in a repository."""
+    """Returns the folder of a package that is committed in a repository."""
     package = tmp_path / "repository" / "package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

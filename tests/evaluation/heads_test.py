@@ -1,4 +1,4 @@
-"""Heads are checked before anything is measured, and records name the one that was used."""
+"""Acceptance heads: they are checked before any measurement, and records name the one that was used."""
 
 import warnings
 from dataclasses import replace
@@ -65,9 +65,9 @@ def test_one_warning_per_head_names_both_sides_of_every_difference(tables, tmp_p
         replace(first, temperature=t, top_p=0.9, rule="opt", alpha=alpha, stop_threshold=h)
         for t in (1.0, 0.5) for alpha in (0.1, 0.2) for h in (0.3, 0.6)
     ]  # fmt: skip
-    with pytest.warns(UserWarning) as found:
+    with pytest.warns(UserWarning) as warned:
         Heads(tables).check([*settings, saved(tmp_path / "b.msgpack", tables, top_k=3)])
-    first, second = (str(each.message) for each in found)
+    first, second = (str(warning.message) for warning in warned)
     assert "a.msgpack was trained for rule spec_decode and is asked under opt (alpha 0.1), opt (alpha 0.2);" in first
     assert "; for temperature 1 and is asked under 0.5;" in first and "; for top_p 1 and is asked under 0.9:" in first
     assert "top_k" not in first and "draft_temperature" not in first and "keep their law" in first
@@ -129,6 +129,6 @@ def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_p
         assert record["fingerprints"] == loaded.loaded | named
         assert record.get("head") == (None if head is None else {"w_rej": 3.0 if settings is chosen else 1.0})
         assert record["key"] == loaded.key(point)
-    saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again while the sweep goes on, which has read it already
+    saved(tmp_path / "a.msgpack", texts, seed=2)  # trained again during the sweep, which has already read it
     assert loaded.heads.of(chosen).fingerprint == loaded.heads.fingerprint(chosen)["head"] == file.fingerprint
     assert session.Session(SOURCE, SMALL, texts).heads.fingerprint(chosen)["head"] != file.fingerprint

@@ -1,4 +1,4 @@
-"""Measuring points: what is timed and in which turns, what a record says, and what is kept beside the store."""
+"""Tests of the measurement of points: the timed calls and their order, records, and the files beside them."""
 
 from __future__ import annotations
 
@@ -54,26 +54,29 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(sessi
     monkeypatch.setattr(session, "prepare", noted)
     monkeypatch.setattr(latency, "interleave", lambda *a, **more: ran.append("timed") or interleave(*a, **more))
     settings = [Settings(method="opt", alpha=a, block_size=2, temperature=1.0) for a in (0.1, 0.4)]
-    points = [point(session, each, latency_examples=3, latency_trials=2) for each in settings]
-    found = measuring.time_beside_target(session, points)
+    points = [point(session, item, latency_examples=3, latency_trials=2) for item in settings]
+    timings = measuring.time_beside_target(session, points)
     warm, timed = ran[: ran.index("timed")], ran[ran.index("timed") + 1 :]
     assert sorted(warm) == [("autoregressive", None, 0), *(("opt", a, n) for a in (0.1, 0.4) for n in range(3))]
-    # two trials, the target beside each example once, and once more where it is the neighbour of both methods
+    # in two trials, the target is timed once beside each example, and once more as the neighbour of both methods
     assert [timed.count(("opt", a, n)) for a in (0.1, 0.4) for n in range(3)] == [2] * 6
-    assert [np.shape(each["latency"]["per_example_ms"]) for each in found] == [(2, 3)] * 2
+    assert [np.shape(item["latency"]["per_example_ms"]) for item in timings] == [(2, 3)] * 2
 
 
 @pytest.mark.laws
 def test_records_say_what_lengths_were_planned_and_by_what(pair):
-    """`block_size="auto"`: rounds by length and costs, of quality's batches and of latency's; a file runs it again."""
+    """Checks the entries about `block_size="auto"`: rounds by length, and costs, of quality's and of latency's batches.
+
+    A gin file with the record's configuration runs it again.
+    """
     few = text_pair.evaluation(latency_examples=3, latency_trials=2)
     loaded, point = Session(text_pair.SOURCE, few, pair), text_pair.point("spec_decode", few, block_size="auto")
     (record,) = measuring.evaluate(loaded, [point])
     assert record["point"]["block_size"] == "auto" and not record["point"]["swept_block"]
     assert "block_size = 'auto'" in record["configuration"] and "block=auto" in point.label()
-    two, one = record["planned"]
-    assert (two["rows"], one["rows"]) == (2, 1) and set(two["round_ms"]) == set(two["rounds"])
-    assert sum(two["rounds"].values()) + sum(one["rounds"].values()) == record["counts"]["rounds"]
+    judged, single = record["planned"]
+    assert (judged["rows"], single["rows"]) == (2, 1) and set(judged["round_ms"]) == set(judged["rounds"])
+    assert sum(judged["rounds"].values()) + sum(single["rounds"].values()) == record["counts"]["rounds"]
     timed = record["planned_latency"]
     assert timed["rows"] == 6 and timed["prefill_ms"] >= 0 and 0 < timed["acceptance"] < 1
     assert loaded.code(point.settings) != loaded.code(Settings(method="spec_decode", block_size=2))
@@ -81,7 +84,7 @@ def test_records_say_what_lengths_were_planned_and_by_what(pair):
 
 
 class OwnStack(NestedDrafter):
-    """The engine inside decides with the numbers of the one above."""
+    """A drafter whose inner engine decides with the numbers of the engine above."""
 
     def propose(self, params, state, request):
         controls = replace(request.controls, inner=(request.controls,))
@@ -89,7 +92,7 @@ class OwnStack(NestedDrafter):
 
 
 def stack_of_ones_own(pair, block):
-    """A drafter that is an engine: the pair's draft under itself."""
+    """Returns a drafter that is an engine: the pair's draft under itself."""
     bound = pair.draft
     inner = Engine(target=bound.model, drafter=ModelDrafter(bound.model, Fixed(block)), verifier=LOSSLESS)
     return OwnStack(inner, 2), {"target": bound.params, "drafter": {"model": bound.params}}
@@ -106,7 +109,7 @@ def test_engines_inside_of_a_drafter_of_ones_own_are_in_the_record(session, monk
 
 
 class _Bench:
-    """Fake runs that advance a fake clock and write down who ran."""
+    """Fake runs that advance a fake clock and log their order."""
 
     def __init__(self):
         self.now, self.log = 0.0, []
@@ -133,7 +136,7 @@ def bench(monkeypatch):
 @pytest.mark.parametrize(("methods", "examples", "turns"), [
     ("a", 2, ["at", "ta", "ta", "at"]),
     ("ab", 2, ["atb", "bta", "bta", "atb"]),
-    ("abc", 8, ["atbc", "cbta", "tbca", "acbt", "bcat", "tacb", "catb", "btac"]),  # each begins in turn
+    ("abc", 8, ["atbc", "cbta", "tbca", "acbt", "bcat", "tacb", "catb", "btac"]),  # the runs begin in turn
 ])  # fmt: skip
 def test_every_method_stands_beside_the_baseline_and_goes_first_as_often_as_last(bench, methods, examples, turns):
     runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
@@ -145,7 +148,7 @@ def test_every_method_stands_beside_the_baseline_and_goes_first_as_often_as_last
 
 @pytest.fixture
 def timed(bench):
-    """Timings of the target and of a method that takes half its time for half its tokens."""
+    """Returns timings of the target, and of a method with half its time and half its tokens."""
     runs = bench.run("target", 1.0, 10), [bench.run("a", 0.5, 5)]
     alone, (method,) = latency.interleave(*runs, examples=3, trials=2, clock=bench.clock)
     return alone, method
@@ -162,15 +165,15 @@ def test_seconds_and_ratios(timed):
     assert (measured["ms_per_example"]["low"], measured["ms_per_example"]["high"]) == pytest.approx((2000, 4000))
     assert measured["ms_per_token"]["trials"] == pytest.approx([200, 400])
     assert (measured["examples"], measured["trials"], measured["tokens_per_example"]) == (3, 2, 10)
-    assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # a row per trial
+    assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # one row per trial
     assert np.sum(latency.latency(method)["per_example_ms"]) / np.sum(measured["per_example_ms"]) == relative["value"]
 
 
 def test_counts_stand_beside_the_times_of_the_same_runs(timed):
     alone, method = timed
-    found = latency.latency(method)
-    assert found["per_example_tokens"] == found["per_example_target_calls"] == [[5] * 3] * 2
-    assert found["per_example_draft_steps"] == [[0, 1, 2], [10, 11, 12]]
+    measured = latency.latency(method)
+    assert measured["per_example_tokens"] == measured["per_example_target_calls"] == [[5] * 3] * 2
+    assert measured["per_example_draft_steps"] == [[0, 1, 2], [10, 11, 12]]
     assert latency.latency(alone)["per_example_target_calls"] == [[10] * 3] * 2
     as_draft = latency.latency(alone, draft_alone=True)
     assert as_draft["per_example_draft_steps"] == [[10] * 3] * 2 and not np.any(as_draft["per_example_target_calls"])
@@ -194,21 +197,21 @@ def test_nothing_beside_a_baseline_is_refused(bench):
 
 
 def measured(session, *points):
-    """Records as a sweep has them before they are stored."""
+    """Returns records as a sweep has them before they are stored."""
     results = judge(session, points)
     described = ({"key": f"{n:032d}", "fingerprints": session.loaded} for n in range(len(points)))
-    return [{**told, **result} for told, result in zip(described, results, strict=True)]
+    return [{**description, **result} for description, result in zip(described, results, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def records(session):
-    """Records with their outputs, of two α's."""
+    """Returns records with their outputs, of two α's."""
     return measured(session, point(session), point(session, replace(TOKEN, alpha=0.9)))
 
 
 @pytest.fixture
 def path(records, tmp_path):
-    """The store of these records, closed."""
+    """Returns the path of a closed store with these records."""
     with ResultStore(tmp_path / "a.jsonl") as store:
         for record in records:
             store.append(record)
@@ -218,44 +221,44 @@ def path(records, tmp_path):
 def test_kept_outputs_are_what_was_scored_and_counted(session, records, path):
     for record, stored in zip(records, read_records(path), strict=True):
         assert outputs.ENTRY not in stored and outputs.ENTRY in record
-        found = outputs.read(path, stored)
-        assert [each.id for each in found] == [example.id for example in session.examples]
-        assert [each.prompt for each in found] == [example.source for example in session.examples]
-        scored = quality.score(["bleu"], [each.output for each in found], [each.reference for each in found])
+        kept = outputs.read(path, stored)
+        assert [item.id for item in kept] == [example.id for example in session.examples]
+        assert [item.prompt for item in kept] == [example.source for example in session.examples]
+        scored = quality.score(["bleu"], [item.output for item in kept], [item.reference for item in kept])
         assert scored["bleu"] == pytest.approx(stored["quality"]["value"])
-        sources = "".join(each.sources for each in found)
+        sources = "".join(item.sources for item in kept)
         counts = stored["counts"]
-        assert len(sources) == counts["committed"] == sum(len(each.tokens) for each in found)
+        assert len(sources) == counts["committed"] == sum(len(item.tokens) for item in kept)
         assert sources.count("d") == counts["kept"] and sources.count("r") <= counts["rejected"]
-        assert sum(len(each.rounds) for each in found) == counts["rounds"]
-        assert all(sum(each.rounds) == len(each.tokens) == len(each.sources) for each in found)
-        assert ["".join(each.pieces).strip() for each in found] == [each.output for each in found]
-        assert [each.trace is not None for each in found] == [True] * 3 + [False] * 7
+        assert sum(len(item.rounds) for item in kept) == counts["rounds"]
+        assert all(sum(item.rounds) == len(item.tokens) == len(item.sources) for item in kept)
+        assert ["".join(item.pieces).strip() for item in kept] == [item.output for item in kept]
+        assert [item.trace is not None for item in kept] == [True] * 3 + [False] * 7
         committed = dict(zip(stored["per_example"]["ids"], stored["per_example"]["committed"], strict=True))
-        for each in found[:3]:
-            assert each.trace.counts()["committed"] == committed[each.id]
-            steps = [step for written in each.trace.rounds for step in written.steps if step.committed]
-            assert "".join(step.source[0] for step in steps) == each.sources
+        for item in kept[:3]:
+            assert item.trace.counts()["committed"] == committed[item.id]
+            steps = [step for written in item.trace.rounds for step in written.steps if step.committed]
+            assert "".join(step.source[0] for step in steps) == item.sources
 
 
 def test_what_is_kept_changes_no_number(session):
     asked = [point(session, **more) for more in ({"keep_traces": 0}, {}, {"keep_outputs": False})]
-    kept, traced, none = (judge(session, [each])[0] for each in asked)
+    kept, traced, none = (judge(session, [item])[0] for item in asked)
     assert none.get(outputs.ENTRY) is None
-    assert all(each.trace is None for each in kept[outputs.ENTRY])
+    assert all(item.trace is None for item in kept[outputs.ENTRY])
     for record in (kept, traced):
         assert {name: value for name, value in record.items() if name != outputs.ENTRY} == none
 
 
 def test_it_is_no_part_of_what_a_point_is(session):
-    one, other = point(session), point(session, keep_outputs=False, keep_traces=0)
-    assert one == other and one.configuration() == other.configuration() and session.key(one) == session.key(other)
-    assert "keep" not in one.configuration() and "keep_outputs" not in one.coordinates()
+    full, bare = point(session), point(session, keep_outputs=False, keep_traces=0)
+    assert full == bare and full.configuration() == bare.configuration() and session.key(full) == session.key(bare)
+    assert "keep" not in full.configuration() and "keep_outputs" not in full.coordinates()
 
 
 def test_methods_of_several_generations_keep_texts_without_sources(session):
     (record,) = judge(session, [point(session, Settings(method="seq_cascade", alpha=0.5, temperature=1.0))])
-    assert all(each.sources == "" and each.output == "".join(each.pieces).strip() for each in record[outputs.ENTRY])
+    assert all(item.sources == "" and item.output == "".join(item.pieces).strip() for item in record[outputs.ENTRY])
 
 
 def test_a_killed_write_leaves_no_record_without_outputs(records, tmp_path, monkeypatch):
@@ -279,7 +282,7 @@ def test_points_that_were_measured_without_outputs_are_counted(records, path, ca
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         store.append(bare)
         experiment.tell_without_outputs(store, replace(EVALUATION, keep_outputs=False), [bare["key"]])
-        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # another's points are not this run's matter
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # this run does not report other runs' points
         assert capsys.readouterr().out == ""
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         assert "no outputs of 1 of these 2 points lie beside" in capsys.readouterr().out
@@ -288,9 +291,9 @@ def test_points_that_were_measured_without_outputs_are_counted(records, path, ca
 
 
 def test_damaged_outputs_are_named(records, path):
-    own = outputs.folder(path) / f"{records[0]['key']}.jsonl"
-    own.write_text(own.read_text()[:-20])
-    with pytest.raises(ValueError, match=rf"{own.name}:10 is damaged .*measure its point into another store"):
+    output_file = outputs.folder(path) / f"{records[0]['key']}.jsonl"
+    output_file.write_text(output_file.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{output_file.name}:10 is damaged .*measure its point into another store"):
         outputs.read(path, records[0])
 
 
@@ -300,7 +303,7 @@ def rows(path, *lengths):
 
 
 def opened(session, task, examples):
-    """A session on another task."""
+    """Returns a session on another task."""
     asked = replace(EVALUATION, task=task, quality_examples=examples)
     return Session(session.source, asked, pair=session.pair)
 
@@ -309,9 +312,9 @@ def opened(session, task, examples):
 def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_long):
     task = FileTask(path=rows(tmp_path / "a.csv", 2, 90, 3, 90, 4), too_long=too_long, max_input_length=40)
     with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|passed over)"):
-        found = opened(session, task, 3)
-    assert [each.id for each in found.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
-    assert found.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
+        limited = opened(session, task, 3)
+    assert [example.id for example in limited.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
+    assert limited.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
     if too_long == "skip":
         with pytest.raises(ValueError, match=r"a has 3 examples of at most 40 tokens, fewer than the 4"):
             opened(session, task, 4)
@@ -325,36 +328,36 @@ def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_pa
 
 
 def test_outputs_of_a_task_made_in_python_stand_in_the_order_of_its_examples(session):
-    """They are decoded by length; the configuration says how to run it again."""
+    """Checks the order although rows are decoded by length; the configuration says how to run the point again."""
     examples = [Example(n, "cold " * words, "kalt") for n, words in enumerate((6, 2, 8, 1, 4))]
-    own = opened(session, Task(name="own", splits=("test",), read=lambda split: examples), 5)
-    assert list(np.argsort(np.asarray(own.prompts.length), kind="stable")) != list(range(5))
-    chosen = Point(pair=own.source, evaluation=own.evaluation, settings=TOKEN)
-    (record,) = judge(own, [chosen])
+    own_session = opened(session, Task(name="own", splits=("test",), read=lambda split: examples), 5)
+    assert list(np.argsort(np.asarray(own_session.prompts.length), kind="stable")) != list(range(5))
+    chosen = Point(pair=own_session.source, evaluation=own_session.evaluation, settings=TOKEN)
+    (record,) = judge(own_session, [chosen])
     kept = record[outputs.ENTRY]
-    assert [each.id for each in kept] == list(range(5)) and record["quality"]["examples"] == 5
-    assert [each.prompt for each in kept] == [example.source for example in own.examples]
-    assert [each.trace is not None for each in kept] == [True] * 3 + [False] * 2
+    assert [output.id for output in kept] == list(range(5)) and record["quality"]["examples"] == 5
+    assert [output.prompt for output in kept] == [example.source for example in own_session.examples]
+    assert [output.trace is not None for output in kept] == [True] * 3 + [False] * 2
     assert "task = %gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'" in chosen.configuration()
 
 
 def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
     path = rows(tmp_path / "a.csv", 8)
     longest = len(opened(session, str(path), 1).fitted.prompts[0])
-    found = opened(session, FileTask(path=path, max_input_length=longest), 1)
-    assert found.fitted.told() == {} and not [each for each in recwarn if "were cut" in str(each.message)]
+    limited = opened(session, FileTask(path=path, max_input_length=longest), 1)
+    assert limited.fitted.told() == {} and not [warning for warning in recwarn if "were cut" in str(warning.message)]
 
 
 @pytest.mark.laws
 def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, monkeypatch):
-    """A file task in a scope of its own, through gin, as `run --from_record` does it."""
+    """Runs a file task in its own scope again through gin, as `run --from_record` does."""
     import gin
 
     monkeypatch.chdir(tmp_path)
     task = FileTask(path=str(rows(tmp_path / "a.csv", 2, 3, 4)), max_output_length=10)
     evaluation = Evaluation(task=task, quality_examples=3, latency_examples=0)
-    given = {"pair": ModelPair(name="tatoeba_en_de"), "settings": TOKEN}
-    first = experiment.run(evaluation=evaluation, output="results/a.jsonl", **given)
+    arguments = {"pair": ModelPair(name="tatoeba_en_de"), "settings": TOKEN}
+    first = experiment.run(evaluation=evaluation, output="results/a.jsonl", **arguments)
     record, store = experiment.find_record(first["key"][:10])
     assert record["key"] == first["key"] and str(store) == "results/a.jsonl"
     with gin.unlock_config():

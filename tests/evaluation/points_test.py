@@ -1,4 +1,4 @@
-"""Points: which ones a sweep has, what is refused or warned of before anything is loaded, and their gin files."""
+"""Tests of a sweep's points, of errors and warnings before anything is loaded, and of their gin files."""
 
 import math
 import warnings
@@ -18,13 +18,13 @@ from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a 
 
 
 def _points(**changes):
-    given = {"pair": ModelPair(name="pair"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("opt",)}
-    return enumerate_points(**{**given, **changes})
+    arguments = {"pair": ModelPair(name="pair"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("opt",)}
+    return enumerate_points(**{**arguments, **changes})
 
 
 def test_both_ends_come_first_for_every_sampling_and_seed():
-    given = {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.5)}, "block_sizes": (3, 5)}
-    groups = _points(**given, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
+    arguments = {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.5)}, "block_sizes": (3, 5)}
+    groups = _points(**arguments, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
     names = [[(p.settings.method, p.settings.alpha, p.settings.block_size) for p in group] for group in groups]
     once = [
         [("autoregressive", None, None)], [("autoregressive_draft", None, None)],
@@ -37,11 +37,11 @@ def test_both_ends_come_first_for_every_sampling_and_seed():
 
 
 def test_stop_thresholds_and_heads_are_swept_like_alphas():
-    own = Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9)
-    given = {"heads": ("x/a.msgpack", "x/b.msgpack"), "block_sizes": (2, 4)}
-    given |= {"alphas": {"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)}}
-    given |= {"stop_thresholds": {"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)}}
-    groups = _points(methods=("spec_decode", "specdecpp", "stop_entropy", own), **given)
+    with_threshold = Settings(method="specdecpp", rule="opt", alpha=0.1, stop_threshold=0.9)
+    arguments = {"heads": ("x/a.msgpack", "x/b.msgpack"), "block_sizes": (2, 4)}
+    arguments |= {"alphas": {"specdecpp[opt]:b@0.9": (0.1,), "specdecpp[opt]:a@0.9": (0.2,)}}
+    arguments |= {"stop_thresholds": {"specdecpp": (0.3, 0.5), "stop_entropy": (2.0,)}}
+    groups = _points(methods=("spec_decode", "specdecpp", "stop_entropy", with_threshold), **arguments)
     curves = [(curve(p.settings), p.settings.block_size, p.settings.alpha) for group in groups for p in group]
     assert curves[2:] == [
         ("spec_decode", 2, None), ("specdecpp:a@0.3", 20, None), ("specdecpp:b@0.3", 20, None),
@@ -52,14 +52,14 @@ def test_stop_thresholds_and_heads_are_swept_like_alphas():
 
 
 def test_heads_whose_files_are_called_alike_are_refused():
-    own = Settings(method="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
-    given = {"stop_thresholds": {"specdecpp": (0.3,)}}
-    both = {"methods": ("specdecpp", own)}
+    with_head = Settings(method="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
+    arguments = {"stop_thresholds": {"specdecpp": (0.3,)}}
+    both_methods = {"methods": ("specdecpp", with_head)}
     twice = {"methods": ("specdecpp",), "heads": ("runs/a/x.msgpack", "runs/b/x.msgpack")}
-    for more in (twice, {"heads": ("x.msgpack",), **both}):
+    for more in (twice, {"heads": ("x.msgpack",), **both_methods}):
         with pytest.raises(ValueError, match=r"heads .*x\.msgpack and .*x\.msgpack would both be called 'x': rename"):
-            _points(**given, **more)
-    assert len(_points(**given, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), **both)) == 5
+            _points(**arguments, **more)
+    assert len(_points(**arguments, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), **both_methods)) == 5
 
 
 def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
@@ -72,7 +72,7 @@ def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
 
 
 def _point(number, alpha=1.0, **evaluation):
-    """A point all of whose whole numbers are `number`'s kind."""
+    """Returns a point whose whole numbers all have the type `number`."""
     sizes = ("first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples")
     level = Level(model="draft", budget=number(4), block_size=number(2), top_k=number(3), alpha=alpha)
     counts = {"max_new_tokens": number(8)} | {name: number(16) for name in sizes} | evaluation
@@ -166,9 +166,9 @@ STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
 @pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(5)), (3, TWO)])
 @pytest.mark.usefixtures("stop_before_loading")
 def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path):
-    """Of both ends, of rules with and without an α, of a stack of levels, of two checkpoints."""
-    given = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
-    point = _points(pair=pair, **given)[number][-1]
+    """Checks the target and the draft alone, rules with and without an α, a stack of levels, and two checkpoints."""
+    arguments = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
+    point = _points(pair=pair, **arguments)[number][-1]
     (tmp_path / "point.gin").write_text(point.configuration())
     assert resolve(experiment.run, [tmp_path / "point.gin"]) == point
 
@@ -182,8 +182,8 @@ def test_coordinates_are_flat_and_complete():
 
 
 def test_two_checkpoints_are_told_apart_whatever_their_name():
-    given = {"pair": TWO, "alphas": {"opt": (0.5,)}}
-    point, named = _points(**given)[-1][0], _points(**given | {"pair": ModelPair(name="two")})[-1][0]
+    arguments = {"pair": TWO, "alphas": {"opt": (0.5,)}}
+    point, named = _points(**arguments)[-1][0], _points(**arguments | {"pair": ModelPair(name="two")})[-1][0]
     paths = {"target": "a/target", "draft": "a/draft", "vocabulary": "a/tokenizer.json"}
     assert point.coordinates() == named.coordinates() | paths
     assert point.configuration() != named.configuration()
@@ -203,42 +203,42 @@ def test_half_a_pair_is_refused(parts, message):
 
 
 def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
-    """A part of what rules gain at T > 0 is sharpening, which needs no rule."""
-    samplings = [{"temperature": at, "top_p": 0.9, "draft_temperature": 0.0} for at in (0.0, 0.8, 1.0)]
-    given = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
-    seeded = given | {"samplings": samplings, "seeds": (0, 3)}
-    plain, more = (enumerate_points(**seeded, cooler=each) for each in ((), (0.0, 0.5)))
+    """Checks the points that show how much of a rule's gain at T > 0 is sharpening, which needs no rule."""
+    samplings = [{"temperature": heat, "top_p": 0.9, "draft_temperature": 0.0} for heat in (0.0, 0.8, 1.0)]
+    arguments = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
+    seeded = arguments | {"samplings": samplings, "seeds": (0, 3)}
+    plain, more = (enumerate_points(**seeded, cooler=shares) for shares in ((), (0.0, 0.5)))
     added = [point for group in more for point in group if group not in plain]
     assert more[: len(plain)] == plain and {point.settings.method for point in added} == {"autoregressive"}
-    found = sorted((point.settings.temperature, point.seed) for point in added)
-    assert found == [(0.4, 0), (0.4, 3), (0.5, 0), (0.5, 3)]
+    colder = sorted((point.settings.temperature, point.seed) for point in added)
+    assert colder == [(0.4, 0), (0.4, 3), (0.5, 0), (0.5, 3)]
     assert all(point.evaluation.latency_examples == 0 and point.settings.top_p == 0.9 for point in added)
     assert not [point for point in added if point.settings.temperature == 0.0]  # the sweep has it
-    alone = enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))[-1]
-    assert (alone[0].settings.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs are one, whatever the seed
-    assert len(enumerate_points(**given, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1
+    alone = enumerate_points(**arguments, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))[-1]
+    assert (alone[0].settings.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs do not depend on the seed
+    assert len(enumerate_points(**arguments, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1
     for strange in ((1.0,), (-0.5,), (float("nan"),)):
         with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1|nan is not a finite"):
-            enumerate_points(**given, cooler=strange)
+            enumerate_points(**arguments, cooler=strange)
 
 
 def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
-    own = Settings(method="opt", alpha=0.3, verify="block")
-    groups = _points(methods=("spec_decode", "fuzzy", own), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
-    found = [(curve(p.settings), p.settings.verify) for group in groups for p in group][2:]
-    assert found == [
+    block_wise = Settings(method="opt", alpha=0.3, verify="block")
+    groups = _points(methods=("spec_decode", "fuzzy", block_wise), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
+    swept = [(curve(p.settings), p.settings.verify) for group in groups for p in group][2:]
+    assert swept == [
         ("spec_decode", "token"), ("spec_decode[block]", "block"), ("fuzzy", "token"), ("opt[block]", "block"),
     ]  # fmt: skip
-    assert "block-wise" in facts(own)["details"]
-    assert facts(own)["law"] == facts(Settings(method="opt", alpha=0.3))["law"]
+    assert "block-wise" in facts(block_wise)["details"]
+    assert facts(block_wise)["law"] == facts(Settings(method="opt", alpha=0.3))["law"]
     tree = Settings(method="opt", alpha=0.3, tree=(2, 1))
-    ((one,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
-    assert one.settings.tree == (2, 1) and one.settings.verify == "token" and one.settings.bonus == "none"
-    assert curve(one.settings) == "opt[tree 2·1]" and not one.method.sweeps_block(one.settings)
+    ((point,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
+    assert point.settings.tree == (2, 1) and point.settings.verify == "token" and point.settings.bonus == "none"
+    assert curve(point.settings) == "opt[tree 2·1]" and not point.method.sweeps_block(point.settings)
     # no γ, although they do not branch
     ones = [Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]
-    found = [p.settings for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
-    assert [(each.tree, each.block_size) for each in found] == [((1, 1), None), ((1, 1, 1), None)]
+    swept = [p.settings for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
+    assert [(settings.tree, settings.block_size) for settings in swept] == [((1, 1), None), ((1, 1, 1), None)]
     with pytest.raises(ValueError, match="accept='deferral' keeps less"):
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):
@@ -253,7 +253,7 @@ def _said(*methods: Settings) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         points.warn_of_ranges(methods, SIZE)
-    return [str(each.message) for each in caught]
+    return [str(warning.message) for warning in caught]
 
 
 LEVEL = Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", stop_threshold=11)
@@ -297,7 +297,7 @@ def test_what_sweeps_use_is_no_cause_for_a_word():
     ]  # fmt: skip
     assert _said(*rules, *shipped) == []
     usual = [Settings(method="chow_log", alpha=alpha) for alpha in RULES["chow_log"].alpha.usual()]
-    points.warn_of_ranges(usual, 320)  # of a small vocabulary: the usual range is another's
+    points.warn_of_ranges(usual, 320)  # the usual range fits a larger vocabulary than this
 
 
 def test_single_examples_are_not_timed_where_rows_are_spread():

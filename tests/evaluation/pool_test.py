@@ -1,4 +1,4 @@
-"""A pool of two workers: nothing is lost or doubled when one or the driver is killed; records are a sweep's."""
+"""A pool of two workers: no record is lost or doubled after a kill of one or of the driver; records equal a sweep's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
 
 
 def given(folder, output):
-    """Of a small sweep."""
+    """Returns the arguments of a small sweep."""
     return {
         "pair": ModelPair(name=str(folder)), "evaluation": text_pair.evaluation(), "methods": ["spec_decode", "chow"],
         "alphas": {"chow": (0.2, 0.5, 0.8)}, "block_sizes": (2,), "output": str(output), "cooler": (),
@@ -38,17 +38,17 @@ def points(timed=0):
 
 
 class DiedError(Exception):
-    """As Ray says that an actor is gone."""
+    """A fake of Ray's error for a dead actor."""
 
 
 class RaisedError(Exception):
-    """As Ray says that an actor raised."""
+    """A fake of Ray's error for an exception in an actor."""
 
     cause = ValueError("of the worker")
 
 
 class Scripted:
-    """In Ray's place: workers that "measure" letters, each by what `script` says of it: a record, or an error."""
+    """A fake of Ray: workers "measure" letters; for each letter, `script` lists the results, a record or an error."""
 
     exceptions = SimpleNamespace(RayError=DiedError, RayTaskError=RaisedError)
 
@@ -94,7 +94,7 @@ class Scripted:
                 return
 
     def wait(self, asked, num_returns):
-        return asked[-1:], asked[:-1]  # the one that was asked last comes first
+        return asked[-1:], asked[:-1]  # the latest request is answered first
 
     def get(self, answer):
         return answer()
@@ -108,7 +108,7 @@ class Letter(str):
 
 
 def filled(monkeypatch, tmp_path, script, *groups):
-    """What workers are asked, and a store's keys, of groups of letters."""
+    """Fills a store with groups of letters; returns the fake Ray and the store's keys."""
     ray = Scripted(script)
     monkeypatch.setitem(sys.modules, "ray", ray)
     letters = [[Letter(letter) for letter in group] for group in groups]
@@ -136,13 +136,13 @@ def test_what_a_worker_raises_is_raised_here(monkeypatch, tmp_path):
 
 
 def without_clocks(path):
-    """By key, without what hangs on the clock."""
-    found = {}
+    """Returns a store's records by key, without the entries that depend on the clock."""
+    by_key = {}
     for record in read_records(path):
         del record["started"], record["wall_seconds"]
-        assert record["key"] not in found
-        found[record["key"]] = record
-    return found
+        assert record["key"] not in by_key
+        by_key[record["key"]] = record
+    return by_key
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch):
@@ -214,7 +214,7 @@ def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wr
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """A pair, and what one process measures."""
+    """Returns a pair, and the records that one process measures."""
     pytest.importorskip("ray", reason="needs the extra pool: make parity")
     folder = tiny_pair.write(tmp_path_factory.mktemp("pair"))
     experiment.sweep(**given(folder, folder / "alone.jsonl"))
@@ -254,8 +254,8 @@ def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
         "import sys; from tests.evaluation.pool_test import experiment, given; "
         "experiment.sweep(**given(sys.argv[1], sys.argv[2]), workers=2)"
     )
-    own = os.environ | {"PYTHONPATH": str(ROOT)}
-    driver = subprocess.Popen([sys.executable, "-c", code, str(folder), str(output)], cwd=ROOT, env=own)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen([sys.executable, "-c", code, str(folder), str(output)], cwd=ROOT, env=environment)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and driver.poll() is None:
         if output.exists() and output.read_bytes().count(b"\n") >= 1:

@@ -1,4 +1,4 @@
-"""Points with tabular models over a real vocabulary: batches, keys, resuming, records and what they are found by."""
+"""Sessions with tabular models over a real vocabulary: batches, keys, resumption, and records with their keys."""
 
 import json
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_counts_are_those_of_decode(loaded, pair):
     examples = task.load(limit=7)
     counts = ("rounds", "drafted", "kept", "rejected", "committed")
     rows = {}
-    for some in (examples[:5], examples[2:]):  # five rows each time: the program of the loaded's batches
+    for some in (examples[:5], examples[2:]):  # five rows each time, so that both use one program
         ids = [pair.vocabulary.encode(e.source)[: task.max_input_length] for e in some]
         numbers = {"alpha": 0.4, "block_size": 2, "temperature": 1.0, "max_new_tokens": 6}
         out = sc.decode(pair, ids, rule="opt", **numbers, example_ids=[e.id for e in some])
@@ -81,17 +81,17 @@ def test_a_record_says_everything(loaded):
     assert record["device"]["platform"] == jax.default_backend() and record["device"]["count"] >= 1
     assert record["quality"]["low"] <= record["quality"]["high"] and record["quality"]["examples"] == 7
     assert record["latency"]["examples"] == 2 and record["latency"]["trials"] == 2
-    given, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
-    assert sorted(given["ids"]) == sorted(example.id for example in loaded.examples[:7])
-    assert np.shape(given["statistics"]["bleu"]) == (7, 10)
+    scores, times = record["quality"]["per_example"], [record[x] for x in ("latency", "target_latency")]
+    assert sorted(scores["ids"]) == sorted(example.id for example in loaded.examples[:7])
+    assert np.shape(scores["statistics"]["bleu"]) == (7, 10)
     counted = record["per_example"]
-    assert counted["ids"] == given["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
+    assert counted["ids"] == scores["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
     assert all(sum(counted[name]) == record["counts"][name] for name in PER_EXAMPLE)
     assert all(np.shape(timed[f"per_example_{name}"]) == (2, 2) for timed in times for name in TIMED)
     assert np.min(times[0]["per_example_draft_steps"]) > 0 and not np.any(times[1]["per_example_draft_steps"])
     assert times[1]["per_example_tokens"] == times[1]["per_example_target_calls"]
-    own, target = (np.sum(timed["per_example_ms"]) for timed in times)
-    assert own / target == pytest.approx(record["relative_latency"]["value"])
+    method_ms, target_ms = (np.sum(timed["per_example_ms"]) for timed in times)
+    assert method_ms / target_ms == pytest.approx(record["relative_latency"]["value"])
     assert record["relative_latency"]["value"] > 0 and len(record["relative_latency"]["trials"]) == 2
     assert record["counts"]["drafted"] > 0 and not record["inconclusive"]
     measures = record["measures"]
@@ -107,10 +107,10 @@ def test_ends_are_measured_through_the_same_loop(loaded):
         assert (calls, steps)[name == DRAFT] == record["counts"]["committed"] and 0 in (calls, steps)
         assert record["measures"]["draft_share"] == (name == DRAFT)
         passes = {"draft_steps": name == DRAFT, "target_calls": name == TARGET}
-        for what, takes_part in passes.items():
-            assert sum(record["per_example"][what]) == record["counts"][what]
+        for model_passes, takes_part in passes.items():
+            assert sum(record["per_example"][model_passes]) == record["counts"][model_passes]
             tokens = np.asarray(record["latency"]["per_example_tokens"])
-            assert record["latency"][f"per_example_{what}"] == (tokens * takes_part).tolist()
+            assert record["latency"][f"per_example_{model_passes}"] == (tokens * takes_part).tolist()
 
 
 def test_keys_tell_apart_all_that_matters(loaded, pair):
@@ -123,7 +123,7 @@ def test_keys_tell_apart_all_that_matters(loaded, pair):
 
 
 def _asking(monkeypatch, *stops, **changes) -> Point:
-    """A point on a few-shot task whose outputs end before `stops`."""
+    """Returns a point on a few-shot task whose outputs end before `stops`."""
     asked = [Record(id=n, question=f"The {n} dogs", reference="cat") for n in range(4)]
     task = FewShotTask(
         name="toy", splits=("test",), records=lambda _: asked, stop_strings=stops, metrics=("answer_f1",),
@@ -173,11 +173,11 @@ def _on(loaded, first, count, timed=0, trials=2) -> Point:
 
 def test_a_point_is_measured_on_its_own_examples(loaded):
     points = [_on(loaded, 0, 7)], [_on(loaded, 3, 2)]
-    whole, part = (measuring.judge(loaded, each)[0]["quality"]["per_example"] for each in points)
+    whole, part = (measuring.judge(loaded, item)[0]["quality"]["per_example"] for item in points)
     rows = dict(zip(whole["ids"], whole["statistics"]["bleu"], strict=True))
     ids = [example.id for example in loaded.examples[3:5]]
     assert sorted(part["ids"]) == sorted(ids)
-    assert part["statistics"]["bleu"] == [rows[each] for each in part["ids"]]
+    assert part["statistics"]["bleu"] == [rows[item] for item in part["ids"]]
 
 
 def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkeypatch):
@@ -186,7 +186,7 @@ def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkey
     timed, prepare = [], loaded.prepare
     monkeypatch.setattr(loaded, "prepare", lambda point, rows: timed.append(rows.tolist()) or prepare(point, rows))
     measuring.time_beside_target(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
-    assert timed == [[3], [4], [5]] * 2  # the target alone on the same
+    assert timed == [[3], [4], [5]] * 2  # the target alone is timed on the same examples
 
 
 def test_examples_that_are_not_loaded_are_refused(loaded):
@@ -197,15 +197,15 @@ def test_examples_that_are_not_loaded_are_refused(loaded):
 
 def test_an_evaluation_that_begins_later_loads_as_many_more(pair):
     shifted = replace(SMALL, first_example=196, quality_examples=4)
-    found = session.Session(SOURCE, shifted, pair)
-    assert len(found.examples) == 200 and found.window(shifted, 4).tolist() == [196, 197, 198, 199]
+    later = session.Session(SOURCE, shifted, pair)
+    assert len(later.examples) == 200 and later.window(shifted, 4).tolist() == [196, 197, 198, 199]
     with pytest.raises(ValueError, match="fewer than the 201 asked for: lower .* or first_example"):
         session.Session(SOURCE, replace(shifted, quality_examples=5), pair)
 
 
 def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {
+    arguments = {
         "pair": SOURCE, "evaluation": SMALL, "methods": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
         "block_sizes": [2], "temperatures": [1.0], "output": str(tmp_path / "sweep.jsonl"), "cooler": [0.5],
     }  # fmt: skip
@@ -219,8 +219,8 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
 
     monkeypatch.setattr(ResultStore, "append", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
-        experiment.sweep(**given)
-    assert experiment.sweep(**given) == tmp_path / "sweep.jsonl"
+        experiment.sweep(**arguments)
+    assert experiment.sweep(**arguments) == tmp_path / "sweep.jsonl"
     assert len(count) == len(set(count)) == 6
     said = capsys.readouterr().out
     assert "6 points, 3 of them already in" in said and "[6/6]" in said and "left)" in said
@@ -231,13 +231,13 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured again"))
     monkeypatch.setattr(experiment, "present", lambda *_: None)
     assert "no outputs of" not in said
-    experiment.sweep(**given | {"evaluation": replace(SMALL, keep_outputs=True)})
+    experiment.sweep(**arguments | {"evaluation": replace(SMALL, keep_outputs=True)})
     assert "no outputs of 6 of these 6 points lie beside" in capsys.readouterr().out
-    fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [given["output"]]}
-    assert len(read_records(experiment.sweep(**given | fewer))) == 4
-    in_parts = given | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
-    for number, kept in enumerate((4, 2)):  # of four groups: the target, the draft, its α's, the target cooler
-        part = read_records(experiment.sweep(**in_parts, shard_id=number, reuse=[given["output"]]))
+    fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [arguments["output"]]}
+    assert len(read_records(experiment.sweep(**arguments | fewer))) == 4
+    in_parts = arguments | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
+    for number, kept in enumerate((4, 2)):  # four groups: the target, the draft, its α's, the cooler target
+        part = read_records(experiment.sweep(**in_parts, shard_id=number, reuse=[arguments["output"]]))
         assert (tmp_path / f"parts.shard-{number}-of-2.jsonl").exists() and len(part) == kept
     assert {r["key"] for r in read_records(experiment.sweep(**in_parts | {"num_shards": 1}))} == set(count)
     assert experiment.sweep(**in_parts | {"num_shards": 9}, shard_id=8) is None
@@ -259,12 +259,12 @@ def test_nothing_is_loaded_for_a_sweep_with_a_bad_value(changes, message, monkey
 
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {
+    arguments = {
         "pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / "runs.jsonl"),
         "settings": Settings(method="opt", alpha=0.4, block_size=2, temperature=1.0),
     }  # fmt: skip
-    first = experiment.run(**given)
-    assert experiment.run(**given) == first
+    first = experiment.run(**arguments)
+    assert experiment.run(**arguments) == first
     assert len(read_records(tmp_path / "runs.jsonl")) == 1
     said = capsys.readouterr().out
     assert "bleu" in said and "latency / target's" in said and first["key"] in said
@@ -292,33 +292,33 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
         short = replace(TASKS["tiny_translation"], max_input_length=5)
         monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
         monkeypatch.setitem(TASKS, "tiny_translation", short)
-        found = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
-        assert found.prompts.tokens[0, : found.prompts.length[0]].tolist() == kept
+        with_cut_prompts = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
+        assert with_cut_prompts.prompts.tokens[0, : with_cut_prompts.prompts.length[0]].tolist() == kept
 
 
 # --- examples that a model fails on
 
 
 def _damaged(pair, loaded, among):
-    """The pair with a target that fails on some examples, and which those are; `among`: a timed one."""
+    """Returns the pair with a target that fails on some examples, and their rows; `among`: whether one is timed."""
     outputs = loaded.prepare(_point("autoregressive", temperature=0.0, block=None), np.arange(7))(0).tokens
     return text_pair.damaged(pair, np.asarray(outputs), wanted=lambda rows: bool(rows & {0, 1}) is among)
 
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_examples_that_fail_are_left_out_and_the_record_says_so(pair, loaded, timed):
-    """Neither scored, nor counted, nor timed; the others are what they would be without them."""
+    """Checks that they are not scored, counted or timed, and that the other examples' results are unchanged."""
     broken, rows = _damaged(pair, loaded, timed)
     opened = session.Session(SOURCE, SMALL, broken)
     point = _point("token_v3", 0.3, temperature=0.0)
-    record, healthy = (next(measuring.evaluate(each, [point])) for each in (opened, loaded))
+    record, healthy = (next(measuring.evaluate(item, [point])) for item in (opened, loaded))
     ids = [opened.examples[row].id for row in range(7)]
     well = [ids[row] for row in range(7) if row not in rows]
     assert sorted(record["failed_examples"]) == sorted(ids[row] for row in rows)
     assert sorted(record["per_example"]["ids"]) == sorted(record["quality"]["per_example"]["ids"]) == sorted(well)
     assert record["quality"]["examples"] == len(well)
     by_id = dict(zip(healthy["per_example"]["ids"], healthy["per_example"]["committed"], strict=True))
-    assert record["counts"]["committed"] == sum(by_id[each] for each in well)
+    assert record["counts"]["committed"] == sum(by_id[item] for item in well)
     assert record["failure"].startswith(f"example {record['failed_examples'][0]}: NaN or infinite logits of the target")
     line = printing.one_line(record)
     assert f"{len(rows)} examples left out, example" in line and ("no latency" in line) is timed
@@ -335,10 +335,10 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
         experiment.measure(groups, store, opened)
         assert len(store.records) == 4
         experiment.present(store)
-        # the target beside it failed: its time is no measure either
+        # the target beside it failed, so the time is not a measure either
         assert all("failed_timings" in record and "latency" not in record for record in store.records)
-        held = {record["point"]["method"]: len(record.get("failed_examples", ())) for record in store.records}
-    assert held[DRAFT] == 0 and held[TARGET] == held["spec_decode"] == len(rows)
+        failed_counts = {record["point"]["method"]: len(record.get("failed_examples", ())) for record in store.records}
+    assert failed_counts[DRAFT] == 0 and failed_counts[TARGET] == failed_counts["spec_decode"] == len(rows)
     hopeless = session.Session(SOURCE, SMALL, replace(pair, target=sc.TableLM(np.full((320, 320), np.nan))))
     with pytest.raises(FloatingPointError, match="the target model gave NaN or infinite logits"):
         measuring.judge(hopeless, [_point("token_v3", 0.3)])
@@ -350,7 +350,7 @@ def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
 
 
 def test_a_loaded_pair_reads_what_the_task_allows(pair):
-    """As one that the session loads itself: a task of long prompts says how long they are."""
+    """Checks that a task of long prompts sets their limit, as for a pair that the session loads itself."""
     short = replace(pair, max_prompt_length=2)
     assert session.Session(SOURCE, SMALL, short).pair.max_prompt_length == TASKS["tiny_translation"].max_input_length
     assert session.Session(SOURCE, SMALL, pair).pair is pair
@@ -365,7 +365,7 @@ OLD = [record for record in golden_points.old_records() if "%gin.REQUIRED" not i
 
 @pytest.fixture
 def this_pair(pair, monkeypatch):
-    """Has sessions load the pair, whatever its name."""
+    """Makes sessions load the pair under any name."""
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
 
 
@@ -428,6 +428,6 @@ def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp
     for record in (timed, elsewhere):
         assert record["latency"] and record["quality"] == untimed["quality"]
         assert outputs.read(path, record) == outputs.read(path, untimed)
-    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")  # what stale code judged is judged again
+    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")  # results of stale code are judged again
     with pytest.raises(pytest.fail.Exception, match="judged again"):
         run(path)

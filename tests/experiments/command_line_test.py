@@ -1,4 +1,4 @@
-"""--help and the errors of the entry points, as a user sees them; counting bigrams from a file."""
+"""The --help and the errors of the entry points, as a user sees them; bigrams counted from a file."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ FLAGS = dict.fromkeys((
 """Script -> a flag that its help explains."""
 
 
-# one process imports what all of them do, and each runs in a fork of it
+# one process imports the modules of all scripts, and each script runs in a fork of it
 ALL_HELP = """
 import os, runpy, sys
 import speccascade_jax.evaluation.experiment
@@ -51,7 +51,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def said():
-    """What each script prints under --help, by name."""
+    """Returns the text that each script prints under --help, by name."""
     pages = _call("-c", ALL_HELP, *FLAGS).stdout.split("@@")[1:]
     return {page.partition("\n")[0]: page for page in pages}
 
@@ -61,7 +61,7 @@ def said():
 def test_help_explains_itself_with_an_example(name, said):
     assert f"python -m experiments.{name}" in said[name]
     assert f"--{FLAGS[name]}" in said[name]
-    if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # which has a main of its own
+    if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # it has its own main
         assert "Settings, each as --gin.NAME=VALUE" in said[name] and "ModelPair.draft_dtype" in said[name]
 
 
@@ -78,7 +78,7 @@ def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
-    """Methods are replaced alone: α's that the file keeps for others are passed over, and that is said."""
+    """Replaces methods alone: the file's α's for other methods are ignored with a warning."""
     arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.methods=('token_v3',)"]
     done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.block_sizes=(3,)", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The scripts as modules, stores of fake records, and the figure that a script draws."""
+"""Fixtures: the scripts as modules, stores of fake records, and the figure that a script draws."""
 
 import importlib
 import json
@@ -11,19 +11,19 @@ from tests.support import fake_records
 
 @pytest.fixture(scope="session")
 def script():
-    """`script("tables")` is the module experiments/tables.py."""
+    """Returns a function: `script("tables")` is the module experiments/tables.py."""
     return lambda name: importlib.import_module(f"experiments.{name}")
 
 
 @pytest.fixture(scope="session")
 def fake():
-    """tests/support/fake_records.py."""
+    """Returns the module tests/support/fake_records.py."""
     return fake_records
 
 
 @pytest.fixture
 def write(tmp_path):
-    """`write(records, name)` is a store of them."""
+    """Returns a function: `write(records, name)` writes a store of them."""
 
     def write(records, name="sweep"):
         path = tmp_path / f"{name}.jsonl"
@@ -35,25 +35,25 @@ def write(tmp_path):
 
 @pytest.fixture
 def records(fake):
-    """A small sweep's: six rules, one task."""
+    """Returns the records of a small sweep: six rules, one task."""
     return [fake.run(point) for point in fake.coordinates()]
 
 
 @pytest.fixture
 def store(write, records):
-    """The small sweep's store."""
+    """Returns the store of the small sweep."""
     return write(records)
 
 
 @pytest.fixture
 def two_tasks(fake, records, write):
-    """Two tasks, the second with two seeds."""
+    """Returns records of two tasks, the second with two seeds."""
     return write([*records, *map(fake.run, fake.coordinates("tatoeba_joined", seeds=(0, 1)))], "two")
 
 
 @pytest.fixture
 def figure(script, monkeypatch):
-    """`figure(store, *flags)` is the figure that plots.py writes, still open; it is closed at the end."""
+    """Returns `figure(store, *flags)`: the figure that plots.py writes, still open; it is closed at the end."""
     kept = []
 
     def figure(store, *flags):
@@ -63,5 +63,5 @@ def figure(script, monkeypatch):
         return kept[-1]
 
     yield figure
-    for each in kept:
-        plt.close(each)
+    for open_figure in kept:
+        plt.close(open_figure)

@@ -1,4 +1,4 @@
-"""`~` is the home folder wherever a user names a path."""
+"""The home folder, `~`, in every path that a user names."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def home(written, tmp_path, monkeypatch):
-    """A home folder with a pair in it; the current folder is another one, and stays empty."""
+    """Returns a home folder with a pair in it; the current folder is another one, and stays empty."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -54,7 +54,7 @@ def test_files_of_pairs_and_of_data(home):
 
 @pytest.fixture
 def stored(home):
-    """The records of a store there."""
+    """Returns the records of a store in the home folder."""
     with result_store.ResultStore("~/r.jsonl") as store:
         for record in map(fake_records.run, fake_records.coordinates()):
             store.append(record)

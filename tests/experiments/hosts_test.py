@@ -1,6 +1,6 @@
-"""Real sweeps, killed with SIGKILL after their first records and started again: nothing lost, doubled or torn.
+"""Real sweeps, killed with SIGKILL after their first records and started again: no record lost, doubled or torn.
 
-By one process; and by several, of which one writes and a kill ends all.
+One sweep has one process. Others have several, of which one writes and a kill ends all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def start(folder, output, count=1, mesh=(1, 1)):
-    """The processes of one sweep of six points, each with a device of its own."""
+    """Starts the processes of one sweep of six points, each with a device of its own."""
     settings = {
         "sweep.methods": "('spec_decode', 'chow')", "sweep.alphas": "{'chow': (0.2, 0.5, 0.8)}",
         "sweep.block_sizes": "(2,)", "sweep.output": repr(str(output)),
@@ -42,18 +42,18 @@ def start(folder, output, count=1, mesh=(1, 1)):
     }  # fmt: skip
     command = [sys.executable, "-m", "experiments.sweep", "--gin_file=configs/quickstart.gin"]
     command += [f"--gin.{name}={value}" for name, value in settings.items()]
-    own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", compilation_cache.VARIABLE: str(folder / "cache")}
-    given = {"cwd": ROOT, "env": os.environ | own, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", compilation_cache.VARIABLE: str(folder / "cache")}
+    kwargs = {"cwd": ROOT, "env": os.environ | env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if count == 1:
-        return [subprocess.Popen(command, **given)]
-    given["env"].pop("XLA_FLAGS", None)
+        return [subprocess.Popen(command, **kwargs)]
+    kwargs["env"].pop("XLA_FLAGS", None)
     with socket.create_server(("localhost", 0)) as free:
         command += [f"--coordinator_address=localhost:{free.getsockname()[1]}", f"--process_count={count}"]
-    return [subprocess.Popen([*command, f"--process_index={index}"], **given) for index in range(count)]
+    return [subprocess.Popen([*command, f"--process_index={index}"], **kwargs) for index in range(count)]
 
 
 def kill(victim, running, output):
-    """Ends a process without warning when two records are there; returns when that was."""
+    """Kills a process without warning after two records are stored; returns the time of the kill."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and all(process.poll() is None for process in running):
         if output.exists() and output.read_bytes().count(b"\n") >= 2:
@@ -64,19 +64,19 @@ def kill(victim, running, output):
 
 
 def ended(processes, timeout=240):
-    """Status and words of each."""
+    """Returns the status and the output of each process."""
     said = [process.communicate(timeout=timeout) for process in processes]
     return [(process.returncode, *words) for process, words in zip(processes, said, strict=True)]
 
 
 def records(path):
-    """By key, without what hangs on the clock."""
-    found = [json.loads(line) for line in path.read_bytes().splitlines()]
-    for record in found:
+    """Returns a store's records by key, without the entries that depend on the clock."""
+    all_records = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for record in all_records:
         for name in ("started", "wall_seconds", "checksum"):
             del record[name]
-    keyed = {record["key"]: record for record in found}
-    assert len(keyed) == len(found)
+    keyed = {record["key"]: record for record in all_records}
+    assert len(keyed) == len(all_records)
     return keyed
 
 
@@ -98,7 +98,9 @@ def test_a_killed_sweep_goes_on_where_it_stood(folder):
 def unbroken(folder):
     done = ended(start(folder, folder / "unbroken.jsonl", 2, (2, 1)))
     assert [status for status, *_ in done] == [0, 0], done
-    spoken = [[line for line in out.splitlines() if "[Gloo]" not in line] for _, out, _ in done]  # that is not ours
+    spoken = [
+        [line for line in out.splitlines() if "[Gloo]" not in line] for _, out, _ in done
+    ]  # Gloo's lines are not the sweep's
     assert "6 points measured" in done[0][1] and spoken[1] == []
     return records(folder / "unbroken.jsonl")
 
@@ -113,8 +115,8 @@ def test_a_killed_process_ends_all_and_the_sweep_goes_on(victim, folder, unbroke
     assert time.monotonic() - killed < hosts.HEARTBEAT + 5
     assert status == hosts.STATUS, said
     lines = [line for line in said.splitlines() if line.startswith("error:")]
-    told = "on all hosts give the same command again: what was finished stays, the rest follows"
-    assert lines == [f"error: process {victim} of 2 is gone; {told}"]
+    advice = "on all hosts give the same command again: what was finished stays, the rest follows"
+    assert lines == [f"error: process {victim} of 2 is gone; {advice}"]
     assert 2 <= output.read_bytes().count(b"\n") < POINTS
     done = ended(start(folder, output, 2, (2, 1)))
     assert [status for status, *_ in done] == [0, 0], done
@@ -123,7 +125,7 @@ def test_a_killed_process_ends_all_and_the_sweep_goes_on(victim, folder, unbroke
 
 @pytest.mark.parity
 def test_four_processes_write_what_two_do(folder, unbroken):
-    """Rows over two, heads over two: other keys, the same outputs."""
+    """Splits rows over two and heads over two: the keys differ, the outputs do not."""
     done = ended(start(folder, folder / "four.jsonl", 4, (2, 2)))
     assert [status for status, *_ in done] == [0] * 4, done
     measured = [[record["counts"], record["quality"]] for record in records(folder / "four.jsonl").values()]

@@ -1,4 +1,4 @@
-"""Jobs killed at random operations on the disk and started again end as unbroken ones, metrics and records alike."""
+"""Jobs that are killed at random disk operations and restarted: metrics and records end as without kills."""
 
 import multiprocessing
 import os
@@ -18,13 +18,13 @@ from tests.training.conftest import PAIRS
 
 pytestmark = pytest.mark.laws
 KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6"))
-"""How many processes are killed, over all jobs."""
+"""Number of killed processes, over all jobs."""
 SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def start():
-    """`start(job, shared, folder, dies_at)`: the exit code of a process; all are forked from one that has imported."""
+    """Returns `start(job, shared, folder, dies_at)`, which runs a job in a fork and returns the exit code."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.killed_jobs"])
 
@@ -41,7 +41,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, start):
-    """What the jobs read: a pair, a corpus, acceptance data, two checkpoints of one shape."""
+    """Returns the folder that the jobs read: a pair, a corpus, acceptance data, two checkpoints of one shape."""
     folder = tmp_path_factory.mktemp("shared")
     (folder / "pair").mkdir()
     tiny_pair.write(folder / "pair")
@@ -72,7 +72,7 @@ def test_a_killed_job_ends_as_an_unbroken_one(job, shared, start, tmp_path):
         while (code := start(job, shared, folder, draws.randint(1, count))) != 0:
             assert code == -9, code
             if job == "conversion":
-                assert killed_jobs.model(folder / "out") in ends  # the old one or the new one, after every kill
+                assert killed_jobs.model(folder / "out") in ends  # after every kill, the old or the new one
             if draws.random() < 0.5:
                 assert start(job, shared, folder, 0) == 0
                 break

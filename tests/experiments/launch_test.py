@@ -1,4 +1,4 @@
-"""What launchers would type, word for word, and that local processes share the work."""
+"""Commands of the launchers, word for word; local processes share the work."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_what_can_t_be_started_is_said_in_a_line(given, message, capsys, monkeyp
 
 
 def test_local_parts_are_run_and_the_one_that_fails_is_named(tmp_path, capfd):
-    """Each part is told which it is; one that fails takes nothing from the others."""
+    """Checks that each part gets its number, and that a part that fails does not stop the others."""
     script = tmp_path / "part.py"
-    # one write each: parts share the output, and print's line and its end can be two
-    told = r"os.write(1, f'{sys.argv[1:]}\n'.encode())"
-    script.write_text(f"import os, sys; {told}; sys.exit(3 if '--shard_id=1' in sys.argv else 0)")
+    # one write per line: parts share the output, and `print` may write a line and its end separately
+    prints_arguments = r"os.write(1, f'{sys.argv[1:]}\n'.encode())"
+    script.write_text(f"import os, sys; {prints_arguments}; sys.exit(3 if '--shard_id=1' in sys.argv else 0)")
     assert launch.main(["local", "--shards", "3", "--", sys.executable, str(script)]) == 3
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"['--shard_id={n}', '--num_shards=3']" for n in range(3)]

@@ -1,4 +1,4 @@
-"""experiments/compare, score and report: what they print and write of a store with outputs."""
+"""Tests of the scripts that compare, score and report: their output and files for a store with outputs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def store(tmp_path):
 
 @pytest.fixture
 def run(script):
-    """Calls a script's `main`; its exit status."""
-    return lambda name, *arguments: script(name).main([str(each) for each in arguments])
+    """Returns a function that calls a script's `main` and returns its exit status."""
+    return lambda name, *arguments: script(name).main([str(argument) for argument in arguments])
 
 
 def test_compare_shows_where_the_second_is_worse(run, store, capsys):
@@ -56,8 +56,8 @@ def test_scores_are_those_of_the_metric_and_go_beside_the_store(run, store, caps
     assert "scores.csv" in capsys.readouterr().out
     header, *rows = csv.reader((tmp_path / "a.scores.csv").open())
     assert header == ["key", "point", "chrf", "bleu"] and len(rows) == len(RECORDS)
-    own = kept(1)
-    expected = quality.score(["chrf"], [each.output for each in own], [each.reference for each in own])["chrf"]
+    saved = kept(1)
+    expected = quality.score(["chrf"], [out.output for out in saved], [out.reference for out in saved])["chrf"]
     assert float(rows[1][2]) == pytest.approx(expected, abs=0.005)
 
 

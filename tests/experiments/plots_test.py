@@ -1,4 +1,4 @@
-"""experiments/plots.py: what the figures hold, --pareto among them, from records made by hand."""
+"""The script plots: the contents of its figures, --pareto among them, for hand-made records."""
 
 import json
 
@@ -30,18 +30,18 @@ def test_one_figure_per_setting_with_readable_names(script, two_tasks, tmp_path)
 
 def test_the_figure_names_everything(figure, store):
     shown = figure(store)
-    left, right = shown.axes
+    left_axes, right_axes = shown.axes
     texts = [text.get_text() for text in shown.findobj(plt.Text)]
     assert any(text.startswith("tiny_translation, tatoeba_en_de, T = 1, γ = 5") for text in texts)
     assert any(text.startswith("64 examples for quality, 16 examples × 2 trials") for text in texts)
     assert {"draft alone", "target alone"} <= set(texts)
     assert "SpecCascade [Token], α 0.3 … 1" in texts and "Target's quality" in texts
-    assert "relative to the target alone" in left.get_xlabel() and "faster" in left.get_xlabel()
-    assert "rejected share" in right.get_xlabel() and left.get_ylabel().startswith("BLEU")
+    assert "relative to the target alone" in left_axes.get_xlabel() and "faster" in left_axes.get_xlabel()
+    assert "rejected share" in right_axes.get_xlabel() and left_axes.get_ylabel().startswith("BLEU")
 
 
 def test_what_needs_no_method_is_drawn_beside_latencies(figure, write, records):
-    """Requests sent at random from end to end, and the target at a lower temperature."""
+    """Checks the line of requests sent at random, from end to end, and the target at a lower temperature."""
     target, draft = (r for r in records if r["point"]["method"] in ("autoregressive", "autoregressive_draft"))
     colder = json.loads(json.dumps(target)) | {"key": "colder"}
     colder["point"]["temperature"], colder["quality"]["value"] = 0.5, 77.0
@@ -51,19 +51,19 @@ def test_what_needs_no_method_is_drawn_beside_latencies(figure, write, records):
     zero = target["quality"]["value"]
     assert first.tolist() == [1.0, pytest.approx(0.0)]
     assert last.tolist() == pytest.approx([draft["relative_latency"]["value"], draft["quality"]["value"] - zero])
-    (dash,) = (each for each in shown.axes[0].collections if each.get_label() == "Target alone at T = 0.5")
+    (dash,) = (dots for dots in shown.axes[0].collections if dots.get_label() == "Target alone at T = 0.5")
     assert dash.get_offsets().tolist() == [[1.0, pytest.approx(77.0 - zero)]]
     assert not [line for line in shown.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
 
 
 def test_speed_ups_stand_above_and_none_over_another():
     figure, axes = plt.subplots(figsize=(6, 5))
-    axes.set_xlim(0.02, 1.17)  # where a draft is twenty times as fast
+    axes.set_xlim(0.02, 1.17)  # as if the draft is twenty times as fast
     tradeoff._in_speed_ups(axes)
     figure.canvas.draw()
     (above,) = axes.child_axes
     boxes = sorted((label.get_window_extent() for label in above.get_xticklabels()), key=lambda box: box.x0)
-    assert len(boxes) > 3 and all(left.x1 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert len(boxes) > 3 and all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
     assert {label.get_text() for label in above.get_xticklabels()} >= {"1×", "2×"}
     plt.close(figure)
 
@@ -84,7 +84,7 @@ def test_inconclusive_points_are_hollow(figure, write, records):
 
 
 def _faces(collection):
-    """Filled markers of a scatter; rings and error bars have none."""
+    """Returns the filled markers of a scatter plot; rings and error bars have none."""
     colours = collection.get_facecolor()
     return colours if hasattr(collection, "get_sizes") and len(colours) else []
 

@@ -1,4 +1,4 @@
-"""experiments/show.py: what a reader sees of every token, with colours and without."""
+"""The script show: the text of every token that a reader sees, with and without colours."""
 
 import io
 import re
@@ -18,12 +18,12 @@ def show(script):
 
 
 def written():
-    """Three rounds: two drafts and a replacement; a draft and a bonus; the end of the sequence."""
+    """Returns three rounds: two drafts and a replacement; a draft and a bonus; the end of the sequence."""
     rows = [
         ("Das", "draft", 0, 0), (" Wetter", "draft", 0, 1), (" war", "replaced", 0, 2),
         (" kalt", "draft", 1, 0), (".", "bonus", 1, 1), ("", "target", 2, 0),
     ]  # fmt: skip
-    return [sc.StreamedToken(7, text, source, r, slot, at) for at, (text, source, r, slot) in enumerate(rows)]
+    return [sc.StreamedToken(7, text, source, r, slot, index) for index, (text, source, r, slot) in enumerate(rows)]
 
 
 def page(show, **console):
@@ -82,8 +82,8 @@ def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
         raise KeyboardInterrupt
 
     shown, _ = page(show)
-    tokens, at = show.show(interrupted(), shown)
-    assert tokens == written()[:4] and len(at) == 4
+    tokens, times = show.show(interrupted(), shown)
+    assert tokens == written()[:4] and len(times) == 4
 
 
 def test_the_picture_holds_every_token_in_its_colour(show, tmp_path):
@@ -91,7 +91,7 @@ def test_the_picture_holds_every_token_in_its_colour(show, tmp_path):
     picture = (tmp_path / "page.svg").read_text()
     plain = re.sub(r"<[^>]+>", "", picture).replace("&#160;", " ")
     assert plain.count("kalt") == 12 and "Wie ist" in plain and "a title" in plain
-    # as wide as a page: the line is wrapped, not cut
+    # the page is narrower: the line is wrapped, not cut
     assert len(set(re.findall(r' y="([\d.]+)"', picture))) > 6
     assert len(set(re.findall(r"fill: (#\w+)", picture))) >= 4
 

@@ -1,4 +1,4 @@
-"""experiments/tables.py: Table 2 in all its forms from fake records, and tables of measures (--measures)."""
+"""The script tables: Table 2 in all its forms from fake records, and tables of measures (--measures)."""
 
 import csv
 import io

@@ -20,8 +20,8 @@ def test_no_damaged_file_breaks_a_reader(tmp_path):
     done = subprocess.run(command, cwd=repository_root(), env=environment, capture_output=True, text=True, check=False)
     last = tmp_path / "fuzz" / "last"
     assert done.returncode == 0, (last.read_text() if last.exists() else "", done.stderr[-2000:])
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert not found["failures"], "\n".join(found["failures"])
-    assert sum(found["said"].values()) == CASES and found["seconds"] < 90 and found["peak"] < MEMORY
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert not report["failures"], "\n".join(report["failures"])
+    assert sum(report["said"].values()) == CASES and report["seconds"] < 90 and report["peak"] < MEMORY
     for name in FORMATS:  # a fuzz that is refused by nobody has mutated nothing
-        assert found["said"].get(f"{name}: refused", 0) > 5, name
+        assert report["said"].get(f"{name}: refused", 0) > 5, name

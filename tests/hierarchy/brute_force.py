@@ -1,4 +1,4 @@
-"""Every hierarchy of a few models, priced straight from METHODS.md section 7, and simulated: slow, and independent."""
+"""Reference for hierarchies: enumeration by METHODS.md section 7, and simulation; slow but independent."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @cache
 def expected_rounds(alpha, t, needed):
-    """`g(r) = 1 + Σ P(n) g(r − n − 1)`, as it stands there."""
+    """Returns `g(r) = 1 + Σ P(n) g(r − n − 1)`, literally by METHODS."""
     if needed <= 0:
         return 0.0
     accepted = sum(alpha**n * (1 - alpha) * expected_rounds(alpha, t, needed - n - 1) for n in range(t))
@@ -15,7 +15,7 @@ def expected_rounds(alpha, t, needed):
 
 
 def paper(costs, acceptance, most):
-    """`(latency, models, budgets)` of every hierarchy, by Corollary 3.1."""
+    """Yields `(latency, models, budgets)` of every hierarchy, by Corollary 3.1."""
     target = len(costs) - 1
 
     def above(models, budgets, block):
@@ -35,31 +35,31 @@ def paper(costs, acceptance, most):
 
 
 def one_round(lengths, alpha):
-    """`{tokens: probability}` that a round leaves of a block with `{length: probability}`."""
-    found = {}
+    """Returns `{tokens: probability}` after a round over a block with `{length: probability}`."""
+    probabilities = {}
     for length, weight in lengths.items():
         for n in range(length):
-            found[n + 1] = found.get(n + 1, 0.0) + weight * alpha**n * (1 - alpha)
-        found[length + 1] = found.get(length + 1, 0.0) + weight * alpha**length
-    return found
+            probabilities[n + 1] = probabilities.get(n + 1, 0.0) + weight * alpha**n * (1 - alpha)
+        probabilities[length + 1] = probabilities.get(length + 1, 0.0) + weight * alpha**length
+    return probabilities
 
 
 def until(yielded, budget):
-    """`(expected rounds, {length: probability})` of a level that stops when it holds `budget` tokens."""
-    held, calls, lengths = {0: 1.0}, 0.0, {}
-    while held:
-        calls += sum(held.values())
+    """Returns `(expected rounds, {length: probability})` of a level that stops when it has `budget` tokens."""
+    unfinished, calls, lengths = {0: 1.0}, 0.0, {}
+    while unfinished:
+        calls += sum(unfinished.values())
         later = {}
-        for have, weight in held.items():
+        for have, weight in unfinished.items():
             for tokens, probability in yielded.items():
                 into = lengths if have + tokens >= budget else later
                 into[have + tokens] = into.get(have + tokens, 0.0) + weight * probability
-        held = later
+        unfinished = later
     return calls, lengths
 
 
 def overshoot(costs, acceptance, most):
-    """`(latency, models, budgets)` of every hierarchy, by the distributions of what levels hand up."""
+    """Yields `(latency, models, budgets)` of every hierarchy, by the distributions of the block lengths."""
     target = len(costs) - 1
 
     def above(models, budgets, block, lengths):
@@ -79,19 +79,19 @@ def overshoot(costs, acceptance, most):
 
 
 def simulated(costs, acceptance, models, budgets, rounds, seed):
-    """Latency per token of `rounds` target rounds of Algorithm 1 with independent acceptance."""
+    """Returns the latency per token of `rounds` target rounds of Algorithm 1 with independent acceptance."""
     rng = np.random.default_rng(seed)
 
     def block(level, rows):
-        """Lengths `[rows]` and costs `[rows]` of what level `level` hands up."""
+        """Returns lengths `[rows]` and costs `[rows]` of the blocks that level `level` hands up."""
         if level == 0:
             return np.full(rows, budgets[0]), np.full(rows, budgets[0] * costs[models[0]])
-        held, paid = np.zeros(rows, int), np.zeros(rows)
-        while (waiting := np.flatnonzero(held < budgets[level])).size:
+        lengths_so_far, paid = np.zeros(rows, int), np.zeros(rows)
+        while (waiting := np.flatnonzero(lengths_so_far < budgets[level])).size:
             tokens, price = verified(level, len(waiting))
-            held[waiting] += tokens
+            lengths_so_far[waiting] += tokens
             paid[waiting] += price
-        return held, paid
+        return lengths_so_far, paid
 
     def verified(level, rows):
         lengths, paid = block(level - 1, rows)

@@ -1,4 +1,4 @@
-"""Predicted latencies: what the formulas say, beside a simulation of Algorithm 1."""
+"""Tests of predicted latencies against their definitions and a simulation of Algorithm 1."""
 
 import numpy as np
 import pytest
@@ -11,13 +11,13 @@ from tests.hierarchy.solve_test import COSTS_6, TABLE_6, instance, matrix
 
 def test_expected_rounds_are_those_of_the_definition():
     alphas = [0.0, 0.3, 0.85, 1.0]
-    found = rounds.expected_rounds(np.array(alphas), 7)
+    gamma = rounds.expected_rounds(np.array(alphas), 7)
     for a, alpha in enumerate(alphas):
         for t in range(1, 8):
             expected = [brute_force.expected_rounds(alpha, t, needed) for needed in range(1, 8)]
-            np.testing.assert_allclose(found[a, t - 1], expected, rtol=1e-13)
-    for needed in range(2, 8):  # a block that reaches beyond the budget needs no more rounds than one that just does
-        just, beyond = found[:, [needed - 2], needed - 1], found[:, needed - 1 :, needed - 1]
+            np.testing.assert_allclose(gamma[a, t - 1], expected, rtol=1e-13)
+    for needed in range(2, 8):  # blocks beyond the budget need as many rounds as a block that just reaches it
+        just, beyond = gamma[:, [needed - 2], needed - 1], gamma[:, needed - 1 :, needed - 1]
         np.testing.assert_allclose(beyond, just + np.zeros(8 - needed))
 
 
@@ -34,15 +34,18 @@ def test_distributions_sum_to_one_and_give_the_enumerated_lengths():
 
 
 def test_one_draft_has_one_latency():
-    """Nothing overshoots below the target where there is one draft."""
+    """Checks equal latencies: with one draft, no level below the target overshoots."""
     for objective in ("paper", "overshoot"):
-        found = hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective)
-        assert found == pytest.approx(8.0 * 0.2 / (1 - 0.8**4))
+        value = hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective)
+        assert value == pytest.approx(8.0 * 0.2 / (1 - 0.8**4))
 
 
 @pytest.mark.laws
 def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it():
-    """Within 0.5%; the paper's formula, which takes levels at their budgets, is off by several times as much."""
+    """Checks that the overshoot latency is within 0.5% of the simulated one.
+
+    The paper's formula assumes levels that end exactly at their budgets; its error is several times as large.
+    """
     rng = np.random.default_rng(3)
     cases = [(list(COSTS_6[2:]), matrix(TABLE_6)[2:, 2:].tolist(), (0, 1, 2, 3), (6, 7, 8))]
     for _ in range(5):
@@ -51,9 +54,9 @@ def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it()
     errors = {"paper": [], "overshoot": []}
     for seed, (costs, acceptance, models, budgets) in enumerate(cases):
         measured = brute_force.simulated(costs, acceptance, models, budgets, 400_000, seed)
-        for objective, found in errors.items():
+        for objective, relative_errors in errors.items():
             predicted = hierarchy.latency(costs, acceptance, models, budgets, objective)
-            found.append(predicted / measured - 1)
+            relative_errors.append(predicted / measured - 1)
     assert np.max(np.abs(errors["overshoot"])) < 0.005
     assert np.min(errors["paper"]) > 0.005
 

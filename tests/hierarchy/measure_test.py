@@ -1,4 +1,4 @@
-"""Acceptance along outputs, against laws computed by hand; the order of models by cost."""
+"""Tests of acceptance along outputs, against distributions computed by hand, and of the order of models by cost."""
 
 import sys
 
@@ -10,7 +10,7 @@ from speccascade_jax import hierarchy
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.hierarchy.measure import triangle_breach
 
-measure = sys.modules["speccascade_jax.hierarchy.measure"]  # the package's name for it is the function's
+measure = sys.modules["speccascade_jax.hierarchy.measure"]  # `hierarchy.measure` is the function
 V = 4
 TOKENS = np.array([[1, 3, 2, 0], [2, 2, 0, 0]], np.int32)
 LENGTHS = np.array([4, 2], np.int32)
@@ -31,7 +31,7 @@ def measured(tables, **changes):
 
 
 def laws(table, temperature):
-    """Of every position looked at: what was read before it is the prompt's token or the output's one before."""
+    """Returns the distribution at every position, after the prompt's token or the output's previous token."""
     read = [3, 1, 3, 2, 1, 2]
     logits = table[read]
     if temperature == 0:
@@ -42,27 +42,27 @@ def laws(table, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_acceptance_is_one_less_the_mean_total_variation(tables, temperature):
-    found = measured(tables, temperature=temperature)
-    assert found.names == ("tiny", "small", "target")  # what costs more than the target is left out
-    assert found.costs == (0.25, 1.0, 5.0) and found.positions == 6
-    for i, one in enumerate(found.names):
-        for j, other in enumerate(found.names):
-            apart = 0.5 * np.abs(laws(tables[one], temperature) - laws(tables[other], temperature)).sum(-1)
-            assert found.acceptance[i, j] == pytest.approx(1 - apart.mean(), abs=1e-6)
-    assert found.breach < 1e-6
+    result = measured(tables, temperature=temperature)
+    assert result.names == ("tiny", "small", "target")  # models that cost more than the target are left out
+    assert result.costs == (0.25, 1.0, 5.0) and result.positions == 6
+    for i, first in enumerate(result.names):
+        for j, second in enumerate(result.names):
+            variations = 0.5 * np.abs(laws(tables[first], temperature) - laws(tables[second], temperature)).sum(-1)
+            assert result.acceptance[i, j] == pytest.approx(1 - variations.mean(), abs=1e-6)
+    assert result.breach < 1e-6
 
 
 def test_each_model_has_its_own_temperature(tables):
     heat = {"target": 1.0, "small": 0.0, "tiny": 0.5, "slow": 1.0}
-    found = measured(tables, temperature=heat)
-    apart = 0.5 * np.abs(laws(tables["small"], 0.0) - laws(tables["target"], 1.0)).sum(-1)
-    assert found.acceptance[1, 2] == pytest.approx(1 - apart.mean(), abs=1e-6)
+    result = measured(tables, temperature=heat)
+    variations = 0.5 * np.abs(laws(tables["small"], 0.0) - laws(tables["target"], 1.0)).sum(-1)
+    assert result.acceptance[1, 2] == pytest.approx(1 - variations.mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.6}])
 def test_laws_are_cut_as_they_are_sampled(tables, cut):
-    found = measured(tables, **cut)
-    both = []
+    result = measured(tables, **cut)
+    cut_laws = []
     for name in ("small", "target"):
         whole = laws(tables[name], 1.0)
         order = np.argsort(-whole, axis=-1)
@@ -71,19 +71,19 @@ def test_laws_are_cut_as_they_are_sampled(tables, cut):
         kept = np.arange(V) < 2 if "top_k" in cut else before < 0.6
         law = np.zeros_like(whole)
         np.put_along_axis(law, order, np.where(kept, sizes, 0.0), axis=-1)
-        both.append(law / law.sum(-1, keepdims=True))
-    assert found.acceptance[1, 2] == pytest.approx(np.minimum(*both).sum(-1).mean(), abs=1e-6)
-    assert abs(found.acceptance[1, 2] - measured(tables).acceptance[1, 2]) > 1e-3
+        cut_laws.append(law / law.sum(-1, keepdims=True))
+    assert result.acceptance[1, 2] == pytest.approx(np.minimum(*cut_laws).sum(-1).mean(), abs=1e-6)
+    assert abs(result.acceptance[1, 2] - measured(tables).acceptance[1, 2]) > 1e-3
 
 
 def test_models_with_one_law_accept_all_and_no_more(tables):
-    """Float32 laws sum to 1 but for rounding; what the optimiser takes is a probability."""
-    found = measured(tables | {"tiny": tables["small"]})
-    assert found.acceptance[0, 1] == pytest.approx(1.0, abs=1e-6) and found.acceptance.max() <= 1.0
+    """Checks that acceptance stays a probability, although float32 distributions sum to 1 only up to rounding."""
+    result = measured(tables | {"tiny": tables["small"]})
+    assert result.acceptance[0, 1] == pytest.approx(1.0, abs=1e-6) and result.acceptance.max() <= 1.0
 
 
 class Clock:
-    """A fake `time.perf_counter`: prefills take a second, with calls behind them `cost` more for each, both noisy."""
+    """Fake `time.perf_counter`: a prefill takes a second, each call after it `cost` seconds more, both with noise."""
 
     def __init__(self, cost, noise):
         self.cost, self.noise, self.rng, self.turns = cost, noise, np.random.default_rng(0), 0
@@ -98,10 +98,10 @@ class Clock:
 def test_calls_are_what_is_left_without_their_prefill(tables, monkeypatch, noise):
     clock = Clock(0.01, noise)
     monkeypatch.setattr(measure, "_seconds", clock.seconds)
-    found = measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
-    # the noise of both in the difference; the more of it the more turns, up to the most
+    seconds = measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
+    # the difference has the noise of two timings; more noise takes more turns, up to the limit
     error = 1.253 * 2**0.5 * noise / (clock.turns / 2) ** 0.5 / measure.STEPS
-    assert abs(found - 0.01) < 3 * error and (error < 0.0004 or clock.turns >= 2 * measure.MOST_TURNS)
+    assert abs(seconds - 0.01) < 3 * error and (error < 0.0004 or clock.turns >= 2 * measure.MOST_TURNS)
     assert (clock.turns == 2 * measure.TURNS) == (noise < 1e-3)
 
 
@@ -115,8 +115,8 @@ def test_calls_are_timed_where_no_costs_are_given(tables, monkeypatch):
     monkeypatch.setattr(measure, "call_seconds", lambda bound, prompt: {"target": 3.0, "small": 2.0}[known[id(bound)]])
     models = {name: sc.TableLM(tables[name]) for name in ("target", "small")}
     known = {id(bound): name for name, bound in models.items()}
-    found = hierarchy.measure(models, [PROMPT], [(TOKENS, LENGTHS)])
-    assert found.names == ("small", "target") and found.costs == (2.0, 3.0)
+    result = hierarchy.measure(models, [PROMPT], [(TOKENS, LENGTHS)])
+    assert result.names == ("small", "target") and result.costs == (2.0, 3.0)
 
 
 def test_a_matrix_that_no_laws_have_shows():

@@ -1,4 +1,4 @@
-"""Measure, solve, run, on a tiny pair: what is printed and written is what was found."""
+"""Tests of measuring, solving and running on a tiny pair: the printed and written results."""
 
 import json
 import types
@@ -44,14 +44,14 @@ def test_coins_stand_for_rules_with_the_same_calls():
     (level,) = settings.drafters
     assert settings.method == "speculative" and settings.rule == level.rule == "random_accept"
     assert (settings.alpha, level.alpha) == (0.8, 0.5)
-    # as under a lossless rule nothing is asked of the draft behind its block, nor of a level behind its own
+    # as under a lossless rule, neither a draft nor a level is called after its own block
     assert settings.bonus == level.bonus == "target" and (settings.accept, level.accept) == ("deferral", "deferral")
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("budgets", "rates"), [((2, 5), (0.6, 0.8)), ((4, 3), (0.9, 0.7))])
 def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(budgets, rates):
-    """And not those of a level that hands up just its budget."""
+    """Checks the calls against the overshoot latency; they differ from those of levels that stop at their budget."""
     pair = sc.Pair(*(sc.TableLM(np.zeros((5, 5), np.float32)) for _ in range(2)), others={"b": sc.TableLM(np.eye(5))})
     acceptance = np.array([[1, rates[0], 0.5], [rates[0], 1, rates[1]], [0.5, rates[1], 1]])
     settings = optimizing.settings_of(chain(0, 1, 2, budgets=budgets), ("draft", "b", "target"), coins=acceptance)
@@ -59,29 +59,29 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
     prompt = make_prompt(pair, [[0]] * ROWS)
     out = decoder.generate(prompt, controls=decoder.controls(ROWS), max_new_tokens=TOKENS)
     assert int(out.lengths.sum()) == ROWS * TOKENS
-    found = [float(each.target_calls.sum()) / (ROWS * TOKENS) for each in (out.stats, out.inner["counters"])]
+    measured = [float(stats.target_calls.sum()) / (ROWS * TOKENS) for stats in (out.stats, out.inner["counters"])]
 
     def counted(objective):
-        """Latency is linear in the costs: of the target's calls, of the level's."""
+        """Returns the calls of the target and of the level, by the linearity of latency in the costs."""
         tiny = [1e-9, 1e-9, 1.0], [1e-9, 1.0, 1.0]
-        last, both = (hierarchy.latency(costs, acceptance, (0, 1, 2), budgets, objective) for costs in tiny)
-        return [last, both - last]
+        last, with_level = (hierarchy.latency(costs, acceptance, (0, 1, 2), budgets, objective) for costs in tiny)
+        return [last, with_level - last]
 
-    np.testing.assert_allclose(found, counted("overshoot"), rtol=0.02)
-    assert np.abs(np.divide(found, counted("paper")) - 1).max() > 0.03
+    np.testing.assert_allclose(measured, counted("overshoot"), rtol=0.02)
+    assert np.abs(np.divide(measured, counted("paper")) - 1).max() > 0.03
 
 
 def test_tails_stand_at_every_level_but_their_own():
     names = ("a", "b", "c", "target")
     deep = optimizing.settings_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names, tail="a")
-    (upper,), ((lower,),) = deep.drafters, (each.drafters for each in deep.drafters)
+    (upper,), ((lower,),) = deep.drafters, (level.drafters for level in deep.drafters)
     assert (deep.tail, upper.tail, lower.tail) == ("a", "a", None)
     assert optimizing.settings_of(chain(1, 3, budgets=(2,)), names, tail="a").tail == "a"
     assert optimizing.settings_of(chain(0, 3, budgets=(2,)), names, tail="a").tail is None
 
 
 def test_speed_ups_are_per_token_and_their_intervals_over_examples():
-    """Outputs half as long in half the time: no gain, whatever the clock says of whole outputs."""
+    """Covers outputs half as long in half the time: no gain per token."""
     record = made_records.point("spec_decode", ratio=0.5)
     record["relative_latency"]["per_token"] = 2 * record["relative_latency"]["value"]
     record["latency"] |= {"ms_per_token": {"value": 4.0}, "examples": 16}
@@ -96,13 +96,13 @@ def test_speed_ups_are_per_token_and_their_intervals_over_examples():
 
 def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
     monkeypatch.setattr(optimizing.surveying, "write", lambda session, point: [])
-    monkeypatch.setattr(optimizing, "measure", lambda *args, **given: given)
+    monkeypatch.setattr(optimizing, "measure", lambda *args, **keywords: keywords)
     sampling = Settings(temperature=0.8, draft_temperature=0.5, top_p=0.9, top_k=7)
     pair = types.SimpleNamespace(models={"target": None, "draft": None})
     point = types.SimpleNamespace(settings=sampling)
-    found = optimizing._measured(types.SimpleNamespace(pair=pair), point, None)
-    told = {"temperature": {"target": 0.8, "draft": 0.5}, "top_p": 0.9, "top_k": 7, "costs": None}
-    assert found == told
+    keywords_seen = optimizing._measured(types.SimpleNamespace(pair=pair), point, None)
+    expected = {"temperature": {"target": 0.8, "draft": 0.5}, "top_p": 0.9, "top_k": 7, "costs": None}
+    assert keywords_seen == expected
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
     ],
 )
 def test_what_the_pair_has_not_is_refused(tmp_path, settings, message):
-    """Drafts in the pair's folder count too."""
+    """Covers drafts in the pair's folder too."""
     folder = tiny_pair.write(tmp_path, middle=True)
     evaluation = Evaluation(**SMALL, quality_examples=2, latency_examples=0)
-    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "settings": Settings()}
+    arguments = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "settings": Settings()}
     with pytest.raises(ValueError, match=message):
-        optimizing.optimize(**given, **settings, output=str(tmp_path / "h.json"))
+        optimizing.optimize(**arguments, **settings, output=str(tmp_path / "h.json"))
 
 
 def test_the_best_single_draft_is_the_best_of_all_pairs():
     acceptance = np.array([[1, 0.9, 0.4], [0.9, 1, 0.8], [0.4, 0.8, 1]])
-    found = hierarchy.Measured(("a", "b", "target"), (0.1, 1.0, 10.0), acceptance, 1, 0.0)
-    best = optimizing.best_single(found, 8)
-    every = [hierarchy.latency(found.costs, acceptance, (i, 2), (t,)) for i in range(2) for t in range(1, 9)]
+    measured = hierarchy.Measured(("a", "b", "target"), (0.1, 1.0, 10.0), acceptance, 1, 0.0)
+    best = optimizing.best_single(measured, 8)
+    every = [hierarchy.latency(measured.costs, acceptance, (i, 2), (t,)) for i in range(2) for t in range(1, 9)]
     assert best.latency == pytest.approx(min(every)) and best.models[-1] == 2
 
 
@@ -136,12 +136,12 @@ def test_the_best_single_draft_is_the_best_of_all_pairs():
 def test_a_whole_run(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
     pair = ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"})
-    # rows one by one, as they are timed: a program each
+    # batch 1 for quality and for time, so one program serves both
     evaluation = Evaluation(**SMALL, quality_examples=4, quality_batch=1, latency_examples=1)
-    costs = {"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0}  # stacks must pay
-    given = {"pair": pair, "evaluation": evaluation, "settings": Settings(temperature=1.0, top_p=0.9)}
+    costs = {"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0}  # costs at which stacks pay
+    arguments = {"pair": pair, "evaluation": evaluation, "settings": Settings(temperature=1.0, top_p=0.9)}
     output = str(tmp_path / "h.json")
-    rows = optimizing.optimize(**given, max_budget=4, costs=costs, tail="copies", output=output)
+    rows = optimizing.optimize(**arguments, max_budget=4, costs=costs, tail="copies", output=output)
     report = json.loads((tmp_path / "h.json").read_text())
     assert report["names"] == ["copies", "exit0", "draft", "target"] and report["left_out"] == ["dear"]
     assert report["unit"] == "as given"
@@ -170,13 +170,16 @@ def pair():
 
 
 def record_of(pair, settings):
-    """A record's counts of one generation, by hand."""
+    """Returns a record's counts of one generation, computed by hand."""
     decoder = build(pair, settings)
     out = decoder.generate(make_prompt(pair, [[3, 4]]), controls=decoder.controls(1), max_new_tokens=40)
-    tails = [{} if each is None else {"tail_steps": int(each.sum())} for each in tail_steps(out.inner)]
+    tails = [{} if steps is None else {"tail_steps": int(steps.sum())} for steps in tail_steps(out.inner)]
     levels = zip(levels_of(settings.drafters), level_counters(out.inner), tails[1:], strict=False)
     counts = summarise(out.stats) | tails[0]
-    return {"counts": counts, "levels": [{"model": at.model, **summarise(own), **tail} for at, own, tail in levels]}
+    return {
+        "counts": counts,
+        "levels": [{"model": part.model, **summarise(stats), **tail} for part, stats, tail in levels],
+    }
 
 
 STACK = Level(model="middle", budget=3, block_size=2)
@@ -197,14 +200,14 @@ def test_every_call_is_counted_once(pair):
 
 
 def test_a_tails_calls_are_its_models(pair):
-    """Under a level that is the target itself all is kept: then it is known who was called how often."""
+    """Uses a level that is the target itself: it accepts all tokens, so the calls of each model are known."""
     sure = sc.Pair(pair.target, pair.draft, others={"middle": pair.target})
     settings = Settings(method="spec_decode", drafters=(STACK,), tail="draft", tail_size=2)
     record = record_of(sure, settings)
     calls, (level,) = optimizing.calls(record, settings), record["levels"]
     tail = record["counts"]["tail_steps"]
     assert tail > 0 and calls["draft"] == level["draft_steps"] + tail
-    # its own calls, and those that catch up with what the tail wrote: one a round, however much that was
+    # its own calls, and one call a round that catches up with the tail's tokens, however many
     caught_up = calls["middle"] - level["target_calls"]
     assert 0 < caught_up <= record["counts"]["rounds"]
 

@@ -1,4 +1,4 @@
-"""The optimiser against the paper's tables, enumeration and a linear programme."""
+"""Tests of the optimiser against the paper's tables, enumeration and a linear programme."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,16 @@ COSTS_6, COSTS_7 = (0.00001, 0.003, 0.01, 0.25, 4, 33), (0.00005, 0.0002, 0.05, 
 
 
 def matrix(rows):
-    found = np.zeros((6, 6))
-    found[:5, 1:] = rows
-    return found
+    full = np.zeros((6, 6))
+    full[:5, 1:] = rows
+    return full
 
 
 def instance(rng, count):
-    """Costs in order and acceptance as laws of a few tokens have it, so that the triangle inequality holds."""
+    """Returns increasing costs, and the acceptance between random distributions over a few tokens.
+
+    The triangle inequality holds for these.
+    """
     costs = np.sort(rng.lognormal(0, 1.5, count))
     laws = rng.dirichlet(np.full(6, 0.5), count)
     near = np.linspace(0, 1, count)[:, None]
@@ -34,9 +37,9 @@ def instance(rng, count):
     ("costs", "rows", "latency", "speedup"), [(COSTS_6, TABLE_6, 14.37, 2.2971), (COSTS_7, TABLE_7, 19.31, 1.709)]
 )
 def test_two_models_are_the_papers_tables_to_the_last_digit(costs, rows, latency, speedup):
-    found = hierarchy.solve(costs[4:], matrix(rows)[4:, 4:])
-    assert (round(found.latency, 2), found.models) == (latency, (0, 1))
-    assert found.speedup == pytest.approx(speedup, abs=6e-5)
+    best = hierarchy.solve(costs[4:], matrix(rows)[4:, 4:])
+    assert (round(best.latency, 2), best.models) == (latency, (0, 1))
+    assert best.speedup == pytest.approx(speedup, abs=6e-5)
 
 
 @pytest.mark.parametrize(("costs", "rows"), [(COSTS_6, TABLE_6), (COSTS_7, TABLE_7)])
@@ -44,8 +47,8 @@ def test_two_models_are_the_papers_tables_to_the_last_digit(costs, rows, latency
 def test_more_models_are_never_worse(costs, rows, objective):
     acceptance = matrix(rows)
     stacks = [hierarchy.solve(costs[n:], acceptance[n:, n:], objective=objective) for n in range(5, -1, -1)]
-    found = [stack.latency for stack in stacks]
-    assert found[0] == 33.0 and found == sorted(found, reverse=True)
+    latencies = [stack.latency for stack in stacks]
+    assert latencies[0] == 33.0 and latencies == sorted(latencies, reverse=True)
 
 
 def test_enumeration_agrees():
@@ -53,18 +56,18 @@ def test_enumeration_agrees():
     for _ in range(200):
         costs, acceptance = instance(rng, int(rng.integers(1, 6)))
         most = int(rng.integers(1, 7))
-        found = hierarchy.solve(costs, acceptance, max_budget=most)
+        solution = hierarchy.solve(costs, acceptance, max_budget=most)
         best = min(brute_force.paper(costs, acceptance, most))
-        assert found.latency == pytest.approx(best[0], rel=1e-12)
-        assert hierarchy.latency(costs, acceptance, found.models, found.budgets) == found.latency
-        assert found.speedup == costs[-1] / found.latency
+        assert solution.latency == pytest.approx(best[0], rel=1e-12)
+        assert hierarchy.latency(costs, acceptance, solution.models, solution.budgets) == solution.latency
+        assert solution.speedup == costs[-1] / solution.latency
 
 
 def least_latency(costs, acceptance, most):
-    """The least expected latency per token by Corollary 3.1, the target alone included (HiGHS).
+    """Returns the smallest expected latency per token by Corollary 3.1, the target alone included (HiGHS).
 
-    It is the paper's own way, a generalised flow on the graph of its section 3.3: slower than `hierarchy.solve` by
-    orders of magnitude, and independent of it. The edges' `ℓ ≤ j` is not imposed.
+    This is the paper's own method, a generalised flow on the graph of its section 3.3: slower than `hierarchy.solve` by
+    orders of magnitude, and independent of it. The edges' constraint `ℓ ≤ j` is left out.
     """
     edges, vertices = graph(np.asarray(costs), np.asarray(acceptance), most)
     start, end, multiplier, cost = map(np.array, zip(*edges, strict=True))
@@ -77,10 +80,11 @@ def least_latency(costs, acceptance, most):
 
 
 def graph(costs, acceptance, most):
-    """Table 2 of the paper: vertex 0 is the target, then (model, budget), then the sinks, one for each model.
+    """Returns the edges of the paper's graph (Table 2) and its number of vertices.
 
-    An edge is a vertex, another, the flow's multiplier, the cost. A sink of the target's own stands for decoding
-    without a draft, which the paper leaves out.
+    Vertex 0 is the target, then (model, budget), then the sinks, one for each model. An edge is its two vertices, the
+    flow's multiplier and the cost. The target has its own sink for decoding without a draft, which the paper leaves
+    out.
     """
     target, budgets = len(costs) - 1, range(1, most + 1)
     per_token = rounds.calls_per_token(acceptance[:-1, -1], most)
@@ -117,22 +121,22 @@ def test_the_other_objective_agrees_with_enumeration_and_has_another_optimum():
     rng, lost = np.random.default_rng(2), []
     for _ in range(20):
         costs, acceptance = instance(rng, 5)
-        found = hierarchy.solve(costs, acceptance, max_budget=4, objective="overshoot")
-        assert found.latency == pytest.approx(min(brute_force.overshoot(costs, acceptance, 4))[0], rel=1e-12)
+        solution = hierarchy.solve(costs, acceptance, max_budget=4, objective="overshoot")
+        assert solution.latency == pytest.approx(min(brute_force.overshoot(costs, acceptance, 4))[0], rel=1e-12)
         paper = hierarchy.solve(costs, acceptance, max_budget=4)
-        lost.append(hierarchy.latency(costs, acceptance, paper.models, paper.budgets, "overshoot") / found.latency)
+        lost.append(hierarchy.latency(costs, acceptance, paper.models, paper.budgets, "overshoot") / solution.latency)
     assert min(lost) >= 1 and max(lost) > 1.001
 
 
 def test_a_draft_that_never_pays_is_left_out():
-    found = hierarchy.solve([1.0, 1.0], [[1, 0.3], [0, 1]])
-    assert (found.models, found.budgets, found.latency, found.speedup) == ((1,), (), 1.0, 1.0)
+    best = hierarchy.solve([1.0, 1.0], [[1, 0.3], [0, 1]])
+    assert (best.models, best.budgets, best.latency, best.speedup) == ((1,), (), 1.0, 1.0)
 
 
 @pytest.mark.parametrize("objective", ["paper", "overshoot"])
 def test_a_perfect_draft_holds_all_that_it_may(objective):
-    found = hierarchy.solve([0.1, 1.0], [[1, 1], [0, 1]], max_budget=9, objective=objective)
-    assert (found.budgets, found.latency) == ((9,), pytest.approx(1.9 / 10))
+    best = hierarchy.solve([0.1, 1.0], [[1, 1], [0, 1]], max_budget=9, objective=objective)
+    assert (best.budgets, best.latency) == ((9,), pytest.approx(1.9 / 10))
 
 
 @pytest.mark.parametrize(
@@ -154,16 +158,16 @@ def test_a_perfect_draft_holds_all_that_it_may(objective):
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, message):
-    given = {"costs": [1.0, 2.0], "acceptance": [[1, 0.5], [0, 1]]} | changes
+    arguments = {"costs": [1.0, 2.0], "acceptance": [[1, 0.5], [0, 1]]} | changes
     with pytest.raises(ValueError, match=message):
-        hierarchy.solve(**given)
+        hierarchy.solve(**arguments)
 
 
 def test_what_rounding_leaves_is_taken():
-    """A symmetric matrix in float32, an entry a rounding above 1, a budget that is a float."""
+    """Covers a symmetric float32 matrix, an entry just above 1 by rounding, and a float budget."""
     rounded = np.array([[1, 1.0000001, 0.3], [1, 1, 0.3], [0.3000001, 0.3, 1]], np.float32)
     exact = [[1, 1, 0.3], [1, 1, 0.3], [0.3, 0.3, 1]]
-    found = hierarchy.solve([1.0, 1.5, 9.0], rounded, 15.0)
+    best = hierarchy.solve([1.0, 1.5, 9.0], rounded, 15.0)
     wanted = hierarchy.solve([1.0, 1.5, 9.0], exact, 15)
-    assert (found.models, found.budgets) == (wanted.models, wanted.budgets)
-    assert found.latency == pytest.approx(wanted.latency, rel=1e-6)
+    assert (best.models, best.budgets) == (wanted.models, wanted.budgets)
+    assert best.latency == pytest.approx(wanted.latency, rel=1e-6)

@@ -1,5 +1,7 @@
-"""`block_size="auto"` from the front door: what is measured and kept, and what it does not go with. No time is looked
-at for its size."""
+"""Tests of `block_size="auto"` from `decode`: what is measured and kept, and the settings it excludes.
+
+No test looks at the size of a time.
+"""
 
 import json
 from types import SimpleNamespace
@@ -22,19 +24,19 @@ from tests.support import conformance, planning
 
 AUTO = {"block_size": "auto"}
 FEW = (0, 2)
-"""Lengths where rounds are timed: each is a part of the program, which takes seconds to compile."""
+"""The lengths that are timed here: each is a part of the program, which takes seconds to compile."""
 
 
 @pytest.fixture(scope="module")
 def pair():
-    """Laws that hang on the whole prefix."""
+    """Returns a pair whose distributions depend on the whole prefix."""
     target, draft = (BoundModel(params=(), model=Fake(16, **more)) for more in ({"seed": 2}, {"noise": 0.3, "seed": 1}))
     return sc.Pair(target=target, draft=draft)
 
 
 @pytest.fixture
 def kept(pair, monkeypatch, tmp_path):
-    """Where costs are kept, empty; nothing is known yet, and timing is over soon, of few lengths."""
+    """Returns the empty folder of kept costs; nothing is known yet, and timing is short, with few lengths."""
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(speculation, "LENGTHS", FEW)
     monkeypatch.setattr(block_costs, "SECONDS", 0.0)
@@ -45,21 +47,21 @@ def kept(pair, monkeypatch, tmp_path):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Grows by one with every timing."""
+    """Returns a list that grows by one with every timing."""
     seen, real = [], block_costs.Rounds.timed
     monkeypatch.setattr(block_costs.Rounds, "timed", lambda self: seen.append(self) or real(self))
     return seen
 
 
 def forget(pair, monkeypatch):
-    """As in another process."""
+    """Forgets the measurements, as another process would."""
     monkeypatch.setattr(block_costs, "_KNOWN", {})
     pair.decoders.clear()
 
 
 def decode(pair, rows=2, **more):
-    given = {"max_new_tokens": 16, "temperature": 0.0} | AUTO | more
-    return sc.decode(pair, [[3, 4]] * rows, **given)
+    settings = {"max_new_tokens": 16, "temperature": 0.0} | AUTO | more
+    return sc.decode(pair, [[3, 4]] * rows, **settings)
 
 
 @pytest.mark.laws
@@ -68,14 +70,14 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
     assert len(timed) == 1
     files = {path.name: path.read_text() for path in kept.iterdir()}
     assert [name.partition("-")[0] for name in files] == ["rounds"], "acceptance of so few drafts is not kept"
-    held = json.loads(next(iter(files.values())))
-    assert held["steady"] and len(held["rounds"]) == len(FEW) and held["rounds"] == sorted(held["rounds"])
+    content = json.loads(next(iter(files.values())))
+    assert content["steady"] and len(content["rounds"]) == len(FEW) and content["rounds"] == sorted(content["rounds"])
     again = decode(pair)
     forget(pair, monkeypatch)
     later = decode(pair, seed=3)
     assert len(timed) == 1 and compilations() == compiled, "one program is timed, walked and run"
-    for other in (again, later):
-        np.testing.assert_array_equal(first.tokens, other.tokens)
+    for output in (again, later):
+        np.testing.assert_array_equal(first.tokens, output.tokens)
     np.testing.assert_array_equal(first.tokens, decode(pair, block_size=3).tokens)
     assert {path.name: path.read_text() for path in kept.iterdir()} == files
     decode(pair, rows=3)
@@ -86,8 +88,8 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
 def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
     monkeypatch.setattr(block_costs, "TELLING", 5)
     decode(pair)
-    found = next(json.loads(path.read_text()) for path in kept.glob("acceptance-*"))
-    assert found["examined"] >= 5 and 0 <= found["kept"] <= found["examined"] and found["ended"] <= 2
+    content = next(json.loads(path.read_text()) for path in kept.glob("acceptance-*"))
+    assert content["examined"] >= 5 and 0 <= content["kept"] <= content["examined"] and content["ended"] <= 2
 
 
 DAMAGED = (
@@ -113,14 +115,14 @@ def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
 
 
 def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
-    walked, found = [], block_costs.Walked(40, 100, 1, 9)
-    monkeypatch.setattr(block_costs.Rounds, "walked", lambda self: walked.append(self) or found)
+    walked, counts = [], block_costs.Walked(40, 100, 1, 9)
+    monkeypatch.setattr(block_costs.Rounds, "walked", lambda self: walked.append(self) or counts)
     for temperature in (0.5, 0.9, 0.9):
         decode(pair, temperature=temperature)
     assert len(walked) == 2 and len(timed) == 1
     chance = (40 + block_costs.USUAL * block_costs.USUAL_TOKENS) / (100 + block_costs.USUAL_TOKENS)
-    known = [each for each in block_costs._KNOWN.values() if isinstance(each, block_costs.Costs)]
-    np.testing.assert_allclose([each.acceptance for each in known], chance, rtol=1e-6)
+    known = [value for value in block_costs._KNOWN.values() if isinstance(value, block_costs.Costs)]
+    np.testing.assert_allclose([value.acceptance for value in known], chance, rtol=1e-6)
 
 
 @pytest.mark.laws
@@ -137,10 +139,12 @@ def test_an_engine_without_costs_says_where_they_come_from(pair):
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
     with pytest.raises(ValueError, match=r"costs are not known: .*methods\.block_costs\.ready"):
         generate(engine, params, prompt, controls=conformance.controls(1), max_new_tokens=4)
-    told = planning.told(params, planning.forcing(LENGTHS, 0))
-    assert block_costs.ready(pair, engine, told, prompt, conformance.controls(1), max_new_tokens=4) is told
-    plain, own = assemble(pair)
-    assert block_costs.ready(pair, plain, own, prompt, conformance.controls(1), max_new_tokens=4) is own
+    with_costs = planning.told(params, planning.forcing(LENGTHS, 0))
+    assert block_costs.ready(pair, engine, with_costs, prompt, conformance.controls(1), max_new_tokens=4) is with_costs
+    plain, plain_params = assemble(pair)
+    assert (
+        block_costs.ready(pair, plain, plain_params, prompt, conformance.controls(1), max_new_tokens=4) is plain_params
+    )
 
 
 def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
@@ -149,8 +153,8 @@ def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
     for length, parts in ((0, {"costs"}), (3, {"costs", "model"})):
         known = planning.forcing(LENGTHS, length)
         monkeypatch.setattr(block_costs, "costs", lambda *_, known=known: known)
-        found = block_costs.ready(pair, engine, params, prompt, conformance.controls(1), max_new_tokens=4)
-        assert set(found["drafter"]) == parts and found["drafter"]["costs"] is known
+        ready_params = block_costs.ready(pair, engine, params, prompt, conformance.controls(1), max_new_tokens=4)
+        assert set(ready_params["drafter"]) == parts and ready_params["drafter"]["costs"] is known
 
 
 @pytest.mark.parametrize(("settings", "words"), [
@@ -178,38 +182,38 @@ def test_rules_that_read_q_always_draft(pair):
     assert assemble(pair, rule="spec_decode", **AUTO)[0].drafter.lengths == LENGTHS
 
 
-# --- what trials of lengths tell of rounds and of acceptance
+# --- rounds and acceptance computed from trials
 
 
 def test_an_output_s_end_is_a_draft_that_was_not_kept():
-    """Of two rows, one of which was over before all the rounds of the trial."""
+    """One of two rows ends before all the rounds of the trial."""
     bound = BoundModel(params=(), model=Fake(16))
     engine, params = assemble(Pair(target=bound, draft=bound), block_size="auto")
     rounds = np.array([block_costs.WALKED, block_costs.WALKED - 1])
     counts = {"kept": np.array([5, 3]), "tried": np.array([6, 4]), "committed": np.array([21, 9])}
-    found = SimpleNamespace(stats=SimpleNamespace(rounds=rounds, **counts))
-    assert block_costs.Rounds(engine, params, lambda *_: found).walked() == block_costs.Walked(8, 11, 1, 30)
+    generation = SimpleNamespace(stats=SimpleNamespace(rounds=rounds, **counts))
+    assert block_costs.Rounds(engine, params, lambda *_: generation).walked() == block_costs.Walked(8, 11, 1, 30)
 
 
 def test_lengths_of_outputs_without_an_end_count_too():
-    """30 tokens and one end beside an output that ends half-way; more than fits is no length."""
+    """30 tokens and one end, plus an output that ends half-way; a length cannot exceed the room."""
     assert block_costs.Walked(8, 11, 1, 30).length(20) == (30 + 10) / 2
     assert block_costs.Walked(8, 11, 0, 30).length(20) == 20
     assert block_costs.Walked(8, 11, 0, 0).acceptance == pytest.approx((8 + 7) / 21)
 
 
 def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
-    """Before the rounds 5 seconds, 3 without a draft; rounds of 1, 1.5 and 2, as many as the outputs need."""
-    before, reading, each, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
-    calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(each, rounds, strict=True))}
+    """Calls take 5 seconds before the rounds, 3 without a draft; rounds take 1, 1.5 and 2, in different numbers."""
+    before, reading, round_seconds, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
+    calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(round_seconds, rounds, strict=True))}
     alone = block_costs.ALONE
     calls |= {(0, 1): (before + 1.0, 1), (alone, 1): (reading + 1.0, 1), (alone, 9): (reading + 9.0, 9)}
-    found = block_costs.told_from(calls, 9, (0, 1, 3), True)
-    np.testing.assert_allclose(found.rounds, each)
-    assert found.prefill == pytest.approx(before - reading) and found.steady
+    computed = block_costs.told_from(calls, 9, (0, 1, 3), True)
+    np.testing.assert_allclose(computed.rounds, round_seconds)
+    assert computed.prefill == pytest.approx(before - reading) and computed.steady
     always = {call: calls[call] for call in calls if call[0] != alone}
-    np.testing.assert_allclose(block_costs.told_from(always, 9, (1, 2, 3), False).rounds, each)
-    calls[2, 9] = (before + 2.0, 1)  # over after one round: nothing is known of it
+    np.testing.assert_allclose(block_costs.told_from(always, 9, (1, 2, 3), False).rounds, round_seconds)
+    calls[2, 9] = (before + 2.0, 1)  # over after one round: its cost is unknown
     np.testing.assert_allclose(block_costs.told_from(calls, 9, (0, 1, 3), True).rounds, (1.0, 1.5, 2.5))
 
 
@@ -227,7 +231,7 @@ def test_gaps_and_disturbances_in_what_was_timed(seconds, expected):
 
 @pytest.mark.parametrize(("noise", "precise"), [(0.001, True), (0.2, False)])
 def test_how_well_shares_are_known_hangs_on_their_spread(noise, precise):
-    """A machine that is slower from one turn to the next, all of it, says nothing of that."""
+    """A machine that is slower from turn to turn, equally for all calls, does not change the shares."""
     random = np.random.default_rng(0)
     turns = np.outer(random.uniform(1, 3, 12), [1.0, 2.0, 4.0]) * random.normal(1, noise, (12, 3))
     assert block_costs.precise(turns) is precise and not block_costs.agree(turns)

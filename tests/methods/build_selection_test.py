@@ -1,4 +1,4 @@
-"""Several drafters by their names: what is refused before anything is loaded, and policies of others."""
+"""Tests of several drafters by name: errors before anything is loaded, and policies of other pairs."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def pair():
 
 
 def random_policy(pair, arms=ARMS, seed=0, **changed):
-    """Three layers at random: which arm it takes hangs on the prompt."""
+    """Returns a policy of three random layers: the arm depends on the prompt."""
     rng = np.random.default_rng(seed)
     sizes = {"layers_0": (16, 8), "layers_1": (8, 8), "layers_2": (8, len(arms))}
     layers = {name: {"kernel": rng.normal(size=s), "bias": rng.normal(size=s[1])} for name, s in sizes.items()}
@@ -99,8 +99,8 @@ def test_a_policy_chooses_the_same_arm_in_whatever_order_they_stand(pair):
     policy, prompts = random_policy(pair, seed=3), [[n, 5, 1] for n in range(2, 12)]
     chosen = []
     for arms in (ARMS, ARMS[::-1], (ARMS[1], ARMS[2], ARMS[0])):
-        found = sc.decode(pair, prompts, drafters=arms, choose="greedy", policy=policy, max_new_tokens=6)
-        chosen.append([arms[place] for place in found.generation.inner["choice"]])
+        output = sc.decode(pair, prompts, drafters=arms, choose="greedy", policy=policy, max_new_tokens=6)
+        chosen.append([arms[place] for place in output.generation.inner["choice"]])
     assert chosen[0] == chosen[1] == chosen[2] and len(set(chosen[0])) > 1
 
 
@@ -126,8 +126,8 @@ def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
     level = Level(model="other", budget=3, drafters=("draft",))
     arms = (Arm(drafter="draft", block_size=2), "other", "autoregressive", level)
     for choose in ("random", "draft 2"):
-        found = sc.decode(pair, prompts, drafters=arms, choose=choose, max_new_tokens=12)
-        np.testing.assert_array_equal(found.tokens, alone.tokens, choose)
+        output = sc.decode(pair, prompts, drafters=arms, choose=choose, max_new_tokens=12)
+        np.testing.assert_array_equal(output.tokens, alone.tokens, choose)
 
 
 def test_lossy_arms_are_told(pair):

@@ -1,4 +1,4 @@
-"""What a call needs beside its prompts is made once, and made anew where it would be another."""
+"""Tests that a call's decoder is built once, and again if it would be different."""
 
 import contextlib
 import dataclasses
@@ -30,12 +30,14 @@ def pair():
 
 
 def test_equal_calls_share_a_decoder_and_its_numbers(pair):
-    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0}
-    first = decoder_for(pair, "decode", given, [4])
-    assert decoder_for(pair, "stream", dict(given), (4,)) is first
+    settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0}
+    first = decoder_for(pair, "decode", settings, [4])
+    assert decoder_for(pair, "stream", dict(settings), (4,)) is first
     assert first.controls(2) is first.controls(2) and first.controls(2).alpha.tolist() == pytest.approx([0.3] * 2)
     assert first.controls(3).alpha.shape == (3,)
-    assert decoder_for(dataclasses.replace(pair), "decode", given, [4]) is not first  # another pair, other parameters
+    assert (
+        decoder_for(dataclasses.replace(pair), "decode", settings, [4]) is not first
+    )  # another pair, other parameters
 
 
 @pytest.mark.parametrize("other", [
@@ -43,36 +45,36 @@ def test_equal_calls_share_a_decoder_and_its_numbers(pair):
     {"stop": "fixed"},
 ])  # fmt: skip
 def test_other_settings_are_other_decoders(pair, other):
-    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
-    assert decoder_for(pair, "decode", given | other) is not decoder_for(pair, "decode", given)
+    settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
+    assert decoder_for(pair, "decode", settings | other) is not decoder_for(pair, "decode", settings)
 
 
 def test_stop_ids_tell_decoders_apart(pair):
-    found = [decoder_for(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
-    assert [each.require_engine().stop_ids for each in found] == [(), (), (1,), (2,), (1, 2)]
-    assert decoder_for(pair, "decode", {}, []) is found[1]
+    decoders = [decoder_for(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
+    assert [decoder.require_engine().stop_ids for decoder in decoders] == [(), (), (1,), (2,), (1, 2)]
+    assert decoder_for(pair, "decode", {}, []) is decoders[1]
 
 
 def test_one_type_does_not_pass_for_another(pair):
-    """`True == 1`, and a kept decoder would let pass what is refused."""
+    """`True == 1`, so a kept decoder might accept what is refused."""
     decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1}).controls(1)
     for name in ("alpha", "temperature"):
-        given = {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1} | {name: True}
+        settings = {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1} | {name: True}
         with pytest.raises(ValueError, match=f"{name}=True is not a number"):
-            decoder_for(pair, "decode", given).controls(1)
+            decoder_for(pair, "decode", settings).controls(1)
     with pytest.raises(ValueError, match="block_size=True is not a whole number"):
         decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": True})
     for inside in (lambda level: level, lambda level: Level(model="draft", budget=2, drafters=(level,))):
-        given = [{"drafters": (inside(Level(model="draft", budget=2, temperature=heat)),)} for heat in (1, True)]
-        decoder_for(pair, "decode", given[0]).controls(1)
+        settings = [{"drafters": (inside(Level(model="draft", budget=2, temperature=heat)),)} for heat in (1, True)]
+        decoder_for(pair, "decode", settings[0]).controls(1)
         with pytest.raises(ValueError, match="temperature=True is not a number"):
-            decoder_for(pair, "decode", given[1]).controls(1)
+            decoder_for(pair, "decode", settings[1]).controls(1)
 
 
 def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
     alphas = np.array([0.1, 0.2])
-    for given in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
-        assert decoder_for(pair, "decode", given) is not decoder_for(pair, "decode", given)
+    for settings in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
+        assert decoder_for(pair, "decode", settings) is not decoder_for(pair, "decode", settings)
     assert not pair.decoders
     decoder = decoder_for(pair, "decode", {"rule": "token_v3", "alpha": alphas})
     assert decoder.controls(2).alpha.tolist() == pytest.approx([0.1, 0.2])
@@ -94,17 +96,17 @@ def test_a_pair_does_not_keep_decoders_without_end(pair):
     assert len(pair.decoders) == building._KEPT
 
 
-# --- what is said of a new program
+# --- notices about a new program
 
 
 @pytest.fixture
 def said(monkeypatch):
-    """The words that somebody who waits would read."""
+    """Returns the list of notices that a waiting user would read."""
     words = []
 
     @contextlib.contextmanager
-    def said_if_long(what):
-        words.append(what())
+    def said_if_long(describe):
+        words.append(describe())
         yield
 
     monkeypatch.setattr(methods, "said_if_long", said_if_long)
@@ -112,17 +114,17 @@ def said(monkeypatch):
 
 
 def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
-    given = {"rule": "spec_decode", "block_size": 2}
-    sc.decode(pair, [[1]], max_new_tokens=3, **given)
+    settings = {"rule": "spec_decode", "block_size": 2}
+    sc.decode(pair, [[1]], max_new_tokens=3, **settings)
     first = (
         "compiling 'speculative' for a batch of 1, prompts padded to 8 tokens, 3 new tokens (these settings are new)"
     )
     assert said == [first]
-    sc.decode(pair, [[5]], max_new_tokens=3, seed=4, **given)
+    sc.decode(pair, [[5]], max_new_tokens=3, seed=4, **settings)
     assert len(said) == 1
-    sc.decode(pair, [[5] * 9, [2]], max_new_tokens=3, **given)
+    sc.decode(pair, [[5] * 9, [2]], max_new_tokens=3, **settings)
     assert said[1].endswith("(a batch of 2 and prompts padded to 12 tokens for the first time)")
-    list(sc.stream(pair, [1], max_new_tokens=3, **given))  # its programs are others
+    list(sc.stream(pair, [1], max_new_tokens=3, **settings))  # streaming has other programs
     assert len(said) == 3 and said[2].endswith("(these settings are new)")
 
 
@@ -133,11 +135,11 @@ def test_programs_that_were_given_back_are_new_again(pair, said, monkeypatch):
     assert len(said) == 2
 
 
-# --- what a call does
+# --- the programs and transfers of a call
 
 
 def compiled_by(call):
-    """The names of the programs that a call compiles when there are none."""
+    """Returns the names of the programs that a call compiles after the caches are cleared."""
     names = []
 
     def on_event(event, seconds, fun_name="", **_):
@@ -155,18 +157,21 @@ def compiled_by(call):
 
 @pytest.mark.parametrize(("method", "programs"), [("speculative", 1), ("autoregressive", 1), ("seq_cascade", 2)])
 def test_a_call_runs_its_program_and_nothing_beside_it(pair, method, programs):
-    """Every operation outside would be a program of its own; what need not be traceable is joined by a second one."""
-    given = {"method": method, "alpha": -1.0, "max_new_tokens": 3, "temperature": 0.5}
-    assert len(compiled_by(lambda: sc.decode(pair, [[1], [2, 3]], **given))) == programs
+    """Every operation outside the program would be another program.
+
+    A chain need not be traceable; a second program joins its results.
+    """
+    settings = {"method": method, "alpha": -1.0, "max_new_tokens": 3, "temperature": 0.5}
+    assert len(compiled_by(lambda: sc.decode(pair, [[1], [2, 3]], **settings))) == programs
 
 
 def test_a_warm_call_puts_nothing_on_the_device_by_itself_and_fetches_no_parts(pair, monkeypatch):
-    """Its arguments go with the call of the program, its results come as one array."""
-    given = {"rule": "token_v3", "alpha": 0.3, "block_size": 2, "temperature": 1.0, "max_new_tokens": 3}
-    first = sc.decode(pair, [[1], [2, 3]], **given)
+    """Arguments travel with the call of the program, and results come back as one array."""
+    settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 2, "temperature": 1.0, "max_new_tokens": 3}
+    first = sc.decode(pair, [[1], [2, 3]], **settings)
     for name in ("device_put", "device_get"):
         monkeypatch.setattr(jax, name, pytest.fail)
-    out = sc.decode(pair, [[1], [2, 3]], **given)
+    out = sc.decode(pair, [[1], [2, 3]], **settings)
     np.testing.assert_array_equal(out.tokens, first.tokens)
     assert isinstance(out.tokens, np.ndarray)
     assert np.shares_memory(_memory(out.tokens), _memory(out.generation.num_rounds))
@@ -182,7 +187,7 @@ def test_prompts_are_made_on_the_host(pair):
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(make_prompt(pair, [[1], [2, 3]])))
 
 
-# --- `decode`'s settings as editors and `help()` see them are the fields of `Settings`
+# --- editors and `help()` see the fields of `Settings`
 
 
 def test_the_typed_dict_has_the_fields_of_settings():

@@ -1,4 +1,4 @@
-"""`sc.check_rule`: our rules pass in one line, and each kind of slip is found."""
+"""Tests of `sc.check_rule`: the package's rules pass in one line, and each kind of mistake is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kept_a_little_less(pair, alpha):
 
 
 def by_position(pair, alpha):
-    """A law that hangs on more than the position: every other one is the draft's."""
+    """Returns a distribution that depends on the position: at every other one it is the draft's."""
     even = jnp.arange(pair.p_tilde.shape[-2])[:, None] % 2 == 0
     return jnp.where(even, pair.p_tilde, pair.q_tilde)
 
@@ -47,7 +47,7 @@ def test_slips_are_found(rule, said):
 
 @pytest.mark.laws
 def test_tokens_that_do_not_obey_the_law_are_found(monkeypatch):
-    """The engine's draws are planted wrong: what replaces a rejected token comes from the draft's law."""
+    """The planted error replaces a rejected token from the draft's distribution."""
     from speccascade_jax.methods import checking
     from speccascade_jax.rules import deferral
 

@@ -1,4 +1,4 @@
-"""Methods of whole generations: who writes what, scores, laws and counts of sequence cascades, and the oracle."""
+"""Tests of methods of whole generations: scores, distributions and counts of sequence cascades, and the oracle."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +20,12 @@ STOP, LENGTH = 4, 9
 
 
 def likelihoods(table, tokens, last=0):
-    """Raw `log q` of each token, in NumPy."""
-    found = []
+    """Returns the raw `log q` of each token, computed in NumPy."""
+    logs = []
     for token in tokens:
-        found.append(np.log(reference.softmax(table[last])[token]))
+        logs.append(np.log(reference.softmax(table[last])[token]))
         last = token
-    return np.array(found)
+    return np.array(logs)
 
 
 def greedy(table, last=0, length=LENGTH):
@@ -49,20 +49,20 @@ SCORES = {
 
 @pytest.mark.parametrize("method", SCORES)
 def test_the_target_writes_anew_where_the_score_is_too_low(method):
-    """Row by row, in one batch whose outputs differ in length, and alone."""
+    """Compares row by row, in one batch whose outputs differ in length, and for a single prompt."""
     q_table, p_table = conformance.tables(7, seed=71)
     pair, starts = conformance.tabular_pair(q_table, p_table), [0, 1, 2, 3, 5, 6]
     drafts = [greedy(q_table, start) for start in starts]
     assert len({len(draft) for draft in drafts}) > 1
     scores = [SCORES[method](likelihoods(q_table, d, s)) for d, s in zip(drafts, starts, strict=True)]
     threshold = float(np.median(scores))
-    each = zip(scores, drafts, starts, strict=True)
-    expected = [greedy(p_table, start) if score < threshold else draft for score, draft, start in each]
+    scored = zip(scores, drafts, starts, strict=True)
+    expected = [greedy(p_table, start) if score < threshold else draft for score, draft, start in scored]
     out = decode(pair, method, [[start] for start in starts], alpha=threshold)
-    found = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
-    assert found == expected
+    outputs = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+    assert outputs == expected
     assert out.stats["deferral_rate"] == 0.5
-    if method == "seq_cascade":  # another program, which takes long to compile
+    if method == "seq_cascade":  # a second program is slow to compile
         alone = decode(pair, method, [[starts[0]]], alpha=threshold)
         assert alone.tokens[0, : alone.lengths[0]].tolist() == expected[0]
 
@@ -71,8 +71,10 @@ def test_the_quantile_is_numpys():
     rng = np.random.default_rng(0)
     logs, lengths = np.log(rng.random((6, 12))).astype(np.float32), np.array([1, 2, 3, 7, 11, 12])
     counted = np.arange(12)[None] < lengths[:, None]
-    found = generations.lowest_tenth(jnp.asarray(logs), jnp.asarray(counted))
-    np.testing.assert_allclose(found, [np.quantile(r[:n], 0.1) for r, n in zip(logs, lengths, strict=True)], rtol=1e-5)
+    quantiles = generations.lowest_tenth(jnp.asarray(logs), jnp.asarray(counted))
+    np.testing.assert_allclose(
+        quantiles, [np.quantile(r[:n], 0.1) for r, n in zip(logs, lengths, strict=True)], rtol=1e-5
+    )
 
 
 def test_ends_are_the_two_models():
@@ -90,7 +92,7 @@ def test_ends_are_the_two_models():
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_random_allocation_is_a_mixture_of_both_laws(share):
-    """Sequences by chi-square: the target's draws repeat no bits of the draft's, nor of chance."""
+    """Sequences by chi-square: neither the target's draws nor the random choice repeat the draft's bits."""
     q_table, p_table = conformance.tables(3, seed=73)
     rows, length = 20_000, 5
     out = sc.decode(
@@ -109,15 +111,15 @@ def test_random_allocation_is_a_mixture_of_both_laws(share):
     counts = {name: np.asarray(values) for name, values in out.stats["rows"].items()}
     anew = counts["deferred"] > 0
     assert stats.binomtest(int(anew.sum()), rows, share).pvalue > 1e-3
-    # one model writes each output, and only that one has worked for it
+    # one model writes each output, and only that model is counted
     for name, expected_of in {"draft_steps": ~anew, "drafted": ~anew, "target_calls": anew}.items():
         np.testing.assert_array_equal(counts[name], np.where(expected_of, length, 0))
     assert not counts["discarded"].any()
-    assert int(out.generation.num_rounds) == length * ((share > 0) + (share < 1))  # no call that nobody needs
+    assert int(out.generation.num_rounds) == length * ((share > 0) + (share < 1))  # no unneeded call
 
 
 def test_a_deferred_output_is_the_targets_law_given_that_the_draft_was_unsure():
-    """What decides is the draft's output; the target's own tokens must not depend on it."""
+    """The draft's output decides; the target's own tokens must not depend on it."""
     q_table, p_table = conformance.tables(3, seed=74)
     rows = 20_000
     out = sc.decode(
@@ -177,7 +179,7 @@ def test_a_broken_draft_is_named():
     ([-4.0, -1.0, -2.0], np.quantile([-4.0, -1.0, -2.0], 0.1)),
 ])  # fmt: skip
 def test_the_quantile_of_tokens_that_the_draft_excludes_is_a_number(logs, expected):
-    """float64's quantile, and where that is the difference of infinities, the lower one."""
+    """Compares with float64's quantile, and with the lower value if that is a difference of infinities."""
     padded, counted = jnp.asarray([logs + [7.0] * 3]), jnp.asarray([[True] * len(logs) + [False] * 3])
     assert float(generations.lowest_tenth(padded, counted)[0]) == pytest.approx(expected)
 
@@ -186,8 +188,8 @@ def test_a_token_100_below_the_first_has_a_log_likelihood():
     """At temperature 20 it is drawn, at temperature 1 its probability is 0 in float32."""
     q = np.float32([[0.0, -100.0]] * 2)
     pair = sc.Pair(target=sc.TableLM(q), draft=sc.TableLM(q))
-    given = {"method": "seq_cascade", "temperature": 20.0, "max_new_tokens": 200, "stop_ids": []}
-    kept, anew = (sc.decode(pair, [[0]], alpha=alpha, **given).stats["deferral_rate"] for alpha in (-1e4, -1.0))
+    settings = {"method": "seq_cascade", "temperature": 20.0, "max_new_tokens": 200, "stop_ids": []}
+    kept, anew = (sc.decode(pair, [[0]], alpha=alpha, **settings).stats["deferral_rate"] for alpha in (-1e4, -1.0))
     assert (kept, anew) == (0.0, 1.0)
 
 
@@ -195,7 +197,7 @@ def test_a_token_100_below_the_first_has_a_log_likelihood():
 
 
 def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement():
-    """`N_target = |S ∪ {N}|` row by row, rows that end in a stop id and rows that end at their limit."""
+    """Checks `N_target = |S ∪ {N}|` row by row, with rows that end in a stop id and rows that end at their limit."""
     q_table, p_table = conformance.tables(40, seed=24)
     q_table = np.where(np.arange(40)[:, None] % 3 == 0, q_table, p_table)  # two thirds of the tokens are agreed on
     limit = 14
@@ -220,7 +222,7 @@ def test_a_cap_costs_calls_and_discards_nothing_still():
     q_table, _ = conformance.tables(9, seed=4)
     pair = conformance.tabular_pair(q_table, q_table)
     out = sc.decode(pair, [[0]], method="stop_oracle", block_size=4, max_new_tokens=14)
-    # two models that always agree: 4 drafts and a bonus, twice, and what is left but for the last token
+    # two models that always agree: 4 drafts and a bonus, twice, then all remaining tokens except the last
     assert out.stats["rows"]["target_calls"].tolist() == [3]
     assert out.stats["discarded"] == 0
 

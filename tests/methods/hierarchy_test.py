@@ -1,4 +1,4 @@
-"""Hierarchies and choices of drafters as values: decoded, streamed, swept and tabulated without a line of code."""
+"""Tests of hierarchies and choices of drafters as values: decoded, streamed, swept and tabulated without code."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ ROWS = 10_000
 
 
 def three_tables():
-    """Logits of a smallest, a middle and a largest tabular model over V = 3."""
+    """Returns logits of a small, a middle and a large tabular model over V = 3."""
     q, middle = conformance.tables(3, seed=21)
     return q, middle, conformance.tables(3, seed=22)[1]
 
@@ -55,8 +55,8 @@ def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
 @pytest.mark.laws
 def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
     small, middle, large = three_tables()
-    given = {"rule": "token_v3", "alpha": 0.4, "drafters": (LOSSY,), "temperature": 0.9}
-    out = sc.decode(pair, [[0]] * ROWS, max_new_tokens=6, **given)
+    settings = {"rule": "token_v3", "alpha": 0.4, "drafters": (LOSSY,), "temperature": 0.9}
+    out = sc.decode(pair, [[0]] * ROWS, max_new_tokens=6, **settings)
     handed = reference.transitions("opt", small, middle, 0.2, 0.7)
     law = reference.law_over_handed("token_v3", np.log(np.maximum(handed, 1e-300)), handed, large, 0.4, 0.9)
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) > 1e-3
@@ -64,7 +64,7 @@ def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
 
 @pytest.mark.laws
 def test_levels_draw_bits_of_their_own(pair):
-    """One bit shared between levels would tie what is drawn to what is kept: see `core.rngs.below`."""
+    """A bit shared between levels would correlate draws and decisions: see `core.rngs.below`."""
     out = sc.decode(pair, [[0]] * 4000, drafters=(DEEP,), temperature=1.0, max_new_tokens=6)
     law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 1.0, 1.0)
     assert min(conformance.transition_p_values(np.asarray(out.tokens), law)) > 1e-4
@@ -72,9 +72,9 @@ def test_levels_draw_bits_of_their_own(pair):
 
 @pytest.mark.laws
 def test_a_stack_is_streamed_as_it_is_decoded(pair):
-    given = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
-    streamed = [token.id for token in sc.stream(pair, [0], **given)]
-    assert streamed == np.asarray(sc.decode(pair, [[0]], **given).tokens)[0].tolist()
+    settings = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
+    streamed = [token.id for token in sc.stream(pair, [0], **settings)]
+    assert streamed == np.asarray(sc.decode(pair, [[0]], **settings).tokens)[0].tolist()
 
 
 LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2),))
@@ -101,7 +101,7 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
     ({"method": ".a.b"}, "unknown method '.a.b'"),
 ])  # fmt: skip
 def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_is_loaded(pair, chosen, said):
-    """By `decode`, and by a point, which knows no pair yet."""
+    """Both `decode` and a point refuse; a point has no pair yet."""
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], **chosen, max_new_tokens=3)
     if chosen.get("stop") == 5 or "rule" in chosen and chosen["rule"] == 0.5:
@@ -123,12 +123,12 @@ def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
 
 
 def test_equal_levels_are_one_point_and_a_record_names_all_parts():
-    given = {"model": "middle", "budget": 3, "rule": "opt"}
-    levels = [Level(**given, alpha=alpha) for alpha in (1, 1.0, np.float64(1))]
+    fields = {"model": "middle", "budget": 3, "rule": "opt"}
+    levels = [Level(**fields, alpha=alpha) for alpha in (1, 1.0, np.float64(1))]
     same = [recorded(Settings(method="spec_decode", drafters=(level,))) for level in levels]
     assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
     with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
-        recorded(Settings(method="spec_decode", drafters=(Level(**given, alpha=[0.1, 0.2]),)))
+        recorded(Settings(method="spec_decode", drafters=(Level(**fields, alpha=[0.1, 0.2]),)))
     with pytest.raises(ValueError, match="has no name in a record: write 'module.NAME'"):
         recorded(Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),)))
 
@@ -140,11 +140,11 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
         Settings(method="fuzzy", alpha=0.1, rule="bild_star"),
         Settings(method="fuzzy", alpha=0.1, rule="random_accept"),
     ]  # fmt: skip
-    labels = [labelled({"point": {"head": None, "stop_threshold": None, **facts(each)}}) for each in chosen]
+    labels = [labelled({"point": {"head": None, "stop_threshold": None, **facts(choice)}}) for choice in chosen]
     assert len(set(labels)) == len(labels), labels
-    laws = [facts(each)["law"] for each in chosen]
+    laws = [facts(choice)["law"] for choice in chosen]
     assert laws[0] == laws[1] == "chow" != laws[2] and laws[3] != "fuzzy_js"
-    lossless = [facts(Settings(method="spec_decode", drafters=each))["law"] for each in (("draft",), ("middle",))]
+    lossless = [facts(Settings(method="spec_decode", drafters=choice))["law"] for choice in (("draft",), ("middle",))]
     assert lossless == ["spec_decode"] * 2
 
 
@@ -170,7 +170,7 @@ def test_a_stack_that_cannot_be_is_refused_by_name(pair, drafters, said):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A pair on disk whose folder holds a third model."""
+    """Writes a pair with a third model and returns its folder."""
     return tiny_pair.write(tmp_path_factory.mktemp("three"), middle=True)
 
 
@@ -238,16 +238,18 @@ def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, cap
     assert all(("levels" in r) == ("→" in r["point"]["curve"]) for r in records)
     assert tables.main([str(output), "--measures", "levels", "--format", "csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    at = next(n for n, line in enumerate(lines) if "SpecDecode [draft 2 → middle 3]" in line)
+    first_line = next(n for n, line in enumerate(lines) if "SpecDecode [draft 2 → middle 3]" in line)
     tokens = stack["counts"]["committed"]
-    assert lines[at].split(",")[-5:-3] == ["target", f"{stack['counts']['target_calls'] / tokens:.3f}"]
-    assert lines[at + 1].split(",")[-5:-3] == ["middle", f"{level['target_calls'] / tokens:.3f}"]
-    assert lines[at + 2].split(",")[-5:-3] == ["lowest draft", f"{level['draft_steps'] / tokens:.3f}"]
+    assert lines[first_line].split(",")[-5:-3] == ["target", f"{stack['counts']['target_calls'] / tokens:.3f}"]
+    assert lines[first_line + 1].split(",")[-5:-3] == ["middle", f"{level['target_calls'] / tokens:.3f}"]
+    assert lines[first_line + 2].split(",")[-5:-3] == ["lowest draft", f"{level['draft_steps'] / tokens:.3f}"]
 
 
 def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
-    given = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
+    arguments = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
     with pytest.raises(ValueError, match="holds no model 'large'"):
-        experiment.sweep(methods=[Settings(method="spec_decode", drafters=(Level(model="large", budget=2),))], **given)
+        experiment.sweep(
+            methods=[Settings(method="spec_decode", drafters=(Level(model="large", budget=2),))], **arguments
+        )

@@ -1,4 +1,4 @@
-"""Stacks of three and four models: the target's law whatever stands below, and planted bugs that are found."""
+"""Tests of stacks of three to five models: the target's distribution for any stack, and planted bugs that are found."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ BOTTOMS = ("table", "bigrams", "lookup", "max_gram")
 
 
 def tables(seed, count):
-    """Logits `[V, V]` of `count` models, all near the last one, the target."""
+    """Returns logits `[V, V]` of `count` models, all near the last one, the target."""
     rng = np.random.default_rng(seed)
     target = rng.normal(size=(V, V)) * 1.2
     drafts = [target + rng.normal(size=(V, V)) * 0.8 for _ in range(count - 1)]
@@ -29,7 +29,7 @@ def tables(seed, count):
 
 
 def bottom(kind, logits):
-    """What drafts at the bottom: a model of the table, counted bigrams, or copies from the context."""
+    """Returns the lowest drafter: a model of the table, counted bigrams, or copies from the context."""
     if kind == "table":
         return sc.TableLM(logits)
     counted = {"next": np.tile(np.arange(V, dtype=np.int32), (V, 1)), "logits": logits}
@@ -39,14 +39,22 @@ def bottom(kind, logits):
 
 
 def stack(seed, depth, kind="table", lossy=0, adaptive=False, greedy=False, tails=False):
-    """A pair of `depth` models and a hierarchy of all below the target: budgets, blocks, temperatures at random.
+    """Returns a pair of `depth` models and a hierarchy of all below the target.
 
-    `lossy`: the number of the level whose rule is, from the lowest up; `tails`: the lowest model goes on at
-    every level.
+    Budgets, blocks and temperatures are random.
+
+    Args:
+        seed: of the random numbers.
+        depth: how many models.
+        kind: the lowest drafter, as in `bottom`.
+        lossy: the number of the level with a lossy rule, from the lowest up.
+        adaptive: whether the lowest blocks end early.
+        greedy: whether the lowest draft is greedy.
+        tails: whether the lowest model continues the draft at every level.
     """
     rng, logits = np.random.default_rng(seed), tables(seed, depth)
-    others = {f"m{n}": sc.TableLM(table) for n, table in enumerate(logits[1:-1], 1)}
-    pair = Pair(target=sc.TableLM(logits[-1]), draft=bottom(kind, logits[0]), others=others)
+    middle_models = {f"m{n}": sc.TableLM(table) for n, table in enumerate(logits[1:-1], 1)}
+    pair = Pair(target=sc.TableLM(logits[-1]), draft=bottom(kind, logits[0]), others=middle_models)
     drafter = "draft"
     for n in range(1, depth - 1):
         first = {"block_size": int(rng.integers(1, 4))} if n == 1 else {}
@@ -106,7 +114,7 @@ def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is
     ("fake", (0.7, 0.3)),
 ])  # fmt: skip
 def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, heats):
-    """Models whose laws depend on the whole prefix: a stale cache at any level would change what is kept.
+    """The models' distributions depend on the whole prefix: a stale cache at any level would change the kept tokens.
 
     Levels that are sampled, each at its own temperature, change nothing either.
     """
@@ -122,43 +130,44 @@ def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, he
 
 
 class DividesByTheBottom(NestedDrafter):
-    """The planted bug: the level above divides by the law of what drafted for the level, not by the level's own."""
+    """A planted bug: the level above divides by the distribution of the level's drafter, not by the level's own."""
 
     def _handed(self, pair, law, held):
         return super()._handed(pair, pair.q_tilde, held)
 
 
 class ForgetsItsTemperature(NestedDrafter):
-    """The planted bug: the level above divides by the level's law at a temperature of 1."""
+    """A planted bug: the level above divides by the level's distribution at a temperature of 1."""
 
     def _handed(self, pair, law, held):
         return super()._handed(pair, pair.p, held)
 
 
 class KeepsBudgetLaws(NestedDrafter):
-    """The planted bug: tokens beyond the budget come with the law of the last one within it."""
+    """A planted bug: tokens beyond the budget come with the distribution of the last one within it."""
 
     def propose(self, params, state, request):
         draft, state, cache = super().propose(params, state, request)
-        at = jnp.minimum(jnp.arange(self.block + 1), self.budget - 1)
-        return replace(draft, q=draft.q[:, at], q_tilde=draft.q_tilde[:, at]), state, cache
+        entries = jnp.minimum(jnp.arange(self.block + 1), self.budget - 1)
+        return replace(draft, q=draft.q[:, entries], q_tilde=draft.q_tilde[:, entries]), state, cache
 
 
 class ShiftsByTheOvershoot(NestedDrafter):
-    """The planted bug: laws are counted from the end of the block, as if it had just its budget."""
+    """A planted bug: distributions are counted from the end of the block, as if it had just its budget."""
 
     def propose(self, params, state, request):
         draft, state, cache = super().propose(params, state, request)
         over = jnp.maximum(draft.length - self.budget, 0)[:, None]
-        at = jnp.minimum(jnp.arange(self.block + 1)[None] + over, self.block)[..., None]
-        q, q_tilde = (jnp.take_along_axis(laws, at, axis=1) for laws in (draft.q, draft.q_tilde))
+        entries = jnp.minimum(jnp.arange(self.block + 1)[None] + over, self.block)[..., None]
+        q, q_tilde = (jnp.take_along_axis(laws, entries, axis=1) for laws in (draft.q, draft.q_tilde))
         return replace(draft, q=q, q_tilde=q_tilde), state, cache
 
 
 class TakesCopiesForDraws(ModelDrafter):
-    """The planted bug: what is certain (a copy, a greedy draft) counts as drawn from the soft law behind it.
+    """A planted bug: certain tokens (a copy, a greedy draft) count as drawn from the soft distribution.
 
-    The other way round nothing is lost but acceptance: whatever token is proposed, judged as certain it leaves the law.
+    The reverse mistake costs acceptance only: any proposed token that is treated as certain leaves the distribution
+    intact.
     """
 
     def propose(self, params, state, request):
@@ -175,6 +184,6 @@ class TakesCopiesForDraws(ModelDrafter):
     (TakesCopiesForDraws, 8, {"greedy": True}),
 ])  # fmt: skip
 def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
-    """Each in a stack whose law holds without it."""
+    """Each bug is planted in a stack whose distribution is right without it."""
     monkeypatch.setattr(build_drafter, planted.__base__.__name__, planted)
     assert p_value(*stack(seed, 4, **given)) < 1e-6

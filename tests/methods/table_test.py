@@ -1,4 +1,4 @@
-"""The methods of the table: what each gives against a naive computation, and what their parts may not be."""
+"""Tests of the methods of the table: their outputs against a naive computation, and the settings they refuse."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ STOP = 5
 def run(
     pair, method, rows, *, length=12, seed=0, start=0, stop_ids=None, rule=None, bonus=None, block_size=None, **numbers
 ):
-    """A generation of one-token prompts under a method."""
+    """Generates from one-token prompts under a method."""
     engine, params = assemble(pair, method=method, rule=rule, bonus=bonus, block_size=block_size, stop_ids=stop_ids)
     controls = conformance.controls(rows, method=method, rule=rule, **numbers)
     prompt = Prompt(jnp.full((rows, 1), start, jnp.int32), jnp.ones((rows,), jnp.int32))
@@ -40,7 +40,10 @@ def outputs(generation):
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["fuzzy_tv"])
 def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
-    """Fuzzy decoding, the oracle cascade and the speculative cascade of one δ (METHODS section 2, *a second way*)."""
+    """Compares fuzzy decoding, the oracle cascade and the speculative cascade of one δ.
+
+    METHODS section 2, *a second way*.
+    """
     q_table, p_table = conformance.tables(3, seed=41)
     pair = conformance.tabular_pair(q_table, p_table)
     alpha = conformance.telling_alpha(sc.RULES[rule], q_table, p_table)
@@ -59,7 +62,7 @@ def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
 
 
 def test_another_bonus_has_another_law():
-    """Negative control: as published, the bonus comes from the target, and the chi-square sees it."""
+    """Negative control: in the published method the bonus comes from the target, and the chi-square test detects it."""
     q_table, p_table = conformance.tables(3, seed=41)
     alpha = conformance.telling_alpha(sc.RULES["fuzzy_tv"], q_table, p_table)
     law = reference.transitions("fuzzy_tv", q_table, p_table, alpha, 1.0)
@@ -89,13 +92,13 @@ def test_the_ends_of_fuzzy_are_the_two_models(tau, end):
 
 
 def test_the_published_baseline_is_not_lossless():
-    """A greedy draft divided by the soft `q`: its own law, and far from the target's (METHODS section 5)."""
+    """A greedy draft divided by the soft `q` has its own distribution, far from the target's (METHODS section 5)."""
     q_table, p_table = conformance.tables(3, seed=44)
     pair = conformance.tabular_pair(q_table, p_table)
     out = run(pair, "sd_reference", 20_000, length=6, bonus="rule", temperature=1.0)
-    own = reference.transitions("sd_reference", q_table, p_table, 0.0, 1.0, draft_temperature=0.0)
+    published = reference.transitions("sd_reference", q_table, p_table, 0.0, 1.0, draft_temperature=0.0)
     target = reference.transitions("spec_decode", q_table, p_table, 0.0, 1.0)
-    assert conformance.sequence_p_value(np.asarray(out.tokens), own) > 1e-3
+    assert conformance.sequence_p_value(np.asarray(out.tokens), published) > 1e-3
     assert conformance.sequence_p_value(np.asarray(out.tokens), target) < 1e-6
 
 
@@ -103,7 +106,10 @@ def test_the_published_baseline_is_not_lossless():
 
 
 def algorithm_2(q_table, p_table, sure, cap, length, last=0):
-    """Paper 1, Algorithm 2, greedily: `(tokens, target calls)`; after `cap` drafted tokens the target writes one."""
+    """Runs Algorithm 2 of Narasimhan et al., 2024, greedily: `(tokens, target calls)`.
+
+    After `cap` drafted tokens the target writes one.
+    """
     tokens, calls, drafted = [], 0, 0
     while len(tokens) < length and (not tokens or tokens[-1] != STOP):
         if sure(q_table[last]) and drafted < cap:
@@ -133,7 +139,7 @@ def test_token_cascade_is_the_naive_algorithm(method, sure, alphas):
 
 
 def test_token_cascade_samples_from_whom_the_rule_names():
-    """Sequences of 5 tokens by enumeration: the draft's law where it is sure and under the cap, else the target's."""
+    """Enumerates sequences of 5 tokens: the draft's distribution if it is sure and under the cap, else the target's."""
     q_table, p_table = conformance.tables(3, seed=45)
     alpha, cap, length = 0.45, 2, 5
     sure = [reference.softmax(row).max() >= 1 - alpha for row in q_table]
@@ -160,14 +166,14 @@ def test_token_cascade_samples_from_whom_the_rule_names():
 
 
 def big_little(q_table, p_table, fallback, rollback, cap, length):
-    """Big-Little, greedily: `(tokens, target calls, unverified)`."""
+    """Runs Big-Little greedily: `(tokens, target calls, unverified)`."""
     tokens, calls, last = [], 0, 0
     while len(tokens) < length and (not tokens or tokens[-1] != STOP):
-        block, at = [], last
-        while len(block) < min(cap, length - len(tokens)) and reference.softmax(q_table[at]).max() >= 1 - fallback:
-            at = int(np.argmax(q_table[at]))
-            block.append(at)
-            if at == STOP:
+        block, token = [], last
+        while len(block) < min(cap, length - len(tokens)) and reference.softmax(q_table[token]).max() >= 1 - fallback:
+            token = int(np.argmax(q_table[token]))
+            block.append(token)
+            if token == STOP:
                 break
         if block and (block[-1] == STOP or len(tokens) + len(block) == length):
             return tokens + block, calls, True
@@ -197,7 +203,7 @@ def test_bild_is_the_naive_algorithm():
     assert seen == {(a, b) for a in (False, True) for b in (False, True)}
 
 
-# --- blocks that nobody verifies
+# --- unverified blocks
 
 
 @pytest.mark.parametrize("method", ["token_cascade", "bild"])
@@ -210,13 +216,13 @@ def test_what_is_committed_unverified_is_counted(method):
     np.testing.assert_array_equal(s["drafted"] + s["target_calls"], s["committed"] + s["discarded"])
     np.testing.assert_array_equal(s["target_calls"] + s["unverified"], s["rounds"])
     np.testing.assert_array_equal(s["kept"] + s["rejected"], s["examined"])
-    own = s["committed"] - s["kept"] - s["unverified_tokens"]  # what the target wrote: at most one a call
-    assert (own >= 0).all() and (own <= s["target_calls"]).all()
+    by_target = s["committed"] - s["kept"] - s["unverified_tokens"]  # the target writes at most one per call
+    assert (by_target >= 0).all() and (by_target <= s["target_calls"]).all()
     assert ((s["unverified_tokens"] > 0) == (s["unverified"] > 0)).all()
 
 
 def test_nothing_is_called_for_a_block_that_nobody_verifies():
-    """A draft that is always sure and ends its row at once: a broken target is never asked."""
+    """A draft that is always sure ends its row at once: a broken target is never called."""
     q_table, p_table = conformance.tables(6, seed=47)
     pair = conformance.tabular_pair(q_table, np.full_like(p_table, np.nan))
     out = run(pair, "token_cascade", 3, length=4, alpha=1.0, block_size=4)
@@ -226,7 +232,7 @@ def test_nothing_is_called_for_a_block_that_nobody_verifies():
     assert (np.asarray(verified.failed_at) >= 0).any()
 
 
-# --- what has no meaning
+# --- meaningless settings
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -285,9 +291,9 @@ def test_every_method_can_be_put_together():
 def test_every_rule_is_a_method():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
     assert set(sc.RULES) <= set(sc.METHODS)
-    own = {"sd_reference", "random_accept"}  # two baselines that are more than their rules
+    different = {"sd_reference", "random_accept"}  # two baselines whose methods differ from their rules
     for name, rule in sc.RULES.items():
-        if name not in own:
+        if name not in different:
             engine, _ = assemble(pair, method=name)
             same, _ = assemble(pair, rule=name)
             assert engine == same and engine.verifier.rule is rule

@@ -1,4 +1,4 @@
-"""pass@1 with a sandbox that runs nothing, and that nothing runs unasked."""
+"""pass@1 with a sandbox that runs nothing; nothing runs without permission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HARNESS = code.harness(before="def f():\n", after="\nassert f() == 1\n")
 
 @pytest.fixture
 def programs(monkeypatch) -> list[str]:
-    """What would have been run; a program's second line is how it ends."""
+    """Returns the programs that would have been run; a program's second line sets its outcome."""
     seen: list[str] = []
 
     def run(program: str, *, timeout: float) -> sandbox.Outcome:
@@ -47,9 +47,9 @@ def test_what_is_no_harness_is_refused(reference):
 
 def test_the_share_of_passed_programs_and_how_the_others_ended(programs):
     said = ["    passed", "    timeout", "    failed", "    passed", "    memory"]
-    made = quality.measure(["pass_at_1"], range(5), said, [HARNESS] * 5)
-    assert made["value"] == 40.0 and len(programs) == 5
-    kinds = [tuple(code.KINDS)[row.index(1)] for row in made["per_example"]["statistics"]["pass_at_1"]]
+    measured = quality.measure(["pass_at_1"], range(5), said, [HARNESS] * 5)
+    assert measured["value"] == 40.0 and len(programs) == 5
+    kinds = [tuple(code.KINDS)[row.index(1)] for row in measured["per_example"]["statistics"]["pass_at_1"]]
     assert kinds == ["passed", "timeout", "failed", "passed", "memory"]
 
 
@@ -82,7 +82,7 @@ def test_without_a_sandbox_the_reason_is_given(monkeypatch):
 def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
     from speccascade_jax.evaluation.session import Session
 
-    unloaded = object.__new__(Session)  # nothing of it is needed to refuse
+    unloaded = object.__new__(Session)  # the refusal needs none of its parts
     with pytest.raises(ValueError, match="Evaluation.execute_code = True"):
         measuring.judge(unloaded, [point(execute_code=False)])
 
@@ -106,7 +106,7 @@ def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_
 
 
 def _writes_spaces(pair: sc.Pair) -> sc.Pair:
-    """The pair with a target that writes a space and a letter in turns."""
+    """Returns the pair with a target that writes a space and a letter alternately."""
     space, letter = (pair.vocabulary.encode(" a")[n] for n in (0, -1))
     table = np.zeros((text_pair.PIECES, text_pair.PIECES), np.float32)
     table[:, space], table[space] = 5.0, np.eye(text_pair.PIECES)[letter]

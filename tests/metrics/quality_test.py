@@ -1,4 +1,4 @@
-"""Quality metrics against known corpora, against the libraries they rest on, and their errors."""
+"""Quality metrics against known corpora and against the libraries that they use, and their errors."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_bleu_of_real_systems(system, expected):
 def test_bleu_of_copying_the_source():
     require_or_skip("multi30k", "test_2016_flickr.en-de.tsv")
     examples = get_task("multi30k").load("test")
-    found = quality.score(["bleu"], [e.source for e in examples], [e.reference for e in examples])
-    assert found["bleu"] == pytest.approx(0.48, abs=0.005)
+    scores = quality.score(["bleu"], [e.source for e in examples], [e.reference for e in examples])
+    assert scores["bleu"] == pytest.approx(0.48, abs=0.005)
 
 
 def lead(text: str, count: int) -> str:
@@ -60,7 +60,7 @@ def test_rouge_of_a_texts_beginning(file, predict, expected):
 
 
 def noisy_corpus() -> tuple[list[str], list[str]]:
-    """References of the shipped task, and the same with words dropped; one empty, one without any match."""
+    """Returns references of the shipped task, and copies with words dropped; one empty, one without any match."""
     rng = np.random.default_rng(0)
     references = [example.reference for example in get_task("tiny_translation").load(limit=40)]
     predictions = [" ".join(word for word in text.split() if rng.random() < 0.8) for text in references]
@@ -82,8 +82,8 @@ def test_of_a_corpus_it_is_sacrebleus(name, theirs):
 @pytest.mark.parametrize("name", [*ROUGE, "exact_match"])
 def test_other_metrics_are_means_over_examples(name):
     predictions, references = noisy_corpus()
-    found = quality.score([name], predictions, references)[name]
-    assert found == pytest.approx(np.mean(one_by_one(name, predictions, references)))
+    corpus_score = quality.score([name], predictions, references)[name]
+    assert corpus_score == pytest.approx(np.mean(one_by_one(name, predictions, references)))
 
 
 @pytest.mark.parametrize("name", ["bleu", *ROUGE, "exact_match", "answer_exact_match", "answer_f1"])
@@ -110,16 +110,16 @@ def test_the_interval_surrounds_the_score_and_repeats(name):
 def test_a_record_keeps_the_statistics_of_every_example():
     predictions, references = noisy_corpus()
     ids = list(range(100, 140))
-    given = json.loads(json.dumps(quality.measure(["bleu", *ROUGE], ids, predictions, references, samples=50)))
+    measured = json.loads(json.dumps(quality.measure(["bleu", *ROUGE], ids, predictions, references, samples=50)))
     scores = quality.score(["bleu", *ROUGE], predictions, references)
-    assert given["metric"] == "bleu" and given["value"] == scores["bleu"] and given["all"] == scores
-    assert given["interval"] == "95% bootstrap over examples, 50 resamples"
-    assert given["examples"] == 40 and given["signature"] == quality.METRICS["bleu"].signature()
-    held = given["per_example"]
-    assert held["ids"] == ids and set(held["statistics"]) == {"bleu", *ROUGE}
-    assert all(type(number) is int for row in held["statistics"]["bleu"] for number in row)
+    assert measured["metric"] == "bleu" and measured["value"] == scores["bleu"] and measured["all"] == scores
+    assert measured["interval"] == "95% bootstrap over examples, 50 resamples"
+    assert measured["examples"] == 40 and measured["signature"] == quality.METRICS["bleu"].signature()
+    per_example = measured["per_example"]
+    assert per_example["ids"] == ids and set(per_example["statistics"]) == {"bleu", *ROUGE}
+    assert all(type(number) is int for row in per_example["statistics"]["bleu"] for number in row)
     for name in ROUGE:
-        assert held["statistics"][name] == one_by_one(name, predictions, references)
+        assert per_example["statistics"][name] == one_by_one(name, predictions, references)
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 1], [1, 2, 3]])

@@ -1,4 +1,4 @@
-"""Entries of a tree fed at once, or level by level: each node's logits are those of its own path fed alone."""
+"""Trees fed at once or level by level: each node's logits equal those of its path fed alone."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from speccascade_jax.models.fake import FakeLM
 from speccascade_jax.models.t5 import T5Config
 from tests.support import random_t5, tiny_decoders
 
-TREE = Tree((-1, -1, 0, 0, 1, 2, 4))  # two paths of three tokens, and two of two
+TREE = Tree((-1, -1, 0, 0, 1, 2, 4))  # Two paths of three tokens and two of two.
 PATHS = {6: (0, 2, 5), 7: (1, 4, 6), 4: (0, 3), 3: (0, 2)}
 """Entry -> the nodes on its path."""
 
@@ -43,7 +43,7 @@ QUICK = ("t5", "fake")
 
 @pytest.fixture(scope="module", params=[n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in MODELS])
 def fed(request):
-    """A model, a cache with prompts of different lengths in it, and what a tree of drafted tokens gave."""
+    """Returns a model, its cache with prompts of different lengths, and its outputs for a tree of drafted tokens."""
     model, params = MODELS[request.param]()
     rng, rows, width = np.random.default_rng(0), 3, 9
     tokens = rng.integers(2, model.vocab_size, (rows, width)).astype(np.int32)
@@ -71,10 +71,10 @@ def fed(request):
 
 def test_every_node_sees_its_own_path_alone(fed):
     for entry, path in PATHS.items():
-        at = [0, *(node + 1 for node in path)]
-        assert at[-1] == entry
-        alone = fed.alone(fed.cache, fed.entries[:, at])
-        np.testing.assert_allclose(fed.logits[:, at], alone, rtol=1e-4, atol=1e-4)
+        path_entries = [0, *(node + 1 for node in path)]
+        assert path_entries[-1] == entry
+        alone = fed.alone(fed.cache, fed.entries[:, path_entries])
+        np.testing.assert_allclose(fed.logits[:, path_entries], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_level_by_level_it_is_the_same(fed):
@@ -86,19 +86,19 @@ def test_level_by_level_it_is_the_same(fed):
 
 
 def test_a_path_that_is_kept_is_as_if_it_alone_had_been_fed(fed):
-    """Each row keeps another path, of another length."""
+    """Keeps a different path, of a different length, in each row."""
     start = fed.model.consumed(fed.cache)
-    kept = [(0, 2, 5, 7), (0, 1, 4), (0,)]  # entries: the pending token, then nodes + 1
+    kept = [(0, 2, 5, 7), (0, 1, 4), (0,)]  # Entry 0 is the pending token; node n is entry n + 1.
     entries = np.zeros((3, TREE.depth + 1), np.int32)
     for row, path in enumerate(kept):
         entries[row, : len(path)] = path
     tree = jax.jit(fed.model.keep)(fed.tree, start, jnp.asarray(entries))
     tree = fed.model.rollback(tree, start + jnp.array([len(path) for path in kept]))
-    behind = jnp.array([[5, 7]] * 3)
-    found = fed.alone(tree, behind)
+    next_tokens = jnp.array([[5, 7]] * 3)
+    logits = fed.alone(tree, next_tokens)
     for row, path in enumerate(kept):
-        alone = fed.alone(fed.cache, jnp.concatenate([fed.entries[:, list(path)], behind], axis=1))
-        np.testing.assert_allclose(found[row], alone[row, -2:], rtol=1e-4, atol=1e-4)
+        alone = fed.alone(fed.cache, jnp.concatenate([fed.entries[:, list(path)], next_tokens], axis=1))
+        np.testing.assert_allclose(logits[row], alone[row, -2:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_ring_is_refused():

@@ -1,4 +1,4 @@
-"""Decoder-only models: names, presets, and the cached path against the teacher-forced one."""
+"""Decoder-only models: parameter names, presets, and cached logits against teacher-forced ones."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ def test_parameters_have_the_names_and_shapes_that_are_written_down(name):
     assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
 
 
-# the published config.json files, and model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba)
+# From the published config.json files and model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba).
 COMMON: dict[str, object] = {
     "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
     "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",), "attention_cap": None,
@@ -68,7 +68,7 @@ SIZES = {
     "qwen2.5_7b": (7_615_616_512, 28, 4, 128, 18944, 0.0883883476, 1.0),
     "qwen2.5_32b": (32_763_876_352, 40, 8, 128, 27648, 0.0883883476, 1.0),
 }
-"""Parameters, heads, heads of keys, head_dim, d_ff, what queries and embeddings are multiplied by."""
+"""Parameters, heads, key-value heads, head_dim, d_ff, factors of queries and of embeddings."""
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -88,7 +88,7 @@ CACHED += [pytest.param("gemma2_2b", None, marks=pytest.mark.laws)]
 
 @pytest.mark.parametrize(("name", "back"), CACHED)
 def test_cached_logits_equal_teacher_forced_ones(name, back):
-    """Blocks of several lengths, each row from its own position, across the window's edge and back again."""
+    """Feeds blocks of several lengths at a different position in each row, across the window's edge, with rollbacks."""
     config = CONFIGS[name]
     bound = tiny_decoders.bound(config)
     rng = np.random.default_rng(0)
@@ -101,11 +101,11 @@ def test_cached_logits_equal_teacher_forced_ones(name, back):
     rings = config.windows if back else [None] * config.num_layers
     assert [v.shape[1] for v in cache.values] == [48 if window is None else window + back + 1 for window in rings]
     for length, kept in ((1, 1), (6, 6), (6, 1), (4, 4), (6, 2), (1, 1), (6, 6)):
-        block = np.stack([row[at : at + length] for row, at in zip(tokens, start, strict=True)])
+        block = np.stack([row[offset : offset + length] for row, offset in zip(tokens, start, strict=True)])
         out, cache = extend(bound.model, bound.params, cache, jnp.asarray(block))
-        expected = np.stack([row[at : at + length] for row, at in zip(wanted, start, strict=True)])
+        expected = np.stack([row[offset : offset + length] for row, offset in zip(wanted, start, strict=True)])
         np.testing.assert_allclose(out.logits, expected, atol=2e-4, rtol=2e-4)
-        start = start + np.minimum(length, kept + np.arange(4) % 2)  # rows roll back differently far
+        start = start + np.minimum(length, kept + np.arange(4) % 2)  # Rows roll back by different numbers of tokens.
         cache = bound.model.rollback(cache, jnp.asarray(start))
 
 
@@ -113,12 +113,12 @@ def test_cached_logits_equal_teacher_forced_ones(name, back):
 def test_long_prompts_attend_in_chunks(name, monkeypatch):
     bound = tiny_decoders.bound(tiny(name))
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 97, (2, 64)))
-    programs, found = [], []
-    for size in (64, 6):  # 64 is no multiple of 6
+    programs, hidden = [], []
+    for size in (64, 6):  # 6 does not divide 64.
         monkeypatch.setattr(decoder, "CHUNK", size)
         programs.append(jax.jit(partial(bound.model._apply, method="states")).lower(bound.params, tokens).compile())
-        found.append(programs[-1](bound.params, tokens)[0])
-    np.testing.assert_allclose(*found, atol=2e-5, rtol=2e-5)
+        hidden.append(programs[-1](bound.params, tokens)[0])
+    np.testing.assert_allclose(*hidden, atol=2e-5, rtol=2e-5)
     whole, chunked = (program.memory_analysis().temp_size_in_bytes for program in programs)
     assert chunked < whole / 2, (chunked, whole)
 
@@ -133,7 +133,7 @@ def test_a_layer_sees_its_window_and_nothing_ahead(name):
     changed[0, 8] = (changed[0, 8] + 1) % config.vocab_size
     moved = np.abs(np.asarray(forced(bound.model, bound.params, changed)) - base).max(-1)[0] > 1e-6
     window = config.windows[0] or 20
-    assert moved.tolist() == [8 <= at < 8 + window for at in range(20)]
+    assert moved.tolist() == [8 <= position < 8 + window for position in range(20)]
 
 
 @pytest.mark.parametrize("name", ["gemma2_2b", "qwen2.5_7b"])
@@ -171,7 +171,7 @@ def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
     scaling = RopeScaling(factor=8, low=1, high=4, original_length=8192)
     wavelengths = np.array([10.0, 2047.0, 4096.0, 8193.0, 1e6])
     stretch = (2 * math.pi / wavelengths) / scaling(2 * math.pi / wavelengths)
-    # transformers' formula at wavelength 4096: smooth = (8192 / 4096 − 1) / (4 − 1) = 1/3
+    # transformers' formula at wavelength 4096: smooth = (8192 / 4096 − 1) / (4 − 1) = 1/3.
     np.testing.assert_allclose(stretch, [1, 1, 1 / (1 / 3 + (2 / 3) / 8), 8, 8], rtol=1e-9)
 
 
@@ -192,12 +192,12 @@ def test_sizes_that_do_not_fit_are_refused(changes, message):
 
 
 def test_prompts_and_blocks_that_do_not_fit_are_refused():
-    bound, one = tiny_decoders.bound(tiny("gemma2_2b")), jnp.ones((1, 4), jnp.int32)
+    bound, tokens = tiny_decoders.bound(tiny("gemma2_2b")), jnp.ones((1, 4), jnp.int32)
     with pytest.raises(ValueError, match="max_len is 3, but the prompt has 4 tokens"):
-        bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 3)
+        bound.model.prefill(bound.params, Prompt(tokens, jnp.array([4])), 3)
     with pytest.raises(ValueError, match="has encoder_tokens, but a decoder-only model"):
-        bound.model.prefill(bound.params, Prompt(one, jnp.array([4]), one), 8)
-    cache = jax.eval_shape(lambda: bound.model.prefill(bound.params, Prompt(one, jnp.array([4])), 40, 2))
+        bound.model.prefill(bound.params, Prompt(tokens, jnp.array([4]), tokens), 8)
+    cache = jax.eval_shape(lambda: bound.model.prefill(bound.params, Prompt(tokens, jnp.array([4])), 40, 2))
     with pytest.raises(ValueError, match="block of 5 tokens does not fit the ring of 9 slots .* max_rollback=4"):
         jax.eval_shape(bound.model.extend, bound.params, cache, jnp.ones((1, 5), jnp.int32))
 
@@ -207,7 +207,7 @@ def test_half_precision_stays_near_and_its_cache_is_half_as_large():
     exact, tokens = tiny_decoders.bound(config), np.random.default_rng(2).integers(0, 97, (2, 12))
     half = DecoderLM(dataclasses.replace(config, dtype="bfloat16"))
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact.params)
-    found, wanted = forced(half, rounded, tokens), forced(exact.model, exact.params, tokens)
-    assert found.dtype == jnp.float32 and float(jnp.abs(found - wanted).mean()) < 0.15
+    half_logits, exact_logits = forced(half, rounded, tokens), forced(exact.model, exact.params, tokens)
+    assert half_logits.dtype == jnp.float32 and float(jnp.abs(half_logits - exact_logits).mean()) < 0.15
     cache = prefill(half, rounded, Prompt(jnp.asarray(tokens), jnp.array([12, 3])), 16, None)
     assert {k.dtype.name for k in (*cache.keys, *cache.values)} == {"bfloat16"}

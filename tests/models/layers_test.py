@@ -1,4 +1,4 @@
-"""Float32 models multiply in float32 wherever they run; nothing is asked for models of 16 bits."""
+"""Float32 models multiply in full float32 precision on every device; 16-bit models use the default precision."""
 
 import dataclasses
 import re
@@ -23,16 +23,16 @@ IDS, LENGTH = jax.ShapeDtypeStruct((2, 5), jnp.int32), jax.ShapeDtypeStruct((2,)
 
 
 def precisions(call, *shapes, platforms=("cuda",)) -> list[str]:
-    """What each matrix product of the traced program asks of a device of each platform."""
+    """Returns the precision that each matrix product of the traced program requests, on each platform."""
     traced = jax.jit(call).trace(*shapes)
     text = "".join(traced.lower(lowering_platforms=(platform,)).as_text() for platform in platforms)
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
-    asked = [re.search(r"precision = \[(\w+), (\w+)\]", line) for line in products]
-    return ["DEFAULT" if found is None else "|".join(sorted(set(found.groups()))) for found in asked]
+    requested = [re.search(r"precision = \[(\w+), (\w+)\]", line) for line in products]
+    return ["DEFAULT" if match is None else "|".join(sorted(set(match.groups()))) for match in requested]
 
 
 def products(config, platforms=("cuda", "tpu")) -> list[str]:
-    """Of prefill, a block and the teacher-forced pass."""
+    """Returns the precisions of the products of prefill, of a block and of the teacher-forced pass."""
     model = t5.T5(config) if isinstance(config, t5.T5Config) else decoder.DecoderLM(config)
     params, inputs = abstract(model), IDS if model.is_encoder_decoder else None
 
@@ -50,10 +50,10 @@ def products(config, platforms=("cuda", "tpu")) -> list[str]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products_have_the_precision_of_their_dtype(name):
-    found = products(CONFIGS[name])
-    assert len(found) >= 40 and set(found) == {"HIGHEST"}
+    full = products(CONFIGS[name])
+    assert len(full) >= 40 and set(full) == {"HIGHEST"}
     halved = products(dataclasses.replace(CONFIGS[name], dtype="bfloat16"))
-    assert len(halved) == len(found) and set(halved) == {"DEFAULT"}
+    assert len(halved) == len(full) and set(halved) == {"DEFAULT"}
 
 
 def test_a_precision_that_the_caller_names_stays():

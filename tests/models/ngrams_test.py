@@ -1,4 +1,4 @@
-"""Drafts that copy or count: what they say, against a search in plain Python; and the laws they draft for."""
+"""Drafts that copy or count: their logits against a search in plain Python, and decoding with them."""
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ run = jax.jit(continued, static_argnums=0)
 
 
 def searched(source, tokens):
-    """The token behind the longest, then latest, earlier match of the last tokens, or `None`."""
-    best, found = (0, -1), None
+    """Returns the token after the longest (then latest) earlier match of the last tokens, or `None`."""
+    best, token = (0, -1), None
     for place, text in [(i, source) for i in range(len(source))] + [
         (len(source) + i, tokens) for i in range(len(tokens))
     ]:
@@ -26,28 +26,28 @@ def searched(source, tokens):
         while length < min(LONGEST, i + 1, len(tokens)) and text[i - length] == tokens[len(tokens) - 1 - length]:
             length += 1
         if length and i + 1 < len(text) and (length, place) > best:
-            best, found = (length, place), text[i + 1]
-    return found
+            best, token = (length, place), text[i + 1]
+    return token
 
 
 @pytest.mark.parametrize("encoder", [False, True])
 def test_logits_are_those_of_a_search(encoder):
     rng = np.random.default_rng(0)
-    rows, given, width = 6, 4, 12
+    rows, context, width = 6, 4, 12
     source = rng.integers(1, V, (rows, 7)).astype(np.int32)
     source[::2, 5:] = 0
-    tokens = rng.integers(1, V, (rows, given + width)).astype(np.int32)
-    prompt = Prompt(tokens[:, :given], np.full(rows, given, np.int32), source if encoder else None)
+    tokens = rng.integers(1, V, (rows, context + width)).astype(np.int32)
+    prompt = Prompt(tokens[:, :context], np.full(rows, context, np.int32), source if encoder else None)
     bound = ngrams.prompt_lookup(V, LONGEST, encoder_decoder=encoder)
-    logits = np.asarray(run(bound.model, bound.params, prompt, tokens[:, given:]).logits)
+    logits = np.asarray(run(bound.model, bound.params, prompt, tokens[:, context:]).logits)
     copies = 0
     for row in range(rows):
         for t in range(width + 1):
             known = [i for i in source[row].tolist() if i] if encoder else []
-            found = searched(known, tokens[row, : given + t].tolist())
-            expected = np.zeros(V) if found is None else np.where(np.arange(V) == found, 0.0, -np.inf)
+            token = searched(known, tokens[row, : context + t].tolist())
+            expected = np.zeros(V) if token is None else np.where(np.arange(V) == token, 0.0, -np.inf)
             np.testing.assert_array_equal(logits[row, t], expected)
-            copies += found is not None
+            copies += token is not None
     assert 0 < copies < rows * (width + 1)
 
 
@@ -57,14 +57,15 @@ def test_a_table_holds_counts_and_answers_where_nothing_matches():
     prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))
     logits = run(bound.model, bound.params, prompt, np.array([[3, 2, 4]], np.int32)).logits[0]
     law = np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(law[0], [0, 0, 1 / 3, 2 / 3, 0], atol=1e-6)  # after 0
-    np.testing.assert_allclose(law[1], [0, 1 / 2, 1 / 2, 0, 0], atol=1e-6)  # after 3: 3, 2, 1, two of them kept
+    np.testing.assert_allclose(law[0], [0, 0, 1 / 3, 2 / 3, 0], atol=1e-6)  # After 0.
+    # After 3 come 2, 3 and 1; two of them are kept.
+    np.testing.assert_allclose(law[1], [0, 1 / 2, 1 / 2, 0, 0], atol=1e-6)
     np.testing.assert_allclose(law[2], [0, 1, 0, 0, 0], atol=1e-6)
-    assert law[3].argmax() in (1, 3) and np.isfinite(logits).sum() == 2 + 2 + 1 + 2  # 4 was never seen
-    both = ngrams.max_gram(table, V, LONGEST)
-    found = run(both.model, both.params, prompt, np.array([[3, 2, 3]], np.int32)).logits[0]
-    np.testing.assert_array_equal(found[:3], logits[:3])  # nothing came twice yet
-    np.testing.assert_array_equal(found[3], [-np.inf, -np.inf, 0, -np.inf, -np.inf])  # 3 was followed by 2
+    assert law[3].argmax() in (1, 3) and np.isfinite(logits).sum() == 2 + 2 + 1 + 2  # 4 never occurred.
+    combined = ngrams.max_gram(table, V, LONGEST)
+    combined_logits = run(combined.model, combined.params, prompt, np.array([[3, 2, 3]], np.int32)).logits[0]
+    np.testing.assert_array_equal(combined_logits[:3], logits[:3])  # No token occurred twice yet.
+    np.testing.assert_array_equal(combined_logits[3], [-np.inf, -np.inf, 0, -np.inf, -np.inf])  # 2 followed 3.
 
 
 def test_rolled_back_tokens_are_forgotten():
@@ -76,7 +77,7 @@ def test_rolled_back_tokens_are_forgotten():
         cache = model.prefill({}, prompt, 16)
         _, ahead = model.extend({}, cache, far)
         back = model.rollback(ahead, model.consumed(cache))
-        return [model.extend({}, each, once)[0].logits for each in (cache, back)]
+        return [model.extend({}, state, once)[0].logits for state in (cache, back)]
 
     prompt = Prompt(np.array([[1, 2, 3, 1]]), np.array([4]))
     fresh, again = there_and_back(prompt, np.array([[1]]), np.array([[4, 1, 4]]))
@@ -86,7 +87,7 @@ def test_rolled_back_tokens_are_forgotten():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lookup_drafts_what_the_target_writes(temperature):
-    """Greedy output is the target's whatever is copied; sampled, a copied token has a one-hot law and is still kept."""
+    """Checks that greedy output is the target's, and that sampling accepts copied tokens (one-hot distributions)."""
     target = FakeLM(V)
     pair = Pair(target, ngrams.prompt_lookup(V, LONGEST))
     settings = {"temperature": temperature, "max_new_tokens": 24, "seed": 3}
@@ -105,7 +106,7 @@ def test_counting_holds_nothing_of_the_size_of_all_pairs():
 
 
 def test_ids_beyond_the_vocabulary_are_never_drafted_and_followed_by_what_is_common():
-    """The further rows are those of ids that none followed: by count and in the same order."""
+    """Checks that the added rows equal the rows of ids without successors: the same counts in the same order."""
     table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=4)
     wide = ngrams.widened(table, V, V + 2)
     law = {size: np.asarray(jax.nn.softmax(wide["logits"][size])) for size in (4, V, V + 1)}

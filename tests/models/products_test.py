@@ -1,4 +1,4 @@
-"""Weights as they are held: the same model whatever multiplies, close in 16 and 8 bits, for both families."""
+"""Stored forms of weights: equal logits whatever code multiplies, close logits in 16 and 8 bits, for both families."""
 
 from functools import partial
 
@@ -63,30 +63,30 @@ def test_fewer_bits_are_the_model_of_the_rounded_weights(case, kind):
     model, params, expected = case
     packed = products.pack(params, model.config, kind)
     rounded = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), packed, is_leaf=is_packed)
-    found = logits(model, packed)
-    np.testing.assert_allclose(found, logits(model, rounded), atol=2e-5)
-    error = np.abs(found - expected).max() / np.abs(expected).max()
+    packed_logits = logits(model, packed)
+    np.testing.assert_allclose(packed_logits, logits(model, rounded), atol=2e-5)
+    error = np.abs(packed_logits - expected).max() / np.abs(expected).max()
     assert 1e-6 < error < {"float16": 0.003, "bfloat16": 0.03, "int8": 0.06}[kind]
 
 
 def test_xla_multiplies_eight_bits_the_same(case, monkeypatch):
-    """What an accelerator does: matrices of one panel, widened on the way."""
+    """Checks an accelerator's way of multiplying: matrices of one panel that XLA widens on the way."""
     model, params, _ = case
-    own = logits(model, products.pack(params, model.config, "int8"))
+    expected = logits(model, products.pack(params, model.config, "int8"))
     monkeypatch.setattr(products.products, "available", lambda: False)
     packed = products.pack(params, model.config, "int8")
     kernels = [leaf for leaf in jax.tree.leaves(packed, is_leaf=is_packed) if is_packed(leaf)]
     assert kernels and all(leaf.panels.shape[0] == 1 for leaf in kernels)
-    np.testing.assert_allclose(logits(model, packed), own, atol=2e-5)
+    np.testing.assert_allclose(logits(model, packed), expected, atol=2e-5)
 
 
 def test_without_own_products_a_cpu_holds_16_bits_widened(case, monkeypatch):
     model, params, _ = case
     monkeypatch.setattr(products.products, "available", lambda: False)
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
-    held = products.pack(half, model.config)
-    kernel = held["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
-    assert kernel.dtype == np.float32 and held["decoder"]["decoder_norm"]["scale"].dtype == jnp.bfloat16
+    packed = products.pack(half, model.config)
+    kernel = packed["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
+    assert kernel.dtype == np.float32 and packed["decoder"]["decoder_norm"]["scale"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(kernel, np.asarray(half["decoder"]["layers_0"]["mlp"]["wo"]["kernel"], np.float32))
 
 
@@ -110,7 +110,7 @@ def test_quantisation_is_off_by_half_a_step_at_most(seed, columns, scale):
     matrix = (np.random.default_rng(seed).normal(size=(17, columns)) * scale).astype(np.float32)
     whole, scales = products.quantised(matrix)
     step = np.abs(matrix).max(0) / 127
-    assert np.abs(whole).max(0).min() == 127  # the largest of a column is met
+    assert np.abs(whole).max(0).min() == 127  # The largest entry of a column maps to 127.
     assert np.all(np.abs(whole * scales.astype(np.float64) - matrix) <= step * 0.5001)
 
 

@@ -1,7 +1,7 @@
-"""How models lie on a mesh, and what they need, against sizes worked out by hand.
+"""Layouts of models on a mesh and their memory, against sizes computed by hand.
 
-Every parameter has its place, and fused kernels are the same kernels. What eight devices compute is in
-`tests/models/on_devices_test.py`.
+Every parameter has a layout, and fusing and splitting kernels are inverse. `tests/models/on_devices_test.py` tests the
+outputs of eight devices.
 """
 
 import dataclasses
@@ -41,7 +41,10 @@ def test_every_parameter_lies_somewhere_by_a_row_of_the_table(name):
 
 
 def test_fused_kernels_are_split_where_the_next_product_needs_no_exchange():
-    """Columns of what makes heads and units, rows of what takes them: one sum over devices behind each pair."""
+    """Checks that kernels that make heads and units are split by columns and the next ones by rows.
+
+    Each pair of products then needs a single sum over devices.
+    """
     layer, grouped = "decoder/layers_0", dataclasses.replace(tiny("gemma2_2b"), num_heads=8, num_kv_heads=2)
     size = grouped.head_dim
     for name, spec, columns, widths in (
@@ -64,8 +67,8 @@ def test_what_is_put_side_by_side_comes_apart(shards, columns):
     kernels = [np.random.default_rng(n).normal(size=(2, width * shards)) for n, width in enumerate(columns)]
     joined = sharding.interleave_fused(kernels, shards)
     back = sharding.split_fused(joined, [kernel.shape[-1] for kernel in kernels], shards)
-    assert all(np.array_equal(one, other) for one, other in zip(kernels, back, strict=True))
-    first = np.split(joined, shards, axis=-1)[0]  # what the first device holds: its share of each
+    assert all(np.array_equal(original, restored) for original, restored in zip(kernels, back, strict=True))
+    first = np.split(joined, shards, axis=-1)[0]  # The first device holds its share of each kernel.
     assert np.array_equal(first, np.concatenate([np.split(kernel, shards, axis=-1)[0] for kernel in kernels], axis=-1))
 
 
@@ -79,66 +82,69 @@ def test_a_model_that_does_not_divide_is_refused_by_the_size_that_does_not():
 
 
 def test_what_each_device_holds_is_its_share_and_what_all_hold():
-    """Worked out by hand: norms are whole everywhere, kernels and caches are split."""
-    model, given = T5(SMALL), {"batch": 4, "length": 10, "block_size": 2}
-    one, spread = needs(model, **given), needs(model, **given, mesh=(2, 4))
+    """Compares with sizes computed by hand: every device holds all norms and a share of kernels and caches."""
+    model, sizes = T5(SMALL), {"batch": 4, "length": 10, "block_size": 2}
+    single, spread = needs(model, **sizes), needs(model, **sizes, mesh=(2, 4))
     norms = 4 * sum(
         leaf.size for path, leaf in flatten_dict(abstract(model), sep="/").items() if path.endswith("scale")
     )
-    assert spread.parameter_bytes == norms + (one.parameter_bytes - norms) // 4
-    by_rows = 4 * 4 + 4 * 4 * 10  # lengths, and the mask of the encoder's padding, which have no heads
-    assert spread.cache_bytes == by_rows // 2 + (one.cache_bytes - by_rows) // 8
-    assert spread.laws_bytes == one.laws_bytes // 8
-    assert spread.parameters == one.parameters and spread.call_bytes < one.call_bytes / 4 + norms
+    assert spread.parameter_bytes == norms + (single.parameter_bytes - norms) // 4
+    by_rows = 4 * 4 + 4 * 4 * 10  # Lengths and the encoder's padding mask have no heads.
+    assert spread.cache_bytes == by_rows // 2 + (single.cache_bytes - by_rows) // 8
+    assert spread.laws_bytes == single.laws_bytes // 8
+    assert spread.parameters == single.parameters and spread.call_bytes < single.call_bytes / 4 + norms
     with pytest.raises(ValueError, match=r"a batch of 3 does not divide by the 2 parts that mesh=\(2, 4\)"):
-        needs(model, **given | {"batch": 3}, mesh=(2, 4))
+        needs(model, **sizes | {"batch": 3}, mesh=(2, 4))
 
 
-# --- what models need
+# --- memory
 
 
 def test_a_windowed_cache_is_counted_ring_by_ring():
     config = dataclasses.replace(tiny("gemma2_2b", window=6), dtype="bfloat16")
-    found = needs(DecoderLM(config), batch=3, length=50, block_size=5)
-    # keys and values, two heads of eight; one layer keeps window + γ + 2 positions, the other all; lengths int32
-    assert found.cache_bytes == 3 * 2 * 2 * 8 * (13 + 50) * 2 + 3 * 4
-    assert found.laws_bytes == 2 * 3 * 6 * 97 * 4
-    assert found.parameter_bytes == 2 * found.parameters
-    assert found.call_bytes == found.parameter_bytes + found.cache_bytes  # tied: the table makes the logits
+    memory = needs(DecoderLM(config), batch=3, length=50, block_size=5)
+    # Keys and values of two heads of size 8; one layer keeps window + γ + 2 positions, the other all; int32 lengths.
+    assert memory.cache_bytes == 3 * 2 * 2 * 8 * (13 + 50) * 2 + 3 * 4
+    assert memory.laws_bytes == 2 * 3 * 6 * 97 * 4
+    assert memory.parameter_bytes == 2 * memory.parameters
+    # Tied: a call reads the whole embedding for the logits.
+    assert memory.call_bytes == memory.parameter_bytes + memory.cache_bytes
 
 
 def test_a_call_of_an_untied_decoder_reads_rows_of_its_embedding_alone():
-    config = dataclasses.replace(tiny("llama2_7b"), tied=False)  # d 32, two layers, four heads of eight, d_ff 48
+    # d_model 32, two layers, four heads of size eight, d_ff 48.
+    config = dataclasses.replace(tiny("llama2_7b"), tied=False)
     layer = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32
     read = 2 * layer + 32 + 32 * 97
     keys_and_values = 2 * 2 * 50 * 4 * 8
-    found = needs(DecoderLM(config), batch=3, length=50, block_size=5)
-    assert found.parameters == read + 97 * 32
-    assert found.call_bytes == 4 * (read + 3 * keys_and_values + 3)
+    memory = needs(DecoderLM(config), batch=3, length=50, block_size=5)
+    assert memory.parameters == read + 97 * 32
+    assert memory.call_bytes == 4 * (read + 3 * keys_and_values + 3)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_call_of_an_encoder_decoder_reads_nothing_that_the_prompt_alone_needs(tied):
-    """No encoder, no keys and values of cross-attention (they lie in the cache), no relative biases."""
+    """Excludes the encoder, relative biases, and cross-attention's key and value kernels."""
     config = T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=tied)
-    layer = 4 * 16 * 16 + 2 * 16 * 16 + 3 * 16 * 24 + 3 * 16  # own attention, cross queries and out, gated, norms
-    read = 2 * layer + 16 + 16 * 32  # the last: the table where it is tied, logits_dense elsewhere
+    # Self-attention, cross-attention's queries and output, gated feed-forward, norms.
+    layer = 4 * 16 * 16 + 2 * 16 * 16 + 3 * 16 * 24 + 3 * 16
+    read = 2 * layer + 16 + 16 * 32  # The last term is the tied embedding or logits_dense.
     keys_and_values = 2 * 2 * 10 * 2 * 8
-    found = needs(T5(config), batch=1, length=10, block_size=2)
-    assert found.call_bytes == 4 * (read + 2 * keys_and_values + 10 + 1)  # the encoder's mask, the length
+    memory = needs(T5(config), batch=1, length=10, block_size=2)
+    assert memory.call_bytes == 4 * (read + 2 * keys_and_values + 10 + 1)  # Plus the encoder's mask and the length.
 
 
 @pytest.mark.parametrize("model", [DecoderLM(tiny("qwen2.5_7b")), T5(T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=True))])
 def test_what_a_call_reads_is_what_its_program_takes(model):
     params, block = abstract(model), jax.ShapeDtypeStruct((1, 3), jnp.int32)
     prompt = Prompt(jnp.ones((1, 1), int), jnp.ones(1, int), jnp.ones((1, 9), int) if isinstance(model, T5) else None)
-    cache = jax.eval_shape(lambda p: model.prefill(p, prompt, 9, 3), params)  # block_size + 1
+    cache = jax.eval_shape(lambda p: model.prefill(p, prompt, 9, 3), params)  # max_rollback is block_size + 1.
     program = jax.make_jaxpr(model.extend)(params, cache, block).jaxpr
     taken = {id(argument) for equation in program.eqns for argument in equation.invars}
     inputs = zip(jax.tree_util.tree_leaves_with_path((params, cache, block)), program.invars, strict=True)
-    sizes = {jax.tree_util.keystr(path): 4 * leaf.size for (path, leaf), at in inputs if id(at) in taken}
+    sizes = {jax.tree_util.keystr(path): 4 * leaf.size for (path, leaf), variable in inputs if id(variable) in taken}
     in_part = [name for name in sizes if ".bias" in name or ("embedding" in name and not model.config.tied)]
-    wanted = sum(sizes.values()) - sum(sizes[name] for name in [*in_part, "[2]"])  # [2]: the tokens
+    wanted = sum(sizes.values()) - sum(sizes[name] for name in [*in_part, "[2]"])  # [2] is the tokens.
     assert len(in_part) == 1 and needs(model, batch=1, length=9, block_size=2).call_bytes == wanted
 
 
@@ -149,7 +155,7 @@ def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
     checkpoints.save(tmp_path / "small", bound.model, plain)
     for file in (tmp_path / "small" / "params").rglob("*"):
         if file.is_file() and file.stat().st_size > 10_000:
-            file.write_bytes(b"")  # whoever reads an array would notice
+            file.write_bytes(b"")  # Reading an array would fail.
     assert describe.main([str(tmp_path / "small"), "--dtype", "float32", "--length", "64"]) == 0
     assert f"{sum(v.size for v in tiny_decoders.flat_parameters(config).values()):,}" in capsys.readouterr().out
 
@@ -160,10 +166,11 @@ def test_the_command_describes_presets_and_what_each_device_holds(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "2,614,341,888" in said and "6,738,415,616" in said and "5.229" in said
     assert "8,192 positions are beyond the 4,096 that llama2_7b was made for" in said
-    assert said.count("beyond") == 1  # gemma2_2b was made for 8,192
+    assert said.count("beyond") == 1  # gemma2_2b supports 8,192 positions.
     assert describe.main(["gemma2_9b", "--batch", "8", "--length", "1024", "--mesh", "2", "4", "--memory", "16"]) == 0
     said = capsys.readouterr().out
-    assert "on each of 2 × 4 devices" in said and "4.622" in said  # 9.24 billion parameters of 2 bytes, norms whole
+    # 9.24 billion parameters of 2 bytes, split over 4 devices except the norms.
+    assert "on each of 2 × 4 devices" in said and "4.622" in said
 
 
 @pytest.mark.laws

@@ -1,4 +1,4 @@
-"""T5 against what T5X computes from its own checkpoints (logits, scores and greedy decoding)."""
+"""T5 against T5X's results for its own checkpoints (logits, scores and greedy decoding)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from speccascade_jax.models.t5 import teacher_forced_logits
 
 @pytest.fixture(params=["tied_1enc_2dec", "untied_2enc_3dec", "orbax_untied_2enc_3dec"], scope="module")
 def golden(request):
-    """(model, params, what T5X computed) of one checkpoint."""
+    """Returns model, parameters and T5X's results of one checkpoint."""
     try:
         checkpoint = require("t5x_golden", request.param, "checkpoint_1000")
         computed = np.load(require("t5x_golden", request.param.removeprefix("orbax_"), "golden.npz"))
@@ -28,7 +28,8 @@ def test_teacher_forced_logits_and_scores(golden):
     model, params, computed = golden
     forced = jax.jit(teacher_forced_logits, static_argnums=0)
     logits = forced(model, params, computed["encoder_tokens"], computed["decoder_input_tokens"])
-    # 1.09e-5 where the suite's compiler adds in another order; without its flags below 1e-5
+    # The largest difference is 1.09e-5 with the test suite's compiler flags, which change the order of sums, and below
+    # 1e-5 without them.
     np.testing.assert_allclose(logits, computed["logits"], rtol=1e-5, atol=2e-5)
     laws = jax.nn.log_softmax(logits)
     scores = jnp.take_along_axis(laws, computed["target_tokens"][..., None], -1)[..., 0].sum(-1)
@@ -42,11 +43,11 @@ def test_greedy_decoding(golden):
     prompt = Prompt(tokens, jnp.ones((rows,), jnp.int32), jnp.asarray(computed["encoder_tokens"]))
     cache, extend = jax.jit(model.prefill, static_argnums=2)(params, prompt, new), jax.jit(model.extend)
     ended = np.zeros(rows, bool)
-    found = []
+    columns = []
     for _ in range(new):
         out, cache = extend(params, cache, tokens)
         best = np.where(ended, 0, np.argmax(out.logits[:, 0], -1))
         ended |= best == 1
-        found.append(best)
+        columns.append(best)
         tokens = jnp.asarray(best[:, None], jnp.int32)
-    np.testing.assert_array_equal(np.stack(found, 1), computed["greedy"])
+    np.testing.assert_array_equal(np.stack(columns, 1), computed["greedy"])

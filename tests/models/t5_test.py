@@ -1,4 +1,4 @@
-"""T5: parameter names, relative positions, and the cached path against the teacher-forced one."""
+"""T5: parameter names, relative positions, and cached logits against teacher-forced ones."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ CONFIGS = {
 
 
 def encoder_rows(config: T5Config, rows: int, width: int, seed: int = 0) -> np.ndarray:
-    """Random tokens with different amounts of right padding."""
+    """Returns random tokens with different amounts of right padding."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(2, config.vocab_size, (rows, width), dtype=np.int32)
     lengths = rng.integers(1, width + 1, rows)
@@ -50,15 +50,15 @@ def start(config: T5Config, encoder: np.ndarray, slots: int):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_have_t5x_names_and_shapes(name):
     leaves = jax.tree_util.tree_leaves_with_path(parameters(CONFIGS[name]))
-    found = {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}
-    assert found == expected_shapes(CONFIGS[name])
+    shapes = {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves}
+    assert shapes == expected_shapes(CONFIGS[name])
     model = T5(CONFIGS[name])
     assert isinstance(model, LanguageModel) and hash(model) == hash(T5(dataclasses.replace(CONFIGS[name])))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_relative_buckets_match_integer_arithmetic(bidirectional):
-    """The logarithmic buckets' edges, decided without floating point."""
+    """Computes the edges of the logarithmic buckets with integers only."""
     per_side = 16 if bidirectional else 32
     exact, large = per_side // 2, per_side - per_side // 2
     ratio = 128 // exact
@@ -70,15 +70,15 @@ def test_relative_buckets_match_integer_arithmetic(bidirectional):
         return min(exact + step, per_side - 1)
 
     distance = range(-600, 601)
-    behind = [one(max(-d, 0)) for d in distance]
-    ahead = [16 + one(d) if d > 0 else one(-d) for d in distance]
-    found = relative_buckets(np.array(distance), bidirectional, 32, 128)
-    np.testing.assert_array_equal(found, ahead if bidirectional else behind)
+    causal = [one(max(-d, 0)) for d in distance]
+    two_sided = [16 + one(d) if d > 0 else one(-d) for d in distance]
+    buckets = relative_buckets(np.array(distance), bidirectional, 32, 128)
+    np.testing.assert_array_equal(buckets, two_sided if bidirectional else causal)
 
 
 @pytest.mark.parametrize("name", ["gated_untied", "relu_tied"])
 def test_blocks_after_rollbacks_equal_teacher_forcing(name):
-    """Blocks of up to 8 tokens, ending in wrong ones that a rollback forgets, at ragged row lengths."""
+    """Feeds blocks of up to 8 tokens at different row lengths; a rollback drops the wrong tokens at their ends."""
     config, rows, width = CONFIGS[name], 3, 24
     model, params = T5(config), parameters(CONFIGS[name])
     encoder, tokens = encoder_rows(config, rows, 7), decoder_rows(config, rows, width)
@@ -89,15 +89,15 @@ def test_blocks_after_rollbacks_equal_teacher_forcing(name):
         length = np.asarray(model.consumed(cache))
         right = rng.integers(0, block + 1, rows)
         right = np.minimum(right, width - length)
-        at = np.minimum(length[:, None] + np.arange(block), width - 1)
+        places = np.minimum(length[:, None] + np.arange(block), width - 1)
         true = np.arange(block) < right[:, None]
         wrong = rng.integers(2, config.vocab_size, (rows, block))
-        fed = np.where(true, np.take_along_axis(tokens, at, 1), wrong).astype(np.int32)
+        fed = np.where(true, np.take_along_axis(tokens, places, 1), wrong).astype(np.int32)
         out, cache = extend(model, params, cache, fed)
         assert out.logits.shape == (rows, block, config.num_embeddings)
         assert out.hidden.shape == (rows, block, config.d_model)
         np.testing.assert_array_equal(model.consumed(cache), length + block)
-        wanted = np.take_along_axis(full, at[..., None], 1)
+        wanted = np.take_along_axis(full, places[..., None], 1)
         np.testing.assert_allclose(out.logits[true], wanted[true], atol=1e-4, rtol=1e-4)
         cache = model.rollback(cache, np.maximum(length + right - rng.integers(0, 2, rows), 0))
     assert model.consumed(cache).max() > 8
@@ -125,7 +125,7 @@ def test_padding_of_the_encoder_changes_nothing():
 
 
 def test_logits_are_float32_finite_and_minus_infinity_beyond_the_vocabulary():
-    """In both paths, in bfloat16 and out of it, and of an empty encoder's input too."""
+    """Checks cached and teacher-forced logits, in float32 and bfloat16, with an empty encoder input too."""
     encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
     encoder[1] = 0
     stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters(TINY))
@@ -175,15 +175,15 @@ def test_bad_input_is_named():
         dataclasses.replace(TINY, num_embeddings=20)
     with pytest.raises(ValueError, match="d_ff is 0"):
         dataclasses.replace(TINY, d_ff=0)
-    one = jnp.ones((1, 4), jnp.int32)
+    tokens = jnp.ones((1, 4), jnp.int32)
     with pytest.raises(ValueError, match="encoder_tokens"):
-        T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32)), 8)
+        T5(TINY).prefill(parameters(TINY), Prompt(tokens, jnp.ones((1,), jnp.int32)), 8)
     with pytest.raises(ValueError, match="max_len is 3"):
-        T5(TINY).prefill(parameters(TINY), Prompt(one, jnp.ones((1,), jnp.int32), one), 3)
+        T5(TINY).prefill(parameters(TINY), Prompt(tokens, jnp.ones((1,), jnp.int32), tokens), 3)
 
 
 def test_a_long_prompt_is_encoded_in_chunks_which_change_nothing_but_the_memory(monkeypatch):
-    """Bit for bit, at a length that chunks do not divide."""
+    """Compares bit for bit, at a length that is not a multiple of the chunk."""
     config = T5Config(32, 32, 16, 2, 8, 16, 2, 1)
     model = T5(config)
     tokens = jax.random.randint(jax.random.key(0), (3, 2 * t5.CHUNK + 7), 1, 32).at[1, -300:].set(0)

@@ -1,6 +1,6 @@
-"""Models along given tokens: caches that have fallen behind catch up, and shared arrays are computed with once.
+"""Models fed with known tokens: caches catch up, and computations on shared arrays run once.
 
-Arrays that several models hold are handed over once, and what they do alike is then computed once.
+Arrays that several models share are passed once, and XLA then merges their common computations.
 """
 
 from functools import partial
@@ -27,10 +27,10 @@ def test_rows_catch_up_where_they_are_active_and_behind():
         caught_up = jax.jit(partial(catch_up, model, block=block))
         active = np.array([True, False, True, True])
         cache = caught_up((), prefill((), Prompt(TOKENS, begin), 20), TOKENS, length, active)
-        # the second sits out; the last has nothing to catch up with
+        # The second row is inactive; the last row misses no token.
         assert model.consumed(cache).tolist() == [8, 0, 3, 5]
         fresh = prefill((), Prompt(TOKENS, length), 20)
-        ours, theirs = (np.asarray(extend((), each, TOKENS[:, 8:9])[0].logits) for each in (cache, fresh))
+        ours, theirs = (np.asarray(extend((), state, TOKENS[:, 8:9])[0].logits) for state in (cache, fresh))
         np.testing.assert_array_equal(ours[[0, 2, 3]], theirs[[0, 2, 3]])
 
 
@@ -38,29 +38,32 @@ CONFIG = T5Config(40, 40, 32, 4, 8, 64, 2, 3)
 
 
 def test_trees_come_back_and_arrays_are_there_once():
-    shared, own = jnp.arange(3.0), jnp.ones(2)
-    trees = [{"a": shared, "b": {"c": own}}, {"a": shared}, {"a": jnp.arange(3.0)}]
+    shared, single = jnp.arange(3.0), jnp.ones(2)
+    trees = [{"a": shared, "b": {"c": single}}, {"a": shared}, {"a": jnp.arange(3.0)}]
     arrays, places = distinct(trees)
     assert len(arrays) == 3 and hash(places) is not None
     jax.tree.map(np.testing.assert_array_equal, restored(arrays, places), trees)
 
 
 def test_layers_below_exits_are_computed_once():
-    """By the compiler's own count; two arguments with one array in both are two to it."""
+    """Compares the compiler's counts of operations; the same array in two arguments is computed with twice."""
     target = random_t5.bound(CONFIG)
     bound = [target, *(early_exit(target, layer) for layer in (1, 2))]
     prompt = Prompt(np.zeros((1, 1), np.int32), np.ones(1, np.int32), np.arange(2, 34, dtype=np.int32)[None])
     tokens = np.arange(2, 18, dtype=np.int32)[None]
 
     def flops(kinds, once):
-        held = [each.params for each in kinds]
-        arrays, places = distinct(held)
+        params = [bound_model.params for bound_model in kinds]
+        arrays, places = distinct(params)
 
         def run(given):
             trees = restored(given, places) if once else given
-            return [continued(each.model, own, prompt, tokens).hidden for each, own in zip(kinds, trees, strict=True)]
+            return [
+                continued(bound_model.model, tree, prompt, tokens).hidden
+                for bound_model, tree in zip(kinds, trees, strict=True)
+            ]
 
-        return jax.jit(run).lower(arrays if once else held).compile().cost_analysis()["flops"]
+        return jax.jit(run).lower(arrays if once else params).compile().cost_analysis()["flops"]
 
     alone = flops(bound[:1], once=True)
     assert flops(bound, once=True) < 1.1 * alone and flops(bound, once=False) > 1.6 * alone

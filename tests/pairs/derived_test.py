@@ -1,4 +1,4 @@
-"""Drafts by a word: exits, lookups and tables of bigrams, wherever paths of drafts are taken."""
+"""Drafts named by a word: exits, lookups and tables of bigrams, in every argument that accepts a draft's path."""
 
 from types import SimpleNamespace
 
@@ -30,11 +30,11 @@ def table(folder):
 def test_a_pair_takes_words_for_drafts(folder, table):
     words = {"zero": "exit:0", "copies": "lookup:3", "counts": f"bigrams:{table}", "both": f"max_gram:{table}"}
     pair = sc.load_pair(folder, others=words)
-    found = {name: pair.model(name).model for name in words}
-    assert found["zero"] == EarlyExit(pair.target.model, 0)
+    drafts = {name: pair.model(name).model for name in words}
+    assert drafts["zero"] == EarlyExit(pair.target.model, 0)
     size = pair.target.model.vocab_size
-    assert found["copies"] == Grams(size, 3, True) and found["counts"] == Grams(size, 0, True)
-    assert found["both"] == Grams(size, 8, True) and set(pair.model("both").params) == {"next", "logits"}
+    assert drafts["copies"] == Grams(size, 3, True) and drafts["counts"] == Grams(size, 0, True)
+    assert drafts["both"] == Grams(size, 8, True) and set(pair.model("both").params) == {"next", "logits"}
 
 
 def test_all_of_them_draft_in_one_stack_and_greedy_output_stays(folder, table):
@@ -69,7 +69,7 @@ def test_words_that_mean_nothing_are_refused(folder, table):
 
 @pytest.mark.laws
 def test_a_model_may_have_more_ids_than_the_vocabulary_that_was_counted_with(tmp_path):
-    """T5's sentinels: 32,100 entries over 32,000 pieces."""
+    """Checks models with more entries than the vocabulary has pieces, such as T5's 32,100 over 32,000 (sentinels)."""
     folder = tiny_pair.write(tmp_path, more=3)
     vocabulary = load.Vocabulary(folder / "vocabulary.model")
     path = folder / "bigrams.npz"

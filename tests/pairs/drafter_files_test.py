@@ -1,4 +1,4 @@
-"""Files of a drafter's parameters: what is written is read, for its own target alone."""
+"""Files of a drafter's parameters: round trips, and refusal of another target."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,10 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_drafter_of_another_target_is_refused_in_one_line(tmp_path):
     drafter_files.save(tmp_path / "head", PARAMS, pair_of(0))
-    own, other = (pair_of(seed).print_of("target") for seed in (0, 1))
-    with pytest.raises(ValueError, match=f"drafter for the target {own} of pair 'mine', .* of 'yours' is {other}") as e:
+    trained_for, loaded_for = (pair_of(seed).print_of("target") for seed in (0, 1))
+    with pytest.raises(
+        ValueError, match=f"drafter for the target {trained_for} of pair 'mine', .* of 'yours' is {loaded_for}"
+    ) as e:
         drafter_files.load(tmp_path / "head", pair_of(1, "yours"))
     assert "\n" not in str(e.value)
 

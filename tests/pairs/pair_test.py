@@ -1,4 +1,4 @@
-"""Pairs from any two checkpoints: their vocabularies are one, and rows that are no token are never drawn."""
+"""Pairs from any two checkpoints: their vocabularies must be equal, and padding rows are never sampled."""
 
 import dataclasses
 import hashlib
@@ -26,12 +26,12 @@ from tests.support.acceptance_heads import head_for
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[int, Path]:
-    """Number of rows -> a T5 on disk with all of them real; `vocabulary.model` has 340 pieces."""
-    folder, found = tmp_path_factory.mktemp("models"), {}
+    """Returns number of rows -> a T5 on disk without padding; `vocabulary.model` has 340 pieces."""
+    folder, paths = tmp_path_factory.mktemp("models"), {}
     for rows in (340, 344, 352):
-        found[rows] = _save(folder / str(rows), T5Config(rows, rows, 8, 1, 8, 8, 1, 1))
+        paths[rows] = _save(folder / str(rows), T5Config(rows, rows, 8, 1, 8, 8, 1, 1))
     (folder / "vocabulary.model").write_bytes(load.train(tokenizer_files.texts(), 340))
-    return found
+    return paths
 
 
 def _save(path: Path, config: T5Config) -> Path:
@@ -43,7 +43,7 @@ def _save(path: Path, config: T5Config) -> Path:
 
 @pytest.fixture
 def folders(models, tmp_path) -> tuple[Path, Path]:
-    """A target and a draft with as many rows as pieces, to put tokenizers into."""
+    """Returns folders of a target and a draft with as many rows as pieces, for tests to put tokenizers into."""
     for name in ("target", "draft"):
         shutil.copytree(models[340], tmp_path / name)
     return tmp_path / "target", tmp_path / "draft"
@@ -63,9 +63,9 @@ def test_a_pair_of_two_checkpoints_and_a_vocabulary(models, vocabulary):
 def test_a_pair_is_loaded_in_the_dtype_asked_for():
     pair = sc.load_pair("tatoeba_en_de", dtype="bfloat16")
     kinds = {leaf.dtype.name for bound in (pair.target, pair.draft) for leaf in jax.tree.leaves(bound.params)}
-    assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "float32"  # a CPU computes in that
+    assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "float32"  # A CPU computes in float32.
     assert pair.vocabulary.vocab_size == pair.target.model.config.vocab_size == pair.draft.model.vocab_size
-    assert pair.head is None  # the shipped head is of the float32 draft
+    assert pair.head is None  # The shipped head belongs to the float32 draft.
     with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* of one dtype"):
         sc.decode(pair, ["Hello."], method="specdecpp", stop_threshold=0.5)
 
@@ -91,11 +91,11 @@ def test_rows_without_a_piece_are_padding(models, vocabulary):
     assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
     assert pair.target.model.config.num_embeddings == 352
     with pytest.raises(ValueError, match="the draft's vocabulary has 344 entries and the target's 352"):
-        sc.Pair.load(models[352], models[344])  # without a vocabulary, nobody knows
+        sc.Pair.load(models[352], models[344])  # Without a vocabulary the padding is unknown.
 
 
 def test_a_checkpoint_that_knows_its_padding_is_believed(vocabulary, tmp_path):
-    """As T5's 32,100 of 32,128 rows, of which the sentencepiece file names 32,000."""
+    """Checks a case like T5's 32,100 real of 32,128 rows, while the sentencepiece file has 32,000 pieces."""
     path = _save(tmp_path / "model", T5Config(345, 352, 8, 1, 8, 8, 1, 1))
     assert sc.Pair.load(path, path, vocabulary).target.model.vocab_size == 345
 
@@ -121,7 +121,7 @@ def test_the_vocabulary_is_found_beside_a_model_and_without_any_a_pair_is_over_i
 
 
 def _other(folder: Path) -> Path:
-    """As many pieces, of which the first behind the special ones and bytes is another."""
+    """Writes a vocabulary with as many pieces, whose first piece after special and byte pieces differs."""
     texts = ["Some other words altogether, with zebras, quails and yaks. " * 3, *tokenizer_files.texts()[:60]]
     path = folder / "tokenizer.model"
     path.write_bytes(load.train(texts, 340))
@@ -132,7 +132,7 @@ def test_vocabularies_that_differ_are_refused_with_the_first_difference(folders,
     shutil.copy(vocabulary, folders[0] / "vocabulary.model")
     _other(folders[1])
     theirs = [load.load_vocabulary(folder).piece_table() for folder in folders]
-    first = next(n for n, (one, other) in enumerate(zip(*theirs, strict=True)) if one != other)
+    first = next(n for n, (piece, draft_piece) in enumerate(zip(*theirs, strict=True)) if piece != draft_piece)
     expected = f"the vocabularies differ: id {first} is {theirs[0][first]!r} in .*target.* and {theirs[1][first]!r} in"
     with pytest.raises(ValueError, match=expected):
         sc.Pair.load(*folders)
@@ -140,8 +140,8 @@ def test_vocabularies_that_differ_are_refused_with_the_first_difference(folders,
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_given_vocabulary_is_compared_with_those_beside_the_models(folders, vocabulary, side):
-    found = _other(folders[side])
-    with pytest.raises(ValueError, match=f"the vocabularies differ: id .* in {vocabulary} and .* in {found}"):
+    path = _other(folders[side])
+    with pytest.raises(ValueError, match=f"the vocabularies differ: id .* in {vocabulary} and .* in {path}"):
         sc.Pair.load(*folders, vocabulary)
 
 
@@ -173,7 +173,7 @@ def test_a_missing_checkpoint_or_vocabulary_is_named(models, tmp_path):
 
 
 def test_a_draft_can_be_held_in_fewer_bits_than_the_target(tmp_path):
-    """The target's weights are those of before, and so is what a lossless rule writes."""
+    """Checks that the target's weights and the output of a lossless rule do not change."""
     path = tiny_pair.write(tmp_path)
     plain, light = sc.load_pair(path), sc.load_pair(path, draft_dtype="int8")
     kinds = [[leaf.dtype.name for leaf in jax.tree.leaves(b.params)] for b in (light.target, light.draft)]
@@ -190,14 +190,14 @@ def test_a_draft_can_be_held_in_fewer_bits_than_the_target(tmp_path):
 
 
 def test_two_models_of_llama2c_write_stories():
-    """A pair of decoder-only models, one with a tokenizer beside it."""
+    """Decodes with a pair of decoder-only models, one of which has a tokenizer beside it."""
     try:
         parts = [directory.require("models", *name) for name in (("stories260K",), ("llama2xs", "model.bin"))]
     except FileNotFoundError as error:
         pytest.skip(str(error))
     pair = sc.Pair.load(*parts)
     assert pair.vocabulary.path.name == "tok512.bin" and pair.target.model.vocab_size == 512
-    out = sc.decode(pair, "Once upon", method="autoregressive", max_new_tokens=8)  # one model compiles faster than two
+    out = sc.decode(pair, "Once upon", method="autoregressive", max_new_tokens=8)  # One model compiles faster than two.
     assert out.texts[0].startswith(" a time")
 
 
@@ -236,7 +236,7 @@ def test_a_part_that_is_missing_is_named(folders, vocabulary, part):
         sc.load_pair(folder)
 
 
-# --- fingerprints: records' keys and heads depend on them, so their values never change
+# --- fingerprints: records' keys and heads depend on them, so their values must never change
 
 
 def test_a_pairs_fingerprint_is_the_hash_it_has_always_been(tmp_path):

@@ -1,4 +1,4 @@
-"""From texts to the ids that models are given, and from outputs to texts that continue them."""
+"""Conversion of texts to the ids that models read, and of outputs to texts that continue the prompts."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ BOS, EOS = 1, 2
 
 @dataclass(frozen=True)
 class Encoding:
-    """Of an encoder-decoder only what prompts ask for."""
+    """The attributes of an encoder-decoder that prompts read."""
 
     vocab_size: int
     is_encoder_decoder: bool = True
@@ -30,7 +30,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(vocabulary) -> sc.Pair:
-    """Each word of "Once upon a time" is followed by the next, the last by BOS; "Once" begins a text."""
+    """Returns a pair that continues BOS with "Once", each word of "Once upon a time" with the next, "time" with BOS."""
     logits = np.zeros((vocabulary.vocab_size, vocabulary.vocab_size), np.float32)
     words = [BOS, *vocabulary.encode("Once upon a time"), BOS]
     assert [vocabulary.piece(word) for word in words[1:-1]] == ["▁", "Once", "▁upon", "▁a", "▁time"]
@@ -46,9 +46,9 @@ def encoding(vocabulary) -> sc.Pair:
 
 @pytest.fixture(scope="module")
 def without_bos(tmp_path_factory) -> sc.Pair:
-    found = load_vocabulary(tokenizer_files.byte_level(tmp_path_factory.mktemp("qwen")))
-    model = sc.FakeLM(found.vocab_size)
-    return sc.Pair(target=model, draft=model, vocabulary=found)
+    vocabulary = load_vocabulary(tokenizer_files.byte_level(tmp_path_factory.mktemp("qwen")))
+    model = sc.FakeLM(vocabulary.vocab_size)
+    return sc.Pair(target=model, draft=model, vocabulary=vocabulary)
 
 
 def test_what_decoders_continue_begins_and_does_not_end(pair, encoding, vocabulary, without_bos):
@@ -61,7 +61,7 @@ def test_what_decoders_continue_begins_and_does_not_end(pair, encoding, vocabula
 def test_an_empty_text_is_a_beginning(pair, encoding, without_bos):
     qwen = without_bos.vocabulary
     assert qwen.piece(qwen.eos_id) == "<|endoftext|>"
-    assert [text_ids(each, "") for each in (pair, encoding, without_bos)] == [[BOS], [EOS], [qwen.eos_id]]
+    assert [text_ids(source, "") for source in (pair, encoding, without_bos)] == [[BOS], [EOS], [qwen.eos_id]]
     prompt = make_prompt(pair, ["", "a"])
     assert prompt.length.tolist() == [1, 1 + len(pair.vocabulary.encode("a"))] and (prompt.tokens[:, 0] == BOS).all()
 
@@ -120,10 +120,17 @@ def test_what_is_no_prompt_is_named(pair, prompts, message):
 
 def test_prompts_come_in_any_sequence(pair):
     ids = text_ids(pair, "a")
-    for given in (["a", "a"], ("a", "a"), np.array(["a", "a"]), [ids, np.array(ids)], np.array([ids, ids]), [ids] * 2):
-        assert make_prompt(pair, given).length.tolist() == [len(ids)] * 2
-    for given in (ids, tuple(ids), np.array(ids), "a"):
-        assert make_prompt(pair, given).tokens[0, : len(ids)].tolist() == ids
+    for prompts in (
+        ["a", "a"],
+        ("a", "a"),
+        np.array(["a", "a"]),
+        [ids, np.array(ids)],
+        np.array([ids, ids]),
+        [ids] * 2,
+    ):
+        assert make_prompt(pair, prompts).length.tolist() == [len(ids)] * 2
+    for prompts in (ids, tuple(ids), np.array(ids), "a"):
+        assert make_prompt(pair, prompts).tokens[0, : len(ids)].tolist() == ids
 
 
 def test_stop_strings_that_are_one_token_are_stop_ids(pair, without_bos, tmp_path):
@@ -139,7 +146,7 @@ def test_stop_strings_that_are_one_token_are_stop_ids(pair, without_bos, tmp_pat
     ]
     merged = load_vocabulary(tokenizer_files.metaspace(tmp_path))
     assert stop_ids(merged, ["\n"]) == [*merged.stop_ids, merged.encode("\n")[-1]]
-    assert stop_ids(pair.vocabulary, ["upon"]) == [BOS, EOS]  # a token of the same letters begins with a space
+    assert stop_ids(pair.vocabulary, ["upon"]) == [BOS, EOS]  # The token with these letters begins with a space.
 
 
 # --- through the engine
@@ -153,7 +160,7 @@ def test_prompt_and_text_read_right_together(pair):
     assert [prompt + text for prompt, text in zip(PROMPTS, out.texts, strict=True)] == [
         "Once upon a time", "Once upon a time", "Once upon a time", "a time"
     ]  # fmt: skip
-    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # which stops
+    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # BOS stops a row.
 
 
 def test_streamed_texts_continue_the_prompt_too(pair):

@@ -1,8 +1,8 @@
-"""Other implementations are compared with programs as users compile them."""
+"""Fixtures for comparisons with other implementations: programs are compiled as users compile them."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
 def as_users_compile(all_optimised):
-    """See `tests/conftest.py`."""
+    """Compiles with all optimizations (see `tests/conftest.py`)."""

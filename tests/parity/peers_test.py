@@ -1,4 +1,4 @@
-"""What `benchmarks/peers` exports gives the same logits in transformers, and the mended caches the same tokens."""
+"""Exports of `benchmarks/peers`: equal logits in transformers, and equal tokens with its repaired caches."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs the parity extra: make parity"
 
 NEW = 40
 GAIN, SHORT = 2.5, 0.3
-# decoders deeper and less deep than their encoders: caches of release 5 are wrong for both
+# Decoders deeper and shallower than their encoders: the caches of release 5 are wrong for both.
 T5S = {"deeper": T5Config(61, 61, 32, 2, 8, 40, 1, 3), "less_deep": T5Config(61, 61, 32, 2, 8, 40, 4, 3)}
 LLAMA = DecoderConfig(
     vocab_size=61, num_embeddings=61, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=40,
@@ -32,7 +32,7 @@ LLAMAS |= {"halves": dataclasses.replace(LLAMA, rope_pairs="halves")}
 
 
 def _exported(config, folder):
-    """Random weights in a folder, and our model of them as they were."""
+    """Writes random weights to a folder and returns our model with the same weights."""
     draws, flat = np.random.default_rng(0), {}
     for name, shape in expected_shapes(config).items():
         flat[name] = (GAIN * draws.normal(size=shape) * shape[0] ** -0.5).astype(np.float32)
@@ -47,8 +47,8 @@ def _exported(config, folder):
 
 
 def _theirs(family, folder, new=NEW):
-    """The benchmark's own worker, loaded with the folder."""
-    from benchmarks.peers.workers.huggingface import HuggingFace  # needs transformers
+    """Returns the benchmark's worker, with the folder's models loaded."""
+    from benchmarks.peers.workers.huggingface import HuggingFace  # Needs transformers.
 
     pair = {"folder": str(folder), "family": family, "new_tokens": new, "stop": [60]}
     peer = HuggingFace()
@@ -64,23 +64,23 @@ def test_logits_and_greedy_tokens(config, tmp_path):
     prompts = draws.integers(2, 60, (2, 12))
     fed = (prompts, draws.integers(2, 60, (2, 9))) if model.is_encoder_decoder else (prompts,)
     with torch.no_grad():
-        given = dict(zip(("input_ids", "decoder_input_ids"), map(torch.tensor, fed), strict=False))
-        wanted = peer._model("target", "float32")(**given).logits.numpy()
-    found = (t5 if model.is_encoder_decoder else decoder).teacher_forced_logits(model, params, *map(jnp.asarray, fed))
-    np.testing.assert_allclose(found, wanted, atol=1e-3, rtol=1e-3)
+        arguments = dict(zip(("input_ids", "decoder_input_ids"), map(torch.tensor, fed), strict=False))
+        wanted = peer._model("target", "float32")(**arguments).logits.numpy()
+    logits = (t5 if model.is_encoder_decoder else decoder).teacher_forced_logits(model, params, *map(jnp.asarray, fed))
+    np.testing.assert_allclose(logits, wanted, atol=1e-3, rtol=1e-3)
     mended = ["target", "draft"] if model.is_encoder_decoder else []
     _compare_tokens(peer, pair, tmp_path, prompts.tolist(), mended)
 
 
 def _compare_tokens(peer, pair, folder, prompts, mended):
-    """Every mode writes what ours writes, batch 1, up to the stop."""
+    """Checks that every mode writes our tokens up to the stop id, with batch 1."""
     ours = sc.Pair.load(folder / "target", folder / "draft")
     wanted = sc.decode(ours, prompts, method="autoregressive", max_new_tokens=NEW, temperature=0.0, stop_ids=[60])
-    assert max(len(set(row)) for row in wanted.tokens.tolist()) > 8  # else nothing was compared
+    assert max(len(set(row)) for row in wanted.tokens.tolist()) > 8  # Rows of one repeated token would compare nothing.
     for row, prompt in enumerate(prompts):
         expected = wanted.tokens[row, : wanted.lengths[row]].tolist()
         for mode, tokens in (("plain", None), ("assisted", 3), ("lookup", None)):
             options = {"dtype": "float32", "mode": mode, "tokens": tokens, "mended": mended}
-            (found,) = peer.write(options, [prompt], pair)
-            found = cut(found, [60])
-            assert found == expected[: len(found)] and len(found) >= len(expected) - 1, mode
+            (written,) = peer.write(options, [prompt], pair)
+            written = cut(written, [60])
+            assert written == expected[: len(written)] and len(written) >= len(expected) - 1, mode

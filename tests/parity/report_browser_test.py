@@ -1,4 +1,4 @@
-"""The report in a real browser without a screen: nothing is asked for, a place says what it is and opens outputs."""
+"""The report in a headless browser: it loads no other file, and points show their settings and open outputs."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "browser.py"
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A sweep's own, of the smaller shipped pair."""
+    """Returns the report of a sweep with the smaller shipped pair."""
     store = tmp_path_factory.mktemp("sweep") / "mine.jsonl"
     evaluation = Evaluation(task="tiny_translation", quality_examples=8, latency_examples=1, latency_trials=1)
     experiment.sweep(
@@ -28,7 +28,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browse(report, tmp_path_factory):
-    """`(size, scheme) -> what the browser did`, or a skip where there is none."""
+    """Returns a function (size, scheme) -> the browser's log; skips if there is no browser."""
     can = [sys.executable, "-c", "import PySide6.QtWebEngineWidgets"]
     if (tried := subprocess.run(can, capture_output=True, text=True)).returncode:
         pytest.skip(f"no browser here: {tried.stderr.strip().splitlines()[-1]}")
@@ -50,8 +50,8 @@ def test_it_loads_hovers_and_opens(browse, report, size, scheme):
     assert did["asked"] == [report.resolve().as_uri()]
     assert did["place"]["name"] in did["hovered"] and "--from_record=" in did["hovered"]
     assert did["seen"]["open"] == [did["place"]["anchor"]] and did["seen"]["hash"] == f"#{did['place']['anchor']}"
-    assert did["seen"]["prompts"] == 16  # prompt and reference of eight outputs
-    assert did["seen"]["width"] <= int(size.partition("x")[0])  # nothing sticks out to the right
+    assert did["seen"]["prompts"] == 16  # Prompt and reference of eight outputs.
+    assert did["seen"]["width"] <= int(size.partition("x")[0])  # Nothing overflows to the right.
     assert did["tip"]["shown"] == "block" and did["tip"]["inside"] and "drafted and kept" in did["tip"]["text"]
     assert did["picture"] > 10_000
     red, *_ = did["seen"]["background"].removeprefix("rgb(").split(",")

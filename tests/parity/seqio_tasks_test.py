@@ -1,4 +1,4 @@
-"""Tasks through seqio: paper 1's three data sets, mocked by TensorFlow Datasets, and somebody's own, end to end."""
+"""Tasks through seqio, end to end: the three data sets of Narasimhan et al. (2024), mocked, and a user's own task."""
 
 import gin
 import numpy as np
@@ -29,13 +29,13 @@ LONG = "The quick brown fox is cold. " * 800
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> ModelPair:
-    """Two random, very small T5s over the shipped vocabulary."""
+    """Returns a pair of random, very small T5s with the shipped vocabulary."""
     return ModelPair(name=str(tiny_pair.write(tmp_path_factory.mktemp("pair"), SHIPPED)))
 
 
 @pytest.fixture
 def long_texts():
-    """Every feature of every mocked data set is one text of 5,600 words."""
+    """Mocks every data set so that each of its features is one text of 5,600 words."""
 
     def repeat(builder, *args, **kwargs):
         return tf.data.Dataset.from_tensors(dict.fromkeys(builder.info.features, LONG)).repeat(3)
@@ -54,7 +54,7 @@ def small(task) -> Evaluation:
 
 
 def test_ids_and_texts_agree_with_seqio():
-    """Our vocabulary and seqio's read one file the same way."""
+    """Checks that our vocabulary and seqio's read a file alike."""
     ours, theirs = Vocabulary(SHIPPED), seqio.SentencePieceVocabulary(str(SHIPPED))
     assert (ours.vocab_size, ours.eos_id) == (theirs.vocab_size, theirs.eos_id)
     for example in get_task("tiny_translation").load():
@@ -89,7 +89,7 @@ def test_a_limit_is_the_beginning_of_one_order(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts):
-    """T5X's way, a vocabulary by path and lengths, gives the ids that a session makes of the pair's vocabulary."""
+    """Compares T5X's ids (vocabulary by path, lengths) with the ids that a session makes with the pair's vocabulary."""
     from speccascade_jax.data.tasks import seqio_registry
 
     task, vocabulary = get_task(name), Vocabulary(SHIPPED)
@@ -175,7 +175,7 @@ def test_what_is_not_registered_is_named(changes, message):
 
 
 def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
-    """The files of a run, with gin/tasks/seqio.gin; then the recipe in the record, which finds its own result."""
+    """Runs the files of a run with gin/tasks/seqio.gin, then the record's recipe, which must find its own result."""
     files = ["gin/run.gin", "gin/models/directory.gin", "gin/tasks/seqio.gin", "gin/methods/token_v3.gin"]
     output = f"run.output='{tmp_path / 'runs.jsonl'}'"
     task = "name='their_texts' module='tests.support.their_seqio_tasks' max_input_length=32 max_output_length=4"

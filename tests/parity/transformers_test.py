@@ -1,6 +1,6 @@
-"""T5 and decoder-only models against Hugging Face transformers on the same random weights (needs torch, transformers).
+"""T5 and decoder-only models against Hugging Face transformers with equal random weights (needs torch, transformers).
 
-Each kind's weights go the whole way: their safetensors → ours → our own format → ours, before anything is compared.
+Before a comparison, weights pass through all conversions: their safetensors → ours → our own format → ours.
 """
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ SIZES = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 500_000.0}
 DECODERS = {
-    # a window far shorter than the prompts
+    # A window far shorter than the prompts.
     "gemma2": ("Gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 12}),
     "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     "llama3.1": ("Llama", {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
@@ -38,7 +38,7 @@ T5S = {
 
 
 def their_decoder(kind: str):
-    """A random model whose weights are large enough to show a mistake."""
+    """Returns a random model of transformers with weights that are large enough to reveal a mistake."""
     family, options = DECODERS[kind]
     config = getattr(transformers, f"{family}Config")(**SIZES | options)
     config._attn_implementation = "eager"
@@ -49,14 +49,14 @@ def their_decoder(kind: str):
             if name.endswith(("norm.weight", "layernorm.weight")):
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
-                # a short embedding, or a tied model would only repeat its last token
+                # A small embedding: otherwise a tied model would only repeat its last token.
                 gain = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else 1.5
                 weight.copy_(torch.randn_like(weight) * gain * weight.shape[-1] ** -0.5)
     return model
 
 
 def their_t5(config: T5Config):
-    """A random transformers model of these sizes with weights large enough to show a mistake."""
+    """Returns a random T5 of transformers of these sizes, with weights that are large enough to reveal a mistake."""
     c = config
     settings = transformers.T5Config(
         vocab_size=c.num_embeddings, d_model=c.d_model, d_kv=c.head_dim, d_ff=c.d_ff, num_heads=c.num_heads,
@@ -67,18 +67,18 @@ def their_t5(config: T5Config):
     torch.manual_seed(0)
     model = transformers.T5ForConditionalGeneration(settings).eval()
     with torch.no_grad():
-        model.shared.weight.mul_(0.3)  # else a tied model would only repeat its last token
+        model.shared.weight.mul_(0.3)  # Otherwise a tied model would only repeat its last token.
         for name, weight in model.named_parameters():
             if "SelfAttention" in name or "EncDecAttention" in name:
-                weight.mul_(2.0)  # what stands where must matter
+                weight.mul_(2.0)  # Positions must affect the logits.
     if not c.tied:
-        # transformers 5 shares it with the embedding whatever the configuration says.
+        # transformers 5 ties it to the embedding whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(torch.randn(c.num_embeddings, c.d_model) * c.d_model**-0.5)
     return model
 
 
 def whole_way(reference, folder):
-    """Their model, and ours after safetensors → ours → our own format → ours."""
+    """Returns their model, and ours after safetensors → ours → our own format → ours."""
     reference.save_pretrained(folder / "theirs", safe_serialization=True)
     model, params = checkpoints.load(folder / "theirs")
     checkpoints.save(folder / "ours", model, params)
@@ -94,28 +94,28 @@ def decoders(request, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=T5S)
 def t5s(request, tmp_path_factory):
-    both = whole_way(their_t5(T5S[request.param]), tmp_path_factory.mktemp("t5"))
-    assert both[1].config == T5S[request.param]
-    return both
+    pair = whole_way(their_t5(T5S[request.param]), tmp_path_factory.mktemp("t5"))
+    assert pair[1].config == T5S[request.param]
+    return pair
 
 
 def test_a_decoders_logits_equal_transformers(decoders):
-    """All at once, and cached in blocks, beyond the window and beyond the scaled rotary length."""
+    """Compares one pass and cached blocks, beyond the window and beyond the scaled rotary length."""
     reference, model, params = decoders
     tokens = np.random.default_rng(0).integers(3, 99, (3, WIDTH))
     with torch.no_grad():
         wanted = reference(input_ids=torch.tensor(tokens)).logits.numpy()
-    found = model._apply(params, jnp.asarray(tokens), method="__call__")
-    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=0)
+    logits = model._apply(params, jnp.asarray(tokens), method="__call__")
+    np.testing.assert_allclose(logits, wanted, atol=2e-4, rtol=0)
     prompt = Prompt(jnp.asarray(tokens[:, :21]), jnp.full((3,), 21))
     cache = model.prefill(params, prompt, WIDTH, 6)
-    for at in (20, 25, 30, 35):
-        out, cache = model.extend(params, cache, jnp.asarray(tokens[:, at : at + 5]))
-        np.testing.assert_allclose(out.logits, wanted[:, at : at + 5], atol=2e-4, rtol=0)
+    for offset in (20, 25, 30, 35):
+        out, cache = model.extend(params, cache, jnp.asarray(tokens[:, offset : offset + 5]))
+        np.testing.assert_allclose(out.logits, wanted[:, offset : offset + 5], atol=2e-4, rtol=0)
 
 
 def test_a_decoders_greedy_generation_equals_transformers(decoders):
-    """200 steps, token for token, up to a position where the two best logits nearly tie."""
+    """Compares 200 tokens one by one, up to a position at which the two best logits nearly tie."""
     reference, model, params = decoders
     tokens = np.random.default_rng(1).integers(3, 99, (2, WIDTH))
     with torch.no_grad():
@@ -123,12 +123,12 @@ def test_a_decoders_greedy_generation_equals_transformers(decoders):
             torch.tensor(tokens), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
         ).numpy()
         logits = reference(input_ids=torch.tensor(written)).logits.numpy()
-    found = parity_greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
-    parity_greedy.assert_equal_but_for_near_ties(found, written[:, WIDTH:], logits[:, WIDTH - 1 :])
+    our_tokens = parity_greedy.tokens(model, params, Prompt(jnp.asarray(tokens), jnp.full((2,), WIDTH)), NEW)
+    parity_greedy.assert_equal_but_for_near_ties(our_tokens, written[:, WIDTH:], logits[:, WIDTH - 1 :])
 
 
 def test_a_t5s_logits_equal_transformers(t5s):
-    """Teacher-forced and cached logits, with padding and with distances beyond every exact bucket."""
+    """Compares teacher-forced and cached logits, with padding and with distances beyond every exact bucket."""
     theirs, model, params = t5s
     rng = np.random.default_rng(0)
     encoder = rng.integers(2, model.vocab_size, (3, 40), dtype=np.int32)
@@ -142,8 +142,8 @@ def test_a_t5s_logits_equal_transformers(t5s):
             attention_mask=torch.tensor(encoder > 0, dtype=torch.long),
             decoder_input_ids=torch.tensor(decoder, dtype=torch.long),
         ).logits.numpy()
-    found = teacher_forced_logits(model, params, encoder, decoder)
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+    logits = teacher_forced_logits(model, params, encoder, decoder)
+    np.testing.assert_allclose(logits, wanted, atol=1e-4, rtol=1e-4)
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.asarray(encoder))
     cached, _ = model.extend(params, model.prefill(params, prompt, 48), decoder)
     np.testing.assert_allclose(cached.logits, wanted, atol=1e-4, rtol=1e-4)
@@ -154,10 +154,10 @@ def test_a_t5s_greedy_generation_equals_transformers(t5s):
     encoder = np.random.default_rng(1).integers(2, model.vocab_size, (2, 24), dtype=np.int32)
     ids = torch.tensor(encoder, dtype=torch.long)
     with torch.no_grad():
-        # no cache: transformers gives its own too few layers where the decoder has more than the encoder
+        # Without a cache: transformers' own has too few layers if the decoder is deeper than the encoder.
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": False}
         written = theirs.generate(ids, max_new_tokens=NEW, **settings)
         logits = theirs(input_ids=ids, decoder_input_ids=written).logits.numpy()
     prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32), jnp.asarray(encoder))
-    found = parity_greedy.tokens(model, params, prompt, NEW)
-    parity_greedy.assert_equal_but_for_near_ties(found, written.numpy()[:, 1:], logits)
+    our_tokens = parity_greedy.tokens(model, params, prompt, NEW)
+    parity_greedy.assert_equal_but_for_near_ties(our_tokens, written.numpy()[:, 1:], logits)

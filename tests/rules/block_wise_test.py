@@ -1,4 +1,4 @@
-"""Block verification, exactly: golden numbers, the law of every rule by enumeration, and never fewer tokens."""
+"""Exact tests of block verification: golden numbers, the distribution by enumeration, and never fewer tokens."""
 
 from fractions import Fraction
 
@@ -28,8 +28,8 @@ def test_the_papers_two_tokens(block):
     assert blocks.kept_tokens(P, Q, block, jointly=False) == token_wise
     assert blocks.kept_tokens(P, Q, block, jointly=True) == block_wise
     logits = [np.log(np.array([[float(x) for x in law]] * 2, np.float32)) for law in (Q, P)]
-    found = blocks.outcomes(BlockWise(RULES["spec_decode"]), *logits, block, 0.0)
-    assert found.kept == pytest.approx(float(block_wise), abs=1e-5)
+    outcome = blocks.outcomes(BlockWise(RULES["spec_decode"]), *logits, block, 0.0)
+    assert outcome.kept == pytest.approx(float(block_wise), abs=1e-5)
 
 
 QUICK = ("spec_decode", "token_v3", "lossy_tuned", "opt_log")
@@ -37,22 +37,22 @@ QUICK = ("spec_decode", "token_v3", "lossy_tuned", "opt_log")
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in ALL])
 def test_the_next_tokens_have_the_rules_law(name):
-    """Summed over every block that may be drafted; at T = 0.5 and 1, whole laws and top-p, blocks of 3."""
+    """Sums over every possible block; at T = 0.5 and 1, whole distributions and top-p, blocks of 3."""
     tables, rule = conformance.tables(3, seed=5), ALL[name]
     alpha = conformance.telling_alpha(rule, *tables)
     for sampling in conformance.SAMPLINGS:
         chain = conformance.law_by_rule(rule, *tables, alpha, *sampling)
-        found = blocks.outcomes(BlockWise(rule), *tables, 3, alpha, *sampling)
-        np.testing.assert_allclose(found.law(chain), blocks.chain_law(chain, 4), atol=2e-6)
-        np.testing.assert_allclose(found.ends.sum(-1)[found.chance > 0], 1.0, atol=1e-5)
+        outcome = blocks.outcomes(BlockWise(rule), *tables, 3, alpha, *sampling)
+        np.testing.assert_allclose(outcome.law(chain), blocks.chain_law(chain, 4), atol=2e-6)
+        np.testing.assert_allclose(outcome.ends.sum(-1)[outcome.chance > 0], 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("bug", blocks.BUGS)
 def test_planted_bugs_change_that_law(bug):
     tables = conformance.tables(3, seed=5)
     chain = conformance.law_by_rule(RULES["token_v3"], *tables, 0.4, 1.0, 1.0)
-    found = blocks.outcomes(blocks.BUGS[bug](RULES["token_v3"]), *tables, 3, 0.4)
-    assert np.abs(found.law(chain) - blocks.chain_law(chain, 4)).max() > 1e-3
+    outcome = blocks.outcomes(blocks.BUGS[bug](RULES["token_v3"]), *tables, 3, 0.4)
+    assert np.abs(outcome.law(chain) - blocks.chain_law(chain, 4)).max() > 1e-3
 
 
 logits = hnp.arrays(np.float32, (3, 3), elements=st.floats(-4, 4, width=32))
@@ -62,34 +62,34 @@ logits = hnp.arrays(np.float32, (3, 3), elements=st.floats(-4, 4, width=32))
 @given(q=logits, p=logits, block=st.integers(1, 3), name=st.sampled_from(["spec_decode", "token_v3", "lossy"]))
 def test_no_fewer_tokens_are_kept_than_token_wise(q, p, block, name):
     rule, alpha = RULES[name], 0.3
-    found = blocks.outcomes(BlockWise(rule), q, p, block, alpha)
+    outcome = blocks.outcomes(BlockWise(rule), q, p, block, alpha)
     chain = conformance.law_by_rule(rule, q, p, alpha, 1.0, 1.0)
     drawn = np.exp(q.astype(np.float64)) / np.exp(q.astype(np.float64)).sum(-1, keepdims=True)
-    token_wise, at = 0.0, np.array([1.0, 0.0, 0.0])
+    token_wise, state_probs = 0.0, np.array([1.0, 0.0, 0.0])
     for _ in range(block):
-        at = at @ np.minimum(drawn, chain)
-        token_wise += at.sum()
-    assert found.kept >= token_wise - 1e-4
+        state_probs = state_probs @ np.minimum(drawn, chain)
+        token_wise += state_probs.sum()
+    assert outcome.kept >= token_wise - 1e-4
     if block == 1:
-        assert found.kept == pytest.approx(token_wise, abs=1e-4)
+        assert outcome.kept == pytest.approx(token_wise, abs=1e-4)
 
 
 def test_a_greedy_draft_gains_nothing():
-    """`q̃` one-hot: the one block that is drafted is kept up to `i` as often as its first `i` tokens are `π`'s."""
+    """With a one-hot `q̃`, the only block is kept up to `i` as often as its first `i` tokens are `π`'s."""
     tables, rule = conformance.tables(4, seed=2), RULES["spec_decode"]
-    found = blocks.outcomes(BlockWise(rule), *tables, 4, 0.0, draft_temperature=0.0)
+    outcome = blocks.outcomes(BlockWise(rule), *tables, 4, 0.0, draft_temperature=0.0)
     chain = conformance.law_by_rule(rule, *tables, 0.0, 1.0, 1.0)
-    (only,) = np.flatnonzero(found.chance)
-    row = found.tokens[only]
+    (only,) = np.flatnonzero(outcome.chance)
+    row = outcome.tokens[only]
     reached = np.cumprod([chain[a, b] for a, b in zip([0, *row[:-1]], row, strict=True)])
-    np.testing.assert_allclose(found.ends[only][::-1].cumsum()[::-1][1:], reached, atol=1e-6)
+    np.testing.assert_allclose(outcome.ends[only][::-1].cumsum()[::-1][1:], reached, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
 def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
-    """What the loop that asks from the block's end on finds, for blocks of every length beside each other.
+    """Compares the loop, which asks from the block's end, with enumeration, for blocks of every length in one batch.
 
-    Of rules whose law is bounded `π` is then made only where `P_i` hangs on it: by their own bits, row by row.
+    For rules with bounds, `π` is computed only where `P_i` depends on it, row by row.
     """
     rows, block, verifier = 400, 4, BlockWise(RULES[name])
     pair, draws = blocks.positions(rows, block, 11), np.random.default_rng(1)
@@ -112,7 +112,10 @@ def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
 @pytest.mark.parametrize("rule", ["spec_decode", pytest.param("lossy_tuned", marks=pytest.mark.laws)])
 @pytest.mark.parametrize("failing", ["target", "draft"])
 def test_logits_that_are_no_numbers_are_found_where_they_stand(failing, rule):
-    """Of token 3's successor. Where the target fails nothing stands behind a 3; the draft need not be asked there."""
+    """Token 3's successor has NaN logits.
+
+    If the target fails, nothing follows a 3; the draft need not be asked there.
+    """
     q, p = conformance.tables(5, seed=4)
     broken = {"target": p.copy(), "draft": q.copy()}
     broken[failing][3] = np.nan
@@ -129,16 +132,16 @@ DETERMINISTIC = [name for name in conformance.REPRESENTATIVE if name != "random_
 
 
 @pytest.mark.parametrize(
-    "name", [each if each == "token_v3" else pytest.param(each, marks=pytest.mark.laws) for each in DETERMINISTIC]
+    "name", [case if case == "token_v3" else pytest.param(case, marks=pytest.mark.laws) for case in DETERMINISTIC]
 )
 def test_at_temperature_0_tokens_and_rounds_are_token_wises(name):
     pair, rule = conformance.tabular_pair(*conformance.tables(12, seed=6)), conformance.REPRESENTATIVE[name]
     alpha = None if rule.alpha is None else conformance.alphas(rule, 12)[1]
-    given = {"rule": rule, "alpha": alpha, "max_new_tokens": 20, "block_size": 4}
-    found = [sc.decode(pair, [[n] for n in range(12)], verify=way, **given) for way in ("token", "block")]
-    np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
+    settings_ = {"rule": rule, "alpha": alpha, "max_new_tokens": 20, "block_size": 4}
+    outputs = [sc.decode(pair, [[n] for n in range(12)], verify=way, **settings_) for way in ("token", "block")]
+    np.testing.assert_array_equal(outputs[0].tokens, outputs[1].tokens)
     for counted in ("rounds", "kept", "drafted"):
-        assert found[0].stats[counted] == found[1].stats[counted], counted
+        assert outputs[0].stats[counted] == outputs[1].stats[counted], counted
 
 
 def test_what_does_not_keep_all_the_law_allows_is_refused():
@@ -154,7 +157,9 @@ def test_what_does_not_keep_all_the_law_allows_is_refused():
 
 def test_an_arm_that_drafts_nothing_has_empty_blocks_of_bounded_laws_too():
     q, p = conformance.tables(5, seed=4)
-    given = {"rule": "lossy", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 6, "lossy_arms": True}
-    given |= {"drafters": ("autoregressive", "draft"), "choose": "autoregressive"}
-    ways = [sc.decode(conformance.tabular_pair(q, p), [[0], [1]], verify=way, **given) for way in ("token", "block")]
+    settings_ = {"rule": "lossy", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 6, "lossy_arms": True}
+    settings_ |= {"drafters": ("autoregressive", "draft"), "choose": "autoregressive"}
+    ways = [
+        sc.decode(conformance.tabular_pair(q, p), [[0], [1]], verify=way, **settings_) for way in ("token", "block")
+    ]
     np.testing.assert_array_equal(ways[0].tokens, ways[1].tokens)

@@ -1,4 +1,4 @@
-"""A rule of one's own is tried before it decides: what it returns wrongly is named, with the rule."""
+"""Tests that a user's rule is tried before it decides: wrong output is named, with the rule."""
 
 import dataclasses
 
@@ -68,9 +68,9 @@ def test_the_rules_of_the_table_pass_and_so_do_their_likes():
 
 
 def test_a_rule_with_something_of_its_vocabularys_size_is_left_untried():
-    """A bias per token fits the pair's laws, not those that rules are tried on."""
+    """A bias per token fits the pair's distributions, not those that rules are tried on."""
     bias = jnp.linspace(-1.0, 1.0, 30)
-    own = Rule(name="biased", deferral=lambda pair, alpha: pair.q + bias < alpha, alpha=Alpha(domain=(0.0, 1.0)))
-    checking.check(own)
+    biased = Rule(name="biased", deferral=lambda pair, alpha: pair.q + bias < alpha, alpha=Alpha(domain=(0.0, 1.0)))
+    checking.check(biased)
     with pytest.raises(ValueError, match="its deferral fails on laws of shape .*: NameError"):
-        checking.check(dataclasses.replace(own, deferral=lambda pair, alpha: pair.q < not_there))  # noqa: F821
+        checking.check(dataclasses.replace(biased, deferral=lambda pair, alpha: pair.q < not_there))  # noqa: F821

@@ -1,4 +1,4 @@
-"""`π` of every rule against NumPy, strict comparisons, the table of rules, and the identities of METHODS section 3."""
+"""Tests of every rule's `π` against NumPy, of strict comparisons, the table of rules, and METHODS section 3."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ METHODS_TABLE = {
 
 
 def margin(rule, q, p, alpha, temperature, top_p):
-    """How far the float64 decision and the truncation are from tipping over: smaller is no fair comparison."""
+    """Returns the distance of the float64 decision and truncation from a tie; below it a comparison is unfair."""
     q_law, p_law = reference.softmax(q), reference.softmax(p)
     distance = edge = np.inf
     if top_p < 1 and temperature > 0:
@@ -67,8 +67,8 @@ def test_law_is_the_reference(name):
     for temperature in (0.0,) if rule.greedy_only else (0.0, 0.5, 1.0):
         for top_p in (1.0, 0.8):
             alpha = (low + (high - low) * rng.random(len(q))).astype(np.float32)
-            found = law(rule, q, p, alpha, temperature, top_p)
-            for a, q_row, p_row, row in zip(alpha.astype(float), q, p, found, strict=True):
+            laws = law(rule, q, p, alpha, temperature, top_p)
+            for a, q_row, p_row, row in zip(alpha.astype(float), q, p, laws, strict=True):
                 total += 1
                 if margin(name, q_row, p_row, a, temperature, top_p) < 1e-5:
                     continue
@@ -80,8 +80,8 @@ def test_law_is_the_reference(name):
 
 def test_law_takes_a_temperature_of_the_drafts_own():
     q, p = conformance.logit_pairs(2)
-    found = law("bild_star", q, p, 1.5, 1.0, draft_temperature=0.0)
-    for q_row, p_row, row in zip(q, p, found, strict=True):
+    laws = law("bild_star", q, p, 1.5, 1.0, draft_temperature=0.0)
+    for q_row, p_row, row in zip(q, p, laws, strict=True):
         expected = reference.target_law("bild_star", q_row, p_row, 1.5, 1.0, draft_temperature=0.0)
         np.testing.assert_allclose(row, expected, atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_law_keeps_the_leading_axes():
     ("lossy_greedy", [0, 1, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
 ])  # fmt: skip
 def test_comparisons_are_strict(name, q, p, alpha):
-    """At equality the drafted token is kept; a hair below it is deferred. The float32 numbers are exact."""
+    """At equality the drafted token is kept; slightly below it is deferred. The float32 numbers are exact."""
     q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
     pair = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.zeros((1, 1), bool))
     token = 1 if name in ("token_v2", "token_v3", "lossy_greedy") else 0
@@ -169,38 +169,38 @@ def test_what_has_no_meaning_is_refused(make, message):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bild_star_where_the_targets_law_is_zero_in_float32(temperature):
-    """`-log p` of a token 100 below the target's first: 100 nats, not infinity."""
+    """`-log p` of a token 100 below the target's first is 100 nats, not infinity."""
     q, p = np.float32([[-4.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), np.float32([[-100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
     pair = conformance.law_pair(q, p, temperature)
     for row in range(2):
         log_p, soft = reference.log_law(p[row], 1.0), reference.softmax(q[row])
         exact = -(soft * log_p).sum() if temperature else -log_p[np.argmax(q[row])]
         for alpha, deferred in ((exact * 0.999, True), (exact * 1.001, False)):
-            found = jax.jit(RULES["bild_star"].deferral)(pair, jnp.full((2, 1), alpha, jnp.float32))
-            assert bool(found[row, 0]) is deferred, (row, alpha)
+            decision = jax.jit(RULES["bild_star"].deferral)(pair, jnp.full((2, 1), alpha, jnp.float32))
+            assert bool(decision[row, 0]) is deferred, (row, alpha)
 
 
 @pytest.mark.parametrize("alpha", [-1e-9, -1e-7, 0.0, 1e-9])
 @pytest.mark.parametrize("name", ["chow", "diff", "opt", "token_v1", "token_v2", "chow_log", "diff_log", "opt_log"])
 def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
-    """1 - α and max p - α are 1 and max p in float32 there, and α's sign is lost."""
+    """In float32, 1 - α and max p - α would be 1 and max p there, and α's sign would be lost."""
     alpha = float(np.float32(alpha))
     certain, half, flat = [0.0, -200.0, -200.0, -200.0], [0.0, 0.0, -200.0, -200.0], [0.0] * 4
     laws = (certain, half, flat)
     q, p = (np.float32(x) for x in zip(*itertools.product(laws, laws), strict=True))
     pair = conformance.law_pair(q, p, 1.0)
-    found = np.broadcast_to(jax.jit(RULES[name].deferral)(pair, jnp.full((len(q), 1), alpha, jnp.float32)), q.shape)
+    decisions = np.broadcast_to(jax.jit(RULES[name].deferral)(pair, jnp.full((len(q), 1), alpha, jnp.float32)), q.shape)
     for row in range(len(q)):
-        # in float64 these laws are exact: 1, 1/2, 1/4 and nothing
+        # in float64 these distributions are exact: 1, 1/2, 1/4 and 0
         laws = [np.round(reference.softmax(x[row]), 12) for x in (q, p)]
         expected = np.broadcast_to(reference.DECISIONS[name](*laws, *laws, alpha, False), 4)
-        np.testing.assert_array_equal(found[row], expected, err_msg=f"{laws}")
+        np.testing.assert_array_equal(decisions[row], expected, err_msg=f"{laws}")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("alpha", [-1e-9, -1e-12])
 def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, temperature):
-    """However sure the draft is; the policy of a token cascade decides as the rule does."""
+    """This holds however sure the draft is; the policy of a token cascade decides as the rule does."""
     q, p = np.eye(5, dtype=np.float32) * 100, np.float32(np.random.default_rng(0).normal(size=(5, 5)))
     lossless = law("spec_decode", q, p, 0.0, temperature)
     np.testing.assert_allclose(law("chow", q, p, alpha, temperature), lossless, atol=1e-6)
@@ -211,7 +211,7 @@ def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, tempera
 
 @pytest.mark.parametrize("beta", [round(0.05 * n, 2) for n in range(1, 20)])
 def test_an_alpha_that_is_the_end_of_its_domain_is_inside(beta):
-    """β >= 1 − α at equality, although α is a float32 and 1 − β a float64."""
+    """β >= 1 − α holds at equality, although α is a float32 and 1 − β a float64."""
     edge = round(1 - beta, 2)
     assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
     with pytest.raises(ValueError, match=r"alpha=.* is outside the domain \[.*, 1\) of it"):
@@ -234,22 +234,22 @@ def scaled(logits, temperature, top_p=1.0):
 
 
 def root_b(qt, pt, alpha):
-    """`b = 1/β` of `lossy_tuned` by Brent's method; 0 where nothing is cut off."""
+    """Returns `b = 1/β` of `lossy_tuned` by Brent's method; 0 if nothing is cut off."""
     excess = np.maximum(qt - pt / (1 - alpha), 0).sum()
     if excess <= 0:
         return 0.0
-    # at α = 0 the root is the upper end itself, up to what float32 rounds off the laws
+    # at α = 0 the root is the upper end itself, up to float32 rounding
     return brentq(lambda b: np.maximum(b * pt - qt, 0).sum() - excess, 0, 1 / (1 - alpha) + 1e-6, xtol=1e-14)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.5])
 def test_tuned_lossy_solves_its_equation(top_p):
-    """Lemma 2; also where the root lies beyond the paper's search range, `β > 10` (errata of METHODS, 3)."""
+    """Lemma 2, also for a root beyond the paper's search range, `β > 10` (errata of METHODS, 3)."""
     q, p = conformance.logit_pairs(4, count=200)
     large = 0
     for alpha in (0.0, 0.3, 0.9, 0.97):
-        found = law("lossy_tuned", q, p, alpha, 1.0, top_p).astype(float)
-        for row, qt, pt in zip(found, scaled(q, 1.0, top_p), scaled(p, 1.0, top_p), strict=True):
+        laws = law("lossy_tuned", q, p, alpha, 1.0, top_p).astype(float)
+        for row, qt, pt in zip(laws, scaled(q, 1.0, top_p), scaled(p, 1.0, top_p), strict=True):
             np.testing.assert_allclose(row.sum(), 1.0, atol=1e-5)
             b = root_b(qt, pt, float(np.float32(alpha)))
             assert 0 <= b <= 1 / (1 - alpha) + 1e-5
@@ -276,10 +276,10 @@ def test_lemma_7_token_v3_at_temperature_zero_is_lossy_greedy():
     q, p = conformance.logit_pairs(7)
     seen = set()
     for alpha in (0.0, 0.1, 0.5, 0.9, 1.0):
-        found = law("lossy_greedy", q, p, alpha, 0.0)
-        np.testing.assert_array_equal(found, law("token_v3", q, p, alpha, 0.0))
+        laws = law("lossy_greedy", q, p, alpha, 0.0)
+        np.testing.assert_array_equal(laws, law("token_v3", q, p, alpha, 0.0))
         draft, target = scaled(q, 0.0), scaled(p, 0.0)
-        seen |= {bool(same) for same in (found == target).all(-1)} | {bool((found != draft).any())}
+        seen |= {bool(same) for same in (laws == target).all(-1)} | {bool((laws != draft).any())}
     assert seen == {True, False}
 
 
@@ -291,7 +291,7 @@ def test_lemma_10_opt_and_diff_at_temperature_zero_have_one_law_but_not_one_defe
         np.testing.assert_array_equal(law("opt", q, p, alpha, 0.0), law("diff", q, p, alpha, 0.0))
         column = jnp.full((len(q), 1), alpha, jnp.float32)
         rates.append([float(RULES[name].deferral(pair, column).mean()) for name in ("opt", "diff")])
-    # where both argmaxes agree the distance is 0: opt may defer there, diff not, and nothing changes
+    # if both argmaxes agree the distance is 0: opt may defer there, diff may not, and nothing changes
     assert all(opt >= diff for opt, diff in rates) and any(opt > diff for opt, diff in rates)
 
 
@@ -321,7 +321,7 @@ NEVER_DEFERS |= {"chow_log": math.log(VOCAB) + 1e-5, "diff_log": math.log(VOCAB)
 @pytest.mark.parametrize(("name", "alpha"), NEVER_DEFERS.items())
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_draft_ends(name, alpha, temperature):
-    """Where a rule never defers, `π = q̃`."""
+    """If a rule never defers, `π = q̃`."""
     q, p = conformance.logit_pairs(10)
     # without equal pairs (TV = 0 defeats any α) and infinite divergences
     finite = np.isfinite(q).all(-1) & np.isfinite(p).all(-1)
@@ -340,18 +340,18 @@ def test_draft_ends(name, alpha, temperature):
 def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
     """Counter-example: the target's top token is never deferred, so the draft's excess on it stays."""
     q, p = np.log([0.8, 0.1, 0.1]), np.log([0.5, 0.3, 0.2])
-    found = law("token_v3", q, p, 0.0, temperature)
+    token_law = law("token_v3", q, p, 0.0, temperature)
     target = law("spec_decode", q, p, 0.0, temperature)
-    assert np.abs(found - target).max() > 0.1
+    assert np.abs(token_law - target).max() > 0.1
     pair = conformance.law_pair(q[None], p[None], temperature)
     deferred = np.asarray(RULES["token_v3"].deferral(pair, jnp.zeros((1, 1))))[0]
     np.testing.assert_array_equal(deferred, [False, True, True])
-    # at temperature 0 it is
+    # at temperature 0 it is lossless
     np.testing.assert_array_equal(law("token_v3", q, p, 0.0, 0.0), law("spec_decode", q, p, 0.0, 0.0))
 
 
 def test_not_an_identity_acceptance_does_not_rise_with_alpha():
-    """Counter-example: fewer tokens are deferred as α grows, and yet more of the draft is rejected."""
+    """Counter-example: fewer tokens are deferred as α grows, but more of the draft is rejected."""
     rng, falls = np.random.default_rng(11), 0
     for name in TOKEN:
         q, p = rng.normal(size=(60, 5)) * 2, rng.normal(size=(60, 5)) * 2

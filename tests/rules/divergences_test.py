@@ -1,4 +1,4 @@
-"""Divergences against a naive computation, their ends, and what must hold between them."""
+"""Tests of divergences against a naive computation, their ends, and the relations between them."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ NAMES = list(DIVERGENCES)
 
 
 def laws(seed, vocab_size=11):
-    """Rows of `(p, q)`, float32: random and adversarial ones."""
+    """Returns rows of `(p, q)`, float32: random and adversarial ones."""
     q, p = conformance.logit_pairs(seed, vocab_size=vocab_size)
     return tuple(np.stack([reference.softmax(row) for row in x]).astype(np.float32) for x in (p, q))
 
@@ -50,7 +50,7 @@ def test_one_choice_is_one_function():
     assert len([name for name in deferral.RULES if name.startswith("fuzzy_")]) == 4 * len(DIVERGENCES)
 
 
-# --- where float32 holds the laws no more, but their logs
+# --- probabilities that only their logs can hold
 
 
 @partial(jax.jit, static_argnums=0)
@@ -59,10 +59,10 @@ def compared(threshold, pair):
 
 
 def wide_logits():
-    """Pairs of logits `(q, p)` whose tokens lie up to 300 apart, and what is masked in one of the two or in both."""
+    """Returns pairs of logits `(q, p)` that differ by up to 300, with entries masked in one or both."""
     rng = np.random.default_rng(5)
     q, p = rng.uniform(-150, 150, (2, 60, 11)).astype(np.float32)
-    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # one token far off the others
+    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # one token far from the others
     q[:10, 0], p[10:20, 0] = -120.0, -120.0
     q[40:50, 3] = p[40:50, 3] = -np.inf
     q[50:55, 4], p[55:, 5] = -np.inf, -np.inf
@@ -73,7 +73,7 @@ def wide_logits():
 @pytest.mark.parametrize("top_k", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temperature, top_p):
-    """Raw and scaled: a law is 0 in float32 where its logit lies 87 below the largest, and at T = 0.1 where it is 9."""
+    """A float32 probability is 0 at a logit 87 below the largest, and at T = 0.1 at one 9 below."""
     q, p = wide_logits()
     pair = conformance.law_pair(q, p, temperature, top_p)
     for scaled in (False, True):
@@ -82,10 +82,10 @@ def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temper
             for row in zip(p, q, strict=True)
         ]
         expected = np.array([reference.divergence_of_logs(name, *row, top_k) for row in rows])
-        found = np.asarray(compared(Threshold(name, top_k, scaled), pair))[:, 0]
-        np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+        values = np.asarray(compared(Threshold(name, top_k, scaled), pair))[:, 0]
+        np.testing.assert_array_equal(np.isinf(values), np.isinf(expected))
         finite = np.isfinite(expected)
-        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values[finite], expected[finite], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "alpha"), [("kl", 0.5), ("js_reference", 0.5)])
@@ -94,7 +94,7 @@ def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temper
     [("draft",), pytest.param((Level(model="middle", budget=2, block_size=2),), marks=pytest.mark.laws)],
 )
 def test_an_engine_decides_by_them_too(name, alpha, drafters):
-    """The draft gives e^-100 to what the target gives 0.002: 0.2 nats, where float32's laws say infinity."""
+    """The draft gives e^-100 where the target gives 0.002: 0.2 nats, but infinity from float32 probabilities."""
     q, p = np.zeros((3, 3), np.float32), np.zeros((3, 3), np.float32)
     q[:, 2], p[:, 2] = -100.0, -6.0
     exact = reference.divergence_of_logs(name, *(reference.log_law(x[0], 1.0) for x in (p, q)))
@@ -108,16 +108,16 @@ def test_an_engine_decides_by_them_too(name, alpha, drafters):
 
 @pytest.mark.parametrize("vocab_size", [4, 37, 8192])
 def test_laws_without_a_common_token_are_at_the_largest_distance_whatever_rounding_leaves(vocab_size):
-    """So that `Div >= τ` holds at τ = 1."""
+    """The distance is exact, so that `Div >= τ` holds at τ = 1."""
     rng = np.random.default_rng(0)
     q, p = rng.normal(size=(2, 40, vocab_size)).astype(np.float32)
     half = rng.permutation(vocab_size)[: vocab_size // 2]
     q[:, half] = -np.inf
     p[:, np.setdiff1d(np.arange(vocab_size), half)] = -np.inf
     pair = conformance.law_pair(q, p, 1.0)
-    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # rounding there is
+    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # there is rounding
     for name in ("js", "tv"):
-        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # all that the target may say
+        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # all of the target's tokens
             rule = deferral.fuzzy(name, top_k, scaled)
             assert (np.asarray(compared(rule.deferral, pair)) >= 1.0).all(), rule.name
     np.testing.assert_array_equal(total_variation(pair.p, pair.q), 1.0)

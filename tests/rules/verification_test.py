@@ -1,4 +1,4 @@
-"""The identity of METHODS section 2 for every rule and acceptance that fits it, and the law that a verdict reports."""
+"""Tests of METHODS section 2's identity for every rule and fitting acceptance, and of a verdict's distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_identity_holds_for_any_logits(name, pair, fraction, temperature):
 
 @pytest.mark.parametrize("beta", [0.6, 1.0, 1.5, 3.0])
 def test_lossy_with_another_beta(beta):
-    """Also where nothing is left to replace from, although a rejection is possible: `β > 1`."""
+    """With `β > 1` there may be nothing to replace from, although a rejection is possible."""
     pair = conformance.law_pair(*conformance.logit_pairs(), 1.0)
     conformance.check_identity(Speculative(lossy(beta)), pair, 0.5)
     law = lossy(beta).target_law(pair, jnp.full((len(pair.q), 1), 0.5))
@@ -57,7 +57,7 @@ def test_lossy_with_another_beta(beta):
         np.testing.assert_allclose(row, reference.lossy(q, p, 0.5, beta), atol=2e-5)
 
 
-# --- the law that each committed token of a block obeys
+# --- the distribution of each committed token of a block
 
 
 ROWS, BLOCK, ALPHA = 40, 3, 0.4
@@ -71,9 +71,9 @@ LAWLESS = np.arange(ROWS) % 2 == 1
     + [(Speculative, "rule", LAWLESS)],
 )
 def test_the_law_behind_a_whole_block_is_that_of_who_writes_there(accept, bonus, targets):
-    """`π` at every position of blocks of 0 to 3 tokens; behind them `p̃` where the bonus is the target's.
+    """Blocks have 0 to 3 tokens: `π` at every position, and `p̃` after the block if the bonus is the target's.
 
-    So it is where the draft has no law behind the block, too.
+    The same holds if the draft has no distribution after the block.
     """
     rule, pair = RULES["token_v3"], blocks.positions(ROWS, BLOCK, 11)
     tokens, length = np.argmax(pair.q_tilde[:, :BLOCK], -1), np.arange(ROWS) % (BLOCK + 1)
@@ -81,7 +81,7 @@ def test_the_law_behind_a_whole_block_is_that_of_who_writes_there(accept, bonus,
     verify = jax.jit(accept(rule).verify, static_argnames="bonus")
     verdict = verify(pair, draft, blocks.round_keys(ROWS), jnp.full((ROWS,), ALPHA), bonus=bonus)
     law = np.asarray(rule.target_law(pair, jnp.full((ROWS, BLOCK + 1, 1), ALPHA)))
-    behind = np.arange(BLOCK + 1)[None] == length[:, None]
-    assert np.abs(law - pair.p_tilde)[behind].max() > 0.1
-    expected = np.where((behind & np.reshape(targets, (-1, 1)))[..., None], pair.p_tilde, law)
+    bonus_place = np.arange(BLOCK + 1)[None] == length[:, None]
+    assert np.abs(law - pair.p_tilde)[bonus_place].max() > 0.1
+    expected = np.where((bonus_place & np.reshape(targets, (-1, 1)))[..., None], pair.p_tilde, law)
     np.testing.assert_allclose(verdict.law, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept, who decides, and that a cache in any state breaks nothing."""
+"""The folder of compiled programs, the settings that choose it, and caches in any damaged state."""
 
 import os
 
@@ -15,7 +15,7 @@ DIRECTORY, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_comp
 
 @pytest.fixture(autouse=True)
 def as_after_an_import(monkeypatch, tmp_path):
-    """JAX's settings as an import leaves them, and a home of the test's own; put back afterwards."""
+    """Sets JAX's settings as an import leaves them, and a home for the test; restores them afterwards."""
     names = (DIRECTORY, SECONDS, "jax_enable_compilation_cache")
     before = {name: jax.config.values[name] for name in names}
     for name, value in zip(names, (None, 1.0, True), strict=True):
@@ -29,7 +29,7 @@ def as_after_an_import(monkeypatch, tmp_path):
 
 
 def switched_on():
-    """The directory and the seconds that JAX was left with, as `(folder or None, seconds)`."""
+    """Returns the directory and the seconds that JAX was left with, as `(folder or None, seconds)`."""
     compilation_cache.switch_on()
     return jax.config.values[DIRECTORY], jax.config.values[SECONDS]
 
@@ -41,7 +41,7 @@ def test_on_by_default_for_whatever_decodes_in_the_users_cache_folder(monkeypatc
     assemble(sc.Pair(target=model, draft=model))
     folder = tmp_path / "xdg/speccascade_jax/xla"
     assert (jax.config.values[DIRECTORY], jax.config.values[SECONDS]) == (str(folder), 0.0)
-    assert folder.stat().st_mode & 0o077 == 0  # nobody else's business
+    assert folder.stat().st_mode & 0o077 == 0  # no permissions for others
 
 
 @pytest.mark.parametrize(("variable", "value", "expected"), [
@@ -78,7 +78,7 @@ def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
 def test_a_folder_that_cannot_be_written_or_that_others_could_write_is_not_used(
     tmp_path, monkeypatch, name, mode, owner, said
 ):
-    """What is read there is executed. A folder that others may read does no harm."""
+    """The folder's content is executed. A folder that others may only read does no harm."""
     (tmp_path / "a_file").write_text("")
     for folder in (tmp_path / "locked", tmp_path / "named"):
         folder.mkdir()
@@ -107,7 +107,7 @@ print(json.dumps([before, [str(w.message) for w in caught], tokens.tolist()]))
 
 
 def decode(folder, *limit):
-    """What a new process had set before its first decode, what it warned of, and its tokens."""
+    """Returns a new process's settings before its first decode, its warnings and its tokens."""
     return new_process.answer(DECODE, *limit, **{compilation_cache.VARIABLE: str(folder)})
 
 
@@ -124,7 +124,7 @@ def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
 
 @pytest.mark.laws
 def test_a_damaged_entry_is_made_anew_and_never_read(tmp_path):
-    """A flipped bit in a compressed program, a torn file, an empty one, rubbish: no warning, no crash, made anew."""
+    """Damages a compressed program by a flipped bit, cut, emptied or rubbish: no warning, no crash, compiled again."""
     decode(tmp_path)
     entries = sorted(tmp_path.glob("jit_*-checked"))
     whole = {path: path.read_bytes() for path in entries}
@@ -162,5 +162,5 @@ def test_an_entry_with_any_bit_flipped_is_removed(tmp_path):
 def test_folders_of_the_users_own_are_read_as_jax_does(tmp_path):
     (tmp_path / "theirs").mkdir()
     compilation_cache._check_what_is_read(tmp_path / "ours")
-    own, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
-    assert isinstance(own, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)
+    ours, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
+    assert isinstance(ours, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)

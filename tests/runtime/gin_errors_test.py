@@ -1,4 +1,4 @@
-"""What gin raises, in one line."""
+"""Errors of gin, in one line."""
 
 import pytest
 
@@ -16,8 +16,8 @@ CALL = "\n  In call to configurable 'f' (<function f at 0x7f1234567890>)"
     (TypeError(f"sweep() missing 1 required keyword-only argument: 'pair'{CALL}"), "sweep lacks 'pair': add --gin"),
 ])  # fmt: skip
 def test_an_error_is_one_line_without_addresses_or_calls(error, said):
-    found = gin_errors.explained(error)
-    assert found.startswith(said) and "0x" not in found and "configurable" not in found and "\n" not in found
+    line = gin_errors.explained(error)
+    assert line.startswith(said) and "0x" not in line and "configurable" not in line and "\n" not in line
 
 
 def test_memory_names_the_remedy_and_what_was_not_foreseen_its_kind():

@@ -1,4 +1,4 @@
-"""Mutated gin files: whatever is written into one, what comes out is a run, or one line that says what is wrong."""
+"""Mutated gin files: the outcome is always a run, or one line that says what is wrong."""
 
 import ast
 import random
@@ -62,7 +62,7 @@ BINDING = re.compile(r"^(\s*)([\w./]+)(\s*=\s*)(.*)$")
 
 
 def _value(lines, rng):
-    """Another value in place of one; returns what an error should name."""
+    """Replaces a value by another one; returns names that an error should contain."""
     number = rng.choice([n for n, line in enumerate(lines) if BINDING.match(line)])
     space, name, equals, _ = BINDING.match(lines[number]).groups()
     value = rng.choice(VALUES)
@@ -71,7 +71,7 @@ def _value(lines, rng):
 
 
 def _read(value):
-    """The value as Python writes it: 1e9 is 1000000000.0."""
+    """Returns the value as Python writes it: 1e9 is 1000000000.0."""
     try:
         return (repr(ast.literal_eval(value.strip())),)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -79,26 +79,26 @@ def _read(value):
 
 
 def _name(lines, rng):
-    """A slip in a word: a letter less, twice, or in another's place."""
+    """Mistypes a word: a letter missing, doubled, or replaced."""
     number = rng.choice([n for n, line in enumerate(lines) if re.search(r"\w\w", line.partition("#")[0])])
     word = rng.choice(list(re.finditer(r"\w\w+", lines[number].partition("#")[0])))
-    at = rng.randrange(word.start(), word.end())
-    letter = rng.choice(["", lines[number][at] * 2, rng.choice("xyz_019")])
-    lines[number] = lines[number][:at] + letter + lines[number][at + 1 :]
+    position = rng.randrange(word.start(), word.end())
+    letter = rng.choice(["", lines[number][position] * 2, rng.choice("xyz_019")])
+    lines[number] = lines[number][:position] + letter + lines[number][position + 1 :]
     return ()
 
 
 def _sign(lines, rng):
-    """A bracket, a quotation mark, a comma or a colon too few or too many."""
+    """Mistypes a bracket, a quotation mark, a comma or a colon: one too few or too many."""
     number = rng.choice([n for n, line in enumerate(lines) if SIGN.search(line.partition("#")[0])])
-    at = rng.choice(list(SIGN.finditer(lines[number].partition("#")[0]))).start()
-    put = rng.choice(["", lines[number][at] * 2, rng.choice("[](){}'\",:=@%")])
-    lines[number] = lines[number][:at] + put + lines[number][at + 1 :]
+    position = rng.choice(list(SIGN.finditer(lines[number].partition("#")[0]))).start()
+    put = rng.choice(["", lines[number][position] * 2, rng.choice("[](){}'\",:=@%")])
+    lines[number] = lines[number][:position] + put + lines[number][position + 1 :]
     return ()
 
 
 def _line(lines, rng):
-    """A line too few, twice, elsewhere, or indented otherwise; an include or an import that is none."""
+    """Drops, doubles, moves or indents a line, or adds an invalid include or import."""
     number = rng.randrange(len(lines))
     line = lines.pop(number)
     more = ["", " " + line, line.strip(), f"{line}\n{line}", "include 'nothing.gin'", "include 3", "import nothing"]
@@ -114,7 +114,7 @@ def _line(lines, rng):
 
 
 class _Resolved(BaseException):
-    """Raised where weights would be loaded."""
+    """An exception in place of the loading of weights."""
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def _stop_before_loading(monkeypatch, tmp_path):
 
 
 def _mutated(rng, folder):
-    """What is called, its files with one of them mutated, and what an error should name: a value, a binding."""
+    """Returns a function, its files with one mutated, and names that an error should contain: a value, a binding."""
     function, files = rng.choice(WHOLE)
     files = [str(ROOT / name) for name in files]
     number = rng.randrange(len(files)) if rng.random() < 0.4 else 0
@@ -148,7 +148,7 @@ def _mutated(rng, folder):
 
 
 def _outcome(function, files):
-    """What the command would end with: its error, or `None`."""
+    """Returns the error that the command would end with, or `None`."""
     gin.clear_config()
     dry = ["sweep.dry_run = True"] if function is experiment.sweep else []
     try:
@@ -181,7 +181,7 @@ def test_mutated_files_end_in_one_line_or_run(tmp_path, capsys):
 
 
 def _wrongs(message, named):
-    """What is wrong with an error."""
+    """Yields the faults of an error message."""
     if not isinstance(message, str) or not message.startswith("error: "):
         yield "no message"
         return
@@ -191,7 +191,7 @@ def _wrongs(message, named):
         yield "an error of ours"
     if len(message.splitlines()) > 2 or len(message) > 700:
         yield "too long"
-    words = [word for each in named for word in (each, repr(each), *re.findall(r"'\w+'", each))]
-    places = [*words, "mutated.gin", gin_errors.DEEP]  # of a value that names itself nobody knows the place
+    words = [word for name in named for word in (name, repr(name), *re.findall(r"'\w+'", name))]
+    places = [*words, "mutated.gin", gin_errors.DEEP]  # for a value that names itself the place is unknown
     if named and not any(word in message for word in places):
         yield "neither value nor binding"

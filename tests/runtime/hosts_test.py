@@ -1,4 +1,4 @@
-"""One process is alone and asks nobody; several are tried in `tests/experiments/hosts_test.py`."""
+"""A single process needs no agreement; `tests/experiments/hosts_test.py` tests several."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_half_a_word_about_others_is_refused(arguments, message):
 def test_a_connection_that_ends_without_a_word_is_a_process_that_is_gone(word, ends, monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(hosts.os, "_exit", ended.append)
-    one, other = socket.socketpair()
-    listening = threading.Thread(target=hosts._listen, args=(1, 4, one))
+    own_end, remote_end = socket.socketpair()
+    listening = threading.Thread(target=hosts._listen, args=(1, 4, own_end))
     listening.start()
-    other.sendall(word)
-    other.close()
+    remote_end.sendall(word)
+    remote_end.close()
     listening.join(10)
     assert ended == ends
     said = "error: process 1 of 4 is gone; on all hosts give the same" if ends else ""

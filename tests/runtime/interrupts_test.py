@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line that says how to go on, the status that shells expect, no trace."""
+"""Ctrl-C and SIGTERM: one line that says how to continue, the status that shells expect, no trace."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @pytest.fixture(autouse=True)
 def ctrl_c_is_heard():
-    """A shell starts what runs in the background with SIGINT ignored, and children inherit that."""
+    """Restores SIGINT: a shell starts background processes with SIGINT ignored, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Gin texts of version 0.2 mean today what they meant then, and say once which of their names are old."""
+"""Gin texts of version 0.2 keep their meaning, and each old name is reported once."""
 
 import re
 import sys
@@ -100,9 +100,9 @@ class Settings:
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """`(file, bindings, text) -> what its function returns`, of a module `points` that has `Settings`."""
+    """Returns `(file, bindings, text) -> result of its function`, for a module `points` that has `Settings`."""
     monkeypatch.setattr(legacy_gin, "_WARNED", set())
-    for registry in ("_REGISTRY", "_INVERSE_REGISTRY"):  # what is registered here is gone afterwards
+    for registry in ("_REGISTRY", "_INVERSE_REGISTRY"):  # registrations of a test are removed afterwards
         monkeypatch.setattr(gin.config, registry, getattr(gin.config, registry).copy())
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "points.py").write_text(POINTS)

@@ -1,4 +1,4 @@
-"""The restart with other allocator settings happens once, and only where it means something."""
+"""The restart with other allocator settings happens once, and only if it has an effect."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A mesh's shape is checked before a device is asked for, and one device is no mesh."""
+"""The check of a mesh's shape, which comes before any device is used; one device has no mesh."""
 
 from __future__ import annotations
 

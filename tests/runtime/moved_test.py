@@ -1,4 +1,4 @@
-"""Old module names: the modules in their new places, from Python and from pickles, with a warning."""
+"""Old module names: the modules at their new places, from Python and from pickles, with a warning."""
 
 import importlib
 import pickle
@@ -18,13 +18,13 @@ PACKAGE = Path(speccascade_jax.__file__).parent
 def test_every_new_place_exists_and_no_old_one_does():
     for old, new in moved.MOVED.items():
         paths = [PACKAGE.joinpath(*name.split(".")) for name in (old, new)]
-        there = [path.is_dir() and any(path.glob("*.py")) or path.with_suffix(".py").is_file() for path in paths]
-        assert there == [False, True], (old, new)
+        exists = [path.is_dir() and any(path.glob("*.py")) or path.with_suffix(".py").is_file() for path in paths]
+        assert exists == [False, True], (old, new)
 
 
 @pytest.fixture
 def forgotten():
-    """Old names that are imported anew."""
+    """Removes old names, so that they are imported again."""
     for name in [name for name in sys.modules if moved.new_place(name) != name]:
         del sys.modules[name]
 
@@ -33,7 +33,8 @@ def forgotten():
     ("core.typed", "core.validate_types"),
     ("results.tables", "results.report.tables"),
     ("results.tables.grid", "results.report.tables.grid"),
-    ("evaluation.calibration.outcome", "evaluation.studies.calibration.calibrating"),  # its package moved, then it
+    # its package moved first, then the module itself
+    ("evaluation.calibration.outcome", "evaluation.studies.calibration.calibrating"),
 ])  # fmt: skip
 def test_an_old_name_is_the_same_module_and_warns(forgotten, old, new):
     place = importlib.import_module(f"speccascade_jax.{new}")

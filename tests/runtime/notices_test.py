@@ -1,4 +1,4 @@
-"""What takes long is said, once, to somebody who waits."""
+"""Notices of long operations: once, to a person who waits."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ from speccascade_jax.runtime import notices
 
 
 class Terminal(io.StringIO):
-    """A stderr that says when something is written to it."""
+    """A stderr that signals every write."""
 
     def __init__(self, isatty=True):
         super().__init__()
@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 
 
 def terminal(monkeypatch):
-    """In the test itself: pytest gives each phase a stderr of its own."""
+    """Sets the terminal in the test itself: pytest gives each phase a stderr of its own."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     return sys.stderr
 
@@ -47,7 +47,7 @@ def test_what_is_done_in_time_is_not_spoken_of(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="speccascade_jax"), notices.said_if_long(pytest.fail, after=1e6):
         pass
     assert stderr.getvalue() == "" and not caplog.records
-    assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
 def test_the_line_is_ended_when_it_fails(monkeypatch):
@@ -66,7 +66,7 @@ def test_where_nobody_waits_it_stands_in_the_log_alone(monkeypatch, caplog):
     with notices.said_if_long(lambda: asked.set() or "this", after=0.0):
         assert asked.wait(60)
     assert sys.stderr.getvalue() == "" and len(caplog.records) == 1
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # a notebook
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook
     with notices.said_if_long(lambda: "this", after=0.0):
         assert sys.stderr.written.wait(60)
     assert sys.stderr.getvalue().startswith("speccascade_jax: this … ")

@@ -1,4 +1,4 @@
-"""Files of one's own by path: looked up as module.NAME, loaded once, errors that name the file."""
+"""The user's own files by path: used as module.NAME, loaded once, errors that name the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speccascade_jax.runtime import own_files
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    """What a test loads is gone afterwards."""
+    """Removes modules that a test loads."""
     monkeypatch.setattr(own_files, "_LOADED", {})
     before, path = set(sys.modules), list(sys.path)
     yield

@@ -1,4 +1,4 @@
-"""How one types what a program suggests."""
+"""Commands in suggestions, as the user types them."""
 
 import os
 import sys
@@ -7,18 +7,18 @@ from speccascade_jax.runtime import paths
 
 
 def test_a_command_is_typed_with_the_python_that_runs(tmp_path, monkeypatch):
-    own = tmp_path / "my env" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.write_text("")
-    own.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(own))
-    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
+    interpreter = tmp_path / "my env" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text("")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    monkeypatch.setenv("PATH", str(interpreter.parent), prepend=os.pathsep)
     assert paths.interpreter() == "python"
     monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path)
     assert paths.interpreter() == "'./my env/bin/python'"
     assert paths.command("run", paths.interpreter()) == "'./my env/bin/python' -m experiments.run"
-    monkeypatch.chdir(own.parent)
+    monkeypatch.chdir(interpreter.parent)
     assert paths.interpreter() == "./python"
     monkeypatch.setattr(sys, "executable", "")
     assert paths.interpreter() == "python"

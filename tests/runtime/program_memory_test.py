@@ -1,4 +1,4 @@
-"""Compiled programs are given back when the process runs out of room for more, and not before."""
+"""Compiled programs are dropped when the process runs out of memory maps, and not before."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def test_programs_are_dropped_only_when_crowded():
 def test_maps_are_counted_anew_only_after_a_compilation(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     monkeypatch.setattr(program_memory, "_MAPS", maps)
-    assert not program_memory.release_when_crowded(share=0.0)  # a system without /proc
+    assert not program_memory.release_when_crowded(share=0.0)  # as on a system without /proc
     maps.write_text("\n" * 3)
     jax.jit(lambda x: 3 * x)(jnp.float32(1))
     limit = int(program_memory._LIMIT.read_text())
@@ -70,7 +70,7 @@ print(json.dumps({"maps": most, "grown": resident() - before if decodes else 0})
 @pytest.mark.parity
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="Linux counts memory maps")
 def test_many_programs_in_one_process_keep_within_the_maps_there_are(tmp_path):
-    """Through `decode` and `stream`: by the flags of tests 24 of them would need 4,300, by those of users 11,800."""
+    """Calls `decode` and `stream`; 24 programs would need 4,300 maps with the tests' flags, 11,800 with users'."""
     (tmp_path / "limit").write_text("4000")
     assert new_process.answer(MANY, 24, 0, tmp_path / "limit")["maps"] < 2500
 

@@ -1,4 +1,4 @@
-"""A tiny pair with a draft and a middle model, and policies of it."""
+"""Fixtures: a tiny pair with a draft and a middle model, and policies for it."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture
 def write_policy(pair):
-    """A function that writes a perceptron which always takes the drafter `best`; `card`: more of its card."""
+    """Returns a function that writes a perceptron that always takes the drafter `best`; `card` updates its card."""
 
     def write(path, drafters, best, **card):
         loaded = sc.load_pair(pair.name)

@@ -1,4 +1,4 @@
-"""Learners on streams whose best arm is known: what they find, and that they find it again after a shift."""
+"""Tests of learners on streams with a known best arm: they find it, and find it again after a shift."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,10 @@ CARD = Card(scores="perceptron", features=12, arms=("a", "b", "c"), prints=("1",
 
 
 def stream(phases, queries, seed=0):
-    """Features `[N, D]` and times per token `[N, 3]`, domain after domain: the domain's own arm takes half as long."""
+    """Returns features `[N, D]`, domains `[N]` and times per token `[N, 3]`, domain after domain.
+
+    A domain's own arm takes half as long as the others.
+    """
     features, domain, _ = selection_folders.clusters(4000, seed)
     rng = np.random.default_rng(seed)
     rows = np.concatenate([rng.choice(np.flatnonzero(domain == n), queries) for n in phases])
@@ -25,13 +28,13 @@ def stream(phases, queries, seed=0):
 
 
 def served(learner, features, times, seed=0):
-    """The arms that a learner takes, by its own chooser's bits of each round."""
+    """Returns the arms that a learner takes, by its own chooser's random bits of each round."""
     choose, taken = jax.jit(learner.chooser), []
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), np.arange(len(features)))
     bits = np.asarray(jax.vmap(lambda key: jax.random.uniform(key, (1, ARMS)))(keys))
-    for uniforms, x, own in zip(bits, features, times, strict=True):
+    for uniforms, x, arm_times in zip(bits, features, times, strict=True):
         arm = int(choose(learner.params(), x[None], uniforms)[0])
-        learner.learn(x, arm, -float(np.log(own[arm])))
+        learner.learn(x, arm, -float(np.log(arm_times[arm])))
         taken.append(arm)
     return np.asarray(taken)
 
@@ -57,7 +60,7 @@ def test_a_prior_spares_the_first_queries():
     policy = Policy(numbers, CARD)
     plain, begun = (learners.thompson(features[:64], ARMS) for _ in range(2))
     begun = learners.with_prior(begun, policy, numbers, features[:150:3])
-    right = [(served(each, features, times) == domain)[:40].mean() for each in (plain, begun)]
+    right = [(served(learner, features, times) == domain)[:40].mean() for learner in (plain, begun)]
     assert right[1] > 0.9 > right[0]
 
 
@@ -70,7 +73,7 @@ def test_a_wrong_prior_is_overruled():
 
 
 def exp3_regret(learner, phases, queries, seed=0):
-    """How much longer than the best arm each query of phases took, in units of its time; cheap."""
+    """Returns each query's regret against the best arm, in units of its time, without a decoder."""
     rng, spent = np.random.default_rng(seed), []
     for best in np.repeat(phases, queries):
         p = learner.probabilities
@@ -81,7 +84,7 @@ def exp3_regret(learner, phases, queries, seed=0):
 
 
 class Constant(learners.Exp3):
-    """Wrong on purpose: explores as much for ever."""
+    """Wrong learner for a negative control: it never explores less."""
 
     @property
     def schedule(self):
@@ -90,8 +93,8 @@ class Constant(learners.Exp3):
 
 @pytest.mark.parametrize("arms", [2, 3])
 def test_exp3_regret_falls_towards_zero_on_a_stream_that_stays(arms):
-    found = exp3_regret(learners.Exp3(arms), (0,), 20_000)
-    first, middle, last = found[:300].mean(), found[2000:5000].mean(), found[-5000:].mean()
+    regret = exp3_regret(learners.Exp3(arms), (0,), 20_000)
+    first, middle, last = regret[:300].mean(), regret[2000:5000].mean(), regret[-5000:].mean()
     assert last < 0.25 * first and last < 0.6 * middle, (first, middle, last)
     wrong = exp3_regret(Constant(arms), (0,), 20_000)
     assert wrong[-5000:].mean() > 0.7 * wrong[2000:5000].mean(), "numbers that stay show no such thing"
@@ -115,24 +118,27 @@ def test_exp3_with_the_decoders_own_choices():
 
 def test_exp3_probabilities_and_bad_numbers():
     learner = learners.Exp3(2, rate=0.5, explore=0.1, share=0.0)
-    learner.learn(np.zeros(0), 0, -10.0)  # a loss of 1/2, the largest, at probability 1/2
+    learner.learn(np.zeros(0), 0, -10.0)  # the largest loss, 1/2, at probability 1/2
     weights = np.exp([-0.5 * 0.5 / 0.5, 0.0])
-    assert learner.usual == pytest.approx(-np.log(4.0)) and learner.told == 1
+    assert learner.usual == pytest.approx(-np.log(4.0)) and learner.num_queries == 1
     np.testing.assert_allclose(learner.probabilities, 0.9 * weights / weights.sum() + 0.05)
     law = np.asarray(jax.nn.softmax(learner.params()["scores"]))
     np.testing.assert_allclose(law, learner.probabilities, rtol=1e-6)
-    learner.told = 9_999
+    learner.num_queries = 9_999
     rate, explore, share = learner.schedule
     assert (rate, explore) == pytest.approx((8 * np.sqrt(np.log(2) / 20_000), np.sqrt(2 * np.log(2) / 10_000)))
     assert share == 0.0 and learners.Exp3(2, share=0.5).schedule[2] == 0.5
-    assert all(0 < each < 1 for each in learners.Exp3(1).schedule)
+    assert all(0 < value < 1 for value in learners.Exp3(1).schedule)
     for wrong in ({"rate": 0.0}, {"explore": 0.0}, {"share": 1.0}):
         with pytest.raises(ValueError, match="must be above 0"):
             learners.Exp3(2, **wrong)
 
 
 def test_one_query_that_took_unusually_long_makes_nothing_of_the_others():
-    """The first one, to which all others' times were once relative: every loss was 0 then, and nothing was learnt."""
+    """Covers a slow first query.
+
+    Rewards relative to the first time alone would make every loss 0, and nothing would be learnt.
+    """
     rewards, learner, rng = learners.Rewards(), learners.Exp3(2), np.random.default_rng(0)
     taken = []
     for number in range(600):
@@ -146,13 +152,13 @@ def test_one_query_that_took_unusually_long_makes_nothing_of_the_others():
 def test_rewards_are_relative_to_the_median_of_the_first_times():
     rewards = learners.Rewards()
     assert rewards(8.0) == 0.0
-    assert rewards(2.0) == pytest.approx(np.log(4.0) - np.log(2.0))  # the median of two: their mean in logs
+    assert rewards(2.0) == pytest.approx(np.log(4.0) - np.log(2.0))  # the median of two is their mean in logs
     assert rewards(2.0) == 0.0
     for _ in range(40):
         last = rewards(4.0)
     assert last == 0.0
-    held = rewards._first.copy()
-    assert len(held) == learners.REFERENCE and rewards(1.0) == pytest.approx(np.log(4.0)) and rewards._first == held
+    first = rewards._first.copy()
+    assert len(first) == learners.REFERENCE and rewards(1.0) == pytest.approx(np.log(4.0)) and rewards._first == first
 
 
 def test_the_posterior_is_ridge_regression():

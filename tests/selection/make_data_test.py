@@ -1,4 +1,4 @@
-"""Making selection data on a tiny pair: what is written, what a kill leaves, what another candidate costs."""
+"""Tests of making selection data on a tiny pair: contents, kills, and the extra work of another candidate."""
 
 import json
 
@@ -19,8 +19,8 @@ QUERIES = 6
 
 
 def domains(queries=QUERIES, first=0):
-    given = {"quality_examples": queries, "quality_batch": 4, "max_new_tokens": 8, "first_example": first}
-    return tuple(Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en"))
+    settings = {"quality_examples": queries, "quality_batch": 4, "max_new_tokens": 8, "first_example": first}
+    return tuple(Evaluation(task=task, **settings) for task in ("tiny_translation", "tiny_translation_de_en"))
 
 
 def make(pair, folder, drafters=ARMS, queries=QUERIES, **more):
@@ -39,16 +39,18 @@ def contents(folder):
 
 
 def test_data_are_what_the_models_write(pair, made):
-    folder, told = made
-    found, loaded = data.read(folder), sc.load_pair(pair.name)
-    assert told["queries"] == 2 * QUERIES and found.arms == ARMS and list(found.domain) == [0] * QUERIES + [1] * QUERIES
+    folder, count = made
+    stored, loaded = data.read(folder), sc.load_pair(pair.name)
+    assert (
+        count["queries"] == 2 * QUERIES and stored.arms == ARMS and list(stored.domain) == [0] * QUERIES + [1] * QUERIES
+    )
     example = get_task("tiny_translation_de_en").load(limit=3)[2]
     methods = ("autoregressive_draft", "autoregressive")
-    texts = [sc.decode(loaded, [example.source], method=each, max_new_tokens=8).texts[0] for each in methods]
-    assert found.alignment[QUERIES + 2, 0] == pytest.approx(quality.sentence_rouge_l(*texts), abs=1e-6)
-    assert found.features.shape == (2 * QUERIES, 16) and np.isfinite(found.features).all()
-    assert 0 < found.alignment[:, 2].mean() < 1, "autoregressive is the sampled target against the greedy one"
-    assert found.parameters[2] == max(found.parameters)
+    texts = [sc.decode(loaded, [example.source], method=method, max_new_tokens=8).texts[0] for method in methods]
+    assert stored.alignment[QUERIES + 2, 0] == pytest.approx(quality.sentence_rouge_l(*texts), abs=1e-6)
+    assert stored.features.shape == (2 * QUERIES, 16) and np.isfinite(stored.features).all()
+    assert 0 < stored.alignment[:, 2].mean() < 1, "autoregressive is the sampled target against the greedy one"
+    assert stored.parameters[2] == max(stored.parameters)
 
 
 def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch):
@@ -57,8 +59,8 @@ def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch
     make(pair, whole)
     with killed_at(archives, "write", 4):
         make(pair, broken)
-    there = len(list(broken.rglob("0*.npz")))
-    assert 0 < there < len(list(whole.rglob("0*.npz")))
+    shard_count = len(list(broken.rglob("0*.npz")))
+    assert 0 < shard_count < len(list(whole.rglob("0*.npz")))
     make(pair, broken)
     assert contents(whole) == contents(broken)
 
@@ -73,7 +75,7 @@ def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, ma
 
     monkeypatch.setattr(make_data.Writer, "_write", counted)
     make(pair, tmp_path, drafters=("middle", "draft"))
-    tasks = [each.task for each in domains()]
+    tasks = [domain.task for domain in domains()]
     assert written == [(task, "middle", QUERIES) for task in tasks]
     written.clear()
     make(pair, tmp_path, drafters=("middle",))
@@ -96,9 +98,9 @@ def test_more_queries_and_fewer_need_what_is_not_there_only(pair, tmp_path, monk
 def test_a_stack_writes_what_the_model_below_the_target_writes(pair, tmp_path):
     stack = Arm(drafter=Level(model="middle", budget=3, drafters=("draft",)), name="stack")
     make(pair, tmp_path, drafters=(stack, "middle"))
-    found = data.read(tmp_path)
-    np.testing.assert_array_equal(found.alignment[:, 0], found.alignment[:, 1])
-    assert found.parameters[0] > found.parameters[1]
+    dataset = data.read(tmp_path)
+    np.testing.assert_array_equal(dataset.alignment[:, 0], dataset.alignment[:, 1])
+    assert dataset.parameters[0] > dataset.parameters[1]
 
 
 def test_what_has_no_meaning_is_refused_before_anything_is_written(pair, tmp_path):

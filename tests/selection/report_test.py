@@ -1,4 +1,4 @@
-"""Ways of choosing beside each other on a tiny pair: records, tables, and what nobody can know."""
+"""Tests of comparing ways of choosing on a tiny pair: records, tables, and the oracle."""
 
 import shutil
 
@@ -19,14 +19,14 @@ ARMS = (Arm(drafter="draft", name="first"), "middle")
 
 
 def domains(**changed):
-    # rows one by one, as they are timed: a program each
-    given = {"quality_examples": 8, "quality_batch": 1, "latency_examples": 8, "latency_trials": 3, "max_new_tokens": 5}
-    return [Evaluation(task=task, **given | changed) for task in ("tiny_translation", "tiny_translation_de_en")]
+    # batch 1 for quality and for time, so one program serves both
+    base = {"quality_examples": 8, "quality_batch": 1, "latency_examples": 8, "latency_trials": 3, "max_new_tokens": 5}
+    return [Evaluation(task=task, **base | changed) for task in ("tiny_translation", "tiny_translation_de_en")]
 
 
 def compare(pair, path, **changed):
-    told = {"pair": pair, "domains": domains(), "drafters": ARMS, "ways": (), "output": str(path)}
-    return report.compare(**told | {"block_sizes": (2,)} | changed)
+    settings = {"pair": pair, "domains": domains(), "drafters": ARMS, "ways": (), "output": str(path)}
+    return report.compare(**settings | {"block_sizes": (2,)} | changed)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def test_records_say_what_was_chosen(store):
     records = [record for record in read_records(store) if "selection" in record]
     assert len(records) == 2 * 3
     for record in records:
-        told, arms = record["selection"], record["per_example"]["arm"]
-        assert told["arms"] == ["first", "middle"] and told["rules"] == ["spec_decode"] * 2 and not told["lossy_arms"]
-        assert len(arms) == 8 and record["point"]["lossless"] and record["point"]["chosen"] == told["choose"]
-        if told["choose"] != "random":
-            assert set(arms) == {told["arms"].index(told["choose"])}
+        spec, arms = record["selection"], record["per_example"]["arm"]
+        assert spec["arms"] == ["first", "middle"] and spec["rules"] == ["spec_decode"] * 2 and not spec["lossy_arms"]
+        assert len(arms) == 8 and record["point"]["lossless"] and record["point"]["chosen"] == spec["choose"]
+        if spec["choose"] != "random":
+            assert set(arms) == {spec["arms"].index(spec["choose"])}
         else:
             assert set(arms) == {0, 1}
 
@@ -55,7 +55,7 @@ def test_the_table_holds_every_way_and_domain(store):
         "target alone", "first alone", "middle alone", "always first", "always middle", "random", selection.ORACLE,
     ]  # fmt: skip
     shown = ("bleu", "speed-up", "ms/token", "accepted", "choices")
-    assert grid.header[1:6] == [f"tiny_translation: {what}" for what in shown]
+    assert grid.header[1:6] == [f"tiny_translation: {measure}" for measure in shown]
     assert grid.header[6].startswith("tiny_translation_de_en") and grid.header[-1] == "mean speed-up"
     assert all(len(row) == len(grid.header) for row in grid.rows)
     assert "first " in grid.rows[5][5] and "[" in grid.rows[1][2] and not any("LOSSY" in note for note in grid.notes)
@@ -73,13 +73,13 @@ def test_the_oracle_takes_the_arm_that_was_fastest_in_the_other_trials(store):
         shape = np.full((3, 2), 2)
         record["latency"] |= {"per_example_ms": ms, "per_example_tokens": shape.tolist()}
         record["target_latency"] |= {"per_example_ms": shape.tolist(), "per_example_tokens": shape.tolist()}
-    found = selection.oracle([selection.per_token(spot) for spot in always])
-    # of the first query the other trials of the third are 1 and 1 a token: the first arm, although it took 9 there
-    assert found.records[0]["latency"]["per_example_ms"] == [[2.0, 2.0], [2.0, 2.0], [9.0, 2.0]]
-    assert selection._speed_up(found) == pytest.approx(6 / 19)
-    assert found.records[0]["per_example"]["arm"] == [1, 1, 1, 1, 0, 1]
-    # all time over all tokens, as everybody's, trial by trial: 6 and 2 ms per token and query if queries counted alike
-    assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(2.0)
+    oracle = selection.oracle([selection.per_token(spot) for spot in always])
+    # first query, third trial: the first arm is best by its other trials (1 ms a token), although it took 9 here
+    assert oracle.records[0]["latency"]["per_example_ms"] == [[2.0, 2.0], [2.0, 2.0], [9.0, 2.0]]
+    assert selection._speed_up(oracle) == pytest.approx(6 / 19)
+    assert oracle.records[0]["per_example"]["arm"] == [1, 1, 1, 1, 0, 1]
+    # total time over total tokens for each trial, as in every row; a mean over queries would give another value
+    assert oracle.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(2.0)
     assert selection.oracle(always[:1]) is None
 
 
@@ -90,14 +90,17 @@ def test_the_oracles_time_is_all_time_over_all_tokens(store):
     for spot in always:
         for name in ("latency", "target_latency"):
             spot.records[0][name] |= {"per_example_ms": [[2.0, 27.0]] * 3, "per_example_tokens": [[1, 9]] * 3}
-    found = selection.oracle([selection.per_token(spot) for spot in always])
-    assert found.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)  # not (2 + 3) / 2
-    assert selection.ratio(found) == 1.0
+    oracle = selection.oracle([selection.per_token(spot) for spot in always])
+    assert oracle.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)  # not (2 + 3) / 2
+    assert selection.ratio(oracle) == 1.0
 
 
 @pytest.fixture(scope="module")
 def two_sets(pair, tmp_path_factory):
-    """A second set names the first's drafters at other places: one oracle would mix up whose time is whose."""
+    """Returns a store of two sets that order the same drafters differently.
+
+    An oracle over both sets would mix up the drafters' times.
+    """
     more = report.Among(drafters=("autoregressive", "middle", Arm(drafter="draft", name="first")))
     return compare(pair, tmp_path_factory.mktemp("sets") / "two.jsonl", domains=domains()[:1], further=(more,))
 
@@ -116,7 +119,7 @@ def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(two_sets):
     assert set(rows[5:8]) == {f"always {name} of B" for name in ("autoregressive", "first", "middle")}
     assert rows[-2:] == ["each query's best arm of A", "each query's best arm of B"]
     shares = [grid.rows[n][5].replace(" ", "").split(",") for n in (-2, -1)]
-    assert [len(each) for each in shares] == [2, 3] and shares[1][0].startswith("autoregressive")
+    assert [len(cells) for cells in shares] == [2, 3] and shares[1][0].startswith("autoregressive")
     assert grid.notes[:2] == ["A: first: draft | middle.", "B: autoregressive | middle | first: draft."]
     assert ["random of B", "random of A"] in [row[:2] for row in costs.rows]
     assert ["always middle of B", "middle alone"] in [row[:2] for row in costs.rows]
@@ -143,7 +146,7 @@ def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
     groups = report.together(enumerate_points(pair=pair, evaluation=domains()[0], **swept))
     assert [len(group) for group in groups] == [2 + 5, 5, 2 + 5, 5]
     methods = report.methods_of(report.Among(drafters=(Arm(drafter="draft", block_size=3), "middle")), (), alone=True)
-    assert [each.drafters for each in methods if not each.choose] == [("middle",)]
+    assert [method.drafters for method in methods if not method.choose] == [("middle",)]
 
 
 LOSSY = (Arm(drafter="draft", name="first", rule="chow"), "middle")
@@ -166,12 +169,12 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
     ],
 )  # fmt: skip
 def test_lossy_arms_that_are_asked_for_are_told_by_the_table(pair, tmp_path, chosen, rules, lossy, said):
-    """A method that is lossy makes all its arms lossy."""
+    """Covers a lossy method, which makes all its arms lossy."""
     settings = Settings(block_size=2, temperature=1.0, choose="random", lossy_arms=True, **chosen)
     evaluation = domains(latency_examples=0)[0]
     record = experiment.run(pair=pair, evaluation=evaluation, settings=settings, output=str(tmp_path / "a.jsonl"))
-    told = record["selection"]
-    assert (told["rules"], told["lossy_arms"]) == (rules, lossy) and not record["point"]["lossless"]
+    selected = record["selection"]
+    assert (selected["rules"], selected["lossy_arms"]) == (rules, lossy) and not record["point"]["lossless"]
     (grid,) = selection.selection_grids(panels.panels([record]))
     assert f"LOSSY: outputs of rows that {said} drafted" in "\n".join(grid.notes)
 
@@ -207,11 +210,11 @@ def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anythi
         return write_policy(tmp_path / name / "policy.msgpack", arms, best, trained=name, queries=7, **card)
 
     second, first = policy("second", 1), policy("first", 0)
-    others = policy("others", 0, arms=("a", "b"), prints=("0", "0"))
-    given = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}
-    records = read_records(compare(pair, tmp_path / "a.jsonl", policies=(second, first), **given))
-    told = [record for record in records if "trained" in record.get("selection", {})]
-    chosen = {(record["selection"]["trained"], record["selection"]["choose"]): record for record in told}
+    foreign = policy("others", 0, arms=("a", "b"), prints=("0", "0"))
+    settings = {"domains": domains(latency_examples=0)[:1], "alone": False, "ways": ("greedy", "dynamic")}
+    records = read_records(compare(pair, tmp_path / "a.jsonl", policies=(second, first), **settings))
+    trained_records = [record for record in records if "trained" in record.get("selection", {})]
+    chosen = {(record["selection"]["trained"], record["selection"]["choose"]): record for record in trained_records}
     assert set(chosen) == {(name, way) for name in ("second", "first") for way in ("greedy", "dynamic")}
     assert {tuple(r["per_example"]["arm"]) for (name, _), r in chosen.items() if name == "second"} == {(1,) * 8}
     assert len({r["fingerprints"]["policy"] for r in chosen.values()}) == 2
@@ -219,8 +222,8 @@ def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anythi
     (grid,) = selection.selection_grids(panels.panels(records))
     assert {"greedy π (first)", "dynamic π (second)"} <= {row[0] for row in grid.rows}
     before = compilations()
-    with pytest.raises(ValueError, match=rf"^{others}: the selection policy chooses among a, b, and method") as caught:
-        compare(pair, tmp_path / "b.jsonl", policies=(second, others), **given)
+    with pytest.raises(ValueError, match=rf"^{foreign}: the selection policy chooses among a, b, and method") as caught:
+        compare(pair, tmp_path / "b.jsonl", policies=(second, foreign), **settings)
     assert "\n" not in str(caught.value) and compilations() == before
 
 

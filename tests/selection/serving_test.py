@@ -1,4 +1,4 @@
-"""Serving a stream with a shift on a tiny pair: what each query leaves, what a kill leaves, what is refused."""
+"""Tests of serving a stream with a shift on a tiny pair: the rows of each query, kills, refused input."""
 
 import json
 import re
@@ -18,7 +18,7 @@ LEARNING = ("thompson", "exp3", "random")
 
 
 def ticks():
-    """A clock by which everything takes a second."""
+    """Returns a clock that advances by a second per reading."""
     now = [0.0]
 
     def clock():
@@ -29,15 +29,15 @@ def ticks():
 
 
 def stream(quality_examples=4):
-    """Two phases of three queries each."""
-    given = {"max_new_tokens": 6, "quality_examples": quality_examples, "latency_examples": 3}
-    return [Evaluation(task=task, **given) for task in ("tiny_translation", "tiny_translation_de_en")]
+    """Returns two phases of three queries each."""
+    settings = {"max_new_tokens": 6, "quality_examples": quality_examples, "latency_examples": 3}
+    return [Evaluation(task=task, **settings) for task in ("tiny_translation", "tiny_translation_de_en")]
 
 
 def serve(pair, folder, **changed):
-    told = {"phases": stream(), "drafters": DRAFTERS, "learning": LEARNING, "block_size": 2}
-    told |= {"sample": 4, "output": str(folder), "clock": ticks(), "temperature": 1.0}
-    return serving.serve(pair=pair, **told | changed)
+    settings = {"phases": stream(), "drafters": DRAFTERS, "learning": LEARNING, "block_size": 2}
+    settings |= {"sample": 4, "output": str(folder), "clock": ticks(), "temperature": 1.0}
+    return serving.serve(pair=pair, **settings | changed)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,13 @@ def test_every_query_is_served_by_every_way(unbroken):
         assert "features" in row["runs"]["thompson"] and "features" not in row["runs"]["exp3"]
     taken = {row["runs"]["random"]["arm"] for row in rows}
     assert len(taken) > 1, "every round has bits of its own"
-    found = json.loads((folder / "regret.json").read_text())
-    assert [phase["queries"] for phase in found["phases"]] == [3, 3] and set(found["learners"]) == set(LEARNING)
+    summary = json.loads((folder / "regret.json").read_text())
+    assert [phase["queries"] for phase in summary["phases"]] == [3, 3] and set(summary["learners"]) == set(LEARNING)
     assert (folder / "regret.png").stat().st_size > 1000
 
 
 def state(learner):
-    """All that moves in a learner, as lists: two that were told the same are equal."""
+    """Returns everything that changes in a learner, as lists, so that states can be compared."""
     moving = ("inverse", "moment", "log_weights", "usual", "told")
     fields = vars(getattr(learner, "posterior", learner))
     return {name: np.asarray(fields[name]).tolist() for name in moving if name in fields}
@@ -72,15 +72,15 @@ def state(learner):
 
 @pytest.mark.tools
 def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
-    """Learners are told what the file holds, in its order, so that they choose as they would have."""
-    told, states = serving._tell, []
+    """Checks that learners learn from the file in order, and so choose as in an unbroken run."""
+    tell, states = serving._tell, []
     with killed_at(serving, "_tell", 4):
         serve(pair, tmp_path)
     assert len((tmp_path / "queries.jsonl").read_text().splitlines()) == 4
 
     def watched(taught, row, rewards):
-        told(taught, row, rewards)
-        states.append({name: state(each) for name, each in taught.items()})
+        tell(taught, row, rewards)
+        states.append({name: state(learner) for name, learner in taught.items()})
 
     monkeypatch.setattr(serving, "_tell", watched)
     assert serve(pair, tmp_path) == unbroken[1]
@@ -90,21 +90,21 @@ def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monke
 
 @pytest.mark.tools
 def test_trained_policies_are_served(pair, write_policy, tmp_path):
-    """`thompson_prior` begins where the policy is, `greedy` stays there; both read the features of the decoder."""
+    """Covers `thompson_prior`, which starts at the policy, and `greedy`, which stays there; both read features."""
     arms = build_selection.arms_of(Settings(drafters=DRAFTERS, choose="random"))
     policy = write_policy(tmp_path / "policy.msgpack", arms, best=1)
-    told = {"learning": ("thompson_prior", "greedy"), "policy": policy, "noise": 0.01}
-    rows = serve(pair, tmp_path / "out", **told)
+    settings = {"learning": ("thompson_prior", "greedy"), "policy": policy, "noise": 0.01}
+    rows = serve(pair, tmp_path / "out", **settings)
     assert [row["runs"]["greedy"]["arm"] for row in rows] == [1] * 6
     assert [row["runs"]["thompson_prior"]["arm"] for row in rows][:3] == [1] * 3, "nothing speaks against the prior"
-    assert all("features" in row["runs"][name] for row in rows for name in told["learning"])
+    assert all("features" in row["runs"][name] for row in rows for name in settings["learning"])
     with pytest.raises(ValueError, match="the selection policy chooses among draft, middle, autoregressive, and"):
-        serve(pair, tmp_path / "other", drafters=("draft", "middle"), **told)
+        serve(pair, tmp_path / "other", drafters=("draft", "middle"), **settings)
     assert not (tmp_path / "other" / "settings.json").exists()
 
 
 def run(arm, seconds):
-    """A query of two tokens by one way, as rows hold it."""
+    """Returns the entry of a row for a query of two tokens."""
     return {"arm": arm, "seconds": seconds, "tokens": 2}
 
 
@@ -117,11 +117,14 @@ def test_a_learner_is_told_its_own_run_alone():
     for a, b in ((4.0, 8.0), (1.0, 2.0), (1.0, 6.0)):
         runs = {"a": run(0, a), "b": run(1, b), "always x": run(2, 100.0)}
         serving._tell(taught, {"runs": runs}, rewards)
-    assert taught["a"].last == (0, 0.0) and taught["b"].last == (1, 0.0)  # the medians of 4, 1, 1 and of 8, 2, 6
+    assert taught["a"].last == (0, 0.0) and taught["b"].last == (
+        1,
+        0.0,
+    )  # the last times equal the medians of 4, 1, 1 and of 8, 2, 6
 
 
 def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
-    """Else queries of two phases that stand at one place would share their choice."""
+    """Checks that queries at the same place of two phases do not share their random bits."""
     phases = [phase.resolved() for phase in stream()]
     settings = Settings(drafters=DRAFTERS, choose="random", block_size=2, temperature=1.0)
     point = Point(pair=pair, evaluation=phases[0], settings=settings)
@@ -138,11 +141,11 @@ def test_regret_by_hand():
     for phase, (learner, always_a) in enumerate([(2, 1), (1, 4)]):
         runs = {"l": run(0, learner), "always a": run(0, always_a), "always b": run(1, 2)}
         rows.append({"phase": phase, "domain": f"d{phase}", "arms": ["a", "b"], "runs": runs})
-    found = serving.summary(rows)
-    assert found["best"] == "always b" and [phase["best"] for phase in found["phases"]] == ["always a", "always b"]
-    told = found["learners"]["l"]
-    assert told["regret"] == pytest.approx(1e3 * ((1 - 1) + (0.5 - 1)) / 2)
-    assert told["over_knowing"] == pytest.approx((1 + 0.5) / (0.5 + 1) - 1)
+    summary = serving.summary(rows)
+    assert summary["best"] == "always b" and [phase["best"] for phase in summary["phases"]] == ["always a", "always b"]
+    of_learner = summary["learners"]["l"]
+    assert of_learner["regret"] == pytest.approx(1e3 * ((1 - 1) + (0.5 - 1)) / 2)
+    assert of_learner["over_knowing"] == pytest.approx((1 + 0.5) / (0.5 + 1) - 1)
 
 
 @pytest.mark.tools
@@ -162,6 +165,6 @@ def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
         assert not re.search("\n", str(caught.value))
     with pytest.raises(ValueError, match="was begun with another block_size"):
         serve(pair, unbroken[0], block_size=3)
-    phases = stream(quality_examples=3)  # how features are spread depends on these
+    phases = stream(quality_examples=3)  # the spread of the features depends on these examples
     with pytest.raises(ValueError, match="was begun with another sampled"):
         serve(pair, unbroken[0], phases=phases)

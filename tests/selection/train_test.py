@@ -1,4 +1,4 @@
-"""Training policies on data with known answers: what is found, what a kill leaves, what is refused."""
+"""Tests of policy training on data with known answers: results, kills, refused input."""
 
 import dataclasses
 import json
@@ -31,20 +31,20 @@ def trainer(folder, run_dir, **changed):
 
 @pytest.mark.parametrize("objective", ["reinforce", "expected", "best_arm", "linucb"])
 def test_the_best_arm_is_found(folder, tmp_path, objective):
-    """By the paper's numbers: three epochs of 64 queries. The same queries judge every policy."""
-    found = trainer(folder, tmp_path, objective=objective).run()
-    assert found["judged"] == 600 and found["best"] >= 0.98, found
-    assert found["reward"]["greedy"] > max(found["reward"][f"always {arm}"] for arm in selection_folders.ARMS) + 0.2
-    assert found["reward"]["oracle"] >= found["reward"]["greedy"] > found["reward"]["random"]
-    assert [found["choices"][f"task{n}"][arm] > 0.97 for n, arm in enumerate(selection_folders.ARMS)] == [True] * 3
+    """Uses the paper's numbers: three epochs in batches of 64 queries. All policies have the same held-out queries."""
+    result = trainer(folder, tmp_path, objective=objective).run()
+    assert result["judged"] == 600 and result["best"] >= 0.98, result
+    assert result["reward"]["greedy"] > max(result["reward"][f"always {arm}"] for arm in selection_folders.ARMS) + 0.2
+    assert result["reward"]["oracle"] >= result["reward"]["greedy"] > result["reward"]["random"]
+    assert [result["choices"][f"task{n}"][arm] > 0.97 for n, arm in enumerate(selection_folders.ARMS)] == [True] * 3
     card = policy_files.load(tmp_path / train.FILE).card
     assert (card.trained, card.queries, card.arms) == (objective, 5400, selection_folders.ARMS)
     assert card.scores == ("ridge" if objective == "linucb" else "perceptron")
-    assert json.loads((tmp_path / "judged.json").read_text()) == found
+    assert json.loads((tmp_path / "judged.json").read_text()) == result
 
 
 def test_wrong_rewards_teach_wrong_arms(folder, tmp_path):
-    """Negative control of the test above: arms that are rewarded for others' queries are not the best."""
+    """Checks a negative control of the test above: rolled rewards must not give the best arms."""
     turned = trainer(folder, tmp_path, objective="expected", arms=("second", "third", "first"))
     run = train.Run(turned)
     run.rewards = np.roll(run.rewards, 1, axis=1)
@@ -52,13 +52,13 @@ def test_wrong_rewards_teach_wrong_arms(folder, tmp_path):
 
 
 def test_a_linear_policy_and_fewer_arms(folder, tmp_path):
-    found = trainer(folder, tmp_path, hidden=(), arms=("third", "first"), objective="expected", rate=1e-2).run()
-    assert found["choices"]["task0"]["first"] > 0.9 and found["choices"]["task2"]["third"] > 0.9
+    result = trainer(folder, tmp_path, hidden=(), arms=("third", "first"), objective="expected", rate=1e-2).run()
+    assert result["choices"]["task0"]["first"] > 0.9 and result["choices"]["task2"]["third"] > 0.9
     assert policy_files.load(tmp_path / train.FILE).card.prints == ("3", "1")
 
 
 def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
-    """Killed in the middle of the second epoch, between two saves: parameters bit for bit, and the same log."""
+    """Kills a run in the second epoch, between two saves: parameters must be equal bit for bit, and the log too."""
     whole = trainer(folder, tmp_path / "whole")
     whole.run()
     broken, save = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), runs.save_state
@@ -73,9 +73,9 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "broken" / train.FILE).exists()
     assert int(train.Run(broken).state.step) == 100, "the last save"
     broken.run()
-    one, other = (policy_files.load(tmp_path / name / train.FILE) for name in ("whole", "broken"))
-    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
-    assert one.fingerprint == other.fingerprint
+    unbroken, resumed = (policy_files.load(tmp_path / name / train.FILE) for name in ("whole", "broken"))
+    jax.tree.map(np.testing.assert_array_equal, unbroken.params, resumed.params)
+    assert unbroken.fingerprint == resumed.fingerprint
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "broken")]
     assert logs[0] == logs[1]
 
@@ -116,27 +116,27 @@ def test_rewards_that_are_not_finite_are_named(tmp_path):
 
 
 def test_rewards_are_equation_2(folder):
-    """Costs by the paper's formula; the largest candidate costs most and gets nothing."""
-    found = data.read(folder)
+    """Checks costs by the paper's formula; the largest candidate has the highest cost and no cost reward."""
+    dataset = data.read(folder)
     costs = 1 - np.exp([0.1 - 5, 0.2 - 5, 0.0])
-    np.testing.assert_allclose(found.costs(), costs, rtol=1e-12)
-    np.testing.assert_allclose(found.rewards(0.25), 0.25 * found.alignment + 0.75 * costs, rtol=1e-5)
-    np.testing.assert_allclose(found.rewards(1.0), found.alignment)
-    fewer = found.among(("second", "first"))
+    np.testing.assert_allclose(dataset.costs(), costs, rtol=1e-12)
+    np.testing.assert_allclose(dataset.rewards(0.25), 0.25 * dataset.alignment + 0.75 * costs, rtol=1e-5)
+    np.testing.assert_allclose(dataset.rewards(1.0), dataset.alignment)
+    fewer = dataset.among(("second", "first"))
     np.testing.assert_allclose(fewer.costs(), 1 - np.exp([0.0, -0.1]))
-    assert fewer.key != found.key and found.among(found.arms).key == found.key
+    assert fewer.key != dataset.key and dataset.among(dataset.arms).key == dataset.key
 
 
 @pytest.mark.laws
 def test_curves_and_weights(folder, tmp_path, capsys):
-    """More queries, more reward; with no weight on alignment the smallest candidate is always taken."""
+    """Checks that more queries give more reward, and that weight 0 on alignment always takes the smallest candidate."""
     base = trainer(folder, tmp_path)
     rows = train.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
     assert [row["queries"] for row in rows] == [16, 512, 5400] * 2
     assert rows[0]["reward"]["greedy"] < rows[2]["reward"]["greedy"]
-    found = train.weights(base, alignment_weights=(0.0, 1.0))
-    assert all(arms["first"] > 0.95 for arms in found[0]["choices"].values())
-    assert found[1]["choices"]["task2"]["third"] > 0.95
+    by_weight = train.weights(base, alignment_weights=(0.0, 1.0))
+    assert all(arms["first"] > 0.95 for arms in by_weight[0]["choices"].values())
+    assert by_weight[1]["choices"]["task2"]["third"] > 0.95
     for name in ("curves.json", "curves.png", "weights.json", "weights.png"):
         assert (tmp_path / name).stat().st_size > 100
     said = capsys.readouterr().out
@@ -146,13 +146,13 @@ def test_curves_and_weights(folder, tmp_path, capsys):
 
 
 def test_damage_is_named(folder, tmp_path):
-    made = selection_folders.write(tmp_path / "data", *selection_folders.clusters(300))
-    file = made / "task1" / "second.npz"
+    data_folder = selection_folders.write(tmp_path / "data", *selection_folders.clusters(300))
+    file = data_folder / "task1" / "second.npz"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"task1/second.npz is damaged or missing"):
-        data.read(made)
+        data.read(data_folder)
     with pytest.raises(FileNotFoundError, match="holds no selection data"):
         data.read(tmp_path)
     assert dataclasses.replace(data.read(folder), pair="other").arms == selection_folders.ARMS
@@ -175,23 +175,23 @@ def gradient(objective, uniforms):
 
 
 def test_reinforce_is_the_exact_gradient_within_sampling_error():
-    """Of every parameter; and a bug, rewards of the arm beside the drawn one, is found."""
+    """Checks every parameter; a wrong reward, that of the arm next to the drawn one, must be detected."""
     uniforms = jax.random.uniform(jax.random.key(3), (DRAWS, QUERIES, ARMS))
     exact = np.asarray(gradient(train.expected, uniforms[0]))
 
     def wrong(scores, rewards, drawn):
-        at = drawn[:, None]
+        columns = drawn[:, None]
         log_policy = jax.nn.log_softmax(scores, -1)
-        beside = jnp.take_along_axis(jnp.roll(rewards, 1, axis=1), at, axis=1)
-        return -(beside * jnp.take_along_axis(log_policy, at, axis=1))[:, 0]
+        wrong_rewards = jnp.take_along_axis(jnp.roll(rewards, 1, axis=1), columns, axis=1)
+        return -(wrong_rewards * jnp.take_along_axis(log_policy, columns, axis=1))[:, 0]
 
     def largest(objective):
-        found = np.asarray(jax.lax.map(lambda bits: gradient(objective, bits), uniforms, batch_size=500), np.float64)
-        error = found.std(0) / np.sqrt(DRAWS)
-        return (np.abs(found.mean(0) - exact) / np.maximum(error, 1e-9)).max()
+        sample = np.asarray(jax.lax.map(lambda bits: gradient(objective, bits), uniforms, batch_size=500), np.float64)
+        error = sample.std(0) / np.sqrt(DRAWS)
+        return (np.abs(sample.mean(0) - exact) / np.maximum(error, 1e-9)).max()
 
     assert np.abs(exact).max() > 1e-2
-    assert largest(train.reinforce) < 4.5  # of some 90 coordinates
+    assert largest(train.reinforce) < 4.5  # the largest of about 90 coordinates
     assert largest(wrong) > 20
 
 
@@ -200,8 +200,8 @@ def test_losses_by_hand():
     drawn = jnp.array([1])
     np.testing.assert_allclose(train.reinforce(scores, rewards, drawn), [-0.2 * np.log(0.25)], rtol=1e-6)
     np.testing.assert_allclose(train.expected(scores, rewards, drawn), [-(0.5 + 0.05 + 0.25)], rtol=1e-6)
-    both = -(np.log(0.5) + np.log(0.25)) / 2  # two best arms share the weight
-    np.testing.assert_allclose(train.best_arm(scores, rewards, drawn), [both], rtol=1e-6)
+    mean_loss = -(np.log(0.5) + np.log(0.25)) / 2  # two best arms share the weight
+    np.testing.assert_allclose(train.best_arm(scores, rewards, drawn), [mean_loss], rtol=1e-6)
 
 
 def test_scores_start_small_and_every_arm_likely():
@@ -214,5 +214,5 @@ def test_scores_start_small_and_every_arm_likely():
 def test_the_shipped_policy_knows_which_way_a_sentence_is_to_go(task, right):
     texts = [get_task(task).build_prompt(example) for example in get_task(task).load(limit=200)]
     drafters = (sc.Arm(drafter="draft", name="en_de"), "de_en")
-    found = sc.decode(sc.load_pair("tatoeba_two_ways"), texts, drafters=drafters, choose="greedy", max_new_tokens=1)
-    assert np.mean(np.asarray(found.generation.inner["choice"]) == right) >= 0.95
+    out = sc.decode(sc.load_pair("tatoeba_two_ways"), texts, drafters=drafters, choose="greedy", max_new_tokens=1)
+    assert np.mean(np.asarray(out.generation.inner["choice"]) == right) >= 0.95

@@ -1,4 +1,4 @@
-"""Acceptance heads: the function, the loss, the file, and which pair a head belongs to."""
+"""Tests of acceptance heads: the function, the loss, the file, and the pair that a head belongs to."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ CARD = head_files.Card(
 
 
 def random_params(depth, features=16, seed=0):
-    """A head no part of which is idle."""
+    """Returns a head without idle parameters."""
     draws = np.random.default_rng(seed)
     params = heads.initial(jax.random.key(0), features, depth)
     return jax.tree.map(lambda leaf: jnp.asarray(draws.normal(size=leaf.shape) / 2, jnp.float32), params)
@@ -43,8 +43,8 @@ def test_logits_are_residual_blocks_and_a_linear_unit(depth):
         inside = x @ block["kernel"] + block["bias"]
         x = x + inside / (1 + np.exp(-inside))
     expected = x @ np.asarray(params["out"]["kernel"]) + float(params["out"]["bias"])
-    found = heads.logits(params, jnp.asarray(hidden, jnp.bfloat16))
-    assert (found.shape, found.dtype, heads.depth(params)) == ((2, 3), jnp.float32, depth)
+    outputs = heads.logits(params, jnp.asarray(hidden, jnp.bfloat16))
+    assert (outputs.shape, outputs.dtype, heads.depth(params)) == ((2, 3), jnp.float32, depth)
     np.testing.assert_allclose(heads.logits(params, jnp.asarray(hidden)), expected, rtol=1e-4)
 
 
@@ -64,8 +64,8 @@ def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
     p = 1 / (1 + np.exp(-logits))
     terms = -(2.0 * kept * np.log(p) + 6.0 * (1 - kept) * np.log(1 - p))
     counted = np.array([[True, False, True]])
-    found = heads.weighted_bce(*map(jnp.asarray, (logits, kept, counted)), 6.0, 2.0)
-    assert found == pytest.approx(terms[counted].mean(), rel=1e-5)
+    loss = heads.weighted_bce(*map(jnp.asarray, (logits, kept, counted)), 6.0, 2.0)
+    assert loss == pytest.approx(terms[counted].mean(), rel=1e-5)
     slope = jax.grad(lambda z: heads.weighted_bce(z, jnp.asarray(kept), jnp.asarray(counted), 6.0))(jnp.asarray(logits))
     assert (np.asarray(slope) != 0).tolist() == counted.tolist()
     far = heads.weighted_bce(jnp.asarray([[200.0, -200.0]]), jnp.asarray([[0.0, 1.0]]), jnp.ones((1, 2), bool), 1.0)
@@ -76,10 +76,10 @@ def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
 def test_a_file_gives_back_what_was_saved(tmp_path):
     head = head_files.Head(random_params(2), CARD)
     head_files.save(tmp_path / "new" / head_files.FILE, head)
-    found = head_files.load(tmp_path / "new" / head_files.FILE)
-    assert found.card == CARD
-    assert jax.tree.structure(found.params) == jax.tree.structure(head.params)
-    jax.tree.map(np.testing.assert_array_equal, found.params, head.params)
+    loaded = head_files.load(tmp_path / "new" / head_files.FILE)
+    assert loaded.card == CARD
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(head.params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, head.params)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [head_files.FILE]
 
 
@@ -95,7 +95,7 @@ def flip(payload):
     (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its bytes are not"),
     (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train one"),
     (lambda payload: payload.pop("digests"), "no acceptance head"),
-    (None, "is damaged"),  # the end is torn off
+    (None, "is damaged"),  # the end is cut off
 ])  # fmt: skip
 def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, message):
     path = tmp_path / head_files.FILE
@@ -119,11 +119,11 @@ def test_a_strange_card_is_refused(tmp_path):
 
 
 def test_a_head_belongs_to_one_draft(pair):
-    own = dataclasses.replace(CARD, draft_fingerprint=fingerprints.of_model(pair.draft))
-    head_files.Head({}, own).check(pair.draft, pair.name)
+    matching_card = dataclasses.replace(CARD, draft_fingerprint=fingerprints.of_model(pair.draft))
+    head_files.Head({}, matching_card).check(pair.draft, pair.name)
     for card, draft, message in (
-        (CARD, pair.draft, f"belongs to the draft d of pair 'tiny'.* is {own.draft_fingerprint}.*train one"),
-        (dataclasses.replace(own, features=32), pair.draft, "reads 32 features, the draft gives 16 features"),
+        (CARD, pair.draft, f"belongs to the draft d of pair 'tiny'.* is {matching_card.draft_fingerprint}.*train one"),
+        (dataclasses.replace(matching_card, features=32), pair.draft, "reads 32 features, the draft gives 16 features"),
         (CARD, sc.FakeLM(5), "the draft gives no hidden states: train one"),
     ):
         with pytest.raises(ValueError, match=message):

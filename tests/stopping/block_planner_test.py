@@ -1,4 +1,4 @@
-"""What is chosen: the least time per token, by enumeration; what it is chosen by: finished rounds."""
+"""Tests of planned block lengths: the least time per token, by enumeration, chosen from finished rounds."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +15,18 @@ YES = jnp.ones(1, bool)
 def chosen(seconds, acceptance, *, lengths=LENGTHS, evidence=NONE, active=YES, room=100, **more):
     plan = Cheapest(lengths, more.pop("bonus", "rule"))
     rooms = jnp.broadcast_to(jnp.asarray(room), active.shape)
-    given = costs(seconds, acceptance=acceptance, **more)
-    return lengths[int(plan.choose(given, evidence, active, rooms)[0])]
+    measured = costs(seconds, acceptance=acceptance, **more)
+    return lengths[int(plan.choose(measured, evidence, active, rooms)[0])]
 
 
 def tokens_by_enumeration(length, acceptance, bonus):
-    """E of what a round commits: every number of kept drafts with its chance."""
-    found = 0.0
+    """Returns the expected tokens of a round, summed over every number of kept drafts."""
+    expected = 0.0
     for kept in range(length + 1):
         whole = kept == length
         chance = acceptance**kept * (1.0 if whole else 1.0 - acceptance)
-        found += chance * (kept + (not whole or bonus != "none" or length == 0))
-    return found
+        expected += chance * (kept + (not whole or bonus != "none" or length == 0))
+    return expected
 
 
 @pytest.mark.parametrize("bonus", ["rule", "none"])
@@ -63,7 +63,7 @@ def test_no_more_is_drafted_than_fits():
 
 @pytest.mark.parametrize(("length", "room"), [(50, 100), (200, 50)])
 def test_reading_the_prompt_must_pay_over_a_usual_output(length, room):
-    """What 50 tokens gain: of 1 second a token those that a round of 1.7 tokens does not take."""
+    """50 tokens at 1 second each gain the time that rounds of 1.7 tokens save."""
     plan, seconds = Cheapest((0, 1)), [1.0, 1.0 + 1e-6]
     gained = 50 * (1.0 - 1.0 / 1.7)
     for prefill, expected in ((gained - 0.5, True), (gained + 0.5, False)):
@@ -86,7 +86,7 @@ def test_what_was_seen_outweighs_the_prior_and_is_forgotten():
 def test_evidence_is_what_finished_rounds_kept_and_rejected():
     old = Evidence(jnp.full(4, 10.0), jnp.full(4, 20.0))
     rounds, kept, tried = np.array([4, 4, 2, 0]), np.array([4, 2, 0, 0]), np.array([4, 3, 0, 0])
-    new = Cheapest().update(old, Counted(*(jnp.asarray(each) for each in (rounds, kept, tried))))
+    new = Cheapest().update(old, Counted(*(jnp.asarray(counts) for counts in (rounds, kept, tried))))
     np.testing.assert_allclose(new.kept, REMEMBERED**rounds * 10 + kept, rtol=1e-6)
     np.testing.assert_allclose(new.tried, REMEMBERED**rounds * 20 + tried, rtol=1e-6)
 
@@ -96,6 +96,6 @@ def test_a_phase_lasts_for_some_rounds():
     rejected = Evidence(jnp.zeros(1), jnp.full(1, 60.0))
 
     def rounds(evidence):
-        return [int(each) for each in plan.choose(seconds, evidence, YES, jnp.full(1, 100))]
+        return [int(number) for number in plan.choose(seconds, evidence, YES, jnp.full(1, 100))]
 
     assert rounds(NONE) == [1, 3] and rounds(rejected) == [0, 7]

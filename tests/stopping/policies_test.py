@@ -1,4 +1,4 @@
-"""Stop policies: what they decide, and that none of them can change the law."""
+"""Tests of stop policies: their decisions, and that none of them changes the distribution."""
 
 import functools
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from tests.support.acceptance_heads import head_for
 
 
 def ask(policy, laws, slot, threshold=0.0, state=None, params=None, hidden=None, position=None, drawn=0.5):
-    """`(draw, proceed, state)` of the policy on rows of `laws`."""
+    """Returns `(draw, proceed, state)` of the policy for rows of `laws`."""
     laws = jnp.asarray(laws, jnp.float32)
     controls = make_controls(len(laws), stop_threshold=threshold)
     position = jnp.full(len(laws), slot + 1) if position is None else jnp.asarray(position)
@@ -55,7 +55,7 @@ STOPS_BEFORE = jnp.asarray([[False, False, True, False], [True, True, True, True
     (Oracle(9), EVEN * 2, 0, {"params": STOPS_BEFORE, "position": [0, 0]}, [True, False], [True, False]),
     (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [1, 3]}, [True, False], [False, False]),
     (Oracle(9), EVEN * 2, 1, {"params": STOPS_BEFORE, "position": [3, 9]}, [True, False], [False, False]),
-    # at the threshold itself drafting goes on (paper 3, Algorithm 2): it stops where that is exceeded
+    # at the threshold itself drafting goes on (Huang et al., 2024 (SpecDec++), Algorithm 2)
     (CumulativeConfidence(9), [[0.75, 0.25]], 0, {"threshold": 0.25}, [True], [True]),
     (Entropy(9), [[1.0, 0.0]], 0, {"threshold": 0.0}, [True], [True]),
 ])  # fmt: skip
@@ -78,8 +78,11 @@ LINEAR = {"out": {"kernel": jnp.ones(1), "bias": jnp.zeros(())}}
 
 
 def _round(policy, kept, threshold, state):
-    """The block's length when the head predicts `kept[i]` for the token drawn at slot `i`, and the passes made."""
-    logits = [100.0, *(np.log(p / (1 - p)) for p in kept)]  # behind slot 0 stands a committed token: not to be counted
+    """Returns `(length, passes)` of a block, and the policy's state.
+
+    The head predicts `kept[i]` for the token drawn at slot `i`.
+    """
+    logits = [100.0, *(np.log(p / (1 - p)) for p in kept)]  # slot 0 follows a committed token, which does not count
     for slot, logit in enumerate(logits):
         hidden = jnp.full((1, 1), -100.0 if slot == 0 else logit)
         (draw,), (proceed,), state = ask(policy, [[0.5, 0.5]], slot, threshold, state, LINEAR, hidden)
@@ -94,7 +97,7 @@ FALLING, HOPELESS = ([0.9, 0.8, 0.7, 0.5, 0.5, 0.5, 0.5], 0.4), ([0.01] * 5, 0.1
 @pytest.mark.parametrize(("predicted", "options", "expected"), [
     # 1 − Π P_i over i < k is 0, .1, .28, .496, .748: it exceeds 0.4 before y_4 is drawn
     (FALLING, {"least": 1, "lag": 1}, (4, 4)),
-    (FALLING, {"least": 1, "lag": 0}, (3, 4)),  # … and after y_3, but for a pass that reads it
+    (FALLING, {"least": 1, "lag": 0}, (3, 4)),  # … and after y_3, with one more pass that reads it
     (FALLING, {"least": 6, "lag": 1}, (6, 6)),
     (FALLING, {"least": 6, "lag": 0}, (6, 7)),
     (FALLING, {"least": 1, "lag": 1, "block": 2}, (2, 2)),
@@ -103,14 +106,14 @@ FALLING, HOPELESS = ([0.9, 0.8, 0.7, 0.5, 0.5, 0.5, 0.5], 0.4), ([0.01] * 5, 0.1
     (HOPELESS, {"lag": 0}, (2, 3)),
 ])  # fmt: skip
 def test_specdecpp_stops_when_a_rejection_has_become_likely(predicted, options, expected):
-    """The same again in a next round, which carries the policy's state on."""
+    """The result is the same in a second round, which carries the policy's state on."""
     policy = AcceptanceHead(**options)
     first, state = _round(policy, *predicted, policy.init(1))
     assert first == expected == _round(policy, *predicted, state)[0]
 
 
 def test_a_head_may_read_the_law_that_the_token_before_was_drawn_from():
-    """`log max q` of the slot before, not of this one, and `log q̃` of the token drawn there."""
+    """It reads `log max q` of the previous slot, not of this one, and `log q̃` of the token drawn there."""
     params = {"out": {"kernel": jnp.asarray([0.0, 1.0, 10.0]), "bias": jnp.zeros(())}}
     hidden, policy = jnp.zeros((1, 1)), AcceptanceHead(least=0, lag=0)
     *_, state = ask(policy, [[0.8, 0.2]], 0, 0.5, None, params, hidden, drawn=0.01)
@@ -128,7 +131,7 @@ def test_a_threshold_of_zero_does_not_stop_a_draft_that_is_sure(lag):
 
 @dataclass(frozen=True)
 class Noting(Capped):
-    """Draws whole blocks; its state is the `drawn` and `max_q` that it saw at each slot."""
+    """A policy that draws whole blocks; its state is the `drawn` and `max_q` that it saw at each slot."""
 
     block: int = 3
 
@@ -142,7 +145,7 @@ class Noting(Capped):
 
 
 def test_a_policy_is_told_what_the_token_before_was_drawn_with():
-    """In the engine, at a temperature, in a second round."""
+    """Runs in the engine, at a temperature, in a second round."""
     engine, params, q_table, _ = _adaptive(Noting(), 36, vocab_size=12)
     prompt = engines.prompts(*[[n] for n in range(8)])
     controls = make_controls(8, temperature=0.6)
@@ -161,7 +164,7 @@ def test_a_policy_is_told_what_the_token_before_was_drawn_with():
 
 @dataclass(frozen=True)
 class Erratic(Capped):
-    """Stops by the parity of everything it has seen so far: adaptive, with memory across rounds."""
+    """A policy that stops by the parity of everything it has seen: adaptive, with memory across rounds."""
 
     block: int = 4
 
@@ -180,13 +183,13 @@ SAMPLED = [
     (CumulativeConfidence(5), 0.7),
     (Entropy(5), 1.0),
     (AcceptanceHead(5), 0.5),
-    (AcceptanceHead(5, least=0, lag=0), 0.6),  # with the law among its inputs, see `_adaptive`
+    (AcceptanceHead(5, least=0, lag=0), 0.6),  # reads the distribution too, see `_adaptive`
     (Erratic(), 0.0),
 ]
 
 
 def _adaptive(policy, seed, vocab_size=3, rule="spec_decode"):
-    """Engine, parameters and tables of a tabular pair, with an untrained head of no use."""
+    """Returns engine, parameters and tables of a tabular pair, with an untrained head."""
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     pair = conformance.tabular_pair(q_table, p_table)
     head = head_for(pair, depth=1, law=policy.lag == 0) if isinstance(policy, AcceptanceHead) else None
@@ -194,7 +197,7 @@ def _adaptive(policy, seed, vocab_size=3, rule="spec_decode"):
 
 
 def _tokens(rule, policy, thresholds, seed=0):
-    """Tokens `[2, 20,000, 6]` of a pair over V = 3 at temperature 1 and 0, and the rule's law."""
+    """Returns tokens `[2, 20,000, 6]` of a pair over V = 3 at temperature 1 and 0, and the rule's distribution."""
     q_table, p_table = conformance.tables(3, seed=31)
     alpha = conformance.telling_alpha(RULES[rule], q_table, p_table)
     engine, params, *_ = _adaptive(policy, 31, rule=rule)
@@ -208,9 +211,9 @@ def _tokens(rule, policy, thresholds, seed=0):
 @pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), SAMPLED)
 def test_no_policy_changes_the_target_s_law(policy, threshold):
-    """Sequences of six tokens over several blocks, 40,000 rows that stop separately, half of them greedy.
+    """Samples six tokens over several blocks in 40,000 rows that stop separately, half of them greedy.
 
-    One program for all thresholds.
+    All thresholds share one program.
     """
     compiled = None
     for seed, greedy in enumerate([np.full(20_000, threshold), np.linspace(-0.5, 1.5, 20_000)]):
@@ -234,20 +237,20 @@ def test_specdecpp_needs_a_head_of_the_pair_s_own_draft():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=34))
     with pytest.raises(ValueError, match="the pair 'custom' has no acceptance head"):
         sc.decode(pair, [[0]], method="specdecpp", stop_threshold=0.5)
-    other = head_for(conformance.tabular_pair(*conformance.tables(5, seed=35)), depth=0)
+    foreign_head = head_for(conformance.tabular_pair(*conformance.tables(5, seed=35)), depth=0)
     with pytest.raises(ValueError, match="the acceptance head belongs to the draft"):
-        assemble(pair, method="specdecpp", head=other)
+        assemble(pair, method="specdecpp", head=foreign_head)
     with pytest.raises(ValueError, match="lag=2 is not 0 or 1"):
         AcceptanceHead(lag=2)
 
 
-# --- what a generation costs, token by token: `N_draft + N_target = N + N_discarded` (METHODS section 6, *Figures*)
+# --- cost per token: `N_draft + N_target = N + N_discarded` (METHODS section 6, *Figures*)
 
 ROWS, LIMIT, STOP = 24, 9, 3
 
 
 def sampled(turn):
-    """Per row and round: drafts, drafts committed, own tokens committed, whether the row took part."""
+    """Returns per row and round: drafts, drafts committed, own tokens committed, whether the row took part."""
     committed = jnp.arange(turn.tokens.shape[1])[None] < turn.num_new[:, None]
     drafts = (committed & (turn.source == 0)).sum(-1)
     return turn.draft.length, drafts, (committed & (turn.source != 0)).sum(-1), turn.active
@@ -273,13 +276,13 @@ def _counted(policy, seed, **numbers):
 @given(st.integers(0, 2**32 - 1), st.floats(-0.2, 1.2), st.sampled_from([0.0, 0.7, 1.5]))
 def test_every_sampled_token_is_committed_or_discarded(policy, seed, threshold, temperature):
     out = _counted(policy, seed, temperature=temperature, stop_threshold=threshold)
-    drafted, kept, own, active = (np.asarray(x)[: int(out.num_rounds)] for x in out.record)
+    drafted, kept, from_target, active = (np.asarray(x)[: int(out.num_rounds)] for x in out.record)
     stats, lengths = out.stats, np.asarray(out.lengths)
 
     assert (np.asarray(stats.drafted) == np.where(active, drafted, 0).sum(0)).all()
     assert (np.asarray(stats.target_calls) == active.sum(0)).all()
-    # a call of the target gives one token of its own, which a stop id or the limit may leave no room for
-    discarded = np.where(active, drafted - kept + 1 - own, 0).sum(0)
+    # a call of the target gives one token, unless a stop id or the limit leaves no room for it
+    discarded = np.where(active, drafted - kept + 1 - from_target, 0).sum(0)
     assert (np.asarray(stats.discarded) == discarded).all()
     assert (np.asarray(stats.drafted) + np.asarray(stats.target_calls) == lengths + discarded).all()
     ended = np.asarray(out.tokens)[np.arange(ROWS), lengths - 1] == STOP

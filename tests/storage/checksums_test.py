@@ -1,4 +1,4 @@
-"""Digests of whole files: every flipped bit is seen, files without one load."""
+"""Digests of whole files: every flipped bit is detected, and files without a digest load."""
 
 import json
 
@@ -13,7 +13,7 @@ CONTENT = bytes(range(64))
 def test_a_file_that_is_listed_is_compared(tmp_path):
     file = tmp_path / "a.model"
     file.write_bytes(CONTENT)
-    assert checksums.read(file) == CONTENT  # no digests at all
+    assert checksums.read(file) == CONTENT  # There are no digests yet.
     checksums.update(file)
     for _ in damage.flips(file):
         with pytest.raises(ValueError, match=r"a\.model is damaged: .* checksums\.json: copy it again"):
@@ -24,7 +24,7 @@ def test_a_file_that_is_listed_is_compared(tmp_path):
         with pytest.raises(ValueError, match=r"a\.model is damaged"):
             checksums.read(file)
     (tmp_path / "b.model").write_bytes(CONTENT)
-    assert checksums.read(tmp_path / "b.model") == CONTENT  # not listed
+    assert checksums.read(tmp_path / "b.model") == CONTENT  # Not listed.
 
 
 def test_an_update_keeps_what_else_is_listed(tmp_path):
@@ -51,7 +51,7 @@ def test_a_seal_shows_every_flipped_bit_of_what_it_seals(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(CONTENT + checksums.seal(CONTENT))
     assert checksums.unsealed(file, file.read_bytes(), "again") == CONTENT
-    assert checksums.unsealed(file, CONTENT, "again") == CONTENT  # as earlier versions wrote it
+    assert checksums.unsealed(file, CONTENT, "again") == CONTENT  # Written by an earlier version.
     for _ in damage.flips(file, end=len(CONTENT)):
         with pytest.raises(ValueError, match=r"f is damaged: .* not those written: again"):
             checksums.unsealed(file, file.read_bytes(), "again")

@@ -1,8 +1,6 @@
-"""Files whole or not at all: a full disk names the file and leaves the old one; `~`; what a folder was begun with.
+"""Atomic files: a full disk names the file and keeps the old one; `~` is expanded; a folder keeps its settings.
 
-Reports take the place of reports, and of no other file.
-
-Errors of readers name file and line; what unpacks to far more than it should is refused.
+Reports replace reports and no other files. Readers' errors name file and line, and zip bombs are refused.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Locks: one writer at a time, named; nothing is left of those that died."""
+"""Locks: one writer at a time, whom errors name; killed writers leave no lock."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ with locks.held(Path(sys.argv[1]), "runs/x"):
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process that holds `lock`."""
+    """Starts another process that holds `lock`; yields the process."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "a" / "lock")], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield process
@@ -33,7 +33,7 @@ def test_the_second_is_refused_and_told_who_is_first(tmp_path, other):
         raise AssertionError("held twice")
     other.kill()
     other.wait()
-    with locks.held(tmp_path / "a" / "lock", "runs/x"):  # the kernel let go of it
+    with locks.held(tmp_path / "a" / "lock", "runs/x"):  # The kernel released it.
         assert (tmp_path / "a" / "lock").is_file()
     assert not (tmp_path / "a" / "lock").exists()
 

@@ -1,4 +1,4 @@
-"""Block verification by enumeration: every block that may be drafted, and what becomes of it, without sampling."""
+"""Block verification by enumeration: the exact outcome of every block that may be drafted, without sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import conformance
 
 
 def kept_tokens(p, q, block, jointly):
-    """`E[kept]` of blocks of independent tokens, in fractions: METHODS section 2 or 10, written down once more."""
+    """Returns `E[kept]` for blocks of independent tokens, in fractions: a second implementation of METHODS 2 or 10."""
     expected = Fraction(0)
     for drafted in itertools.product(range(len(p)), repeat=block):
         chance = Fraction(1)
@@ -44,26 +44,30 @@ def kept_tokens(p, q, block, jointly):
 
 
 def _stays(p, q, reached):
-    left = sum(max(Fraction(0), reached * a - b) for a, b in zip(p, q, strict=True))
-    return left / (left + 1 - reached) if left + 1 - reached else Fraction(1)
+    mass = sum(max(Fraction(0), reached * a - b) for a, b in zip(p, q, strict=True))
+    return mass / (mass + 1 - reached) if mass + 1 - reached else Fraction(1)
 
 
 @partial(jax.jit, static_argnames="verifier")
 def _parts(verifier, pair, draft, alpha):
-    """`P_i` and `h_i`, `[N, G + 1]` each, and the laws of the next token after `i` kept ones, `[N, G + 1, V]`."""
+    """Returns `P_i` and `h_i`, `[N, G + 1]`, and the next token's distribution after `i` kept, `[N, G + 1, V]`."""
     block = draft.tokens.shape[1]
     law = verifier.law(pair, alpha[:, None, None])
     reached = verifier._reached(pair, law, draft, alpha, jnp.zeros((len(alpha), block + 1)))
-    at = [(i, at_position(pair, jnp.full(alpha.shape, i))) for i in range(block + 1)]
-    laws_at = [verifier._law_at(here, law, jnp.full(alpha.shape, i), alpha) for i, here in at]
-    chances = [verifier._chance(here, laws_at[i], reached[:, i]) for i, here in at[:-1]] + [reached[:, block]]
-    after = [verifier._replacement(here, laws_at[i], alpha[:, None], reached[:, i]) for i, here in at[:-1]]
+    pairs_at = [(i, at_position(pair, jnp.full(alpha.shape, i))) for i in range(block + 1)]
+    laws_at = [verifier._law_at(here, law, jnp.full(alpha.shape, i), alpha) for i, here in pairs_at]
+    chances = [verifier._chance(here, laws_at[i], reached[:, i]) for i, here in pairs_at[:-1]] + [reached[:, block]]
+    after = [verifier._replacement(here, laws_at[i], alpha[:, None], reached[:, i]) for i, here in pairs_at[:-1]]
     after.append(laws_at[-1])
     return reached, jnp.stack(chances, 1), jnp.stack(after, 1)
 
 
 def drafted(q_table, p_table, block, temperature, top_p, **more):
-    """Every block after token 0: laws `[N, G + 1, V]` of Markov chains, a `Draft`, and its chance `[N]` float64."""
+    """Returns every block after token 0.
+
+    Returns:
+        Distributions `[N, G + 1, V]` of Markov chains, a `Draft`, and each block's probability `[N]` float64.
+    """
     vocab = len(q_table)
     tokens = np.array(list(itertools.product(range(vocab), repeat=block)), np.int32).reshape(-1, block)
     context = np.concatenate([np.zeros((len(tokens), 1), np.int32), tokens], axis=1)
@@ -74,7 +78,7 @@ def drafted(q_table, p_table, block, temperature, top_p, **more):
 
 
 def draft_of(pair, tokens, length, lawful=None):
-    """A `Draft` of the tokens `[B, G]`, of which each row has `length` `[B]`, drawn from the laws of `pair`."""
+    """Returns a `Draft` of tokens `[B, G]` with lengths `[B]`, drawn from the distributions of `pair`."""
     rows, block = tokens.shape
     return Draft(
         tokens=jnp.asarray(tokens, jnp.int32),
@@ -89,23 +93,27 @@ def draft_of(pair, tokens, length, lawful=None):
 
 
 def positions(rows, block, vocab_size, seed=7):
-    """Laws `[B, G + 1, V]`, random and adversarial ones, which differ from place to place."""
+    """Returns distributions `[B, G + 1, V]`, random and adversarial ones, different at every position."""
     logits = conformance.logit_pairs(seed, rows, vocab_size)
     q, p = (np.stack([np.roll(x, i, axis=0) for i in range(block + 1)], axis=1) for x in logits)
     return conformance.law_pair(q, p, 1.0)
 
 
 def round_keys(rows):
-    """The random bits of a first round."""
+    """Returns the random bits of a first round."""
     zero = jnp.zeros((rows,), jnp.int32)
     return rngs.RoundKeys(rngs.row_keys(rngs.root(0), jnp.arange(rows), 0), zero, zero)
 
 
 @dataclass
 class Outcomes:
-    """What becomes of every block that can be drafted.
+    """The outcomes of every block that can be drafted.
 
-    `chance` `[N]`: that it is drafted; `ends` `[N, G + 1]`: that so many of it are kept; `after` `[N, G + 1, V]`.
+    Attributes:
+        tokens: `[N, G]`.
+        chance: `[N]`, the probability that the block is drafted.
+        ends: `[N, G + 1]`, the probability that this many of its tokens are kept.
+        after: `[N, G + 1, V]`, the distribution of the next token.
     """
 
     tokens: np.ndarray
@@ -115,28 +123,28 @@ class Outcomes:
 
     @property
     def kept(self):
-        """`E[kept]`."""
+        """The value of `E[kept]`."""
         return float((self.chance[:, None] * self.ends * np.arange(self.ends.shape[1])).sum())
 
     def law(self, chain):
-        """The law of the next `G + 1` tokens, `[V] * (G + 1)`, what is not of this round by `chain` `[V, V]`."""
+        """Returns the distribution of the next `G + 1` tokens, `[V] * (G + 1)`; later ones follow `chain` `[V, V]`."""
         block, vocab = self.tokens.shape[1], len(chain)
-        found = np.zeros([vocab] * (block + 1))
+        total = np.zeros([vocab] * (block + 1))
         for n in np.flatnonzero(self.chance):
             for i in range(block + 1):
                 mass = self.chance[n] * self.ends[n, i] * self.after[n, i]
                 for _ in range(block - i):
                     mass = mass[..., None] * chain
-                found[tuple(self.tokens[n, :i])] += mass
-        return found
+                total[tuple(self.tokens[n, :i])] += mass
+        return total
 
 
 def outcomes(verifier, q_table, p_table, block, alpha, temperature=1.0, top_p=1.0, **more):
-    """Of a block verifier on Markov chains, exactly."""
+    """Computes the outcomes of a block verifier on Markov chains, exactly."""
     pair, draft, chance = drafted(q_table, p_table, block, temperature, top_p, **more)
     alphas = jnp.full(chance.shape, alpha, jnp.float32)
     possible = chance > 0
-    _, stays, after = (np.asarray(each, np.float64) for each in _parts(verifier, pair, draft, alphas))
+    _, stays, after = (np.asarray(part, np.float64) for part in _parts(verifier, pair, draft, alphas))
     stays[:, 0] = 1.0
     missed = np.cumprod(np.concatenate([np.ones((len(stays), 1)), 1 - stays[:, :0:-1]], axis=1), axis=1)[:, ::-1]
     ends = np.where(possible[:, None], stays * missed, 0.0)
@@ -144,7 +152,7 @@ def outcomes(verifier, q_table, p_table, block, alpha, temperature=1.0, top_p=1.
 
 
 def chain_law(chain, length):
-    """The law of `length` tokens of a Markov chain after token 0."""
+    """Returns the distribution of `length` tokens of a Markov chain after token 0."""
     mass = chain[0]
     for _ in range(length - 1):
         mass = mass[..., None] * chain
@@ -153,7 +161,7 @@ def chain_law(chain, length):
 
 @dataclass(frozen=True)
 class ReplacesTokenWise(BlockWise):
-    """A bug: after a block-wise stop the replacement of token-wise verification."""
+    """A planted bug: after a block-wise stop the replacement is that of token-wise verification."""
 
     def _replacement(self, last, law, alpha, reached):
         return self(last, alpha).replacement
@@ -161,7 +169,7 @@ class ReplacesTokenWise(BlockWise):
 
 @dataclass(frozen=True)
 class Unnormalised(BlockWise):
-    """A bug: `h` without its normaliser."""
+    """A planted bug: `h` without its normaliser."""
 
     def _chance(self, after, law, reached):
         return self._mass(after, law, reached).sum(-1)
@@ -169,7 +177,7 @@ class Unnormalised(BlockWise):
 
 @dataclass(frozen=True)
 class Uncapped(BlockWise):
-    """A bug: `P_i` may exceed 1."""
+    """A planted bug: `P_i` may exceed 1."""
 
     def _reached(self, pair, law, draft, alpha, uniforms):
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])

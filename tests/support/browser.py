@@ -1,4 +1,4 @@
-"""A page in a real browser without a screen (Qt's Chromium): prints as JSON what it did. A program, with PySide6.
+"""A page in a real browser without a screen (Qt's Chromium): a program that prints JSON about the page. Needs PySide6.
 
 python tests/support/browser.py page.html WIDTHxHEIGHT light|dark [screenshot.png]
 """
@@ -71,10 +71,10 @@ def main(file: str, size: str, scheme: str, picture: str = "") -> None:
         loop.exec()
 
     def js(code: str) -> str:
-        loop, found = QEventLoop(), list[str]()
-        page.runJavaScript(code, lambda result: (found.append(result), loop.quit()))
+        loop, results = QEventLoop(), list[str]()
+        page.runJavaScript(code, lambda result: (results.append(result), loop.quit()))
         loop.exec()
-        return found[0]
+        return results[0]
 
     loop, loaded = QEventLoop(), list[bool]()
     page.loadFinished.connect(lambda well: (loaded.append(well), loop.quit()))
@@ -82,13 +82,13 @@ def main(file: str, size: str, scheme: str, picture: str = "") -> None:
     loop.exec()
     wait(1500)
     place = json.loads(js(WHERE))
-    at, window = QPoint(round(place["x"]), round(place["y"])), view.focusProxy()
-    QTest.mouseMove(window, at - QPoint(30, 30))
+    position, window = QPoint(round(place["x"]), round(place["y"])), view.focusProxy()
+    QTest.mouseMove(window, position - QPoint(30, 30))
     wait(200)
-    QTest.mouseMove(window, at)
+    QTest.mouseMove(window, position)
     wait(800)
     hovered = js(HOVERED)
-    QTest.mouseClick(window, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier, at)
+    QTest.mouseClick(window, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier, position)
     wait(1200)
     seen = json.loads(js(SEEN))
     tip = json.loads(js(TIP))
@@ -98,7 +98,7 @@ def main(file: str, size: str, scheme: str, picture: str = "") -> None:
     print(json.dumps({"loaded": loaded, "errors": said, "asked": asked, "place": place, "hovered": hovered,
                       "seen": seen, "tip": tip}))  # fmt: skip
     sys.stdout.flush()
-    os._exit(0)  # Chromium's threads need not be waited for
+    os._exit(0)  # no need to wait for Chromium's threads
 
 
 if __name__ == "__main__":

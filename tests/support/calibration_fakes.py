@@ -1,4 +1,4 @@
-"""A session whose records come from formulas: a test says what a method's quality, latency and kept share are."""
+"""A session whose records come from formulas: a test sets a method's quality, latency and kept share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1
 SOURCE = ModelPair(name="fake")
 
 Law = Callable[[Settings], tuple[float, ...]]
-"""Settings -> quality and latency over the target's, share of examined tokens kept and, if another, of drafted."""
+"""Function from settings to quality and latency relative to the target's, and the shares of tokens kept."""
 
 
 class FakeSession:
-    """Measures nothing; `asked` are the points it was asked for, `seen` the examples that these were judged on.
+    """A session that measures nothing.
+
+    `asked` holds the points it was asked for, `seen` the examples that these were judged on.
 
     Args:
-        law: what holds on average; noise: standard deviation, over examples, of the score around it (of 50).
+        law: the average values.
+        noise: standard deviation, over examples, of the score around the average (of 50).
     """
 
     def __init__(self, law: Law, noise: float = 2.0):
@@ -57,12 +60,12 @@ class FakeSession:
         ids, timed = examples_of(point), point.evaluation.latency_examples
         # not the settings' repr: a setting added to `Settings` must not change the draws
         said = (DRAWS, point.settings.method, point.settings.alpha, point.settings.block_size, point.seed)
-        own = np.random.default_rng(zlib.crc32(repr(said).encode()))
+        draws = np.random.default_rng(zlib.crc32(repr(said).encode()))
         hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)
         exact = point.settings.method in ("autoregressive", "spec_decode")
-        scores = (hard * quality + (0 if exact else self.noise) * own.normal(size=EXAMPLES))[ids]
+        scores = (hard * quality + (0 if exact else self.noise) * draws.normal(size=EXAMPLES))[ids]
         target = np.random.default_rng(1).uniform(50, 150, EXAMPLES)[ids][:timed]
-        spent = latency * target * own.normal(1, 0.02, len(target))
+        spent = latency * target * draws.normal(1, 0.02, len(target))
         times = {"latency": {"per_example_ms": [spent]}, "target_latency": {"per_example_ms": [target]}}
         times |= {"relative_latency": {"value": spent.sum() / target.sum()}} if timed else {}
         return {
@@ -76,11 +79,11 @@ class FakeSession:
 
 
 def examples_of(point: Point) -> list[int]:
-    """The examples that a point is judged on."""
+    """Returns the examples that a point is judged on."""
     first = point.evaluation.first_example
     return list(range(first, first + point.evaluation.quality_examples))
 
 
 def point(name: str, alpha: float | None = None, **others) -> Point:
-    """A point at temperature 0."""
+    """Returns a point at temperature 0."""
     return Point(pair=SOURCE, evaluation=TASK.resolved(), settings=Settings(method=name, alpha=alpha, **others))

@@ -5,7 +5,7 @@ from flax.traverse_util import flatten_dict
 
 
 def flat(params):
-    """Returns name -> array."""
+    """Returns arrays by name."""
     return {name: np.asarray(value) for name, value in flatten_dict(params, sep="/").items()}
 
 

@@ -1,4 +1,4 @@
-"""What every rule must obey, as functions of a rule: a row in `RULES` buys all of it (see docs/extending.md)."""
+"""Requirements on every rule, as functions of a rule: a row in `RULES` is tested by all (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from speccascade_jax.rules.acceptance import Deferral, Speculative
 from speccascade_jax.rules.rule import Rule
 from tests.support import reference
 
-# The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own: of them one
-# symmetric, one that can be infinite, and its two further forms (over vocabularies smaller than the table's 50).
+# The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own. So two of
+# the rules are tested here, with one symmetric divergence and one that can be infinite, and the two further forms (over
+# vocabularies smaller than the table's 50).
 _FUZZY = ("fuzzy_js", "fuzzy_kl")
 _FORMS = (sc.fuzzy("js", top_k=2), sc.fuzzy("tv", scaled=True))
 REPRESENTATIVE = {name: rule for name, rule in sc.RULES.items() if not name.startswith("fuzzy_") or name in _FUZZY}
@@ -32,7 +33,7 @@ SAMPLINGS = [(0.5, 1.0), (0.5, 0.8), (1.0, 1.0), (1.0, 0.8)]
 
 
 def alphas(rule, vocab_size):
-    """Three values inside the rule's range; one where it has no α."""
+    """Returns three values inside the rule's range; one if it has no α."""
     if rule.alpha is None:
         return [0.0]
     low, high = rule.alpha.bounds(vocab_size)
@@ -40,8 +41,10 @@ def alphas(rule, vocab_size):
 
 
 def telling_alpha(rule, q_table, p_table, temperature=1.0):
-    """The α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`: a test at an α where a rule always or
-    never defers says nothing about it."""
+    """Returns the α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`.
+
+    At an α at which a rule always or never defers, a test says nothing about it.
+    """
     if rule.alpha is None:
         return 0.0
     low, high = rule.alpha.bounds(len(q_table))
@@ -58,12 +61,12 @@ def telling_alpha(rule, q_table, p_table, temperature=1.0):
 
 
 def accept_fns(rule):
-    """Every acceptance that fits the rule."""
+    """Returns every acceptance that fits the rule."""
     return [Speculative(rule)] + ([Deferral(rule)] if rule.deferral is not None else [])
 
 
 def logit_pairs(seed=0, count=40, vocab_size=11):
-    """Random and adversarial pairs of logits `[N, V]`: equal, disjoint, one-hot, near-tied."""
+    """Returns random and adversarial pairs of logits `[N, V]`: equal, disjoint, one-hot, near-tied."""
     rng = np.random.default_rng(seed)
     p = rng.normal(size=(count, vocab_size)) * rng.choice([0.3, 1, 4], size=(count, 1))
     q = p + rng.normal(size=p.shape) * rng.choice([0.01, 0.5, 3], size=(count, 1))
@@ -89,20 +92,20 @@ def _law_pair(q_logits, p_logits, controls):
 
 
 def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None):
-    """A `LawPair` over rows."""
+    """Returns a `LawPair` over rows."""
     controls = make_controls(len(q_logits), temperature=temperature, top_p=top_p, draft_temperature=draft_temperature)
     return _law_pair(jnp.asarray(q_logits), jnp.asarray(p_logits), controls)
 
 
 def implied_law(acceptance):
-    """`kept + (1 − Σ kept) · replacement`: the law that an acceptance gives, without sampling."""
+    """Computes `kept + (1 − Σ kept) · replacement`, the distribution that an acceptance gives, without sampling."""
     rejected = 1.0 - acceptance.kept.sum(-1, keepdims=True)
     return acceptance.kept + rejected * acceptance.replacement
 
 
 @partial(jax.jit, static_argnames="accept")
 def evaluate(accept, pair, alpha):
-    """`(kept, replacement, implied law, π)` of an acceptance over rows; `alpha` a number."""
+    """Returns `(kept, replacement, implied distribution, π)` of an acceptance over rows; `alpha` is a number."""
     column = jnp.full(pair.q.shape[:-1] + (1,), alpha, jnp.float32)
     acceptance = accept(pair, column)
     return acceptance.kept, acceptance.replacement, implied_law(acceptance), accept.law(pair, column)
@@ -110,36 +113,36 @@ def evaluate(accept, pair, alpha):
 
 @partial(jax.jit, static_argnums=0)
 def kept_at(accept, pair, alpha, tokens):
-    """`accept.kept_at`, compiled once per acceptance."""
+    """Returns `accept.kept_at`, compiled once per acceptance."""
     return accept.kept_at(pair, jnp.full((*tokens.shape, 1), alpha), tokens)
 
 
 def check_identity(accept, pair, alpha, tolerance=1e-5):
-    """The one identity: `kept + (1 − Σ kept) · replacement = π`, a law, with every part non-negative."""
+    """Checks `kept + (1 − Σ kept) · replacement = π`, a distribution, with every part non-negative."""
     kept, replacement, implied, law = (np.asarray(x) for x in evaluate(accept, pair, alpha))
     np.testing.assert_allclose(implied, law, atol=tolerance)
     np.testing.assert_allclose(law.sum(-1), 1.0, atol=tolerance)
     np.testing.assert_allclose(replacement.sum(-1), 1.0, atol=tolerance)
     assert law.min() >= 0 and replacement.min() >= 0 and kept.min() >= 0
     assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
-    for token in range(kept.shape[-1]):  # what the engine asks for
-        found = kept_at(accept, pair, alpha, jnp.full(kept.shape[:-1], token, jnp.int32))
-        np.testing.assert_allclose(found, kept[..., token], atol=tolerance)
+    for token in range(kept.shape[-1]):  # the engine calls `kept_at`
+        probability = kept_at(accept, pair, alpha, jnp.full(kept.shape[:-1], token, jnp.int32))
+        np.testing.assert_allclose(probability, kept[..., token], atol=tolerance)
 
 
 def target_law(rule, q, p, alpha=0.0, temperature=1.0, top_p=1.0, **more):
-    """`π` of the front door as a NumPy array."""
+    """Returns `π` of the public function as a NumPy array."""
     return np.asarray(sc.target_law(rule, q, p, alpha=alpha, temperature=temperature, top_p=top_p, **more))
 
 
 def controls(rows, **settings):
-    """The numbers that `decode` makes of its settings."""
+    """Returns the controls that `decode` makes of its settings."""
     chosen = Settings(**settings)
     return table.get(chosen.method).controls(chosen, rows)
 
 
 def tables(vocab_size, seed):
-    """Logits `[V, V]` of a tabular draft and target that disagree, neither of them one-hot."""
+    """Returns logits `[V, V]` of a tabular draft and target that disagree, neither of them one-hot."""
     rng = np.random.default_rng(seed)
     p = rng.normal(size=(vocab_size, vocab_size)) * 1.2
     q = p + rng.normal(size=p.shape) * 0.9
@@ -147,12 +150,12 @@ def tables(vocab_size, seed):
 
 
 def tabular_pair(q_table, p_table):
-    """A `Pair` of tabular models."""
+    """Returns a `Pair` of tabular models."""
     return sc.Pair(target=sc.TableLM(p_table), draft=sc.TableLM(q_table))
 
 
 def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
-    """`π` `[V, V]` in NumPy: the reference's, or for a rule it doesn't know the mixture of its own decisions."""
+    """Returns `π` `[V, V]` in NumPy: the reference's, or for an unknown rule the mixture by its own decisions."""
     if rule.name in reference.DECISIONS or rule.name in ("spec_decode", "lossy", "lossy_tuned", "sd_reference"):
         return reference.transitions(rule.name, q_table, p_table, alpha, temperature, top_p)
     qt = np.stack([reference.scale(q, temperature, top_p) for q in q_table])
@@ -172,9 +175,9 @@ def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
 
 
 def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, conclusive=False, **more):
-    """Tokens `[len(samplings), rows, length]`: all sampling settings in one call, one row each.
+    """Returns tokens `[len(samplings), rows, length]`: all sampling settings in one call.
 
-    A `conclusive` run kept some drafts and rejected some: otherwise it says nothing about either.
+    A `conclusive` run must keep some drafts and reject some: otherwise it says nothing about either.
     """
     total = rows * len(samplings)
     temperature, top_p = (np.repeat(np.array(x, np.float32), rows) for x in zip(*samplings, strict=True))
@@ -188,18 +191,19 @@ def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0,
 
 
 def sequence_p_value(tokens, law, start=0):
-    """p of tokens `[N, L]` under the Markov chain `law` `[V, V]`: of whole sequences and of all transitions, corrected.
+    """Returns p of tokens `[N, L]` under the Markov chain `law` `[V, V]`.
 
-    Whole sequences tell what one position knows of another, but in hundreds of cells, where an error of every
-    position's law is lost: 1% of the chance to keep, in every deferral rule, 10,000 rows each, would be found with a
-    chance of 0.06. Counts of (previous token, token) over all positions find it with 0.99.
+    It combines tests of whole sequences and of all transitions, corrected. Whole sequences show dependence between
+    positions, but over hundreds of cells, in which an error of every position's distribution is lost: with 10,000 rows
+    each, 1% less probability to keep in every deferral rule would be found with a probability of 0.06. Counts of
+    (previous token, token) over all positions find it with 0.99.
     """
     whole, pairs = sequence_statistic(tokens, law, start), transition_statistic(tokens, law, start)
     return min(1.0, 2 * min(p_of(*whole), p_of(*pairs)))
 
 
 def stopped_p_value(tokens, lengths, stop, law):
-    """`sequence_p_value` of rows that end at a token: behind it stands more of it, the chain's absorbing state."""
+    """Returns `sequence_p_value` of rows that end at a token: an absorbing state, which fills the row's end."""
     beyond, absorbing = np.arange(tokens.shape[1])[None] >= np.asarray(lengths)[:, None], law.copy()
     absorbing[stop] = np.eye(len(law))[stop]
     assert beyond.any()
@@ -207,7 +211,7 @@ def stopped_p_value(tokens, lengths, stop, law):
 
 
 def sequence_statistic(tokens, law, start=0):
-    """Chi-square of whole sequences and its degrees of freedom."""
+    """Returns chi-square of whole sequences and its degrees of freedom."""
     count, length = tokens.shape
     vocab = len(law)
     probability = np.ones(1)
@@ -220,14 +224,14 @@ def sequence_statistic(tokens, law, start=0):
 
 
 def transition_statistic(tokens, law, start=0):
-    """Chi-square of (previous token, token) over all positions and its degrees of freedom."""
+    """Returns chi-square of (previous token, token) over all positions and its degrees of freedom."""
     return _transitions(_previous(tokens, start).ravel(), np.ravel(tokens), law)
 
 
 def transition_p_values(tokens, law, start=0):
-    """As `transition_statistic`, one per position."""
+    """Returns p-values of `transition_statistic`, one per position."""
     columns = zip(_previous(tokens, start).T, np.asarray(tokens).T, strict=True)
-    return [p_of(*_transitions(*each, law)) for each in columns]
+    return [p_of(*_transitions(*columns_of_pair, law)) for columns_of_pair in columns]
 
 
 def _previous(tokens, start):
@@ -237,26 +241,27 @@ def _previous(tokens, start):
 def _transitions(before, after, law):
     counts = np.zeros((len(law), len(law)))
     np.add.at(counts, (before, after), 1)
-    each = [pooled_statistic(seen, own * seen.sum()) for seen, own in zip(counts, law, strict=True)]
-    return sum(statistic for statistic, _ in each), sum(freedom for _, freedom in each)
+    statistics = [pooled_statistic(seen, row_law * seen.sum()) for seen, row_law in zip(counts, law, strict=True)]
+    return sum(statistic for statistic, _ in statistics), sum(freedom for _, freedom in statistics)
 
 
 def check_laws(samples):
-    """Samples, tokens and law by name: the worst of them and the transitions of all of them; p > 1e-3 corrected.
+    """Checks samples, each tokens and a distribution by name; p > 1e-3 corrected.
 
-    The sum finds small errors that all share: 1% less chance to keep, planted (`laws_test`).
+    It tests the worst sample, and the transitions of all samples together. The sum finds small errors that all samples
+    share: a planted 1% less probability to keep (`laws_test`).
     """
-    alone = {name: sequence_p_value(*each) for name, each in samples.items()}
-    together = p_of(*np.sum([transition_statistic(*each) for each in samples.values()], axis=0))
-    worst = sorted(alone.items(), key=lambda each: each[1])[:5]
+    alone = {name: sequence_p_value(*sample) for name, sample in samples.items()}
+    together = p_of(*np.sum([transition_statistic(*sample) for sample in samples.values()], axis=0))
+    worst = sorted(alone.items(), key=lambda sample: sample[1])[:5]
     assert 2 * min(holm(list(alone.values())), together) > 1e-3, f"all transitions: p = {together:.1e}; worst: {worst}"
 
 
 def pooled_statistic(observed, expected, least=5.0):
-    """The chi-square statistic and its degrees of freedom, cells expected below `least` pooled."""
+    """Returns the chi-square statistic and its degrees of freedom, with cells expected below `least` pooled."""
     assert abs(observed.sum() - expected.sum()) <= 1e-3 * observed.sum()
     if ((expected <= 1e-9) & (observed > 0)).any():
-        return np.inf, 1  # something impossible happened
+        return np.inf, 1  # an event of probability 0 happened
     small = expected < least
     o = np.append(observed[~small], observed[small].sum())
     e = np.append(expected[~small], expected[small].sum())
@@ -270,23 +275,23 @@ def pooled_statistic(observed, expected, least=5.0):
 
 
 def pooled_p_value(observed, expected):
-    """p of a chi-square test with small cells pooled."""
+    """Returns p of a chi-square test with small cells pooled."""
     return p_of(*pooled_statistic(observed, expected))
 
 
 def p_of(statistic, freedom):
-    """The p of a chi-square statistic; one cell alone can be off by rounding only."""
+    """Returns p of a chi-square statistic; a single cell can be off by rounding only."""
     return float(stats.chi2.sf(statistic, freedom)) if freedom else float(statistic < 1e-6)
 
 
 def holm(p_values):
-    """The smallest p-value after Holm's correction."""
+    """Returns the smallest p-value after Holm's correction."""
     ordered = np.sort(np.asarray(p_values))
     return float(np.minimum(np.maximum.accumulate(ordered * np.arange(len(ordered), 0, -1)), 1.0)[0])
 
 
 def _sampled(rule, rows, length, vocab_size, seed, engine):
-    """Sampling setting -> tokens `[rows, length]` and `π`, all of one call, at an α that tells."""
+    """Returns tokens `[rows, length]` and `π` per sampling setting, from one call, at an informative α."""
     q_table, p_table = tables(vocab_size, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
@@ -295,7 +300,7 @@ def _sampled(rule, rows, length, vocab_size, seed, engine):
 
 
 def check_sequence_law(rule, *, rows=10_000, length=7, seed=5, **engine):
-    """Whole sequences of 7 tokens over V = 3, every sampling setting in one call; p > 1e-3 corrected."""
+    """Checks whole sequences of 7 tokens over V = 3, all sampling settings in one call; p > 1e-3 corrected."""
     check_laws(_sampled(rule, rows, length, 3, seed, engine))
 
 
@@ -303,22 +308,22 @@ _APART = 64.0
 
 
 def mixed(rules):
-    """Deferral rules as one: of index `i`, with its own α, where the control reads `_APART · i + α`.
+    """Returns several deferral rules as one: rule `i`, with its own α, if the control is `_APART · i + α`.
 
-    What is traced is the same for every deferral rule but the decision itself; so one program runs them all.
+    Only the decision differs between the traces of deferral rules, so one program runs them all.
     """
 
     def deferral(pair, alpha):
         index = jnp.round(alpha / _APART)
-        own = alpha - _APART * index
-        decisions = [jnp.broadcast_to(rule.deferral(pair, own), pair.q.shape) for rule in rules]
+        rule_alpha = alpha - _APART * index
+        decisions = [jnp.broadcast_to(rule.deferral(pair, rule_alpha), pair.q.shape) for rule in rules]
         return jnp.select([index == i for i in range(len(rules))], decisions)
 
     return Rule(name="mixed", deferral=deferral)
 
 
 def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
-    """`check_sequence_law` of several deferral rules in one program, `rows` each per sampling setting."""
+    """Runs `check_sequence_law` for several deferral rules in one program, `rows` each per sampling setting."""
     q_table, p_table = tables(3, seed=seed)
     shift = _APART * np.arange(len(rules), dtype=np.float32)
     coded = shift + np.float32([telling_alpha(rule, q_table, p_table) for rule in rules])
@@ -327,23 +332,23 @@ def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
     tokens = run_rows(built, params, rows * len(rules), alpha, SAMPLINGS, length=length, seed=seed, conclusive=True)
     tokens = tokens.reshape(len(SAMPLINGS), len(rules), rows, length)
     samples = {
-        (rule.name, *s): (tokens[n, i], law_by_rule(rule, q_table, p_table, float(own), *s))
-        for i, (rule, own) in enumerate(zip(rules, coded - shift, strict=True))
+        (rule.name, *s): (tokens[n, i], law_by_rule(rule, q_table, p_table, float(rule_alpha), *s))
+        for i, (rule, rule_alpha) in enumerate(zip(rules, coded - shift, strict=True))
         for n, s in enumerate(SAMPLINGS)
     }
     check_laws(samples)
 
 
 def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
-    """Transition counts at every one of 16 positions and over all, every sampling setting in one call."""
-    found = []
+    """Checks transition counts at every one of 16 positions and over all, all sampling settings in one call."""
+    p_values = []
     for tokens, law in _sampled(rule, rows, length, vocab_size, seed, engine).values():
-        found += [*transition_p_values(tokens, law), p_of(*transition_statistic(tokens, law))]
-    assert holm(found) > 1e-3, sorted(found)[:5]
+        p_values += [*transition_p_values(tokens, law), p_of(*transition_statistic(tokens, law))]
+    assert holm(p_values) > 1e-3, sorted(p_values)[:5]
 
 
 def check_greedy(rule, *, vocab_size=12, length=16, block=3):
-    """At temperature 0 the output is the NumPy chain's, token by token."""
+    """Checks that at temperature 0 the output is the NumPy chain's, token by token."""
     q_table, p_table = tables(vocab_size, seed=6)
     engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
     for alpha in alphas(rule, vocab_size):
@@ -357,7 +362,7 @@ def check_greedy(rule, *, vocab_size=12, length=16, block=3):
 
 
 def check_cold_draft_law(rule, **engine):
-    """Fuzzy decoding's setting: what a greedy draft was drawn from is a one-hot, and the law is exact."""
+    """Checks fuzzy decoding's setting: a greedy draft's distribution is one-hot, and the output's is exact."""
     q_table, p_table = tables(3, seed=7)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
@@ -367,9 +372,9 @@ def check_cold_draft_law(rule, **engine):
 
 
 def check_one_compilation(rule, **engine):
-    """A whole α × temperature × top-p × top-k × seed sweep, Python numbers and arrays mixed, compiles once.
+    """Checks that a sweep of α × temperature × top-p × top-k × seed, Python numbers and arrays mixed, compiles once.
 
-    The shapes are `check_greedy`'s, so that the two share a program.
+    The shapes are those of `check_greedy`, so that the two share a program.
     """
     built, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, **engine or {"block_size": 3})
     settings = [
@@ -390,7 +395,7 @@ def check_one_compilation(rule, **engine):
 
 
 def check_rule(rule):
-    """All of it for one rule: the identity, greedy tokens, the law at γ 1, 3 and 5, one compilation."""
+    """Runs all checks of one rule: the identity, greedy tokens, the distribution at γ 1, 3 and 5, one compilation."""
     q, p = logit_pairs()
     for temperature, top_p in [(0.0, 1.0), *SAMPLINGS]:
         pair = law_pair(q, p, temperature, top_p)

@@ -9,24 +9,24 @@ import numpy as np
 
 
 def flip(path: Path, byte: int) -> None:
-    """Flip the lowest bit of one byte."""
+    """Flips the lowest bit of one byte."""
     changed = bytearray(path.read_bytes())
     changed[byte] ^= 1
     path.write_bytes(changed)
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Write what `change` makes of a JSON file's object, which it changes in place."""
+    """Replaces a JSON file's object by the result of `change`, which may change it in place."""
     record = json.loads(path.read_text())
     change(record)
     path.write_text(json.dumps(record))
 
 
 def flips(path: Path, count: int | None = None, end: int | None = None) -> Iterator[int]:
-    """Flip `count` different bits of the file, or all of them, one a step, and restore it; yields which bit is wrong.
+    """Flips `count` different bits of the file, or all of them, one at a time, and restores it; yields the wrong bit.
 
     Args:
-        end: bytes behind it are left alone.
+        end: bytes after this one are left unchanged.
     """
     whole = path.read_bytes()
     bits = 8 * (len(whole) if end is None else end)

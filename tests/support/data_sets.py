@@ -6,7 +6,7 @@ from speccascade_jax.data.tasks import table
 
 
 def load_or_skip(name: str, split: str, limit: int | None = None) -> list[table.Example]:
-    """Returns the examples of a task; skips the test where its data are missing."""
+    """Returns the examples of a task; skips the test if its data are missing."""
     try:
         return table.get_task(name).load(split, limit)
     except FileNotFoundError as error:

@@ -1,5 +1,7 @@
-"""Drafters that the protocol allows and the package lacks: by turns, without a law, with the target's features or
-hidden states. And the states that one uncached forward pass gives."""
+"""Drafters that the protocol allows and the package lacks: alternating, without a distribution, with target features.
+
+Also the states that one uncached forward pass gives.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from speccascade_jax.models.layers import EXITS
 
 @dataclass(frozen=True)
 class Turns:
-    """Row `b` drafts with `arms[(b + round) % len(arms)]`; the others sit the round out."""
+    """A drafter whose row `b` drafts with `arms[(b + round) % len(arms)]`; the other arms sit the round out."""
 
     arms: tuple[Drafter, ...]
     reads_features: ClassVar[bool] = False
@@ -35,29 +37,29 @@ class Turns:
         return any(arm.adaptive for arm in self.arms)
 
     def init(self, params, start: Start) -> Any:
-        return tuple(arm.init(own, start) for arm, own in zip(self.arms, params, strict=True))
+        return tuple(arm.init(arm_params, start) for arm, arm_params in zip(self.arms, params, strict=True))
 
     def propose(self, params, state, request: Request) -> Any:
         turn = (jnp.arange(len(request.length)) + request.keys.round) % len(self.arms)
         merged, states = None, []
-        for number, (arm, own, mine) in enumerate(zip(self.arms, params, state, strict=True)):
+        for number, (arm, arm_params, mine) in enumerate(zip(self.arms, params, state, strict=True)):
             active = request.active & (turn == number)
-            draft, after, _ = arm.propose(own, mine, replace(request, active=active))
+            draft, after, _ = arm.propose(arm_params, mine, replace(request, active=active))
             request, states = replace(request, block=draft.laws), [*states, after]
             merged = draft if merged is None else _merge(turn == number, draft, merged)
         laws = {name: getattr(request.block, name) for name in ("q", "q_tilde", "logs")}
         return replace(merged, **laws), tuple(states), request.target.cache
 
     def commit(self, params, state, outcome: Outcome) -> Any:
-        each = zip(self.arms, params, state, strict=True)
-        return tuple(arm.commit(own, mine, outcome) for arm, own, mine in each)
+        arm_states = zip(self.arms, params, state, strict=True)
+        return tuple(arm.commit(arm_params, mine, outcome) for arm, arm_params, mine in arm_states)
 
     def stats(self, state) -> Any:
         return [arm.stats(mine) for arm, mine in zip(self.arms, state, strict=True)]
 
 
 def _merge(rows, new: Draft, old: Draft) -> Draft:
-    """The small arrays of `new` in its rows; laws are in the shared buffers already."""
+    """Merges the small arrays of `new` in its rows; distributions are in the shared buffers already."""
 
     def pick(name):
         value = getattr(new, name)
@@ -68,7 +70,7 @@ def _merge(rows, new: Draft, old: Draft) -> Draft:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Proposes what followed the last occurrence of the pending token: one-hot laws, and none behind the block."""
+    """A drafter that repeats the tokens after the pending token's last occurrence, with one-hot distributions."""
 
     block: int
     vocab_size: int
@@ -81,11 +83,11 @@ class Repeats:
     def propose(self, params, state, request: Request) -> Any:
         place = jnp.arange(request.tokens.shape[1])[None]
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        found = jnp.where((request.tokens == pending) & (place < request.length[:, None] - 1), place, -1).max(-1)
-        at = found[:, None] + 1 + jnp.arange(self.block)[None]
-        tokens = jnp.take_along_axis(request.tokens, jnp.minimum(at, request.tokens.shape[1] - 1), axis=1)
-        length = jnp.clip(request.length - found - 1, 0, jnp.minimum(self.block, request.room))
-        length = jnp.where(request.active & (found >= 0), length, 0)
+        last_place = jnp.where((request.tokens == pending) & (place < request.length[:, None] - 1), place, -1).max(-1)
+        columns = last_place[:, None] + 1 + jnp.arange(self.block)[None]
+        tokens = jnp.take_along_axis(request.tokens, jnp.minimum(columns, request.tokens.shape[1] - 1), axis=1)
+        length = jnp.clip(request.length - last_place - 1, 0, jnp.minimum(self.block, request.room))
+        length = jnp.where(request.active & (last_place >= 0), length, 0)
         law = jax.nn.one_hot(jnp.pad(tokens, [(0, 0), (0, 1)]), self.vocab_size, dtype=jnp.float32)
         rows = len(length)
         draft = Draft(
@@ -103,7 +105,7 @@ class Repeats:
 
 
 class _Around:
-    """A drafter that lets `inside` draft; the first part of its state is the other one's."""
+    """A drafter that lets `inside` draft; the first part of its state is that of `inside`."""
 
     inside: Any
 
@@ -122,7 +124,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class Watching(_Around):
-    """A drafter that keeps what the target made of the prompt, and its states along what was committed last."""
+    """A drafter that keeps the target's prompt features, and its states along the last committed tokens."""
 
     inside: Drafter
     reads_features: ClassVar[bool] = True
@@ -132,7 +134,7 @@ class Watching(_Around):
         return self.inside.init(params, start), seen
 
     def commit(self, params, state, outcome: Outcome) -> Any:
-        # the state behind the last kept token: what a drafter of features would go on from
+        # the state after the last kept token, from which a drafter with features would continue
         last = jnp.take_along_axis(outcome.features, outcome.num_kept[:, None, None], axis=1)[:, 0]
         seen = state[1] | {"pending": jnp.where(outcome.active[:, None], last, state[1]["pending"])}
         return self.inside.commit(params, state[0], outcome), seen
@@ -143,10 +145,10 @@ class Watching(_Around):
 
 @dataclass(frozen=True)
 class Remembering(_Around):
-    """Lets `inside` draft and keeps the target's states `[B, S, L, D]` by position.
+    """A drafter that lets `inside` draft and keeps the target's states `[B, S, L, D]` by position.
 
     Attributes:
-        rolls_back: without it the states of rejected tokens are kept, a planted bug.
+        rolls_back: if false, the states of rejected tokens are kept, a planted bug.
     """
 
     inside: Any
@@ -178,7 +180,7 @@ class Remembering(_Around):
 
 @dataclass(frozen=True)
 class RandomHead:
-    """Drafts from the target's states at the last token that it has read; `params` is a matrix `[L * D, D]`."""
+    """A drafter from the target's states at the last token that it read; `params` is a matrix `[L * D, D]`."""
 
     model: Any
     reads_layers: tuple[int, ...]
@@ -224,7 +226,7 @@ def _entry(hidden, place):
 
 
 def by_forward(bound, prompt, tokens, layers) -> np.ndarray:
-    """States `[B, P + T, L, D]` of a row's prompt and of what was written behind it, by a pass that knows no cache."""
+    """Returns states `[B, P + T, L, D]` of a row's prompt and of its output, by an uncached pass."""
     lengths, new = np.asarray(prompt.length), np.asarray(tokens)
     whole = np.zeros((len(new), prompt.tokens.shape[1] + new.shape[1]), np.int32)
     for row, length in enumerate(lengths):

@@ -21,7 +21,7 @@ FAKE = {"model": ()}
 
 
 def prompts(*rows):
-    """Token lists as a `Prompt`."""
+    """Returns token lists as a `Prompt`."""
     return Prompt(jnp.asarray(right_pad(rows, max(map(len, rows)))), jnp.asarray([len(row) for row in rows], jnp.int32))
 
 
@@ -29,18 +29,18 @@ THREE = prompts([3, 4, 5], [7], [2, 2, 9, 1])
 
 
 def drafting(model, block):
-    """A drafter of blocks of one length."""
+    """Returns a drafter of blocks of one length."""
     return ModelDrafter(model, Fixed(block))
 
 
 def engine(target, drafter, verifier=LOSSLESS, **more):
-    """An engine; a verifier may be the name of a rule."""
+    """Returns an engine; a verifier may be the name of a rule."""
     accept = Speculative(RULES[verifier]) if isinstance(verifier, str) else verifier
     return Engine(target=target, drafter=drafter, verifier=accept, **more)
 
 
 def stacked(models, blocks, **more):
-    """A drafter in which each of `models` drafts for the next one, and its parameters, those of fakes."""
+    """Returns a drafter in which each of `models` drafts for the next one, and its parameters, those of fakes."""
     drafter, params = drafting(models[0], blocks[0]), FAKE
     for model, block in zip(models[1:], blocks[1:], strict=True):
         drafter = NestedDrafter(engine(model, drafter, **more), block)
@@ -49,12 +49,12 @@ def stacked(models, blocks, **more):
 
 
 def controls(rows, levels=0, **numbers):
-    """`make_controls` with the same numbers at so many levels below."""
+    """Returns `make_controls` with the same numbers at `levels` levels below."""
     return make_controls(rows, **numbers, inner=(controls(rows, levels - 1, **numbers),) if levels else ())
 
 
 def generated(built, params, prompt=THREE, length=24, *, target=(), numbers=None, seed=5, **more):
-    """A generation; `params` are the drafter's, `numbers` what `controls` takes, or controls."""
+    """Returns a generation; `params` are the drafter's, `numbers` are arguments of `controls`, or controls."""
     if numbers is None or isinstance(numbers, dict):
         numbers = controls(len(prompt.length), **numbers or {})
     params = {"target": target, "drafter": params}

@@ -1,4 +1,7 @@
-"""Records as a sweep would write them, from formulas instead of models: quick, seeded, shaped like paper 1's curves."""
+"""Records in the form that a sweep writes, from formulas instead of models: quick and seeded.
+
+Their curves have the shape of those of Narasimhan et al. (2024).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _SHARED: dict[str, Any] = {
 def coordinates(
     task: str = "tiny_translation", temperature: float = 1.0, seeds: tuple[int, ...] = (0,)
 ) -> list[dict[str, Any]]:
-    """The points of a small sweep, as coordinates."""
+    """Returns the points of a small sweep, as coordinates."""
     out = []
     for seed in seeds:
         shared = {**_SHARED, "task": task, "temperature": temperature, "seed": seed}
@@ -46,13 +49,13 @@ def coordinates(
 
 
 def facts(point: dict[str, Any]) -> dict[str, Any]:
-    """What a sweep would say of the point's method; of one that does not exist, what it says of a rule."""
+    """Returns a sweep's facts about the point's method; for an unknown method those of a rule."""
     name = point["method"]
-    made = Settings(method=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
+    settings = Settings(method=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
     chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | curves.facts(
-        made
+        settings
     )
-    known = {"curve": curves.curve(made), "family": curves.family(made)}
+    known = {"curve": curves.curve(settings), "family": curves.family(settings)}
     if name not in METHODS:
         chosen |= {"title": name, "law": name, "rank": len(METHODS)}
         known = {"curve": name, "family": name}
@@ -62,12 +65,12 @@ def facts(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_of(point: dict[str, Any]) -> str:
-    """A key like a real one."""
+    """Returns a key in the form of a real one."""
     return hashlib.blake2b(json.dumps(point, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """The fake runner: one point -> one record, always the same."""
+    """Returns the record of a point: a fake runner that always gives the same record."""
     noise = random.Random(key_of(point))
     key, point = key_of(point), facts(point) | point
     kept, gain = _kept_share(point), {"token_v3": 7.0, "opt": 1.5, "diff": 1.0, "chow": 0.4}.get(point["method"], 0.0)
@@ -75,8 +78,8 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
     relative = {"autoregressive": 1.0, "autoregressive_draft": 0.12}.get(point["method"], 1.15 - 0.62 * kept)
     relative *= 1 + noise.gauss(0, 0.01)
     speculative = point["block_size"] is not None
-    judged, (own, target) = _judged(key, score), _timed(key, relative)
-    score, relative = judged["value"], sum(own) / sum(target)
+    judged, (times, target) = _judged(key, score), _timed(key, relative)
+    score, relative = judged["value"], sum(times) / sum(target)
     return {
         "key": key, "format": FORMAT, "point": point, "configuration": "", "started": "2026-01-01T00:00:00+00:00",
         "wall_seconds": 1.0, "fingerprints": {"weights": "fake", "examples": "fake"},
@@ -95,17 +98,17 @@ def run(point: dict[str, Any]) -> dict[str, Any]:
         "target_latency": {"ms_per_example": _over_trials(60.0, 2.0), "per_example_ms": target},
         "latency": {
             "ms_per_example": _over_trials(60 * relative, 2.0), "ms_per_token": _over_trials(2 * relative, 0.1),
-            "per_example_ms": own, "tokens_per_example": 30.0, "examples": 16, "trials": 2,
+            "per_example_ms": times, "tokens_per_example": 30.0, "examples": 16, "trials": 2,
         },
         "relative_latency": _over_trials(relative, 0.02) | {"per_token": relative},
     }  # fmt: skip
 
 
 def _judged(key: str, score: float) -> dict[str, Any]:
-    """BLEU near `score` and the counts behind it; how easy an example is, is the same in every record."""
-    shared, own = np.random.default_rng(64), np.random.default_rng(int(key[:8], 16))
+    """Returns BLEU near `score` and its counts; the difficulty of an example is the same in every record."""
+    shared, point_draws = np.random.default_rng(64), np.random.default_rng(int(key[:8], 16))
     lengths = shared.integers(15, 45, 64)
-    share = score / 100 * shared.normal(1, 0.3, 64) * own.normal(1, 0.1, 64)
+    share = score / 100 * shared.normal(1, 0.3, 64) * point_draws.normal(1, 0.1, 64)
     totals = lengths[:, None] - np.arange(4)
     counts = np.round(np.clip(share[:, None], 0, 1) * totals).astype(int)
     rows = np.column_stack([counts, totals, lengths, lengths])
@@ -114,10 +117,10 @@ def _judged(key: str, score: float) -> dict[str, Any]:
 
 
 def _timed(key: str, relative: float) -> tuple[list[float], list[float]]:
-    """Milliseconds of 16 examples over two trials: of the point, and of the target beside it."""
-    own = np.random.default_rng(int(key[8:16], 16))
+    """Returns milliseconds of 16 examples over two trials: of the point, and of the target."""
+    draws = np.random.default_rng(int(key[8:16], 16))
     target = 120 * np.random.default_rng(16).normal(1, 0.2, 16)
-    return (target * relative * own.normal(1, 0.05, 16)).tolist(), target.tolist()
+    return (target * relative * draws.normal(1, 0.05, 16)).tolist(), target.tolist()
 
 
 def _kept_share(point: dict[str, Any]) -> float:
@@ -126,8 +129,8 @@ def _kept_share(point: dict[str, Any]) -> float:
     grid = RULES.get(point["method"], (0.5,))
     if point["alpha"] is None:
         return 0.3 if point["block_size"] else 1.0
-    where = sum(alpha < point["alpha"] for alpha in grid) / len(grid)
-    return 0.3 + 0.6 * where
+    share_below = sum(alpha < point["alpha"] for alpha in grid) / len(grid)
+    return 0.3 + 0.6 * share_below
 
 
 def _over_trials(value: float, spread: float) -> dict[str, Any]:

@@ -1,28 +1,28 @@
-"""Calls of the front door that share a bucket, an engine, and so their compiled programs."""
+"""Calls of the public functions that share a bucket, an engine, and so their compiled programs."""
 
 import numpy as np
 
 import speccascade_jax as sc
 from tests.support import conformance
 
-# the sizes, the block and the stop id of tests/engine/rows_test.py: both files then share their compiled programs
+# the sizes, the block and the stop id of tests/engine/rows_test.py, so that both files share their compiled programs
 ROWS, VOCAB, LENGTH, STOP = 16, 9, 14, 4
 PROMPTS = [[1], [2, 3], [0, 5, 6], [7, 1]] * 4
 
 
 def tabular():
-    """A pair of tables."""
+    """Returns a pair of tables."""
     return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
 
 
 def run(pair, prompts=PROMPTS, **changes):
-    """One bucket and one engine, unless the changes ask for others."""
+    """Decodes with one bucket and one engine, unless `changes` need others."""
     arguments = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0, "max_new_tokens": LENGTH}
     return sc.decode(pair, prompts, **(arguments | {"stop_ids": [STOP]} | changes))
 
 
 class Words:
-    """A vocabulary of one-letter words, enough of one for the front door."""
+    """A vocabulary of one-letter words, just enough for the public functions."""
 
     vocab_size, bos_id, eos_id, stop_ids = VOCAB, None, STOP, (STOP,)
 
@@ -34,7 +34,7 @@ class Words:
 
 
 def chain(broken_after, value=np.nan):
-    """Each token is followed by the next one, 0 by itself; the row after `broken_after` is damaged."""
+    """Returns a table in which each token is followed by the next one, 0 by itself; row `broken_after` is damaged."""
     table = np.zeros((VOCAB, VOCAB), np.float32)
     table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0
     table[0] = np.eye(VOCAB)[0] * 20

@@ -1,9 +1,10 @@
-"""Every format that is read, in small; reading mutated copies of them in a process of bounded memory.
+"""Small examples of every format that is read, and reading of mutated copies in a process of bounded memory.
 
     python -m tests.support.fuzzing FOLDER CASES SEED
 
-Prints one JSON object: what was refused and what was read per format, and every reading that failed in another way than
-by an error of ours that names the file, that changed silently although there are digests, or that took too long.
+Prints one JSON object: the counts of refused and accepted files per format, and every failure. A failure is a reading
+that ended in another way than by one of our errors that names the file, that changed silently although there are
+digests, or that took too long.
 """
 
 import gzip
@@ -51,7 +52,7 @@ LLAMA2C, GEMMA, T5X, HEADS = (importlib.import_module(f"tests.{name}") for name 
 
 
 class Format(NamedTuple):
-    """`make(folder)` writes files; `read(folder)` reads them; `guarded`: names of those with a digest."""
+    """A format: `make(folder)` writes files and `read(folder)` reads them; `guarded`: names of files with a digest."""
 
     make: Callable[[Path], Any]
     read: Callable[[Path], Any]
@@ -96,9 +97,9 @@ def _sentencepiece(folder: Path) -> Path:
 
 
 def _read_vocabulary(folder: Path) -> str:
-    found = load.load_vocabulary(next(f for f in folder.iterdir() if f.name in NAMES))
-    ids = found.encode("Once upon a time")
-    return repr((found.fingerprint, found.piece_table(), ids, found.decode(ids)))
+    vocabulary = load.load_vocabulary(next(f for f in folder.iterdir() if f.name in NAMES))
+    ids = vocabulary.encode("Once upon a time")
+    return repr((vocabulary.fingerprint, vocabulary.piece_table(), ids, vocabulary.decode(ids)))
 
 
 NAMES = (*load.NAMES, "tok.bin")
@@ -120,16 +121,16 @@ def _data(folder: Path) -> None:
 
 
 def _read_data(folder: Path) -> str:
-    found = shards.read(folder)
-    return found.key + hashlib.blake2b(repr([x.tolist() for x in vars(found.examples).values()]).encode()).hexdigest()
+    data = shards.read(folder)
+    return data.key + hashlib.blake2b(repr([x.tolist() for x in vars(data.examples).values()]).encode()).hexdigest()
 
 
 STATE = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.int32(3)}
 
 
 def _read_state(folder: Path) -> str:
-    found = runs.load_state(folder, STATE)
-    return repr(None if found is None else (found[0]["a"].tolist(), int(found[0]["b"]), found[1]))
+    state = runs.load_state(folder, STATE)
+    return repr(None if state is None else (state[0]["a"].tolist(), int(state[0]["b"]), state[1]))
 
 
 def _run(folder: Path) -> None:
@@ -157,16 +158,16 @@ def _read_texts(folder: Path) -> str:
 
 
 def _results(folder: Path) -> None:
-    with result_store.ResultStore(folder / "s.jsonl") as found:
+    with result_store.ResultStore(folder / "s.jsonl") as store:
         for n in range(4):
-            found.append({"key": f"k{n}", "format": result_store.FORMAT, "point": {"alpha": n / 4}, "value": [n, 1.5]})
+            store.append({"key": f"k{n}", "format": result_store.FORMAT, "point": {"alpha": n / 4}, "value": [n, 1.5]})
     survey = {"task": "t", "pair": "p", "along": "x", "histogram": {"quantity": "q", "counts": [1, 2]}}
     (folder / "survey.json").write_text(json.dumps(survey))
 
 
 def _read_results(folder: Path) -> str:
-    with result_store.ResultStore(folder / "s.jsonl") as found:
-        kept = found.records
+    with result_store.ResultStore(folder / "s.jsonl") as store:
+        kept = store.records
     return repr((len(kept), histograms.read([folder / "survey.json"])))
 
 
@@ -204,7 +205,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-# --- damaged copies of files: bits, bytes and slices of any, numbers and types inside those whose format is known
+# --- damaged copies of files: bits, bytes and slices of any; numbers and types inside files of a known format
 
 ODD = (
     -1, 0, 1, 2, 3.5, 20_000_000, 10**9, 2**31, 2**40, 2**63, 10**30, -(2**40), 1e308, float("nan"), True, None, "",
@@ -213,7 +214,7 @@ ODD = (
 
 
 def mutated(path: Path, draws: np.random.Generator) -> bytes:
-    """The file's content with one thing changed."""
+    """Returns the file's content with one change."""
     content, inside = path.read_bytes(), _inside(path)
     if inside is not None and draws.random() < 0.5:
         return inside(content, draws)
@@ -230,24 +231,24 @@ def _inside(path: Path) -> Callable[[bytes, np.random.Generator], bytes] | None:
 
 
 def _damaged_bytes(content: bytes, draws: np.random.Generator) -> bytes:
-    at, size = (int(draws.integers(len(content) + 1)) for _ in range(2))
+    position, size = (int(draws.integers(len(content) + 1)) for _ in range(2))
     changed, size = bytearray(content), size % 64 + 1
     match draws.integers(7):
         case 0 | 1:
             for bit in draws.integers(8 * len(content), size=draws.integers(1, 4)) if content else ():
                 changed[bit // 8] ^= 1 << (bit % 8)
         case 2:
-            del changed[at:]
+            del changed[position:]
         case 3:
-            changed[at:at] = draws.bytes(size)
+            changed[position:position] = draws.bytes(size)
         case 4:
-            del changed[at : at + size]
+            del changed[position : position + size]
         case 5:
-            changed[at:at] = changed[at : at + size]
+            changed[position:position] = changed[position : position + size]
         case _:
-            at -= at % 4
+            position -= position % 4
             number = int(draws.choice([2**31 - 1, 10**9, 20_000_000, -1, 0, 2**16]))
-            changed[at : at + 4] = number.to_bytes(4, "little", signed=True)
+            changed[position : position + 4] = number.to_bytes(4, "little", signed=True)
     return bytes(changed)
 
 
@@ -257,20 +258,24 @@ def _json(content: bytes, draws: np.random.Generator) -> bytes:
 
 def _damaged_line(content: bytes, draws: np.random.Generator) -> bytes:
     lines = content.splitlines()
-    at = int(draws.integers(len(lines)))
-    lines[at] = _json(lines[at], draws)
+    line_index = int(draws.integers(len(lines)))
+    lines[line_index] = _json(lines[line_index], draws)
     return b"\n".join(lines)
 
 
 def _value(tree: Any, draws: np.random.Generator) -> Any:
-    """The tree with one node replaced, or left out."""
+    """Returns the tree with one node replaced, or left out."""
     inner = tree if isinstance(tree, list) else list(tree) if isinstance(tree, dict) else []
     if not inner or draws.random() < 0.1:
         return ODD[draws.integers(len(ODD))]
-    at = int(draws.integers(len(inner)))
-    key = at if isinstance(tree, list) else inner[at]
+    child = int(draws.integers(len(inner)))
+    key = child if isinstance(tree, list) else inner[child]
     if draws.random() < 0.1:
-        return [*tree[:at], *tree[at + 1 :]] if isinstance(tree, list) else {k: v for k, v in tree.items() if k != key}
+        return (
+            [*tree[:child], *tree[child + 1 :]]
+            if isinstance(tree, list)
+            else {k: v for k, v in tree.items() if k != key}
+        )
     tree = tree.copy()
     tree[key] = _value(tree[key], draws)
     return tree
@@ -282,9 +287,9 @@ def _gzipped(content: bytes, draws: np.random.Generator) -> bytes:
 
 
 def _zipped(content: bytes, draws: np.random.Generator) -> bytes:
-    """One member of an archive with a damaged header, or bytes, and right checksums."""
+    """Returns an archive with a damaged header, or damaged bytes, in one member, and right checksums."""
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as made:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as damaged:
         names = archive.namelist()
         chosen = names[draws.integers(len(names))]
         for name in names:
@@ -293,7 +298,7 @@ def _zipped(content: bytes, draws: np.random.Generator) -> bytes:
                 huge = member.replace(b"(7,", b"(9999999999,", 1)
                 lies = huge != member and draws.random() < 0.5
                 member = huge if lies else _damaged_bytes(member[:128], draws) + member[128:]
-            made.writestr(name, member)
+            damaged.writestr(name, member)
     return out.getvalue()
 
 
@@ -307,38 +312,38 @@ def _packed(content: bytes, draws: np.random.Generator) -> bytes:
     try:
         tree = msgpack.unpackb(content, raw=False, strict_map_key=False)
         return msgpack.packb(_value(tree, draws), use_bin_type=True)
-    except (msgpack.ExtraData, OverflowError):  # a digest behind it; a number that it does not know
+    except (msgpack.ExtraData, OverflowError):  # a digest after the content; a number that msgpack cannot hold
         return _damaged_bytes(content, draws)
 
 
 def fuzz(folder: Path, cases: int, seed: int) -> dict[str, Any]:
-    """Read `cases` mutated copies, the formats in turn."""
+    """Reads `cases` mutated copies, the formats in turn."""
     whole = {}
-    for name, each in FORMATS.items():
+    for name, file_format in FORMATS.items():
         (folder / name).mkdir(parents=True)
-        each.make(folder / name)
-        whole[name] = each.read(folder / name)
+        file_format.make(folder / name)
+        whole[name] = file_format.read(folder / name)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))
     began, said, failures = time.process_time(), Counter[str](), list[str]()
     names = list(FORMATS)
     for case in range(cases):
         name = names[case % len(names)]
-        (folder / "last").write_text(f"{case} {name}")  # what a crash would leave
-        at = time.monotonic()
+        (folder / "last").write_text(f"{case} {name}")  # shows the case if the process crashes
+        began_case = time.monotonic()
         outcome, problem = _one(folder, name, whole[name], np.random.default_rng((seed, case)))
-        took = time.monotonic() - at
+        took = time.monotonic() - began_case
         said[f"{name}: {outcome}"] += 1
         if problem or took > SECONDS:
             failures.append(f"case {case}, {name}: {problem or f'took {took:.0f} s'}")
-    # not getrusage's, which begins with what the process that started this one held
+    # not getrusage's, which begins with the memory of the parent process
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
     return {"failures": failures, "said": said, "seconds": time.process_time() - began, "peak": peak}
 
 
 def _one(folder: Path, name: str, whole: Any, draws: np.random.Generator) -> tuple[str, str | None]:
-    """What became of one mutated file: an outcome, and a problem if it is one."""
+    """Returns the outcome of one mutated file, and a problem if there is one."""
     scratch = folder / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(folder / name, scratch)
@@ -349,13 +354,13 @@ def _one(folder: Path, name: str, whole: Any, draws: np.random.Generator) -> tup
     file.write_bytes(content)
     shown = f"{file.relative_to(scratch)}"
     try:
-        found = FORMATS[name].read(scratch)
+        content_read = FORMATS[name].read(scratch)
     except (ValueError, OSError) as error:
         named = any(part in str(error) for part in (file.name, str(scratch)))
         return "refused", None if named else f"{shown} is not named: {type(error).__name__}: {error}"
     except BaseException as error:
         return "broke", f"{shown}: {type(error).__name__}: {error}"
-    if found == whole:
+    if content_read == whole:
         return "the same", None
     guarded = re.search(FORMATS[name].guarded, shown) and not same
     return "another", f"{shown} changed silently" if guarded else None

@@ -1,7 +1,7 @@
 """The points of `tests/results/store/golden/format_2.jsonl` as dataclasses, and their keys.
 
-The classes stand in for those of the package: as small as they can be, with the defaults that they had when the golden
-keys were taken. Standard library only, because every interpreter that exists computes the keys:
+The classes replace those of the package: as small as possible, with the defaults from when the golden keys were taken.
+Standard library only, because every available interpreter computes the keys:
 
     python3.12 -I -S -c "import sys; sys.path.insert(0, '.'); from tests.support import golden_points as g; g.main()"
 """
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "results/store/golden"
 
 
 def _part(kind: str, *required: str, **defaults: Any) -> type[Any]:
-    """A frozen dataclass of that name: fields without a default, then those with one."""
+    """Returns a frozen dataclass of that name: fields without a default, then fields with one."""
     fields = [(name, Any) for name in required] + [(name, Any, value) for name, value in defaults.items()]
     return make_dataclass(kind, fields, frozen=True, kw_only=True)
 
@@ -122,17 +122,17 @@ POINTS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
         None,
     ),
 ]  # fmt: skip
-"""The parts of each point, in the order of the file, and its hardware; `None` where it is not timed."""
+"""Parts of each point, in the order of the file, and its hardware; `None` if the point is not timed."""
 
 
 def old_records() -> list[dict[str, Any]]:
-    """Returns the records of format 2 as they lie in the file, without their checksums."""
+    """Returns the records of format 2 in the file, without their checksums."""
     lines = (FOLDER / "format_2.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "checksum"} for line in lines]
 
 
 def keys() -> dict[str, dict[str, str]]:
-    """Returns the former key of each record -> the keys of its point as dataclasses."""
+    """Returns, by each record's former key, the keys of its point as dataclasses."""
     out = {}
     for record, (parts, hardware) in zip(old_records(), POINTS, strict=True):
         fingerprints = {name: text for name, text in record["fingerprints"].items() if name != "code"}
@@ -142,11 +142,11 @@ def keys() -> dict[str, dict[str, str]]:
 
 
 def migrated_keys() -> dict[str, dict[str, str]]:
-    """Returns the former key of each record -> its keys after migration."""
+    """Returns, by each record's former key, its keys after migration."""
     records = map(migration.migrated, old_records())
     return {record["former_key"]: {name: record[name] for name in ("key", "judged_key")} for record in records}
 
 
 def main() -> None:
-    """Print both as JSON."""
+    """Prints both as JSON."""
     json.dump([keys(), migrated_keys()], sys.stdout)

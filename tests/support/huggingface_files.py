@@ -1,6 +1,6 @@
 """Directories of transformers with random weights, written from the names in its own documentation.
 
-The names are spelt here once more on purpose: a slip in the package's tables must not be one here too.
+The names are written here a second time on purpose: an error in the package's tables must not appear here too.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def _common(c: DecoderConfig) -> dict:
 
 
 def entries(kind: str) -> dict:
-    """`config.json` of a kind, as release 4 of transformers wrote it."""
+    """Returns `config.json` of a kind, as release 4 of transformers wrote it."""
     c = KINDS[kind]
     if isinstance(c, T5Config):
         return {
@@ -62,40 +62,43 @@ def entries(kind: str) -> dict:
 
 
 def names(kind: str) -> dict[str, str]:
-    """Parameter -> tensor."""
+    """Returns tensor names by parameter."""
     c = KINDS[kind]
     return _t5_names(c) if isinstance(c, T5Config) else _decoder_names(c, kind == "gemma2")
 
 
 def _t5_names(c: T5Config) -> dict[str, str]:
-    found = {"token_embedder/embedding": "shared.weight"}
+    tensor_names = {"token_embedder/embedding": "shared.weight"}
     if not c.tied:
-        found["decoder/logits_dense/kernel"] = "lm_head.weight"
+        tensor_names["decoder/logits_dense/kernel"] = "lm_head.weight"
     inner = ("wi_0", "wi_1", "wo") if c.gated else ("wi", "wo")
     heads = {"query": "q", "key": "k", "value": "v", "out": "o"}
-    for stack, layers, own, last in (("encoder", 2, "attention", 1), ("decoder", 3, "self_attention", 2)):
+    for stack, layers, attention, last in (("encoder", 2, "attention", 1), ("decoder", 3, "self_attention", 2)):
         block0 = f"{stack}.block.0.layer.0.SelfAttention"
-        found[f"{stack}/relpos_bias/rel_embedding"] = f"{block0}.relative_attention_bias.weight"
-        found[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm.weight"
+        tensor_names[f"{stack}/relpos_bias/rel_embedding"] = f"{block0}.relative_attention_bias.weight"
+        tensor_names[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm.weight"
         for i in range(layers):
             ours, theirs = f"{stack}/layers_{i}", f"{stack}.block.{i}.layer"
-            found[f"{ours}/pre_{own}_layer_norm/scale"] = f"{theirs}.0.layer_norm.weight"
-            found[f"{ours}/pre_mlp_layer_norm/scale"] = f"{theirs}.{last}.layer_norm.weight"
+            tensor_names[f"{ours}/pre_{attention}_layer_norm/scale"] = f"{theirs}.0.layer_norm.weight"
+            tensor_names[f"{ours}/pre_mlp_layer_norm/scale"] = f"{theirs}.{last}.layer_norm.weight"
             for ours_k, k in heads.items():
-                found[f"{ours}/{own}/{ours_k}/kernel"] = f"{theirs}.0.SelfAttention.{k}.weight"
+                tensor_names[f"{ours}/{attention}/{ours_k}/kernel"] = f"{theirs}.0.SelfAttention.{k}.weight"
                 if stack == "decoder":
                     cross = f"{ours}/encoder_decoder_attention/{ours_k}/kernel"
-                    found[cross] = f"{theirs}.1.EncDecAttention.{k}.weight"
+                    tensor_names[cross] = f"{theirs}.1.EncDecAttention.{k}.weight"
             if stack == "decoder":
-                found[f"{ours}/pre_cross_attention_layer_norm/scale"] = f"{theirs}.1.layer_norm.weight"
-            found |= {f"{ours}/mlp/{k}/kernel": f"{theirs}.{last}.DenseReluDense.{k}.weight" for k in inner}
-    return found
+                tensor_names[f"{ours}/pre_cross_attention_layer_norm/scale"] = f"{theirs}.1.layer_norm.weight"
+            tensor_names |= {f"{ours}/mlp/{k}/kernel": f"{theirs}.{last}.DenseReluDense.{k}.weight" for k in inner}
+    return tensor_names
 
 
 def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
-    found = {"token_embedder/embedding": "model.embed_tokens.weight", "decoder/decoder_norm/scale": "model.norm.weight"}
+    tensor_names = {
+        "token_embedder/embedding": "model.embed_tokens.weight",
+        "decoder/decoder_norm/scale": "model.norm.weight",
+    }
     if not c.tied:
-        found["decoder/logits_dense/kernel"] = "lm_head.weight"
+        tensor_names["decoder/logits_dense/kernel"] = "lm_head.weight"
     norms = {"pre_self_attention": "input", "pre_mlp": "post_attention"}
     if gemma:
         norms = {"pre_self_attention": "input", "post_self_attention": "post_attention"}
@@ -103,14 +106,14 @@ def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
     for i in range(c.num_layers):
         ours, theirs = f"decoder/layers_{i}", f"model.layers.{i}"
         for a, b in norms.items():
-            found[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"
+            tensor_names[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"
         for a, b in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
-            found[f"{ours}/self_attention/{a}/kernel"] = f"{theirs}.self_attn.{b}_proj.weight"
+            tensor_names[f"{ours}/self_attention/{a}/kernel"] = f"{theirs}.self_attn.{b}_proj.weight"
             if c.qkv_bias and a != "out":
-                found[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
+                tensor_names[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
         for a, b in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
-            found[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
-    return found
+            tensor_names[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
+    return tensor_names
 
 
 def random_parameters(kind: str, dtype="float32", seed: int = 0) -> dict[str, np.ndarray]:
@@ -119,7 +122,7 @@ def random_parameters(kind: str, dtype="float32", seed: int = 0) -> dict[str, np
 
 
 def tensors(kind: str, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What transformers would store."""
+    """Returns the tensors that transformers would store."""
     stored = {}
     for ours, theirs in names(kind).items():
         array = parameters[ours]
@@ -128,7 +131,7 @@ def tensors(kind: str, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def write(path: Path, config: dict, arrays: dict[str, np.ndarray], shards: int = 1) -> Path:
-    """A directory with one file or several."""
+    """Writes a directory with one file or several."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if shards == 1:

@@ -1,7 +1,7 @@
 """Jobs that write files, each in a process of its own that dies at a chosen operation on its folder.
 
 It dies by SIGKILL before its n-th `fsync`, `replace`, `rename`, `write`, `unlink` or `rmdir` there; a write is then
-half done. What it leaves is what a kill at that moment leaves.
+half done. The remaining files are those that a kill at that moment leaves.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ SMALL = Evaluation(
 
 
 def run(job: str, shared: Path, folder: Path, dies_at: int) -> None:
-    """Do a job in `folder`; die at that operation (0: never), else leave in `<folder>.count` how many there were."""
+    """Does a job in `folder`; dies at that operation (0: never), else writes their number to `<folder>.count`."""
     compilation_cache.switch_on()
     seen = _watch(folder, dies_at)
     JOBS[job](shared, folder)
@@ -141,28 +141,30 @@ UNEQUAL = {
     "checksum", "package", "minutes", "tokens_per_second", "started", "wall_seconds", "versions", "device", "seconds",
     "environment",
 }  # fmt: skip
-"""What hangs on the clock or the moment."""
+"""Entries that depend on the clock or the moment."""
 LEFT = {".damaged", ".html", ".tmp", ".png"}
-"""What a kill leaves besides, torn lines and files never finished; and pictures and pages, which show times. So do the
-names of TensorBoard's event files (`runs.FOLDER`), of which a job that goes on begins a new one."""
+"""Endings of other files that a kill leaves (torn or unfinished), and of pictures and pages, which show times.
+
+The names of TensorBoard's event files (`runs.FOLDER`), of which a resumed job begins a new one, differ too.
+"""
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What a job left, less what hangs on the clock: records and settings as JSON, arrays of states and of models."""
-    found: dict[str, Any] = {}
+    """Returns a job's files without time-dependent entries: records and settings as JSON, states, models."""
+    contents: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
         if file.is_dir() or name.startswith("out/") or file.suffix in LEFT or runs.FOLDER in file.parts:
             continue
         if file.name == "state.msgpack":
-            found[name] = True  # the heads and the metrics say what is in it
+            contents[name] = True  # the heads and the metrics show its content
         elif file.suffix == ".jsonl":
-            found[name] = [_plain(json.loads(line)) for line in file.read_text().splitlines()]
+            contents[name] = [_plain(json.loads(line)) for line in file.read_text().splitlines()]
         else:
-            found[name] = file.read_bytes()
+            contents[name] = file.read_bytes()
     if (folder / "out").is_dir():
-        found["out"] = model(folder / "out")
-    return found
+        contents["out"] = model(folder / "out")
+    return contents
 
 
 def _plain(record: Any) -> Any:
@@ -172,12 +174,12 @@ def _plain(record: Any) -> Any:
 
 
 def model(path: Path) -> list[Any]:
-    """A checkpoint's parameters."""
+    """Returns a checkpoint's parameters."""
     return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(checkpoints.load(path)[1])]
 
 
 def prepare(folder: Path, shared: Path) -> Path:
-    """An empty folder for a job; for a conversion, with what it replaces."""
+    """Makes an empty folder for a job; for a conversion, one with the files that it replaces."""
     folder.mkdir()
     if folder.name.startswith("conversion"):
         shutil.copytree(shared / "old", folder / "out")

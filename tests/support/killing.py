@@ -1,4 +1,4 @@
-"""A process that is killed, as an exception: what it wrote before stays, what it would have written does not come."""
+"""A killed process, simulated by an exception: earlier writes stay, later ones do not happen."""
 
 import contextlib
 
@@ -6,12 +6,12 @@ import pytest
 
 
 class KilledError(Exception):
-    """Stands for the process being killed."""
+    """The kill of the process."""
 
 
 @contextlib.contextmanager
 def killed_at(where, name, call):
-    """The block dies at the `call`-th call of `where.name`, before that does anything; yields the calls' arguments."""
+    """Ends the block at the `call`-th call of `where.name`, before its effect; yields the calls' arguments."""
     plain, calls = getattr(where, name), []
 
     def dies(*args, **more):

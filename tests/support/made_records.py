@@ -14,29 +14,29 @@ SLOW = np.random.default_rng(1).uniform(60, 180, 16)
 
 
 def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
-    """A record with `gain` over the target in every example and `ratio` of its time, up to noise."""
+    """Returns a record with `gain` over the target in every example and `ratio` of its time, up to noise."""
     ends = (panels.TARGET, panels.DRAFT)
     block = {"block_size": None, "bonus": None} if method in ends else {"block_size": 5, "bonus": "rule"}
     record = copy.deepcopy(fake.run({**fake.coordinates()[0], "method": method, "alpha": None, "seed": seed, **block}))
     rng = np.random.default_rng([own if own is not None else len(method), seed])
     scores = HARD + gain + rng.normal(0, noise, 64)
     times = SLOW * ratio * np.exp(rng.normal(0, noise / 50, (3, 16)))
-    held = {"ids": list(range(64)), "statistics": {"rougeL": scores.tolist()}}
-    record["quality"] |= {"metric": "rougeL", "value": float(scores.mean()), "per_example": held}
+    per_example = {"ids": list(range(64)), "statistics": {"rougeL": scores.tolist()}}
+    record["quality"] |= {"metric": "rougeL", "value": float(scores.mean()), "per_example": per_example}
     record["relative_latency"]["value"] = times.sum() / (3 * SLOW.sum())
     record["key"] = f"{method} {seed} {own}"
     record["latency"]["per_example_ms"] = times.tolist()
     record["target_latency"]["per_example_ms"] = [SLOW.tolist()] * 3
     for name in ("tokens", "draft_steps", "target_calls"):
-        record["latency"].pop(f"per_example_{name}", None)  # nobody knows what its runs did (`working`)
+        record["latency"].pop(f"per_example_{name}", None)  # the work of its runs is unknown (`working`)
     return record
 
 
 def working(record, work):
-    """The record as one whose timed runs made these calls; equal numbers are equal work."""
+    """Returns the record as one whose timed runs made these calls; equal numbers mean equal work."""
     counts = np.random.default_rng(work).integers(1, 99, (3, 3, 16)).tolist()
-    for name, each in zip(("tokens", "draft_steps", "target_calls"), counts, strict=True):
-        record["latency"][f"per_example_{name}"] = each
+    for name, count in zip(("tokens", "draft_steps", "target_calls"), counts, strict=True):
+        record["latency"][f"per_example_{name}"] = count
     return record
 
 
@@ -44,6 +44,6 @@ TARGET = point(panels.TARGET, noise=0)
 
 
 def strip(record):
-    """The record as versions before this one wrote it."""
+    """Returns the record in the form of earlier versions."""
     del record["quality"]["per_example"], record["latency"]["per_example_ms"]
     return record

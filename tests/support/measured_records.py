@@ -1,4 +1,7 @@
-"""Records with counts of single examples and timed runs whose seconds are planted: shaped as a sweep writes them."""
+"""Records with counts of single examples and timed runs whose seconds are planted.
+
+They have the form that a sweep writes.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +32,26 @@ def record(
     slower: float = 1.0,
     **point: Any,
 ) -> dict[str, Any]:
-    """A record whose rates are nearly the given ones; hard examples discard more, in every record alike."""
+    """Returns a record with nearly the given rates; hard examples discard more, in every record alike."""
     end = name.startswith("autoregressive")
-    given = {
+    coordinates = {
         **fake_records.coordinates()[0], "method": name, "alpha": None,
         "seed": seed, "block_size": None if end else block or 20, "bonus": None if end else "rule",
         "stop_threshold": stop, "swept_block": block is not None, "law": law, **point,
     }  # fmt: skip
-    made = copy.deepcopy(fake_records.run(given))
-    own = np.random.default_rng([seed, int(1e4 * verification), int(1e4 * discard)])
-    wobble = own.normal(1.0, noise, (2, EXAMPLES))
+    complete = copy.deepcopy(fake_records.run(coordinates))
+    draws = np.random.default_rng([seed, int(1e4 * verification), int(1e4 * discard)])
+    wobble = draws.normal(1.0, noise, (2, EXAMPLES))
     calls = np.round(TOKENS * verification * (1 if end else HARD * wobble[0])).astype(int)
     discarded = np.round(TOKENS * discard * HARD * wobble[1]).astype(int)
     drafted = TOKENS * (name != "autoregressive") + discarded - calls * (not end)
-    made["per_example"] = {
+    complete["per_example"] = {
         "ids": list(range(EXAMPLES)), "committed": TOKENS.tolist(), "target_calls": calls.tolist(),
         "discarded": discarded.tolist(), "draft_steps": drafted.tolist(), "drafted": drafted.tolist(),
     }  # fmt: skip
-    made["latency"] |= _timed(name, TOKENS, drafted, calls, slower)
-    made["target_latency"] |= _timed("autoregressive", TOKENS, 0 * TOKENS, TOKENS, 1.0)
-    return made
+    complete["latency"] |= _timed(name, TOKENS, drafted, calls, slower)
+    complete["target_latency"] |= _timed("autoregressive", TOKENS, 0 * TOKENS, TOKENS, 1.0)
+    return complete
 
 
 def _timed(method: str, tokens: np.ndarray, steps: np.ndarray, calls: np.ndarray, slower: float) -> dict[str, Any]:
@@ -64,14 +67,14 @@ ADAPTIVE = {0.1: (0.50, 0.10), 0.3: (0.38, 0.25), 0.5: (0.31, 0.45), 0.7: (0.27,
 
 
 def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) -> list[dict[str, Any]]:
-    """Both ends, fixed blocks, and thresholds of "specdecpp"; `more` goes to the latter."""
+    """Returns records of both ends, fixed blocks, and thresholds of "specdecpp"; `more` goes to the latter."""
     ends = [record("autoregressive", 1.0, 0.0), record("autoregressive_draft", 0.0, 0.0)]
     fixed = [record("spec_decode", *rates, block=block) for block, rates in FIXED.items()]
     return [*ends, *fixed, *(record("specdecpp", *rates, stop=h, **more) for h, rates in adaptive.items())]
 
 
 def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
-    """The record as one whose method asked a head of this fingerprint."""
+    """Returns the record as one whose method used a head of this fingerprint."""
     return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
 
 

@@ -1,13 +1,13 @@
-"""What a call allocates."""
+"""Memory that a call allocates."""
 
 import tracemalloc
 from collections.abc import Callable
 
 
 def peak(call: Callable[[], object], turns: int = 3) -> int:
-    """Bytes that Python's allocator held for `call` at once: the least of some turns.
+    """Returns the largest number of bytes that Python's allocator held for `call`: the least of some repetitions.
 
-    Other threads' allocations count too, and what is imported late is so once: neither happens every time.
+    Allocations of other threads and of late imports count too, but do not happen in every repetition.
     """
     return min(_peak(call) for _ in range(turns))
 

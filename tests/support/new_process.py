@@ -10,7 +10,7 @@ from speccascade_jax.runtime.paths import repository_root
 
 
 def answer(program: str, *arguments: object, **environment: str) -> Any:
-    """Returns what a program prints last; it runs on a CPU, from the repository's root."""
+    """Returns a program's last output line; it runs on a CPU, from the repository's root."""
     root = repository_root()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)} | environment
     command = [sys.executable, "-c", program, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""What the host sees of a program in the sandbox: its processes, by a name that they give themselves."""
+"""The host's view of a program in the sandbox: its processes, by a name that they give themselves."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from speccascade_jax.metrics import sandbox
 
 
 def marked(mark: str, program: str) -> str:
-    """`program`, whose processes and their children are all called `mark` and the number of this test run."""
+    """Returns `program` with processes and children named after `mark` and the number of this test run."""
     return f'open("/proc/self/comm", "w").write("{_name(mark)}")\n{program}'
 
 
 def _name(mark: str) -> str:
-    """At most 15 characters, which is all that the kernel keeps."""
+    """Returns a name of at most 15 characters, the kernel's limit."""
     name = f"{mark}-{os.getpid()}"
     assert len(name) <= 15
     return name
 
 
 def found(mark: str) -> list[Path]:
-    """The host's `/proc` folders of all processes of that name."""
+    """Returns the host's `/proc` folders of all processes of that name."""
     folders = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         try:
             if path.read_text().strip() == _name(mark):
                 folders.append(path.parent)
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     return folders
 
@@ -40,7 +40,7 @@ def processes(mark: str) -> int:
 
 
 class Watched(threading.Thread):
-    """A run of the marked program, with the greatest number of its processes seen meanwhile and the number left."""
+    """A run of the marked program, with the largest number of its processes seen, and the number at the end."""
 
     def __init__(self, mark: str, program: str, **limits: float) -> None:
         super().__init__()

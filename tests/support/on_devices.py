@@ -1,6 +1,6 @@
-"""Programs on eight simulated devices, in a process of its own: JAX settles how many there are when it starts.
+"""Programs on eight simulated devices, in a process of its own: JAX fixes the number of devices when it starts.
 
-`python -m tests.support.on_devices CASE [CASE …]` prints what it found as JSON; `found` runs it.
+`python -m tests.support.on_devices CASE [CASE …]` prints results as JSON; `found` runs it.
 """
 
 import json
@@ -19,11 +19,13 @@ ROWS, READ, WRITTEN, GAMMA, VOCABULARY = 8, 9, 14, 3, 512
 
 
 def found(*cases: str, timeout: float = 300) -> dict[str, Any]:
-    """What the cases give, by name."""
+    """Returns the results of the cases by name."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={COUNT}"
-    own = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", __name__, *cases]
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -50,19 +52,19 @@ if __name__ == "__main__":
     from tests.support import tiny_pair
 
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
-        """A target, a draft and one between, of sizes that eight (T5) or four parts divide."""
+        """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
         if kind == "t5":
             # three rows of the embedding are padding
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
             return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
-        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # windows are rings here
+        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # caches with windows are rings here
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         depths = {"target": 3, "middle": 2, "draft": 1}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
     def initial(model: Any, seed: int) -> Any:
-        one = jnp.ones((1, 2), jnp.int32)
-        inputs = (one, one) if model.is_encoder_decoder else (one,)
+        tokens = jnp.ones((1, 2), jnp.int32)
+        inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
         return jax.jit(model.module.init)(jax.random.key(seed), *inputs)["params"]
 
     def prompts(kind: str) -> Prompt:
@@ -105,54 +107,57 @@ if __name__ == "__main__":
         return decoder.generate(prompt, 0, controls=controls, example_ids=ids, max_new_tokens=WRITTEN)
 
     def in_chunks(case: Any) -> Any:
-        """What it finds where an encoder's prompts attend in chunks of two tokens."""
+        """Returns a case's result with an encoder's prompts attending in chunks of two tokens."""
         t5.CHUNK = 2
         return case()
 
     def same(kind: str, way: str, shape: tuple[int, int], **more: Any) -> dict[str, Any]:
-        one, spread = generation(kind, way, None), generation(kind, way, meshes.make(shape), **more)
+        single, spread = generation(kind, way, None), generation(kind, way, meshes.make(shape), **more)
         alike = jax.tree.map(
             lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()),
-            (one.stats, one.inner),
+            (single.stats, single.inner),
             (spread.stats, spread.inner),
         )
-        rows = (np.asarray(one.tokens) == np.asarray(spread.tokens)).all(1)
-        lengths = np.asarray(one.lengths)
+        rows = (np.asarray(single.tokens) == np.asarray(spread.tokens)).all(1)
+        lengths = np.asarray(single.lengths)
         return {"rows": int(rows.sum()), "counters": all(jax.tree.leaves(alike)), "longest": int(lengths.max())}
 
     def collectives(kind: str, shape: tuple[int, int], entries: int, *, merged: bool = False) -> dict[str, Any]:
-        """The collectives of the compiled program, from shapes alone: of each kind the shapes of its results."""
+        """Returns the collectives of the compiled program, from shapes alone: the shapes of results by kind."""
         mesh = meshes.make(shape)
         assert mesh is not None
         bound = {}
         for name, model in models(kind, entries).items():
             params = jax.eval_shape(lambda model=model: initial(model, 0))
             laid = jax.tree_util.tree_map_with_path(lambda path, leaf: abstract(path, leaf, mesh), params)
-            # merged: weights on the mesh, and XLA left to find out how caches lie whose rows and heads are one axis
+            # merged: weights on the mesh, and XLA has to find the layout of caches whose rows and heads are one axis
             bound[name] = BoundModel(laid, model if merged else replace(model, mesh=mesh))
-        made = Pair(bound["target"], bound["draft"])
+        models_on_mesh = Pair(bound["target"], bound["draft"])
         method = table.get("token_v3")
         settings = method.resolved(Settings(method="token_v3", alpha=0.3, block_size=GAMMA, top_p=0.9, top_k=40))
-        engine, params = method.program(made, settings, (1,))
+        engine, params = method.program(models_on_mesh, settings, (1,))
         rows = jax.NamedSharding(mesh, sharding.ROWS)
         controls = method.controls(replace(settings, temperature=1.0), ROWS)
-        given = jax.tree.map(
+        inputs = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype, sharding=rows), (prompts(kind), controls)
         )
-        text = compiled_for(engine, params, *given, max_new_tokens=3 * WRITTEN).as_text()
+        text = compiled_for(engine, params, *inputs, max_new_tokens=3 * WRITTEN).as_text()
         target = models(kind, entries)["target"].config
         heads = getattr(target, "num_kv_heads", target.num_heads)
-        own = ROWS // shape[0]  # the rows of a device
-        told: dict[str, list[int]] = {}
+        device_rows = ROWS // shape[0]  # number of rows on a device
+        sizes_by_kind: dict[str, list[int]] = {}
         for line in text.splitlines():
             hit = re.search(r"= \(?\w+\[([\d,]*)\]\S* (all-gather|collective-permute|all-to-all)(?:-start)?\(", line)
             if hit:
-                told.setdefault(hit[2], []).append(int(np.prod([int(n) for n in hit[1].split(",") if n] or [1])))
+                sizes_by_kind.setdefault(hit[2], []).append(
+                    int(np.prod([int(n) for n in hit[1].split(",") if n] or [1]))
+                )
         return {
-            "largest": {name: max(sizes) for name, sizes in told.items()},
-            "counts": {name: len(sizes) for name, sizes in told.items()},
-            "cache": own * heads * target.head_dim * 2 * WRITTEN,  # whole, of the shortest one there is
-            "block_sums": own * (GAMMA + 1) * entries // 256,  # what sampling and ties exchange (core/sampling.py)
+            "largest": {name: max(sizes) for name, sizes in sizes_by_kind.items()},
+            "counts": {name: len(sizes) for name, sizes in sizes_by_kind.items()},
+            "cache": device_rows * heads * target.head_dim * 2 * WRITTEN,  # the whole of the shortest cache
+            # values that sampling and ties exchange (core/sampling.py)
+            "block_sums": device_rows * (GAMMA + 1) * entries // 256,
         }
 
     def abstract(path: Any, leaf: Any, mesh: Any) -> Any:
@@ -167,19 +172,19 @@ if __name__ == "__main__":
         return ""
 
     def loaded() -> dict[str, Any]:
-        """A pair read from disk into its parts: what each device holds, what the pair is, what it writes."""
+        """Reads a pair from disk into its parts; returns each device's share, the pair's identity and its output."""
         with tempfile.TemporaryDirectory() as folder:
             tiny_pair.write(Path(folder))
-            one, spread, narrow = (sc.load_pair(folder, mesh=shape) for shape in (None, (4, 2), (1, 2)))
+            single, spread, narrow = (sc.load_pair(folder, mesh=shape) for shape in (None, (4, 2), (1, 2)))
         leaves = flatten_dict(spread.target.params, sep="/")
         share = {path: leaf.size // leaf.addressable_shards[0].data.size for path, leaf in leaves.items()}
-        given: dict[str, Any] = {"rule": "token_v3", "alpha": 0.3, "block_size": GAMMA, "temperature": 0.0}
+        settings: dict[str, Any] = {"rule": "token_v3", "alpha": 0.3, "block_size": GAMMA, "temperature": 0.0}
         texts = ["Hello.", "a b", "c", "The cat."]
-        tokens = [sc.decode(pair, texts, max_new_tokens=WRITTEN, **given).tokens for pair in (one, spread)]
-        streams = [sc.stream(pair, texts[0], max_new_tokens=WRITTEN, **given) for pair in (one, narrow)]
+        tokens = [sc.decode(pair, texts, max_new_tokens=WRITTEN, **settings).tokens for pair in (single, spread)]
+        streams = [sc.stream(pair, texts[0], max_new_tokens=WRITTEN, **settings) for pair in (single, narrow)]
         streamed = [[token.id for token in stream] for stream in streams]
         return {
-            "fingerprint": one.fingerprint == spread.fingerprint,
+            "fingerprint": single.fingerprint == spread.fingerprint,
             "split": all(parts == (1 if path.endswith("scale") else 2) for path, parts in share.items()),
             "tokens": bool(np.array_equal(*tokens)),
             "stream": streamed[0] == streamed[1] and len(streamed[0]) > 1,

@@ -1,4 +1,4 @@
-"""Greedy decoding with the engine, and the comparison with somebody else's."""
+"""Greedy decoding with the engine, and the comparison with another implementation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAP = 2e-4
 
 
 def tokens(model, params, prompt, count) -> np.ndarray:
-    """int `[B, count]`: what the model writes at temperature 0."""
+    """Returns int `[B, count]`, the model's output at temperature 0."""
     engine = Engine(target=model, drafter=NoDrafter(), verifier=Speculative(RULES["spec_decode"]), bonus="target")
     controls = make_controls(prompt.tokens.shape[0], alpha=0.0, temperature=0.0)
     params = {"target": params, "drafter": {}}
@@ -23,14 +23,15 @@ def tokens(model, params, prompt, count) -> np.ndarray:
 
 
 def assert_equal_but_for_near_ties(found, wanted, logits) -> None:
-    """Rows are equal up to the first position where the two best of their logits lie closer than `GAP`.
+    """Checks that rows are equal up to the first position at which their two best logits are closer than `GAP`.
 
     Args:
-        found, wanted: `[B, T]`; logits: `[B, T + 1, V]` or longer, position `t` giving token `t`.
+        found, wanted: `[B, T]`.
+        logits: `[B, T + 1, V]` or longer; position `t` gives token `t`.
     """
     for row in range(len(wanted)):
         differs = np.flatnonzero(found[row] != wanted[row])
         if len(differs):
             best = np.sort(logits[row, differs[0]])[-2:]
             assert best[1] - best[0] < GAP, f"row {row} differs at {differs[0]}, where {best[1] - best[0]} decides"
-    assert max(len(set(row)) for row in wanted.tolist()) > 8  # else nothing was compared
+    assert max(len(set(row)) for row in wanted.tolist()) > 8  # otherwise nothing was compared

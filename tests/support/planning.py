@@ -1,4 +1,4 @@
-"""Costs made by hand for planned drafters, and tabular engines that have one."""
+"""Costs made by hand for planned drafters, and tabular engines with planned drafters."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from tests.support import conformance
 
 
 def costs(rounds, prefill=0.0, acceptance=0.75, length=50.0):
-    each = (jnp.asarray(value, jnp.float32) for value in (rounds, prefill, acceptance, length))
-    return Costs(*each)
+    value_array = (jnp.asarray(value, jnp.float32) for value in (rounds, prefill, acceptance, length))
+    return Costs(*value_array)
 
 
 def forcing(lengths, length):
-    """Costs under which every round aims at `length`."""
-    return costs([1.0 if each == length else 1e9 for each in lengths])
+    """Returns costs under which every round aims at `length`."""
+    return costs([1.0 if candidate == length else 1e9 for candidate in lengths])
 
 
 def on_edge(plan, acceptance=0.6):
-    """Costs at which all lengths but for a hair are worth the same where nothing was seen: any token that is kept makes
-    the longest the best, any that is rejected the shortest."""
-    each = [
+    """Returns costs at which all lengths are nearly equally good before any evidence.
+
+    Any kept token makes the longest length the best, any rejected token the shortest.
+    """
+    values = [
         plan.tokens(length, jnp.full(1, acceptance), jnp.full(1, 10**6))[0] * (1.0 if n != 1 else 1.0 - 1e-4)
         for n, length in enumerate(plan.lengths)
     ]
-    return costs(jnp.stack(each), acceptance=acceptance)
+    return costs(jnp.stack(values), acceptance=acceptance)
 
 
 def told(params, found):
@@ -38,7 +40,7 @@ def told(params, found):
 
 
 def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, rounds=None, **more):
-    """Engine, parameters without costs, and the tables of a tabular pair; `rounds`: of each phase."""
+    """Returns engine, parameters without costs, and the tables of a tabular pair; `rounds`: of each phase."""
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size="auto", **more)
     if lengths is not None:
@@ -49,5 +51,5 @@ def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, rounds=None, *
 
 
 def aimed(generation):
-    """Rounds by the length aimed at, over all rows."""
+    """Returns rounds by the length aimed at, over all rows."""
     return np.asarray(generation.inner["chosen"]).sum(0)

@@ -1,4 +1,4 @@
-"""Random T5s without a compilation: `module.init` as a program takes longer than most tests of what it makes."""
+"""Random T5s without a compilation: compiling `module.init` takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from speccascade_jax.models.t5 import T5, T5Config
 
 @functools.cache
 def parameters(config: T5Config, seed: int = 0) -> Params:
-    """In numpy, as benchmarks draw them, but not fused."""
+    """Returns parameters drawn in numpy, as benchmarks draw them, but not fused."""
     return random_models.parameters(T5(config), seed)
 
 
 def bound(config: T5Config, seed: int = 0, noise: float = 0.0) -> BoundModel:
-    """A model with `parameters`, as it is trained: nothing is fused.
+    """Returns a model with `parameters` in the form of training: nothing is fused.
 
-    Each is moved by `noise` of its own size: a draft that often agrees.
+    Each parameter is moved by `noise` of its own size: a draft that often agrees.
     """
     params, rng = parameters(config, seed), np.random.default_rng(1000 + seed)
     if noise:

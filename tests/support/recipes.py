@@ -1,4 +1,4 @@
-"""Gin files resolved up to where weights would be loaded: for the tests of what `gin/` and `configs/` hold."""
+"""Gin files, resolved up to the loading of weights, for tests of `gin/` and `configs/`."""
 
 import gin
 import pytest
@@ -35,7 +35,7 @@ HOLES = {
 
 
 class Resolved(BaseException):
-    """Raised where weights would be loaded."""
+    """An exception in place of the loading of weights."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def stop_before_loading(monkeypatch, tmp_path):
     monkeypatch.setattr(comparison, "open_session", stop)
     for module in (selection_data, serving):
         monkeypatch.setattr(module, "load_source", stop_source)
-    monkeypatch.setattr(sandbox, "available", lambda: None)  # files resolve on systems without one too
+    monkeypatch.setattr(sandbox, "available", lambda: None)  # files also resolve on systems without a sandbox
     gin.clear_config()
     yield
     gin.clear_config()

@@ -1,4 +1,4 @@
-"""The methods once more, in NumPy and float64, written from METHODS section 3 alone and as naively as possible."""
+"""A second implementation of the methods, in NumPy and float64, from METHODS section 3 alone and deliberately naive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def softmax(logits):
 
 
 def scale(logits, temperature, top_p=1.0, top_k=0):
-    """`S` at one position, by sorting; ties go to the lowest index (a stable sort)."""
+    """Returns `S` at one position, by sorting; ties go to the lowest index (a stable sort)."""
     logits = np.asarray(logits, np.float64)
     if temperature == 0:
         law = np.zeros(len(logits))
@@ -71,13 +71,13 @@ def cross_entropy(q, p, greedy):
 
 
 def divergence(name, p, q, top_k=0):
-    """`Div(p, q)` entry by entry; with `top_k` over the likeliest tokens of `p` and one bucket."""
+    """Returns `Div(p, q)` entry by entry; with `top_k` over the likeliest tokens of `p` and one bucket."""
     with np.errstate(divide="ignore"):
         return divergence_of_logs(name, np.log(p), np.log(q), top_k)
 
 
 def log_law(logits, temperature, top_p=1.0):
-    """The log of `scale`, float64 `[V]`, finite as far as float64 reaches: -inf only where a token is excluded."""
+    """Returns the log of `scale`, float64 `[V]`; -inf only for excluded tokens."""
     logits = np.asarray(logits, np.float64)
     with np.errstate(divide="ignore"):
         if temperature == 0 or top_p < 1:
@@ -87,7 +87,7 @@ def log_law(logits, temperature, top_p=1.0):
 
 
 def divergence_of_logs(name, log_p, log_q, top_k=0):
-    """`divergence` of laws given as logs."""
+    """Returns `divergence` of distributions given as logs."""
     if top_k:
         order = sorted(range(len(log_p)), key=lambda v: (-log_p[v], v))
         parts = [(law[order[:top_k]], law[order[top_k:]]) for law in (log_p, log_q)]
@@ -109,7 +109,7 @@ def divergence_of_logs(name, log_p, log_q, top_k=0):
     }[name]()
 
 
-# the decision of every deferral rule: (q, p, q̃, p̃, α, greedy) -> a number or a vector, true where it defers
+# the decision of every deferral rule: (q, p, q̃, p̃, α, greedy) -> a number or a vector, true if it defers
 DECISIONS = {
     "chow": lambda q, p, qt, pt, a, g: q.max() < 1 - a,
     "chow_log": lambda q, p, qt, pt, a, g: entropy(q) > a,
@@ -133,14 +133,14 @@ DECISIONS = {
 
 
 def sd_reference(q, qt, pt):
-    """What dividing by the soft `q` gives, whatever the token was drawn from."""
+    """Returns the result of dividing by the soft `q`, whatever the token was drawn from."""
     kept = np.array([d * min(1.0, b / a) if a > 0 else d for a, b, d in zip(q, pt, qt, strict=True)])
     residual = np.maximum(pt - q, 0)
     return kept + (1 - kept.sum()) * (residual / residual.sum() if residual.sum() > 0 else pt)
 
 
 def decision(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
-    """`r(v)`, float64 `[V]`."""
+    """Returns `r(v)`, float64 `[V]`."""
     cold = temperature if draft_temperature is None else draft_temperature
     q, p = softmax(q_logits), softmax(p_logits)
     qt, pt = scale(q_logits, cold, top_p, top_k), scale(p_logits, temperature, top_p, top_k)
@@ -148,7 +148,7 @@ def decision(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, d
 
 
 def target_law(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
-    """`π` at one position, float64 `[V]`."""
+    """Returns `π` at one position, float64 `[V]`."""
     cold = temperature if draft_temperature is None else draft_temperature
     qt, pt = scale(q_logits, cold, top_p, top_k), scale(p_logits, temperature, top_p, top_k)
     if rule == "spec_decode":
@@ -164,13 +164,13 @@ def target_law(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0,
 
 
 def transitions(rule, q_table, p_table, alpha, temperature, top_p=1.0, **more):
-    """`π` after every token: float64 `[V, V]` for tabular models."""
+    """Returns `π` after every token: float64 `[V, V]` for tabular models."""
     rows = [target_law(rule, q, p, alpha, temperature, top_p, **more) for q, p in zip(q_table, p_table, strict=True)]
     return np.stack(rows)
 
 
 def law_over_handed(rule, raw_logits, handed, p_table, alpha, temperature):
-    """`π` where the raw `q` and what was drawn from, `q̃`, are given separately."""
+    """Returns `π` if the raw `q` and the sampled distribution `q̃` are given separately."""
     rows = []
     for raw, q_tilde, p in zip(raw_logits, handed, p_table, strict=True):
         p_tilde = scale(p, temperature)

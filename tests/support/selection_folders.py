@@ -1,4 +1,4 @@
-"""A folder of selection data with known answers, without models: as `selection.make_data` writes one."""
+"""A folder of selection data with known answers, without models, in the form that `selection.make_data` writes."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ ARMS, WIDTH = ("first", "second", "third"), 12
 
 
 def clusters(queries, seed=0, noise=0.2):
-    """Features `[N, D]` around three centres, the domain of each `[N]`, and alignments `[N, 3]`: each has its arm."""
+    """Returns features `[N, D]` around three centres, domains `[N]`, and alignments `[N, 3]` that favour its arm."""
     rng = np.random.default_rng(seed)
     centers = np.random.default_rng(99).normal(size=(3, WIDTH))
     domain = np.sort(rng.integers(0, 3, queries))
@@ -22,23 +22,23 @@ def clusters(queries, seed=0, noise=0.2):
 
 
 def write(folder: Path, features, domain, alignment, **changed) -> Path:
-    """The folder; `changed` entries of its manifest."""
+    """Writes the folder; `changed` are entries of its manifest."""
     domains = []
     for n in range(3):
         rows = np.flatnonzero(domain == n)
-        where, task = folder / f"task{n}" / "target", f"task{n}"
-        for at, name in zip(range(0, len(rows), SHARD), shard_names(0, len(rows)), strict=True):
-            some = rows[at : at + SHARD]
+        outputs_folder, task = folder / f"task{n}" / "target", f"task{n}"
+        for first_row, name in zip(range(0, len(rows), SHARD), shard_names(0, len(rows)), strict=True):
+            some = rows[first_row : first_row + SHARD]
             blank = np.zeros((len(some), 4), np.int32)
             arrays = {"ids": some.astype(np.int32), "tokens": blank, "lengths": blank[:, 0], "features": features[some]}
-            archives.write(where / name, "key", arrays)
+            archives.write(outputs_folder / name, "key", arrays)
         files = {}
         for k, arm in enumerate(ARMS):
             archives.write(folder / task / f"{arm}.npz", f"{task}{arm}", {"alignment": alignment[rows, k]})
             files[arm] = {"file": f"{task}/{arm}.npz", "key": f"{task}{arm}"}
         domains.append({"task": task, "queries": len(rows), "first_example": 0, "outputs": f"{task}/target",
                         "alignment": files})  # fmt: skip
-    told = {"format": 1, "pair": "made", "target": "t", "features": WIDTH, "arms": ARMS, "prints": ("1", "2", "3"),
+    manifest = {"format": 1, "pair": "made", "target": "t", "features": WIDTH, "arms": ARMS, "prints": ("1", "2", "3"),
             "parameters": (10**8, 2 * 10**8, 5 * 10**9), "seed": None, "domains": domains} | changed  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(told))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder

@@ -23,7 +23,7 @@ class SettingsDict(TypedDict, total=False):
 
 
 def source() -> str:
-    """Returns the module's text as `Settings` asks for it."""
+    """Returns the module's text for the fields of `Settings`."""
     parameters = inspect.signature(Settings).parameters.values()
     fields = [f"    {p.name}: {p.annotation}\n" for p in parameters]
     return HEAD + "".join(fields).replace("'", '"')

@@ -7,12 +7,12 @@ from speccascade_jax.storage.files import point_key
 
 
 def record(n: int, **more) -> dict:
-    """A record of number `n`."""
+    """Returns a record of number `n`."""
     return {"key": point_key(n=n), "n": n, **more}
 
 
 def filled(path: Path, count: int) -> list[dict]:
-    """The records of a store at `path` that holds those of the first `count` numbers."""
+    """Writes the records of the first `count` numbers to a store at `path`; returns them."""
     with ResultStore(path) as store:
         for n in range(count):
             store.append(record(n, text="Zeile\nmit Umbruch, ä"))
@@ -20,8 +20,8 @@ def filled(path: Path, count: int) -> list[dict]:
 
 
 def written(path: Path, *records: dict) -> Path:
-    """The path of a store, which records were added to."""
+    """Adds records to a store and returns its path."""
     with ResultStore(path) as store:
-        for each in records:
-            store.append(each)
+        for entry in records:
+            store.append(entry)
     return path

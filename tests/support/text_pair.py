@@ -1,4 +1,4 @@
-"""A pair of tabular models over a real vocabulary: text in, text out, nothing to train or compile for long."""
+"""A pair of tabular models over a real vocabulary: text in, text out, without training or long compilation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,18 +16,18 @@ SOURCE = ModelPair(name="tabular")
 
 
 def evaluation(**changes) -> Evaluation:
-    """Few sentences and short outputs, of which nothing is timed or kept."""
+    """Returns an evaluation of few sentences and short outputs, without timing or stored outputs."""
     few = {"quality_examples": 3, "quality_batch": 2, "latency_examples": 0, "max_new_tokens": 6, "resamples": 10}
     return Evaluation(**{"task": "tiny_translation", "keep_outputs": False, "keep_traces": 0} | few | changes)
 
 
 def point(method: str, on: Evaluation, seed: int = 0, **settings) -> Point:
-    """A point of the pair."""
+    """Returns a point of the pair."""
     return Point(pair=SOURCE, evaluation=on.resolved(), settings=Settings(method=method, **settings), seed=seed)
 
 
 def make(folder: Path) -> sc.Pair:
-    """The pair; its vocabulary is trained on `tiny_translation` and written into `folder`."""
+    """Returns the pair; its vocabulary is trained on `tiny_translation` and written into `folder`."""
     texts = [text for e in TASKS["tiny_translation"].load(limit=40) for text in (e.source, e.reference)]
     path = folder / "vocabulary.model"
     path.write_bytes(load.train(texts, PIECES))
@@ -40,7 +40,7 @@ def make(folder: Path) -> sc.Pair:
 def damaged(
     pair: sc.Pair, outputs: np.ndarray, model: str = "target", wanted: Callable[[set[int]], bool] = bool
 ) -> tuple[sc.Pair, list[int]]:
-    """The pair, one model's logits NaN behind a token that some `outputs` `[N, L]` go on from, and which these are."""
+    """Returns the pair with one model's logits NaN after a token, and the affected rows of `outputs` `[N, L]`."""
     reached = {token: set(np.flatnonzero((outputs[:, :-1] == token).any(1)).tolist()) for token in np.unique(outputs)}
     token, rows = next((t, rows) for t, rows in reached.items() if 0 < len(rows) < len(outputs) and wanted(rows))
     table = np.array(getattr(pair, model).params)

@@ -1,4 +1,4 @@
-"""A module as somebody who uses seqio has it: importing it registers Tasks and Mixtures of them."""
+"""A seqio user's own module: importing it registers Tasks and Mixtures of them."""
 
 import seqio
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Random decoder-only models of every preset's kind, large enough in their weights that a wrong slot shows."""
+"""Random decoder-only models of every preset's kind, with weights so large that a wrong cache slot shows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM, parameter_shapes
 
 KINDS = ("gemma2_2b", "llama2_7b", "llama3.1_8b", "qwen2.5_7b")
-"""One preset for each combination of options."""
+"""Presets, one for each combination of options."""
 
 
 @functools.cache
 def flat_parameters(config: DecoderConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Name -> float32 values: kernels of unit gain or more, scales about what multiplies by 1, biases that matter."""
+    """Returns float32 values by name: kernels of unit gain or more, scales of about 1, biases that matter."""
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -27,14 +27,14 @@ def flat_parameters(config: DecoderConfig, seed: int = 0) -> dict[str, np.ndarra
             return 1.0 - config.norm_offset + values / 5
         if name.endswith("bias"):
             return values
-        # a short embedding, or a tied model would only repeat its last token
+        # a short embedding; otherwise a tied model would only repeat its last token
         return values * (1.5 / np.sqrt(shape[0]) if name.endswith("kernel") else 0.3 / np.sqrt(shape[1]))
 
     return {name: draw(name, shape) for name, shape in parameter_shapes(config).items()}
 
 
 def bound(config: DecoderConfig, seed: int = 0, noise: float = 0.0) -> BoundModel:
-    """A model with `flat_parameters`, each moved by `noise` of its own size: a draft that often agrees."""
+    """Returns a model with `flat_parameters`, each moved by `noise` of its own size: a draft that often agrees."""
     rng = np.random.default_rng(1000 + seed)
     flat = {
         name: jnp.asarray(value + noise * value.std() * rng.normal(size=value.shape).astype(np.float32))

@@ -1,4 +1,4 @@
-"""A pair on disk as `sc.load_pair` reads it: two random, very small T5s over a real vocabulary."""
+"""A pair on disk in the form that `sc.load_pair` reads: two random, very small T5s over a real vocabulary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5, T5Config
 
-PIECES = 340  # all bytes among them
+PIECES = 340  # includes all bytes
 
 
 def write(folder: Path, vocabulary: Path | None = None, *, middle: bool = False, more: int = 0) -> Path:
-    """`folder` with `vocabulary.model` (a copy of `vocabulary`, or one trained here), `target/` and `draft/` in it.
+    """Writes a pair into `folder`: `vocabulary.model` (a copy of `vocabulary`, or a new one), `target/` and `draft/`.
 
-    `middle`: with a further draft of that name; `more`: ids that the models have beyond the vocabulary's, and as many
-    rows of padding.
+    `middle`: adds a further draft of that name. `more`: number of ids beyond the vocabulary's, and of rows of padding.
     """
     path = folder / "vocabulary.model"
     path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())

@@ -13,10 +13,10 @@ import sentencepiece as library
 from speccascade_jax.data.tasks.table import TASKS
 
 SENTENCES = [
-    f"{subject} {verb} {thing}."
+    f"{subject} {verb} {phrase}."
     for subject in ("Tom", "Mary", "She", "Er", "Das Kind", "We")
     for verb in ("sees", "wants", "kauft", "findet", "trägt")
-    for thing in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
+    for phrase in ("the house", "a little dog", "den Schlüssel", "große Äpfel", "nothing")
 ]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -26,7 +26,7 @@ def texts() -> list[str]:
 
 
 def llama2c(path: Path, pieces: dict[str, float] | None = None) -> Path:
-    """A tokenizer of llama2.c with `pieces` (text -> score) behind the special ones and the bytes."""
+    """Writes a tokenizer of llama2.c with `pieces` (text -> score) after the special ones and the bytes."""
     if pieces is None:
         words = ("Once", " upon", " a", " time", "up", "on")
         pieces = {letter: -100.0 for letter in " aceimnoptuO"} | {word: float(-n) for n, word in enumerate(words)}
@@ -39,7 +39,7 @@ def llama2c(path: Path, pieces: dict[str, float] | None = None) -> Path:
 
 
 def sentencepiece(folder: Path, **options: Any) -> Path:
-    """A sentencepiece file as the library trains it, with byte fallback and texts as they are."""
+    """Writes a sentencepiece file as the library trains it, with byte fallback and texts unchanged."""
     options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False} | options
     library.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES), model_prefix=str(folder / "tokenizer"), vocab_size=370, byte_fallback=True,
@@ -49,41 +49,41 @@ def sentencepiece(folder: Path, **options: Any) -> Path:
 
 
 def llama(folder: Path) -> Path:
-    """Ids and byte fallback as in Llama 2's `tokenizer.model`."""
+    """Writes a file with ids and byte fallback as in Llama 2's `tokenizer.model`."""
     return sentencepiece(folder, bos_id=1, eos_id=2, unk_id=0, pad_id=-1)
 
 
 def gemma(folder: Path) -> Path:
-    """Ids as in Gemma's `tokenizer.model`, which puts no space before a text."""
+    """Writes a file with ids as in Gemma's `tokenizer.model`, which puts no space before a text."""
     return sentencepiece(folder, add_dummy_prefix=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3)
 
 
 def byte_level(folder: Path, merges: int = 60, **beside: Any) -> Path:
-    """A byte-level BPE, as GPT-2's, Qwen's and Llama 3's, whose post-processor puts a BOS before texts.
+    """Writes a byte-level BPE, as of GPT-2, Qwen and Llama 3, whose post-processor puts a BOS before texts.
 
-    `beside`: name of a JSON file without its ending -> content; by default those of Qwen 2.5's kind.
+    `beside`: maps a JSON file's name without its ending to its content; by default those of Qwen 2.5's kind.
     """
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=256 + merges, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
     )
-    made.train_from_iterator(texts(), trainer)
-    made.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<|begin|>"])
-    begin = made.token_to_id("<|begin|>")
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<|begin|>"])
+    begin = tokenizer.token_to_id("<|begin|>")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
     )
-    made.enable_truncation(4)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
     return _beside(folder, beside or {"tokenizer_config": {"eos_token": "<|endoftext|>", "bos_token": None}})
 
 
 def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
-    """A BPE over `▁` with byte fallback, as in Llama 2's `tokenizer.json`; `beside` as in `byte_level`."""
+    """Writes a BPE over `▁` with byte fallback, as in Llama 2's `tokenizer.json`; `beside` as in `byte_level`."""
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
     learnt = tokenizers.Tokenizer(tokenizers.models.BPE())
     learnt.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
@@ -91,7 +91,7 @@ def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
     learnt.train_from_iterator(texts(), trainer)
     model = json.loads(learnt.to_str())["model"]
     pieces = ["<unk>", "<s>", "</s>", *BYTES, *sorted(model["vocab"], key=model["vocab"].get)]
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             vocab={piece: n for n, piece in enumerate(pieces)},
             merges=[tuple(pair) for pair in model["merges"]],
@@ -99,15 +99,15 @@ def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
             unk_token="<unk>",
         )
     )
-    made.normalizer = tokenizers.normalizers.Sequence(
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
         [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
     )
     decoders = tokenizers.decoders
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     return _beside(folder, beside or {"tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}})
 
 

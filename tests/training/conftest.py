@@ -1,4 +1,4 @@
-"""A micro corpus, and runs of a micro model on it."""
+"""Fixtures: a micro corpus, and runs of a micro model on it."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PAIRS = [(f"{name} {act}.", f"{NAMES[name]} {ACTIONS[act]}.") for name in NAMES 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A corpus of 16 pairs and its vocabulary."""
+    """Returns the folder of a corpus of 16 pairs and its vocabulary."""
     path = tmp_path_factory.mktemp("corpus")
     (path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
     (path / "vocabulary.model").write_bytes(load.train([text for pair in PAIRS for text in pair], 290))
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(folder, tmp_path_factory):
-    """A run that is done, without dropout, and its result; its export lies in `exported`."""
+    """Returns a finished run without dropout, its result, and the folder of its export."""
     path = tmp_path_factory.mktemp("finished")
     trainer = _trainer(folder, path / "run", dropout_rate=0.0)
     result = trainer.run()
@@ -34,7 +34,7 @@ def finished(folder, tmp_path_factory):
 
 @pytest.fixture
 def trainer(folder, tmp_path):
-    """A run not begun, with dropout."""
+    """Returns a trainer with dropout whose run has not started."""
     return _trainer(folder, tmp_path / "run", dropout_rate=0.1)
 
 

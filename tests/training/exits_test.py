@@ -1,4 +1,4 @@
-"""Heads of early exits: what they learn, what stays as it is, resumption bit for bit, and drafting with them."""
+"""Tests of early-exit heads: their loss, the frozen target, resumption bit for bit, and drafting."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ from tests.training.heads.train_test import settings, write_data
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A pair whose target has three decoder layers in `pair`, outputs in `data`."""
+    """Writes a pair whose target has three decoder layers to `pair`, and its outputs to `data`."""
     path = tmp_path_factory.mktemp("exits")
     (path / "pair").mkdir()
     tiny_pair.write(path / "pair")
@@ -48,7 +48,7 @@ def trainer(folder, run_dir, **changes):
 
 @pytest.fixture(scope="module")
 def finished(folder, tmp_path_factory):
-    """A run that is done, what was found at its beginning, and at its end."""
+    """Returns a finished run, its evaluation before training, and the one after."""
     run = exits.Run(trainer(folder, tmp_path_factory.mktemp("finished") / "run"))
     return run, run.evaluate(), run.finish()
 
@@ -62,16 +62,16 @@ def test_a_step_s_divergence_is_the_one_in_numpy(finished):
     batch = run.batches(0)[0]
     hidden, taught, counted = run.lesson(batch)
     model, kernel = run.models[1], run.state.params["002"]
-    found = exits.divergences(model, kernel, hidden[1], taught, counted)
+    divergence = exits.divergences(model, kernel, hidden[1], taught, counted)
 
     def law(bound):
         logits = np.asarray(along(bound, batch.prompt, batch.tokens), np.float64)
         logits -= logits.max(-1, keepdims=True)
         return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
 
-    own, target = law(early_exit(run.pair.target, 2, np.asarray(kernel))), law(run.pair.target)
-    expected = (target * (np.log(target) - np.log(own))).sum(-1)[np.asarray(counted)].sum()
-    assert float(found) == pytest.approx(expected, rel=1e-3)
+    exit_probs, target_probs = law(early_exit(run.pair.target, 2, np.asarray(kernel))), law(run.pair.target)
+    expected = (target_probs * (np.log(target_probs) - np.log(exit_probs))).sum(-1)[np.asarray(counted)].sum()
+    assert float(divergence) == pytest.approx(expected, rel=1e-3)
 
 
 def test_heads_come_nearer_to_the_target_and_the_target_stays(finished, folder):
@@ -87,9 +87,9 @@ def test_a_head_begins_as_the_targets_own(finished):
     run, _, _ = finished
     bound = run.pair.target
     batch = run.batches(0)[0]
-    plain, own = early_exit(bound, 1), early_exit(bound, 1, shared_head(bound))
-    found, expected = (np.asarray(along(each, batch.prompt, batch.tokens)) for each in (own, plain))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    plain, with_head = early_exit(bound, 1), early_exit(bound, 1, shared_head(bound))
+    logits, expected = (np.asarray(along(model, batch.prompt, batch.tokens)) for model in (with_head, plain))
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -100,11 +100,11 @@ def test_the_shared_head_of_a_tied_model_too(tied):
     t5 = sc.BoundModel(T5(config).prepare(unflatten_dict(flat, sep="/")), T5(config))
     prompt = Prompt(np.zeros((1, 1), np.int32), np.ones(1, np.int32), np.array([[3, 4, 1]], np.int32))
     decoder = tiny_decoders.bound(dataclasses.replace(tiny("gemma2_2b", vocab_size=20), tied=tied))
-    for bound, given in ((t5, prompt), (decoder, Prompt(np.array([[3, 4]], np.int32), np.array([2], np.int32)))):
+    for bound, model_prompt in ((t5, prompt), (decoder, Prompt(np.array([[3, 4]], np.int32), np.array([2], np.int32)))):
         tokens = np.array([[5, 6, 7]], np.int32)
-        plain, own = early_exit(bound, 1), early_exit(bound, 1, jnp.asarray(shared_head(bound)))
-        found, expected = (np.asarray(along(each, given, tokens)) for each in (own, plain))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        plain, with_head = early_exit(bound, 1), early_exit(bound, 1, jnp.asarray(shared_head(bound)))
+        logits, expected = (np.asarray(along(model, model_prompt, tokens)) for model in (with_head, plain))
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
@@ -119,15 +119,15 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
 
 def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder, tmp_path):
     run, _, _ = finished
-    given = {"layers": (0,), "towards": 2, "init_from": str(file_of(run))}
-    fine = exits.Run(trainer(folder, tmp_path / "fine", **given))
+    changes = {"layers": (0,), "towards": 2, "init_from": str(file_of(run))}
+    fine = exits.Run(trainer(folder, tmp_path / "fine", **changes))
     before = fine.evaluate()["layer 0"]
     assert fine.finish()["layer 0"]["kl"] < before["kl"]
     heads, old = exit_files.load(file_of(fine)), exit_files.load(file_of(run))
     np.testing.assert_array_equal(heads.kernels[2], old.kernels[2])
     assert np.abs(heads.kernels[0] - old.kernels[0]).max() > 1e-3
     assert heads.card.towards == {0: 2, 2: None} and old.card.towards == {0: None, 2: None}
-    # what it was compared with is the upper exit's law, not the target's
+    # the teacher is the upper exit's distribution, not the target's
     upper = early_exit(run.pair.target, 2, np.asarray(old.kernels[2]))
     batch = fine.batches(0)[0]
     taught = fine.lesson(batch)[1]

@@ -1,4 +1,4 @@
-"""Resumable state and the metrics log survive kills and refuse what does not fit; scalars go to TensorBoard and W&B."""
+"""Tests of resumable state and metrics log: kills, damage, refused files; scalars for TensorBoard and W&B."""
 
 import errno
 import importlib.util
@@ -26,10 +26,10 @@ def _state(width: int = 4) -> runs.TrainState:
 def test_state_and_position_survive_a_round_trip(tmp_path):
     state = _state().replace(step=jnp.int32(7))
     runs.save_state(tmp_path, state, {"epoch": 2, "minutes": 0.1})
-    found, position = runs.load_state(tmp_path, _state())
+    loaded, position = runs.load_state(tmp_path, _state())
     assert position == {"epoch": 2, "minutes": 0.1}
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    for wanted, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(found), strict=True):
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
+    for wanted, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(loaded), strict=True):
         np.testing.assert_array_equal(wanted, leaf)
     assert [path.name for path in tmp_path.iterdir()] == [runs.STATE_FILE]
 
@@ -48,15 +48,15 @@ def test_no_flipped_bit_of_a_state_is_trained_on(tmp_path):
     for _ in damage.flips(path, 300):
         with pytest.raises(ValueError, match=rf"(?s){runs.STATE_FILE} is damaged.*(remove it and train again)"):
             runs.load_state(tmp_path, state)
-    assert runs.load_state(tmp_path, state) is not None  # as it was
+    assert runs.load_state(tmp_path, state) is not None  # the file is restored
 
 
 def test_a_state_of_an_earlier_version_loads(tmp_path):
     runs.save_state(tmp_path, _state().replace(step=jnp.int32(7)), {"epoch": 2})
     path = tmp_path / runs.STATE_FILE
     path.write_bytes(path.read_bytes().rpartition(b"\nblake2b-128:")[0])
-    found, position = runs.load_state(tmp_path, _state())
-    assert (int(found.step), position) == (7, {"epoch": 2})
+    loaded, position = runs.load_state(tmp_path, _state())
+    assert (int(loaded.step), position) == (7, {"epoch": 2})
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x93\x01\x02\x03", b"\x81\xa5state\x01"])
@@ -68,7 +68,7 @@ def test_what_is_no_state_is_named(tmp_path, content):
 
 @pytest.mark.parametrize(("logged", "kept"), [(2, [4, 8]), (None, [4, 8, 8])])
 def test_the_log_keeps_what_was_there_when_the_state_was_saved(tmp_path, logged, kept):
-    """Two records of one step, of which the second may be later than the state; lines that are no records, one torn."""
+    """Covers two records of one step, the second maybe later than the state, and invalid or torn lines."""
     path = tmp_path / runs.METRICS_FILE
     path.write_text('{"step": 4}\n[1]\n{"step": "x"}\n{"step": 8}\n{"step": 8, "bleu": 1}\n{"step": 9}\n{"st')
     log = runs.MetricsLog(path, resume_step=8, logged=logged)
@@ -96,7 +96,7 @@ RECORD = {"step": 3, "loss": 0.5, "name": "x", "well": True, "bad": float("nan")
 
 
 def with_modules(monkeypatch, **modules):
-    """Only these are installed, of those that are asked for."""
+    """Installs fakes: of tensorboardX and wandb, only `modules` can be imported."""
     find = importlib.util.find_spec
     asked = ("tensorboardX", "wandb")
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: (n in modules or None) if n in asked else find(n))
@@ -111,35 +111,35 @@ def test_without_either_nothing_is_written(tmp_path, monkeypatch):
 
 
 def test_tensorboard_gets_finite_numbers_and_forgets_what_comes_again(tmp_path, monkeypatch):
-    told, began = [], []
+    scalars, began = [], []
 
     class Writer:
         def __init__(self, folder, purge_step, flush_secs):
             began.append((folder, purge_step))
 
         def add_scalar(self, *scalar):
-            told.append(scalar)
+            scalars.append(scalar)
 
     with_modules(monkeypatch, tensorboardX=types.SimpleNamespace(SummaryWriter=Writer))
     log = runs.MetricsLog(tmp_path / "metrics.jsonl", 2)
     log.append(RECORD | {"bad": None})
     assert began == [(str(tmp_path / "tensorboard"), 3)]
-    assert told == [("loss", 0.5, 3), ("heads/a", 1.0, 3)]
+    assert scalars == [("loss", 0.5, 3), ("heads/a", 1.0, 3)]
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.5
 
 
 def test_wandb_gets_them_only_while_a_run_of_its_own_is_active(tmp_path, monkeypatch):
-    told = []
-    wandb = types.SimpleNamespace(run=None, log=lambda numbers, step: told.append((numbers, step)))
+    logged = []
+    wandb = types.SimpleNamespace(run=None, log=lambda numbers, step: logged.append((numbers, step)))
     with_modules(monkeypatch, wandb=wandb)
     shown = runs.Scalars(tmp_path, 0)
     shown.add(RECORD)
     with monkeypatch.context() as folder:
-        folder.setitem(sys.modules, "wandb", types.SimpleNamespace())  # what importing a mere folder gives
+        folder.setitem(sys.modules, "wandb", types.SimpleNamespace())  # a folder named wandb imports as an empty module
         shown.add(RECORD)
     wandb.run = object()
     shown.add(RECORD)
-    assert told == [({"loss": 0.5, "heads/a": 1.0}, 3)]
+    assert logged == [({"loss": 0.5, "heads/a": 1.0}, 3)]
 
 
 def test_event_files_are_read_back_by_tensorboards_own_format(tmp_path):
@@ -147,7 +147,7 @@ def test_event_files_are_read_back_by_tensorboards_own_format(tmp_path):
     runs.Scalars(tmp_path, 0).add(RECORD)
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents")
-    end = time.monotonic() + 30  # a thread of its own writes
+    end = time.monotonic() + 30  # another thread writes
     while b"heads/a" not in file.read_bytes() and time.monotonic() < end:
         time.sleep(0.05)
     assert b"heads/a" in file.read_bytes() and b"loss" in file.read_bytes()

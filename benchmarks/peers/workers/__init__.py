@@ -1,1 +1,1 @@
-"""One module per library, each run as `python -m benchmarks.peers.workers.NAME` in that library's environment."""
+"""The workers: a module per library, run as `python -m benchmarks.peers.workers.NAME` in its environment."""

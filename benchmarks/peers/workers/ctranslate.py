@@ -1,4 +1,4 @@
-"""CTranslate2, converted from the same folders by its own converter; no speculation there."""
+"""A worker of CTranslate2, with models converted from the same folders by its own converter; it has no speculation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.protocol import Ids, Options, serve
 
 
 class Names:
-    """In a tokenizer's place: tokens are called by their ids."""
+    """A stand-in for a tokenizer: a token's name is its id."""
 
     pad_token, eos_token, unk_token, bos_token = "0", "1", "0", "0"
 
@@ -21,55 +21,55 @@ class Names:
         self._size = size
 
     def get_vocab(self) -> dict[str, int]:
-        """Name -> id."""
+        """Returns name -> id."""
         return {str(n): n for n in range(self._size)}
 
     def convert_ids_to_tokens(self, token: int) -> str:
-        """Its name."""
+        """Returns a token's name."""
         return str(token)
 
 
 class Converter(TransformersConverter):
-    """Theirs, for models without a tokenizer."""
+    """The library's converter, for models without a tokenizer."""
 
     size = 0
 
     def load_model(self, kind: Any, path: str, **settings: Any) -> Any:
-        """The model, whose vocabulary's size the names need."""
+        """Returns the model and keeps the size of its vocabulary for the names."""
         model = super().load_model(kind, path, **settings)
         self.size = model.config.vocab_size
         return model
 
     def load_tokenizer(self, kind: Any, path: str, **settings: Any) -> Names:
-        """Names for ids."""
+        """Returns names for ids."""
         return Names(self.size)
 
 
 class CTranslate:
-    """The target in each type of weights and with each number of threads that was asked for."""
+    """The target in each requested type of weights and number of threads."""
 
     def versions(self) -> dict[str, str]:
-        """CTranslate2's."""
+        """Returns CTranslate2's version."""
         return {"ctranslate2": metadata.version("ctranslate2")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Nothing is converted before it is needed."""
+        """Takes a pair; models are converted when they are needed."""
         self._folder, self._t5 = Path(pair["folder"]), pair["family"] == "t5"
         self._models: dict[tuple[str, int], Any] = {}
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """As in the protocol; options: `dtype` ("float32" or "int8"), `threads`."""
+        """Returns greedy outputs; options: `dtype` ("float32" or "int8"), `threads`."""
         model, tokens = self._model(options["dtype"], options["threads"]), [list(map(str, row)) for row in prompts]
         if self._t5:
-            found = model.translate_batch(
+            results = model.translate_batch(
                 tokens,
                 beam_size=1,
                 max_decoding_length=pair["new_tokens"],
                 end_token=pair["stop"],
                 return_end_token=True,
             )
-            return [[int(name) for name in one.hypotheses[0]] for one in found]
-        found = model.generate_batch(
+            return [[int(name) for name in result.hypotheses[0]] for result in results]
+        results = model.generate_batch(
             tokens,
             beam_size=1,
             max_length=pair["new_tokens"],
@@ -77,7 +77,7 @@ class CTranslate:
             end_token=pair["stop"],
             return_end_token=True,
         )
-        return [list(one.sequences_ids[0]) for one in found]
+        return [list(result.sequences_ids[0]) for result in results]
 
     def _model(self, dtype: str, threads: int) -> Any:
         if (dtype, threads) not in self._models:

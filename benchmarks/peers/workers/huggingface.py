@@ -1,4 +1,4 @@
-"""transformers, release 4 or 5, whichever is installed: plain, assisted by the draft, and prompt lookup."""
+"""A worker of transformers, release 4 or 5, whichever is installed: plain, assisted by the draft, and prompt lookup."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ import transformers
 from benchmarks.peers.protocol import Ids, Options, serve
 
 LOOKUP = 10
-"""Candidates of prompt lookup, as the documentation's example has them."""
+"""Candidates of prompt lookup, as in the documentation's example."""
 
 
 class HuggingFace:
-    """Target and draft in each dtype that was asked for."""
+    """The target and the draft in each requested dtype."""
 
     def versions(self) -> dict[str, str]:
-        """transformers' and torch's."""
+        """Returns the versions of transformers and torch."""
         return {name: metadata.version(name) for name in ("transformers", "torch")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Nothing is read before it is needed."""
+        """Takes a pair; models are read when they are needed."""
         self._folder, self._family = pair["folder"], pair["family"]
         self._models: dict[tuple[str, str], Any] = {}
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """As in the protocol; options: `dtype`, `mode`, `tokens` (the block, `None` for the library's own),
-        `mended` (the models whose caches are, see `mended`).
+        """Returns greedy outputs; options: `dtype`, `mode`, `tokens`, `mended`.
+
+        `tokens` is the block (`None`: the library's own), `mended` names the models whose caches are fixed, see
+        `mended`.
         """
         target = self._model("target", options["dtype"])
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": pair["new_tokens"], "pad_token_id": 0}
@@ -41,25 +43,25 @@ class HuggingFace:
         elif options["mode"] == "lookup":
             settings["prompt_lookup_num_tokens"] = options["tokens"] or LOOKUP
         ids = self._padded(prompts)
-        with torch.inference_mode(), mended([self._model(which, options["dtype"]) for which in options["mended"]]):
+        with torch.inference_mode(), mended([self._model(name, options["dtype"]) for name in options["mended"]]):
             out = target.generate(ids, attention_mask=(ids != 0).long(), **settings)
         first = 1 if self._family == "t5" else ids.shape[1]
         rows: Ids = out[:, first:].tolist()
         return rows
 
     def _assistant(self, options: Options) -> Any:
-        """The draft with a constant block and without the rule that ends it early, or as the library has it."""
+        """Returns the draft with a constant block that nothing ends early, or with the library's defaults."""
         draft = self._model("draft", options["dtype"])
-        own = copy.deepcopy(self._defaults)
+        generation_config = copy.deepcopy(self._defaults)
         if options["tokens"] is not None:
-            own.num_assistant_tokens = options["tokens"]
-            own.num_assistant_tokens_schedule = "constant"
-            own.assistant_confidence_threshold = 0.0
-        draft.generation_config = own
+            generation_config.num_assistant_tokens = options["tokens"]
+            generation_config.num_assistant_tokens_schedule = "constant"
+            generation_config.assistant_confidence_threshold = 0.0
+        draft.generation_config = generation_config
         return draft
 
     def _padded(self, prompts: Ids) -> torch.Tensor:
-        """Right-padded for an encoder, left-padded for a decoder; 0 is padding."""
+        """Pads prompts on the right for an encoder, on the left for a decoder; 0 is padding."""
         width = max(map(len, prompts))
         sides = [(row, [0] * (width - len(row))) for row in prompts]
         return torch.tensor([row + pad if self._family == "t5" else pad + row for row, pad in sides])
@@ -77,11 +79,11 @@ class HuggingFace:
 
 @contextlib.contextmanager
 def mended(models: Sequence[Any]) -> Iterator[None]:
-    """Let the caches of T5s have as many layers as their decoders.
+    """Gives the caches of T5s as many layers as their decoders have.
 
     Both releases make a cache of `config.num_hidden_layers` layers from the whole model's configuration, and a T5's
-    `num_hidden_layers` is the encoder's. Where the decoder has more, its last layers have no place (IndexError; release
-    4 leaves the configuration out where it verifies drafts); where it has fewer, layers are left that are never filled.
+    `num_hidden_layers` is the encoder's. If the decoder has more, its last layers have no place (IndexError; release 4
+    does not use the configuration when it verifies drafts). If it has fewer, some layers of the cache are never filled.
     """
     configs = [model.config for model in models]
     kind: Any = transformers.T5Config
@@ -89,12 +91,12 @@ def mended(models: Sequence[Any]) -> Iterator[None]:
 
     def decoders(self: Any, *args: Any, **named: Any) -> Any:
         config = original(self, *args, **named)
-        if not named.get("decoder") or not any(self is other for other in configs):
+        if not named.get("decoder") or not any(self is known for known in configs):
             return config
         if id(config) not in _DECODERS:
-            held = copy.copy(config)
-            held.num_layers = config.num_decoder_layers
-            _DECODERS[id(config)] = config, held  # both: an id is an object's as long as that lives
+            decoder_config = copy.copy(config)
+            decoder_config.num_layers = config.num_decoder_layers
+            _DECODERS[id(config)] = config, decoder_config  # keeps both alive: the id of a dead object can be reused
         return _DECODERS[id(config)][1]
 
     kind.get_text_config = decoders

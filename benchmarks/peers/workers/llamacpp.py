@@ -1,4 +1,4 @@
-"""llama.cpp through its C interface: all prompts in one call, then a token of every row a call; no speculation."""
+"""A worker of llama.cpp by its C interface: all prompts in one call, then a token per row; no speculation."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from benchmarks.peers import gguf_file
 from benchmarks.peers.protocol import Ids, Options, serve
 
 ROWS = 32
-"""Sequences that a context has room for; more than are used cost nothing but memory."""
+"""The sequences that a context has room for; unused ones cost nothing but memory."""
 
 
 class LlamaCpp:
-    """The target in each type of weights that was asked for."""
+    """The target in each requested type of weights."""
 
     def __init__(self) -> None:
         llama_cpp.llama_backend_init()
         self._sampler = llama_cpp.llama_sampler_init_greedy()
 
     def versions(self) -> dict[str, str]:
-        """The bindings', which bring llama.cpp itself."""
+        """Returns the versions of the bindings, which include llama.cpp itself."""
         return {"llama-cpp-python": metadata.version("llama-cpp-python"), "gguf": metadata.version("gguf")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Nothing is converted before it is needed."""
+        """Takes a pair and frees the one before; models are converted when they are needed."""
         for context, model in getattr(self, "_contexts", {}).values():
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(model)
         self._folder, self._contexts = Path(pair["folder"]), dict[tuple[str, int], tuple[Any, Any]]()
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """As in the protocol; options: `dtype` (of `gguf_file.TYPES`), `threads`."""
+        """Returns greedy outputs; options: `dtype` (of `gguf_file.TYPES`), `threads`."""
         longest = max(map(len, prompts)) + pair["new_tokens"]
         context = self._context(options["dtype"], len(prompts), longest)
         llama_cpp.llama_set_n_threads(context, options["threads"], options["threads"])
@@ -60,16 +60,16 @@ class LlamaCpp:
 
     @staticmethod
     def _feed(context: Any, batch: Any, rows: list[list[tuple[int, int]]]) -> list[int]:
-        """Feed (position, token) of every row; returns where each row's last logits are."""
-        at, ends = 0, []
+        """Feeds (position, token) of every row; returns the index of each row's last logits."""
+        index, ends = 0, []
         for number, row in enumerate(rows):
             for position, token in row:
-                batch.token[at], batch.pos[at] = token, position
-                batch.n_seq_id[at], batch.seq_id[at][0] = 1, number
-                batch.logits[at] = position == row[-1][0]
-                at += 1
-            ends.append(at - 1)
-        batch.n_tokens = at
+                batch.token[index], batch.pos[index] = token, position
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, number
+                batch.logits[index] = position == row[-1][0]
+                index += 1
+            ends.append(index - 1)
+        batch.n_tokens = index
         if status := llama_cpp.llama_decode(context, batch):
             raise RuntimeError(f"llama_decode gave {status}")
         return ends

@@ -1,4 +1,4 @@
-"""This package: `sc.decode`, from ids to ids, and what only it is asked: quality, and how near a tie was."""
+"""A worker of this package: `sc.decode` from ids to ids, and two more operations, quality and margins of ties."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from speccascade_jax.runtime import compilation_cache
 
 BATCH = 25
 EXACT = "float32"
-"""What weights are held in where nothing else is asked for."""
+"""The type that holds weights if no other is requested."""
 
 
 class Ours:
-    """The pair as users load it, in each dtype that was asked for."""
+    """The pair as users load it, in each requested dtype."""
 
     told: dict[str, Any]
 
     def versions(self) -> dict[str, str]:
-        """This package's, its revision's, and what it rests on."""
+        """Returns the versions of this package, its revision and its dependencies."""
         revision = package()["revision"]
         return versions() | ({"revision": revision} if revision else {})
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Nothing is read before it is needed."""
+        """Takes a pair; models are read when they are needed."""
         self.told = pair
         self._pairs: dict[str, Pair] = {}
 
     def held(self, dtype: str = EXACT) -> Pair:
-        """By name where it has one, otherwise from the folders that the others read."""
+        """Returns the pair in a dtype, by its name if it has one, else from the folders that all libraries read."""
         if dtype not in self._pairs:
             folder, name = self.told["folder"], self.told["ours"]
             paths = f"{folder}/target", f"{folder}/draft"
@@ -45,14 +45,14 @@ class Ours:
         return self._pairs[dtype]
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
-        """As in the protocol; options: `dtype`, and `sc.decode`'s settings."""
+        """Returns greedy outputs; options: `dtype`, and the settings of `sc.decode`."""
         settings = {"max_new_tokens": pair["new_tokens"], "stop_ids": pair["stop"], "temperature": 0.0} | options
         out = sc.decode(self.held(settings.pop("dtype")), prompts, **settings)
         rows = zip(out.tokens, out.lengths, strict=True)
         return [row[:length].tolist() for row, length in rows]
 
     def quality(self, options: Options, task: str, limit: int) -> dict[str, Any]:
-        """What a task's outputs are worth, its metric's name, and tokens per call of the target."""
+        """Returns the quality of a task's outputs, its metric's name, and tokens per call of the target."""
         chosen = get_task(task)
         examples = chosen.load(limit=limit)
         texts: list[str] = []
@@ -69,25 +69,25 @@ class Ours:
         return {"quality": score, "metric": metric, "tokens_per_call": committed / calls}
 
     def gaps(self, prompts: Ids, rows: Ids, others: list[int]) -> list[float]:
-        """By how much the target's logits prefer each row's last token to another one at its place.
+        """Returns by how much the target's logits prefer each row's last token to another one at its place.
 
         Args:
-            rows: outputs up to and with the token in question; others: what another library wrote there.
+            rows: outputs up to and with the token in question; others: the tokens that another library wrote there.
         """
-        return [self._gap(*each) for each in zip(prompts, rows, others, strict=True)]
+        return [self._gap(*arguments) for arguments in zip(prompts, rows, others, strict=True)]
 
     def _gap(self, prompt: list[int], row: list[int], other: int) -> float:
-        """As `gaps`, of one row; padded as all are, so that one program does."""
+        """Returns the margin of one row, see `gaps`; all rows have the same padding and so share one program."""
         pair = self.held()
         model: Any = pair.target.model
         params, width, longest = pair.target.params, self.told["width"], self.told["new_tokens"]
         if pair.encoder_decoder:
-            fed, at = right_pad([[0, *row[:-1]]], longest + 1), len(row) - 1
+            fed, position = right_pad([[0, *row[:-1]]], longest + 1), len(row) - 1
             logits = self._t5(model, params, right_pad([prompt], width), fed)
         else:
-            fed, at = right_pad([[*prompt, *row[:-1]]], width + longest), len(prompt) + len(row) - 2
+            fed, position = right_pad([[*prompt, *row[:-1]]], width + longest), len(prompt) + len(row) - 2
             logits = self._decoder(model, params, fed)
-        return float(logits[0, at, row[-1]] - logits[0, at, other])
+        return float(logits[0, position, row[-1]] - logits[0, position, other])
 
     _t5 = staticmethod(jax.jit(t5.teacher_forced_logits, static_argnums=0))
     _decoder = staticmethod(jax.jit(decoder.teacher_forced_logits, static_argnums=0))

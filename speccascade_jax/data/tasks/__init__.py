@@ -1,1 +1,1 @@
-"""★ Tasks: examples, prompts, metrics, and the table of those that have a name."""
+"""★ Tasks: examples, prompts, metrics, and the table of named tasks."""

@@ -1,4 +1,4 @@
-"""Tasks of one's own data: a file of rows, or a folder that Hugging Face's `datasets` saved, wherever a name stands."""
+"""Tasks from your own data: a file of rows, or a folder that Hugging Face's `datasets` saved."""
 
 import csv
 import dataclasses
@@ -18,16 +18,17 @@ from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
-_SPLITS = "dataset_dict.json"  # what `datasets` writes where it saves several splits; "state.json" where it saves one
+_SPLITS = "dataset_dict.json"  # `datasets` writes it for several splits, and "state.json" for one
 _LONGEST_FIELD = 1 << 30
 
 Row = Mapping[str, Any]
 
 
 def is_file(name: object) -> bool:
-    """Whether a task's name is the path of what `FileTask` reads.
+    """Returns whether a task's name is a path that `FileTask` reads.
 
-    `.csv`, `.tsv`, `.jsonl`, `.gz` of them; or, with a slash in it, a folder that `datasets` saved.
+    Such a path ends in `.csv`, `.tsv`, `.jsonl` or `.gz` after one of them, or it contains a slash and is a folder that
+    `datasets` saved.
     """
     if not isinstance(name, str):
         return False
@@ -40,30 +41,33 @@ def is_file(name: object) -> bool:
 class FileTask(Task):
     """A task whose examples are the rows of a file.
 
-    All it holds are plain values, so that gin can bind it and a record can write it down. Its records hang on what the
-    file holds when it is read, and on the path as it was given.
+    All fields are plain values, so that gin can bind the task and a record can store it. Its records depend on the
+    file's content when it is read, and on the path as given.
 
     Attributes:
         path: a `.csv` or `.tsv`, a `.jsonl` (gzipped too: `.gz`), or a folder written by `datasets`' `save_to_disk`;
-            of the current folder, or of the data directory.
-        source, reference: which column is the input, which the reference: a name, of a header or of JSON's fields; or
-            a number, from 0, in a file without a header. A field of JSON may be a list: several references.
-        template: what a model is given; `{source}` is the source, `{column}` any column of the file, `{c0}` the first
-            one of a file without a header.
-        shots: how many solved examples stand before it; pool: the file (of the same form; of a folder the first split)
-            that they are taken from, its first ones, which are not evaluated; answer: what follows a template there;
-            separator: between them.
-        stop_strings: what an output ends before, as in `few_shot.FewShotTask`.
-        too_long: what happens to a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, with
-            exemplars its end) or "skip" (the next example takes its place); either is counted and said.
-        shuffle: whether the rows are taken in a fixed random order, for files that are sorted.
-        name: what records call it; the file's name without its ending where none is given.
-        splits: those of a folder that holds several; "all" otherwise.
+            relative to the current folder or to the data directory.
+        source, reference: the columns of the input and of the reference: a name in the header or a JSON field, or a
+            number from 0 in a file without a header. A JSON field may be a list: several references.
+        template: the model's input; `{source}` is the source, `{column}` any column of the file, `{c0}` the first
+            column of a file without a header.
+        pool: a file of the same form (for a folder, the first split) whose first rows are the exemplars; they are not
+            evaluated.
+        shots: the number of exemplars in a prompt.
+        answer: the text after a template in an exemplar.
+        separator: the text between exemplars.
+        stop_strings: strings before which an output ends, as in `FewShotTask`.
+        too_long: the treatment of a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, or its
+            end if it has exemplars) or "skip" (the next example takes its place). Both are counted and reported.
+        shuffle: whether the rows are taken in a fixed random order, for sorted files.
+        name: the name in records; by default the file's name without its ending.
+        splits: the splits of a folder with several; otherwise "all".
 
     Raises:
-        ValueError: a value without meaning, before anything is read. `load`: a file that is damaged or lacks a column
-            (names line and columns), or too small a pool. FileNotFoundError: no such file. ImportError: a folder, and
-            `datasets` is not installed.
+        ValueError: an invalid value, before anything is read. `load`: a damaged file, a missing column (names line and
+            columns), or too small a pool.
+        FileNotFoundError: no such file.
+        ImportError: a folder, and `datasets` is not installed.
     """
 
     path: str
@@ -125,47 +129,47 @@ class FileTask(Task):
         records = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
         return shuffled(list(records)) if self.shuffle else records
 
-    def _record(self, number: int, row: Row, where: str) -> Record:
-        source, reference = (_column(row, each, where) for each in (self.source, self.reference))
+    def _record(self, number: int, row: Row, location: str) -> Record:
+        source, reference = (_column(row, column, location) for column in (self.source, self.reference))
         if source is None or reference is None or isinstance(reference, list | tuple) and not reference:
-            raise ValueError(f"{where} has no source or no reference: take it out of the file")
+            raise ValueError(f"{location} has no source or no reference: take it out of the file")
         references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
         try:
-            numbered = {f"c{name}": value for name, value in row.items()}  # a template can name no number
+            numbered = {f"c{name}": value for name, value in row.items()}  # a template cannot name a number
             question = self.template.format_map({**numbered, **row, "source": source})
         except (KeyError, IndexError, ValueError) as error:
             known = f"columns are {', '.join(row)} and source; write {{{{ and }}}} for braces"
             raise ValueError(f"template={self.template!r} has {error}: {known}") from error
         if not question.strip():
-            raise ValueError(f"{where} gives an empty prompt: take it out of the file, or give a template")
+            raise ValueError(f"{location} gives an empty prompt: take it out of the file, or give a template")
         first = references if isinstance(references, str) else references[0]
         return Record(id=number, question=question, answer=first, reference=references)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """The beginning; where exemplars are shown, the end, since the question stands there."""
+        """Returns the beginning of a prompt, or its end if it has exemplars, because the question comes last."""
         return self._shown.cut(ids, room) if self.shots else super().cut(ids, room)
 
     def postprocess(self, text: str) -> str:
-        """The output up to the first stop string."""
+        """Returns the output up to the first stop string."""
         return self._shown.postprocess(text)
 
 
 def _found(path: str) -> Path:
-    """Where a file lies: as it is named, or in the data directory."""
+    """Returns the path of a file: as given, or in the data directory."""
     here = expanded(path)
     return here if here.exists() or here.is_absolute() else directory.data_directory() / path
 
 
 def _splits(folder: Path) -> tuple[str, ...]:
-    """The splits of a folder of `datasets`, which tells them in a file of its own."""
-    told = folder / _SPLITS
-    if not told.is_file():
+    """Returns the splits of a folder of `datasets`, which lists them in a file."""
+    split_list = folder / _SPLITS
+    if not split_list.is_file():
         return (_WHOLE,)
-    return tuple(readers.json_object(told, "save the data again").get("splits", ())) or (_WHOLE,)
+    return tuple(readers.json_object(split_list, "save the data again").get("splits", ())) or (_WHOLE,)
 
 
 def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
-    """The rows of a file or a folder; those of a file without a header have numbers for names."""
+    """Yields the rows of a file or a folder; in a file without a header the columns are named by numbers."""
     if path.is_dir():
         yield from _rows_of_folder(path, split)
     elif ".jsonl" in path.suffixes[-2:]:
@@ -178,7 +182,8 @@ def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
 
 def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
     tabs = ".tsv" in path.suffixes[-2:]
-    texts = (line.removeprefix("\ufeff") + "\n" for _, line in readers.lines(path))  # a mark that spreadsheets write
+    # a byte order mark that spreadsheets write
+    texts = (line.removeprefix("\ufeff") + "\n" for _, line in readers.lines(path))
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     csv.field_size_limit(_LONGEST_FIELD)
     table, names = csv.reader(texts, **style), list[str]()
@@ -206,13 +211,13 @@ def _rows_of_folder(path: Path, split: str) -> Iterator[Row]:
     yield from data if split == _WHOLE else data[split]
 
 
-def _column(row: Row, wanted: str | int, where: str) -> Any:
+def _column(row: Row, wanted: str | int, location: str) -> Any:
     name = str(wanted)
     if name not in dict(row):
         names_from = "columns are counted from 0" if name.isdecimal() else "the first line names the columns"
         commas = ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
         say = "FileTask's source and reference say which to take, numbers for a file without a header"
         known = f"{hint(name, row)}it has {', '.join(row)} ({names_from}{commas}; {say})"
-        raise ValueError(f"{where} has no column {name!r}: {known}")
+        raise ValueError(f"{location} has no column {name!r}: {known}")
     value = row[name]
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

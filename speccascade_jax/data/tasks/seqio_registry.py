@@ -1,8 +1,8 @@
-"""The data sets of paper 1's T5 experiments, registered with seqio. Imported on use: importing this registers them.
+"""The data sets of the T5 experiments of Narasimhan et al. (2024), registered with seqio by importing this module.
 
 The texts are TensorFlow Datasets'. Prompts are T5's (Raffel et al. 2020, appendix D): the prefix of the row in
-`table.TASKS`, then the text. Paper 1 (§F.1) takes the validation splits, of 3,000 (newstest2013), 11,305 and 13,368
-examples; TensorFlow Datasets' catalogue gives the last two numbers for its XSum 1.1.0 and its CNN/DailyMail.
+`table.TASKS`, then the text. Narasimhan et al. (§F.1) use the validation splits, of 3,000 (newstest2013), 11,305 and
+13,368 examples; TensorFlow Datasets' catalogue gives the last two numbers for its XSum 1.1.0 and its CNN/DailyMail.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from speccascade_jax.metrics import quality
 
 
 class Source(NamedTuple):
-    """A data set of TensorFlow Datasets, with its version, and the features that hold source and reference."""
+    """A data set of TensorFlow Datasets with its version, and the features for source and reference."""
 
     data_set: str
     source: str
@@ -32,18 +32,18 @@ SOURCES = {
 
 
 def make_task(name: str, vocabulary: str | Path | None = None) -> seqio.Task:
-    """One of `SOURCES` as a seqio Task, not registered; its name is `speccascade_…`.
+    """Returns one of `SOURCES` as a seqio Task, not registered; its name is `speccascade_…`.
 
     Args:
         name: a key of `SOURCES`.
         vocabulary: a sentencepiece file. With it, `inputs` and `targets` are token ids that end in EOS, cut to seqio's
-            `sequence_length`, as T5X takes them; without it they are texts, as this package takes them.
+            `sequence_length`, as T5X takes them. Without it they are texts, as this package takes them.
     """
     row, source = TASKS[name], SOURCES[name]
     cut: list[Any] = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
     return seqio.Task(
         f"speccascade_{name}",
-        # read_only: data that are absent are an error, not a download of gigabytes in the middle of an experiment
+        # read_only: absent data are an error, not a download of gigabytes during an experiment
         source=seqio.TfdsDataSource(source.data_set, splits=row.splits, read_only=True),
         preprocessors=[_prompts(source, row.prefix), *(cut if vocabulary else ())],
         output_features=dict.fromkeys(("inputs", "targets"), _feature(vocabulary)),

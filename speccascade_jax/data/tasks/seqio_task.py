@@ -1,14 +1,14 @@
-"""Tasks that somebody registered with seqio: one stands wherever a name of the table does.
+"""Tasks from seqio's registry, for use in place of a task's name.
 
 seqio itself is imported on use: it loads TensorFlow (860 MB).
 
-Source and reference are the registered `inputs` and `targets` as they were before tokenisation (`…_pretokenized`, or
-the features themselves where they are strings); the pair's own vocabulary cuts them up, not seqio's. Only where a task
-has nothing but token ids are those turned into text, by the vocabulary it was registered with.
+Source and reference are the registered `inputs` and `targets` before tokenisation (`…_pretokenized`, or the features
+themselves if they are strings). The pair's own vocabulary tokenises them, not seqio's. If a task has token ids only,
+they are turned into text by the vocabulary that the task was registered with.
 
-Order: as seqio gives it, unshuffled; an id is a place in it. A Mixture draws from its tasks with a fixed seed and ends
-with the first one that is exhausted. seqio cannot hand its seed to a `FunctionDataSource`: over such a source, and only
-there, a preprocessor that draws random numbers gives other examples in every run.
+Order: seqio's, unshuffled; an id is a position in it. A Mixture draws from its tasks with a fixed seed and ends with
+the first exhausted task. seqio cannot pass its seed to a `FunctionDataSource`: over such a source, and only there, a
+preprocessor that draws random numbers gives other examples in every run.
 """
 
 import contextlib
@@ -27,21 +27,21 @@ from speccascade_jax.data.tasks.task import Example, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioTask(Task):
-    """A Task or Mixture of seqio's registry, as a value that stands wherever a task's name does.
+    """A Task or Mixture of seqio's registry, as a value for use in place of a task's name.
 
-    All it holds are plain values, so that gin can bind it and a record can write it down: seqio has neither lengths nor
-    our metrics. What prompts and references are, and in which order they come, the module's docstring says.
+    All fields are plain values, so that gin can bind the task and a record can store it: seqio has neither our lengths
+    nor our metrics. The module's docstring describes prompts, references and their order.
 
     Attributes:
-        module: what is imported first, since importing it registers the task; empty if that has happened already.
-        registered: the name in seqio's registry, where that is not `name`.
-        splits: as in `Task`; whether one is registered shows when it is read.
+        module: the module whose import registers the task; empty if it is registered already.
+        registered: the name in seqio's registry, if it is not `name`.
+        splits: as in `Task`; whether a split is registered is checked on reading.
         max_input_length, max_output_length: as in `Task`, but without a default: a prompt is cut to the former.
-        prefix: what every registered input begins with, such as "summarize: ". It is taken off the source, and
-            `build_prompt` puts it back; with or without it, the prompt is the registered input.
+        prefix: the beginning of every registered input, such as "summarize: ". It is removed from the source, and
+            `build_prompt` adds it again; with or without it, the prompt is the registered input.
 
     Raises:
-        ValueError: one string where a tuple of them is meant.
+        ValueError: one string in place of a tuple of strings.
     """
 
     max_input_length: int = dataclasses.field()
@@ -59,12 +59,12 @@ class SeqioTask(Task):
 
 
 def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
-    """The examples of a split, one after the other.
+    """Yields the examples of a split.
 
     Args:
-        name: in seqio's registry of Tasks or of Mixtures.
-        module: imported first, to register it; empty if it is registered.
-        prefix: what every input begins with; left out of the sources.
+        name: the name in seqio's registry of Tasks or of Mixtures.
+        module: imported first, to register the task; empty if it is registered.
+        prefix: the beginning of every input; left out of the sources.
         split: one of the registered splits.
 
     Raises:
@@ -77,7 +77,7 @@ def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
     splits = list[str]()
     with contextlib.suppress(
         ValueError
-    ):  # they come from data that are absent: the error about those is the helpful one
+    ):  # splits come from data that may be absent: the later error about those data helps more
         splits += sorted(provider.splits)
     if splits and split not in splits:
         raise ValueError(f"seqio's {name} has no split {split!r}; its splits: {', '.join(splits)}")
@@ -97,13 +97,14 @@ def _import_seqio(name: str) -> Any:
     except ImportError as error:
         install = "Install the extra (3 GB): pip install -c constraints.txt -e '.[seqio]'"
         raise ImportError(f"{name} is read through seqio, which cannot be imported ({error}). {install}") from error
-    with contextlib.suppress(RuntimeError):  # somebody uses TensorFlow already, and has chosen
-        tensorflow.config.set_visible_devices([], "GPU")  # or it would take all memory from JAX, to read a few texts
+    with contextlib.suppress(RuntimeError):  # TensorFlow is in use already, and its user has chosen
+        # otherwise TensorFlow takes all GPU memory from JAX to read a few texts
+        tensorflow.config.set_visible_devices([], "GPU")
     return seqio
 
 
 def _look_up(seqio: Any, name: str, module: str) -> Any:
-    """The registered Task or Mixture."""
+    """Returns the registered Task or Mixture."""
     if module:
         try:
             importlib.import_module(module)
@@ -114,30 +115,33 @@ def _look_up(seqio: Any, name: str, module: str) -> Any:
     if name in known:
         return seqio.get_mixture_or_task(name)
     hint = names.hint(name, known)
-    where = f"importing {module} did not register it" if module else "set SeqioTask.module to what registers it"
-    raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{where} ({len(known)} are registered)")
+    cause = f"importing {module} did not register it" if module else "set SeqioTask.module to what registers it"
+    raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{cause} ({len(known)} are registered)")
 
 
 def _dataset(seqio: Any, name: str, provider: Any, split: str) -> Any:
-    """The tf.data.Dataset of a split: unshuffled, once, uncut."""
+    """Returns the tf.data.Dataset of a split: unshuffled, one epoch, uncut."""
     tasks = seqio.get_subtasks(provider)
     takes_seed = not any(isinstance(task.source, seqio.FunctionDataSource) for task in tasks)
-    # no cache in memory: that asks for the split's size, and every example is read once anyway
+    # no cache in memory: it needs the split's size, and every example is read only once
     asked: dict[str, Any] = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
     asked |= {"seed": 0 if takes_seed else None, "try_in_mem_cache": False}
     try:
         if isinstance(provider, seqio.Mixture):
-            with contextlib.suppress(TypeError):  # some of its tasks keep their texts, some do not: they share ids only
+            with contextlib.suppress(TypeError):  # raised if only some tasks keep their texts: then they share ids only
                 return provider.get_dataset(**asked, copy_pretokenized=True)
         return provider.get_dataset(**asked)
-    except (AssertionError, OSError, ValueError) as error:  # what seqio and TensorFlow Datasets raise without data
-        if absent := [told for task in tasks if (told := _absent(seqio, task.source, split))]:
+    except (AssertionError, OSError, ValueError) as error:  # the errors of seqio and TensorFlow Datasets without data
+        if absent := [message for task in tasks if (message := _absent(seqio, task.source, split))]:
             raise FileNotFoundError(f"seqio's {name} has no data on this machine. {' '.join(absent)}") from error
         raise
 
 
 def _absent(seqio: Any, source: Any, split: str) -> str:
-    """Which data set a source lacks and how to get it; empty if it lacks none, or is not TensorFlow Datasets'."""
+    """Returns the data set that a source lacks and how to get it.
+
+    Empty if the data are present, or the source is not TensorFlow Datasets'.
+    """
     if not isinstance(source, seqio.TfdsDataSource):
         return ""
     import tensorflow_datasets as tfds
@@ -146,31 +150,32 @@ def _absent(seqio: Any, source: Any, split: str) -> str:
     builder = tfds.builder(data_set, data_dir=folder) if data_set else tfds.builder_from_directory(folder)
     if builder.info.splits:
         return ""
-    where = f", data_dir={folder!r}" if folder else ""
+    folder_argument = f", data_dir={folder!r}" if folder else ""
     by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-    # not `tfds build`: that script wants apache-beam, even for data sets that do without (4.9.10)
+    # not `tfds build`: that script needs apache-beam, even for data sets that do not (4.9.10)
     return (
         f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
-        f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{where}).download_and_prepare()"'
+        f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{folder_argument}).download_and_prepare()"'
         + ("" if folder else ". The environment variable TFDS_DATA_DIR, set for both, names another folder")
         + (f". Its own instructions: {by_hand}" if by_hand else "")
     )
 
 
 def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) -> str:
-    """One feature of an example as text (see the module's docstring).
+    """Returns one feature of an example as text (see the module's docstring).
 
     Args:
-        record: feature -> bytes, or an array `[T]` of token ids.
-        features: feature -> seqio.Feature, for its vocabulary.
+        record: maps a feature to bytes, or to an array `[T]` of token ids.
+        feature: the feature's name.
+        features: maps a feature to a seqio.Feature, for its vocabulary.
     """
     if feature not in record:
         raise ValueError(f"no feature {feature!r} in {', '.join(record)}: a task needs 'inputs' and 'targets'")
-    found = record.get(f"{feature}_pretokenized", record[feature])
-    if not isinstance(found, bytes) and feature in features and np.ndim(found) == 1:
-        found = features[feature].vocabulary.decode(record[feature].tolist())
-    if isinstance(found, bytes):
-        return found.decode("utf-8")
-    if isinstance(found, str):
-        return found
-    raise ValueError(f"feature {feature!r} is no text, and its vocabulary makes none of it: {found!r:.80}")
+    value = record.get(f"{feature}_pretokenized", record[feature])
+    if not isinstance(value, bytes) and feature in features and np.ndim(value) == 1:
+        value = features[feature].vocabulary.decode(record[feature].tolist())
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"feature {feature!r} is no text, and its vocabulary makes none of it: {value!r:.80}")

@@ -1,13 +1,13 @@
-"""The table of tasks, and the readers of their data sets; what a task is, `data.tasks.task` says.
+"""The table of tasks, and the readers of their data sets. `data.tasks.task` defines tasks.
 
-A new task is one reader (split -> examples) and one row of `TASKS`; one for decoder-only models, whose prompt shows
-solved examples first, is a function that makes a `Record` of a file's entry, and a row of `FEW_SHOT`. Data sets other
-than the shipped one lie in the data directory (`speccascade_jax.data.directory`) or come through seqio, and are read
-when `load` is called, never on import. A task that somebody registered with seqio needs no row: a `SeqioTask` stands
-wherever a name does.
+A new task is one reader (split -> examples) and one row of `TASKS`. A task for decoder-only models, whose prompt shows
+solved examples first, is a function from a file's entry to a `Record`, and a row of `FEW_SHOT`. Data sets other than
+the shipped one are in the data directory (`speccascade_jax.data.directory`) or come through seqio, and are read when
+`load` is called, never on import. A task in seqio's registry needs no row: a `SeqioTask` can be used in place of a
+name.
 
-Programs (HumanEval, Chen et al. 2021; MBPP, Austin et al. 2021) are judged by a test harness (`metrics.code.harness`);
-scoring runs what the models wrote, so both need `Evaluation.execute_code`. An answer of several spellings is judged by
+Programs (HumanEval, Chen et al. 2021; MBPP, Austin et al. 2021) are judged by a test harness (`metrics.code.harness`).
+Scoring runs the models' programs, so both need `Evaluation.execute_code`. An answer with several spellings is judged by
 its best.
 """
 
@@ -34,9 +34,9 @@ from speccascade_jax.metrics.code import harness
 from speccascade_jax.storage import readers
 
 POOL = 16
-"""Records that are kept for exemplars, where a data set says nothing else."""
+"""Number of records that are kept for exemplars, unless a data set says otherwise."""
 _SQUAD_PARAGRAPHS = 8
-_RESULT = "####"  # GSM8K writes a solution's number behind it
+_RESULT = "####"  # GSM8K writes a solution's number after it
 _CALCULATOR = re.compile(r"<<.*?>>")
 _PUBLISHED_EXEMPLARS = (2, 3, 4)  # MBPP's task ids that Austin et al. show
 
@@ -44,12 +44,12 @@ Entry = Mapping[str, Any]
 
 
 def records_of(folder: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file in the data directory, numbered from 0."""
+    """Yields the objects of a file in the data directory, numbered from 0."""
     return enumerate(json_lines(directory.require(folder, file)))
 
 
 def packaged(file: str) -> list[Example]:
-    """The examples of a file that lies in the package."""
+    """Returns the examples of a file in the package."""
     with resources.as_file(resources.files("speccascade_jax") / "assets" / file) as path:
         return [Example(**record) for record in json_lines(path)]
 
@@ -73,7 +73,7 @@ def _read_joined(split: str, reverse: bool = False) -> list[Example]:
     pairs = _pairs(*_TATOEBA, split)
     if reverse:
         pairs = [(german, english) for english, german in pairs]
-    # which sentences are joined is part of a task's definition: the two seeds never change
+    # the joining of sentences is part of a task's definition: the two seeds never change
     groups = group(pairs, max_joined=4, rng=np.random.default_rng(int(reverse)))
     return _numbered([join_texts(pairs, indices) for indices in groups])
 
@@ -100,14 +100,15 @@ def _read_wmt22(split: str) -> list[Example]:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Files with one record a line, of a folder in the data directory.
+    """Files with one record per line, in a folder of the data directory.
 
     Attributes:
-        folder, files: split -> file, the default split first.
+        folder: the folder.
+        files: maps a split to a file, the default split first.
         record: (number of the line, entry) -> record.
         exemplars: the file that exemplars are taken from; empty: the beginning of the default split.
-        most: how many of them at most; `None`: the whole file.
-        mixed: whether records are shuffled, since neighbours belong together: a limit would sample few groups.
+        most: the largest number of exemplars; `None`: the whole file.
+        mixed: whether records are shuffled because neighbours are related: a limit would sample few groups.
     """
 
     folder: str
@@ -153,7 +154,7 @@ def mbpp(number: int, entry: Entry) -> Record:
 
 
 def published_first(records: Iterable[Record]) -> list[Record]:
-    """Returns MBPP's exemplars with the published three first."""
+    """Returns MBPP's exemplars, the three published ones first."""
     return sorted(records, key=lambda record: (record.id not in _PUBLISHED_EXEMPLARS, record.id))
 
 
@@ -191,7 +192,7 @@ def wmt22(number: int, entry: Entry) -> Record:
 
 
 def article(words: int) -> Callable[[int, Entry], Record]:
-    """Returns a reader of articles that are cut to their first `words`, so that a prompt keeps all its exemplars."""
+    """Returns a reader of articles that cuts them to `words` words, so that a prompt keeps all its exemplars."""
 
     def record(number: int, entry: Entry) -> Record:
         question, summary = " ".join(entry["document"].split()[:words]), entry["summary"]
@@ -223,7 +224,7 @@ def _open_question(number: int, question: str, answers: list[str]) -> Record:
 
 
 def _squad_paragraphs() -> Iterator[tuple[Entry, Record]]:
-    """Returns the entries of SQuAD 2, and each as a record."""
+    """Yields the entries of SQuAD 2, and each as a record."""
     for number, entry in records_of("squad2", "dev_articles_even.jsonl.gz"):
         answers = tuple(dict.fromkeys(entry["answers"])) or (UNANSWERABLE,)
         question = f"{entry['context'].strip()}\nQuestion: {entry['question'].strip()}"
@@ -231,7 +232,7 @@ def _squad_paragraphs() -> Iterator[tuple[Entry, Record]]:
 
 
 def squad_exemplars() -> dict[str, Record]:
-    """Returns paragraph -> its exemplar; questions with and without an answer take turns."""
+    """Returns one exemplar per paragraph; questions with and without an answer alternate."""
     exemplars: dict[str, Record] = {}
     for entry, record in _squad_paragraphs():
         is_wanted = entry["is_impossible"] == bool(len(exemplars) % 2)
@@ -272,14 +273,17 @@ def _trivia_data(path: Path) -> list[dict[str, Any]]:
 
 
 def _few_shot(data: DataSet, shots: int, lengths: tuple[int, int], **row: Any) -> FewShotTask:
-    """Returns a task over the files of a data set, called as its folder; `lengths`: of input and output at most."""
+    """Returns a task over a data set's files, named as its folder; `lengths`: the most input and output tokens."""
     fields: dict[str, Any] = {"name": data.folder, "records": data.records, "pool": data.pool}
     fields |= {"splits": tuple(data.files), "max_input_length": lengths[0], "max_output_length": lengths[1]}
     return FewShotTask(shots=shots, **fields | row)
 
 
 def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple[int, int]) -> SeqioTask:
-    """Returns a data set of paper 1's T5 experiments (§F.1, METHODS section 9); as there, validation is the default."""
+    """Returns a data set of the T5 experiments of Narasimhan et al. (2024, §F.1; METHODS section 9).
+
+    As there, validation is the default split.
+    """
     return SeqioTask(
         name=name, registered=f"speccascade_{name}", module="speccascade_jax.data.tasks.seqio_registry", prefix=prefix,
         metrics=metrics, max_input_length=lengths[0], max_output_length=lengths[1],
@@ -290,7 +294,7 @@ def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple
 _QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "stop_strings": ("\n",)}
 _OPEN = _QA | {"template": Template(question="Q: {question}\nA:", separator="\n")}
 _CHOICE: dict[str, Any] = {"metrics": ("choice",), "stop_strings": ("\n",)}
-_ROUGE = ("rouge2", "rouge1", "rougeL")  # paper 1 shows ROUGE-2
+_ROUGE = ("rouge2", "rouge1", "rougeL")  # Narasimhan et al. (2024) show ROUGE-2
 _ARTICLE: dict[str, Any] = {"metrics": _ROUGE, "template": Template(question="Article: {question}\nSummary:")}
 _MBPP_FILES = {"test": "test_dev_half.jsonl", "validation": "valid_511-600.jsonl", "train": "train_601-974.jsonl"}
 _MBPP = DataSet("mbpp", _MBPP_FILES, mbpp, "prompt_1-10.jsonl")
@@ -312,11 +316,11 @@ FEW_SHOT = (
         shots=5, lengths=(256, 5), **_OPEN),
     _few_shot(DataSet("gsm8k", {"test": "test_dev_half.jsonl"}, gsm8k, "train.jsonl.gz"),
         shots=8, lengths=(2048, 320), metrics=("final_number",), stop_strings=("\nQuestion:",)),
-    # one subject after the other in the files: a limit would sample two or three of 57
+    # the files hold one subject after the other: a limit would sample two or three of 57
     _few_shot(DataSet("mmlu", _MMLU, mmlu, "dev.jsonl", most=None, mixed=True), shots=5, lengths=(3072, 5), **_CHOICE,
         template=Template(header="Multiple-choice questions about {group}, each with the letter of its answer.")),
     _few_shot(DataSet("commonsenseqa", _HALF_VALIDATION, commonsense, most=8), shots=7, lengths=(768, 5), **_CHOICE),
-    # a program goes on inside a function: the first line's indent counts
+    # a program continues inside a function: the first line's indent counts
     _few_shot(DataSet("humaneval", _HALF_TEST, humaneval, most=0),
         shots=0, lengths=(768, 320), metrics=("pass_at_1",), template=Template(question="{question}"),
         stop_strings=("\ndef ", "\nclass ", "\nif ", "\nprint", "\n#", "\n@"), clean=str.rstrip),
@@ -348,7 +352,7 @@ _ROWS: tuple[Task, ...] = (
         max_input_length=128, max_output_length=64),
     Task(name="multi30k", splits=tuple(_MULTI30K[1]), read=lambda split: _numbered(_pairs(*_MULTI30K, split))),
     Task(name="wmt22", splits=("test",), read=_read_wmt22, max_input_length=256, max_output_length=256),
-    # openings written for this project, each with one way to go on
+    # openings written for this project, each with one continuation
     Task(name="stories", splits=("test",), read=lambda split: packaged("stories.jsonl"), metrics=("rougeL",), **_LONG),
     _of_paper_1("wmt14_en_de", "translate English to German: ", ("bleu",), lengths=(80, 80)),
     _of_paper_1("xsum", "summarize: ", _ROUGE, lengths=(1024, 64)),
@@ -359,13 +363,13 @@ TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def get_task(name: str | Task) -> Task:
-    """The task called `name`, of the table or `module.NAME`, one of your own; a `Task` is one itself.
+    """Returns the task called `name`, in the table or `module.NAME`; a `Task` is returned as it is.
 
-    "gsm8k:4" is the task "gsm8k" with 4 exemplars; "news.csv" is a `FileTask` of that file's columns source and
+    "gsm8k:4" is the task "gsm8k" with 4 exemplars; "news.csv" is a `FileTask` over that file's columns source and
     reference.
 
     Raises:
-        ValueError: there is none (names the nearest), or it has no exemplars.
+        ValueError: there is no such task (names the nearest), or it has no exemplars.
     """
     if isinstance(name, Task):
         return name
@@ -381,7 +385,7 @@ def get_task(name: str | Task) -> Task:
 
 
 def with_shots(task: Task, shots: str) -> FewShotTask:
-    """A few-shot task with another number of exemplars, called by its name and that number.
+    """Returns a few-shot task with another number of exemplars, named by its name and that number.
 
     Raises:
         ValueError: the task shows no exemplars, or `shots` is no number.

@@ -1,9 +1,10 @@
-"""What a task is: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`.
+"""Tasks: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`.
 
 Few-shot tasks are for decoder-only models: a prompt shows some solved records of a data set, then asks the next one.
-Which records are shown is fixed: the first of a pool that its reader takes from the data directory. Whatever stands in
-the pool is never evaluated, also beyond the exemplars in use, so that the examples are the same for every number of
-them. An example's `source` is the whole prompt: what identifies the examples of a record covers template and exemplars.
+The exemplars are fixed: the first records of a pool that the task's reader takes from the data directory. No record of
+the pool is ever evaluated, even beyond the exemplars in use, so the examples are the same for every number of
+exemplars. An example's `source` is the whole prompt, so the identity of a record's examples covers template and
+exemplars.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import numpy as np
 from speccascade_jax.core.checks import several
 from speccascade_jax.storage import readers
 
-# Which sentences stand first, and which are joined, is part of a task's definition: this number never changes.
+# The order and the joining of sentences are part of a task's definition: this number never changes.
 ORDER_SEED = 0
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One input and its reference; `id` is unique within a split and stays the same under any limit.
+    """An input and its reference; `id` is unique within a split and does not depend on any limit.
 
     Several references are a tuple; metrics that allow several take the best (`metrics.quality.Metric.several`).
     """
@@ -41,13 +42,13 @@ class Task:
 
     Attributes:
         name: its key in `TASKS`.
-        splits: the names `load` accepts, the default one first.
-        read: split -> all of its examples, in an order of which any beginning is a fair sample. `load` takes no more
-            of them than it needs, so a large split may come from a generator.
+        splits: the names that `load` accepts, the default one first.
+        read: maps a split to all of its examples, in an order of which any beginning is a fair sample. `load` takes no
+            more of them than it needs, so a large split may come from a generator.
         metrics: names in `metrics.quality.METRICS`, the main one first.
-        max_input_length: tokens a prompt may have, EOS included.
-        max_output_length: tokens to generate at most, EOS included.
-        prefix: put before every source; empty for models trained on plain pairs.
+        max_input_length: the most tokens in a prompt, EOS included.
+        max_output_length: the most tokens to generate, EOS included.
+        prefix: text before every source; empty for models trained on plain pairs.
     """
 
     name: str
@@ -65,25 +66,25 @@ class Task:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """What an output ends before; few-shot tasks have some."""
+        """Strings before which an output ends; few-shot tasks have some."""
         return ()
 
     @property
     def too_long(self) -> str:
-        """What happens to a prompt of more than `max_input_length` tokens: "cut", or "skip", and the next is taken."""
+        """The treatment of a prompt of more than `max_input_length` tokens: "cut", or "skip" for the next example."""
         return "cut"
 
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
-        """The first `limit` examples of `split`; all of them if it has fewer, or without a limit.
+        """Returns the first `limit` examples of `split`; all of them if it has fewer, or without a limit.
 
         Args:
-            split: one of `splits`; without it, the first of them.
+            split: one of `splits`; by default the first.
             limit: at least 1.
 
         Raises:
             ValueError: an unknown split, or a limit below 1.
             FileNotFoundError: the data directory, or TensorFlow Datasets' folder, lacks the data.
-            ImportError: the task comes through seqio, and that is not installed.
+            ImportError: the task comes through seqio, which is not installed.
         """
         split = self.splits[0] if split is None else split
         if split not in self.splits:
@@ -93,27 +94,27 @@ class Task:
         return list(itertools.islice(self.read(split), limit))
 
     def build_prompt(self, example: Example) -> str:
-        """The text a model is given."""
+        """Returns the model's input text."""
         return self.prefix + example.source
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """What of a prompt's token ids is kept where it has more than `room` of them: the beginning."""
+        """Returns the part of a prompt's token ids that is kept if there are more than `room`: the beginning."""
         return ids[:room]
 
     def postprocess(self, text: str) -> str:
-        """The text that is scored, from what a model wrote."""
+        """Returns the text that is scored, from a model's output."""
         return text.strip()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record of a data set as texts: an exemplar, or what is evaluated.
+    """A record of a data set as texts: an exemplar, or a record to evaluate.
 
     Attributes:
         id: as `Example.id`.
-        question: what is asked, everything included that an answer depends on.
-        answer: what is written behind it in an exemplar; evaluated records need none.
-        reference: what an output is judged against, as `Example.reference`.
+        question: the question, with everything that an answer depends on.
+        answer: the text after it in an exemplar; records to evaluate need none.
+        reference: the reference of an output, as `Example.reference`.
         group: records are shown exemplars of their own group only (the subject in MMLU).
     """
 
@@ -126,12 +127,12 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Template:
-    """How a prompt is written.
+    """The form of a prompt.
 
     Attributes:
-        question: the text of a record up to where the model goes on; `{question}` stands for the record's.
-        answer: what follows in an exemplar, with `{answer}`.
-        separator: between exemplars.
+        question: the text of a record up to the model's output; `{question}` stands for the record's question.
+        answer: the text after it in an exemplar, with `{answer}`.
+        separator: the text between exemplars.
         header: the prompt's beginning; `{group}` stands for the record's group. Empty: none.
     """
 
@@ -141,7 +142,7 @@ class Template:
     header: str = ""
 
     def prompt(self, exemplars: Sequence[Record], record: Record) -> str:
-        """The whole text that a model is given for `record`."""
+        """Returns the model's whole input for `record`."""
         parts = [self.header.format(group=record.group)] if self.header else []
         for exemplar in exemplars:
             parts.append(self.question.format(question=exemplar.question) + self.answer.format(answer=exemplar.answer))
@@ -150,23 +151,23 @@ class Template:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShotTask(Task):
-    """A task whose prompts are made of exemplars and a question.
+    r"""A task whose prompts consist of exemplars and a question.
 
     Attributes:
-        records: split -> all records, in an order of which any beginning is a fair sample. Those of the pool may be
-            among them.
+        records: maps a split to all records, in an order of which any beginning is a fair sample. Records of the pool
+            may be among them.
         pool: () -> the records that exemplars are taken from, in order.
-        shots: how many exemplars a prompt shows; "name:shots" is the task with another number.
-        template: how they are written.
-        stop_strings: the scored text ends before the first of them; a model that goes on writes further questions.
-            A `Session`'s generation ends there too where the vocabulary has the string as one token
-            (`prompts.stop_ids`), at the beginning of an output as well: that answer is empty. It is not sure to end
-            there for "\\n\\n" and the like, which vocabularies with merges also have in tokens with the text before
-            it, nor for a string of several tokens.
-        clean: what is done to an output before that.
+        shots: the number of exemplars in a prompt; "name:shots" is the task with another number.
+        template: the form of the prompt.
+        stop_strings: the scored text ends before the first of them; a model that goes on writes further questions. A
+            `Session`'s generation ends there too if the vocabulary has the string as one token (`prompts.stop_ids`),
+            also at the beginning of an output: that answer is empty. Generation may go on for "\n\n" and the like,
+            which vocabularies with merges also have in tokens with the text before it, and for a string of several
+            tokens.
+        clean: applied to an output before that.
 
     Raises:
-        ValueError: a negative number of exemplars; one string where a tuple is meant. `load`: the pool is too small.
+        ValueError: a negative number of exemplars; one string in place of a tuple. `load`: the pool is too small.
     """
 
     records: Callable[[str], Iterable[Record]]
@@ -184,13 +185,13 @@ class FewShotTask(Task):
         object.__setattr__(self, "read", self._read)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """The end of a prompt that is too long, since the question stands there: exemplars go first."""
+        """Returns the end of a prompt that is too long: the question comes last, so exemplars are cut first."""
         return ids[max(0, len(ids) - room) :]
 
     def postprocess(self, text: str) -> str:
-        """The output up to the first stop string."""
+        """Returns the output up to the first stop string."""
         text = self.clean(text)
-        ends = [at for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        ends = [position for stop in self.stop_strings if (position := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))].rstrip()
 
     def _read(self, split: str) -> Iterator[Example]:
@@ -206,33 +207,35 @@ class FewShotTask(Task):
 
 
 def _spelt(question: str) -> str:
-    """Two questions that differ in case or spaces only are one."""
+    """Returns a question without differences in case and spaces."""
     return " ".join(question.casefold().split())
 
 
 def shuffled(records: list[T]) -> list[T]:
-    """In a fixed random order, for files sorted by length or in which neighbours belong together."""
+    """Returns records in a fixed random order, for files that are sorted by length or have related neighbours."""
     order = np.random.default_rng(ORDER_SEED).permutation(len(records))
     return [records[index] for index in order.tolist()]
 
 
 class Entry(dict[str, Any]):
-    """A line of a file; asked for what it lacks it says which line that is."""
+    """A line of a file; a missing field raises an error that names the line."""
 
-    def __init__(self, where: str, found: dict[str, Any]):
-        super().__init__(found)
-        self._where = where
+    def __init__(self, location: str, fields: dict[str, Any]):
+        super().__init__(fields)
+        self._location = location
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{self._where} has no {name!r} (it has {', '.join(self)}): give a file of the task's format")
+        raise ValueError(
+            f"{self._location} has no {name!r} (it has {', '.join(self)}): give a file of the task's format"
+        )
 
 
 def json_lines(path: Path) -> Iterator[Entry]:
-    """The objects of a file with one a line, gzipped if its name ends in `.gz`.
+    """Yields the objects of a file with one object per line, gzipped if its name ends in `.gz`.
 
     Raises:
-        ValueError: a line that holds none, or lacks what it is asked for; names file and line.
+        ValueError: a line without an object, or without a requested field; names file and line.
     """
     for number, line in readers.lines(path):
-        where = f"{path}:{number}"
-        yield Entry(where, readers.parsed(line, where, "copy the file again"))
+        location = f"{path}:{number}"
+        yield Entry(location, readers.parsed(line, location, "copy the file again"))

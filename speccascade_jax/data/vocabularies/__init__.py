@@ -1,1 +1,1 @@
-"""★ Text to ids and back, one file per kind of vocabulary."""
+"""★ Vocabularies: text to ids and back, one file per kind."""

@@ -1,4 +1,4 @@
-"""Hugging Face's `tokenizer.json` (byte-level BPE as Llama 3's and Qwen's, or sentencepiece-like as Gemma's)."""
+"""Hugging Face's `tokenizer.json` (byte-level BPE as in Llama 3 and Qwen, or sentencepiece-like as in Gemma)."""
 
 import itertools
 import re
@@ -11,17 +11,17 @@ from speccascade_jax.storage import checksums
 from speccascade_jax.storage.readers import parsed
 
 TOKENIZER = "tokenizer.json"
-# what names the special pieces, and what numbers them; the first that speaks is believed
+# files that name the special pieces, and files that number them; the first with an entry counts
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING = ("generation_config.json", "config.json")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class HuggingFaceVocabulary(FileVocabulary):
-    """A `tokenizer.json`, with the special ids of the files beside it.
+    """A `tokenizer.json`, with the special ids from files in the same folder.
 
-    Texts are encoded without what its post-processor would add; names of special pieces inside a text are read as
-    these pieces, as the library does it.
+    Texts are encoded without the additions of its post-processor. Names of special pieces inside a text are read as
+    these pieces, as the library does.
 
     Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes and of the special ids.
     """
@@ -41,7 +41,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         added = self._tokenizer.get_added_tokens_decoder()
         without_text = [token for token, piece in added.items() if piece.special]
         self.specials = frozenset([*without_text, *self.stop_ids, *([] if self.bos_id is None else [self.bos_id])])
-        self._bytes = {token: int(found[1], 16) for name, token in ids.items() if (found := _BYTE.fullmatch(name))}
+        self._bytes = {token: int(match[1], 16) for name, token in ids.items() if (match := _BYTE.fullmatch(name))}
         self._anchor = self.encode("a")
         return repr((self.bos_id, self.eos_id, self.stop_ids)).encode()
 
@@ -49,7 +49,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """Runs of byte pieces are decoded here: the library gives a run up as a whole when one character is broken."""
+        """Decodes runs of byte pieces here: the library drops a whole run if one character is broken."""
         parts: list[str] = []
         for spelt, run in itertools.groupby(ids, key=self._bytes.__contains__):
             if spelt:
@@ -64,7 +64,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def piece(self, token: int) -> str:
-        """The piece of `token` in the file's notation; "" for a hole in the numbering."""
+        """Returns the piece of `token` in the file's notation; "" for an unused id."""
         return self._names.get(token, "")
 
 
@@ -76,20 +76,22 @@ def _parse(path: Path, content: bytes) -> Any:
         raise ImportError(f"{path} is read through the library tokenizers: {install}") from error
     try:
         return Tokenizer.from_buffer(content)
-    except BaseException as error:  # the library raises bare Exceptions, and its panics are none
+    except BaseException as error:  # the library raises bare Exceptions, and its panics are not even Exceptions
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise ValueError(f'{path} is no tokenizer.json (JSON with a "model" that tokenizers reads): {error}') from error
 
 
 def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[int, ...]]:
-    """Returns `bos_id` and `stop_ids`, as files beside a `tokenizer.json` name (`NAMING`) or number (`NUMBERING`) them.
+    """Returns `bos_id` and `stop_ids` from files in the folder of a `tokenizer.json`.
 
-    A `bos_token` that is null, or `add_bos_token` false, means that texts begin with nothing (Qwen 2.5), whatever
-    number `config.json` has for it. An output ends with the `eos_token` and with every number in `eos_token_id`.
+    The files name the ids (`NAMING`) or number them (`NUMBERING`). If `bos_token` is null, or `add_bos_token` is false,
+    texts begin with nothing (Qwen 2.5), even if `config.json` has a number for it. An output ends with the `eos_token`
+    and with every number in `eos_token_id`.
 
     Args:
-        path: of the `tokenizer.json`; ids: piece -> id.
+        path: the `tokenizer.json`.
+        ids: maps a piece to its id.
 
     Raises:
         ValueError: no end of sequence, one that is no piece, or a file that is no JSON object or has odd entries.
@@ -113,18 +115,18 @@ def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[
             if token not in known:
                 raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
     except (TypeError, KeyError, AttributeError) as error:
-        beside = ", ".join(tables)
-        raise ValueError(f"a file beside {path} ({beside}) has an odd entry ({error!r}): copy it again") from error
+        file_names = ", ".join(tables)
+        raise ValueError(f"a file beside {path} ({file_names}) has an odd entry ({error!r}): copy it again") from error
     return bos, stops
 
 
 def _numbered(entry: str, tables: list[dict]) -> Any:
-    """Returns the first number, or list of them, that a table gives; `None` where none does."""
+    """Returns the first number, or list of numbers, in the tables; `None` if there is none."""
     return next((table[entry] for table in tables if table.get(entry) is not None), None)
 
 
 def _named(entry: str, path: Path, tables: list[dict], ids: Mapping[str, int]) -> int | None:
-    """Returns the id of the piece that the first table with an entry names; `None` where it names none."""
+    """Returns the id of the piece that the first table with an entry names; `None` if it names none."""
     value = next((table[entry] for table in tables if entry in table), None)
     name = value["content"] if isinstance(value, dict) else value
     if name is not None and name not in ids:

@@ -1,6 +1,7 @@
 """llama2.c's tokenizer files, encoded and decoded as its `run.c` does (https://github.com/karpathy/llama2.c, MIT).
 
-int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are spaces.
+Format: int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are
+stored as spaces.
 """
 
 import re
@@ -50,31 +51,31 @@ class Llama2cVocabulary(FileVocabulary):
         return b""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without BOS and EOS: characters, or their bytes, merged while a pair is a piece.
+        """Returns the ids of `text`, without BOS and EOS: characters, or their bytes, merged while a pair is a piece.
 
-        A space is put before a text that is not empty. Merged first is the pair whose piece has the highest score, of
-        equals the leftmost.
+        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first;
+        among equals, the leftmost.
         """
         ids = [token for character in " " * bool(text) + text for token in self._spelt(character)]
         merged = [self._merge(*pair) for pair in zip(ids, ids[1:], strict=False)]
-        while merged and (best := max(merged, key=lambda found: found[0]))[0] > _NO_MERGE:
-            at = merged.index(best)
-            ids[at : at + 2] = [best[1]]
-            del merged[at]
-            for pair in (at - 1, at):
+        while merged and (best := max(merged, key=lambda scored: scored[0]))[0] > _NO_MERGE:
+            position = merged.index(best)
+            ids[position : position + 2] = [best[1]]
+            del merged[position]
+            for pair in (position - 1, position):
                 if 0 <= pair < len(merged):
                     merged[pair] = self._merge(ids[pair], ids[pair + 1])
         return ids
 
     def _spelt(self, character: str) -> list[int]:
         text = character.encode()
-        found = self._ids.get(text)
-        return [byte + _FIRST_BYTE for byte in text] if found is None else [found]
+        token = self._ids.get(text)
+        return [byte + _FIRST_BYTE for byte in text] if token is None else [token]
 
-    def _merge(self, left: int, right: int) -> tuple[float, int]:
-        """Score and id of the two as one piece; no score where they are none."""
-        found = self._ids.get(self._table[left].text + self._table[right].text)
-        return (_NO_MERGE, -1) if found is None else (self._table[found].score, found)
+    def _merge(self, first: int, second: int) -> tuple[float, int]:
+        """Returns score and id of the two as one piece; the lowest score if they form none."""
+        token = self._ids.get(self._table[first].text + self._table[second].text)
+        return (_NO_MERGE, -1) if token is None else (self._table[token].score, token)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
         text = b"".join(map(self._bytes, ids))
@@ -87,14 +88,14 @@ class Llama2cVocabulary(FileVocabulary):
         return bytes([int(spelt[1], 16)]) if spelt else text
 
     def piece(self, token: int) -> str:
-        """The piece of `token` in sentencepiece's notation, from which llama2.c's files are made."""
+        """Returns the piece of `token` in sentencepiece's notation, from which llama2.c's files are made."""
         if token in (self.bos_id, self.eos_id):
             return "<s>" if token == self.bos_id else "</s>"
         return self._table[token].text.decode("utf-8", "replace").replace(" ", "▁")
 
 
 def read_pieces(path: Path) -> list[_Piece] | None:
-    """The pieces of a llama2.c tokenizer; `None` where the file is something else, told from its first bytes mostly."""
+    """Returns the pieces of a llama2.c tokenizer, or `None` for another file, usually after its first bytes."""
     with path.open("rb") as file:
         header = file.read(4)
         longest = struct.unpack("<i", header)[0] if len(header) == 4 else 0
@@ -106,6 +107,6 @@ def read_pieces(path: Path) -> list[_Piece] | None:
             text = file.read(length) if 0 <= length <= longest else b""
             byte = len(pieces) - _FIRST_BYTE
             if len(text) != length or (0 <= byte < 256 and text != b"<0x%02X>" % byte):
-                return None  # at once: a large file of something else is not read to its end
+                return None  # at once: another large file is not read to its end
             pieces.append(_Piece(score, text))
     return pieces if len(pieces) >= _FIRST_BYTE + 256 else None

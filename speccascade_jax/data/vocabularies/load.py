@@ -1,6 +1,6 @@
-"""Vocabularies, whatever the kind: telling kinds apart, finding one in a model's folder, comparing two.
+"""Vocabularies of any kind: detecting the kind, locating a vocabulary in a model's folder, comparing two.
 
-`TextVocabulary` says what a vocabulary is; each kind has its file.
+`TextVocabulary` defines a vocabulary; each kind has its own file.
 """
 
 import re
@@ -23,25 +23,25 @@ _SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def load_vocabulary(path: str | Path) -> FileVocabulary:
-    """The vocabulary in a file, or in the folder of a model; its kind is told by content.
+    """Returns the vocabulary in a file, or in the folder of a model; its content determines its kind.
 
     Args:
-        path: a `tokenizer.json` (with its special ids in the files beside it), a sentencepiece model, a tokenizer of
-            llama2.c, or a folder that holds one (`NAMES`, the first that is there).
+        path: a `tokenizer.json` (with its special ids in the files next to it), a sentencepiece model, a tokenizer of
+            llama2.c, or a folder that holds one (`NAMES`, the first that exists).
 
     Raises:
-        FileNotFoundError: nothing there; says what was looked for.
+        FileNotFoundError: there is no vocabulary; names the files that were tried.
         ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
         ValueError: several tokenizers of llama2.c in a folder, or a file that is no vocabulary.
     """
     path = expanded(path)
-    found = candidates(path) if path.is_dir() else [path] if path.is_file() else []
-    if not found:
+    files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
+    if not files:
         raise FileNotFoundError(f"no vocabulary at {path}: looked for {LOOKED_FOR}")
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): name the file of the right one")
-    (file,) = found
+    (file,) = files
     content = checksums.read(file)
     if content[:64].lstrip().startswith(b"{"):
         return HuggingFaceVocabulary(file)
@@ -54,7 +54,7 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The files that may be the vocabulary of a model at `path`, a folder or a file in one; several are ambiguous."""
+    """Returns the possible vocabularies of a model at `path`, a folder or a file in one; several are ambiguous."""
     folder = path if path.is_dir() else path.parent
     named = [folder / name for name in NAMES if (folder / name).is_file()]
     if named:
@@ -63,26 +63,27 @@ def candidates(path: Path) -> list[Path]:
 
 
 def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
-    """Where two vocabularies differ first, in words: a piece, else their sizes, else a special id; `None` if nowhere.
+    """Describes the first difference of two vocabularies, or returns `None` if there is none.
 
-    T5's sentinels beyond the end of the other vocabulary are no difference.
+    It is a piece, else the sizes, else a special id. T5's sentinels beyond the end of the other vocabulary are no
+    difference.
     """
     if a == b:
         return None
     ours, theirs = a.piece_table(), b.piece_table()
-    for token, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return f"id {token} is {one!r} in {a.path} and {other!r} in {b.path}"
+    for token, (our_value, their_value) in enumerate(zip(ours, theirs, strict=False)):
+        if our_value != their_value:
+            return f"id {token} is {our_value!r} in {a.path} and {their_value!r} in {b.path}"
     shared = min(len(ours), len(theirs))
     if _beyond(ours, shared) or _beyond(theirs, shared):
         return f"{a.path} has {len(ours)} pieces and {b.path} {len(theirs)}"
     for name in ("bos_id", "eos_id"):
-        one, other = getattr(a, name), getattr(b, name)
-        if one != other:
-            return f"{name} is {one} in {a.path} and {other} in {b.path}"
+        our_value, their_value = getattr(a, name), getattr(b, name)
+        if our_value != their_value:
+            return f"{name} is {our_value} in {a.path} and {their_value} in {b.path}"
     return None
 
 
 def _beyond(table: list[str], shared: int) -> bool:
-    """Whether there are pieces from id `shared` on, sentinels aside."""
+    """Returns whether there are pieces from id `shared` on, sentinels aside."""
     return any(not _SENTINEL.fullmatch(piece) for piece in table[shared:])

@@ -15,17 +15,17 @@ from speccascade_jax.storage.files import expanded
 
 
 class SentencePieceVocabulary(FileVocabulary):
-    """A sentencepiece vocabulary with the special ids that its file says.
+    """A sentencepiece vocabulary with its file's special ids.
 
     T5's 100 sentinels are no pieces of its file: models may have more entries than `vocab_size`.
 
-    Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as a `tokenizer.json`'s are, which the
-    library itself does not do. What stands between two of them is encoded as a text of its own, with the space that
-    many files put before a text's first word: chat models such as Llama 2's and Vicuna were trained on turns encoded
-    so, and `decode` drops the space behind such a piece. Without a BOS, as in T5, the names are text like any other.
+    Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as with a `tokenizer.json`; the
+    library itself does not do so. The text between two of them is encoded separately, with the space that many files
+    put before a text's first word: chat models such as Llama 2's and Vicuna were trained on turns encoded so, and
+    `decode` drops the space after such a piece. Without a BOS, as in T5, the names are ordinary text.
 
     Attributes:
-        unk_id: what stands for characters without a piece.
+        unk_id: the id of characters without a piece.
         Otherwise as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes.
     """
 
@@ -56,7 +56,7 @@ class SentencePieceVocabulary(FileVocabulary):
             raise ValueError(f"vocabulary {self.path} has no end of sequence, so nothing would end an output: {remedy}")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without a BOS and EOS that it does not name."""
+        """Returns the ids of `text`; BOS and EOS only if the text names them."""
         if not self._controls:
             return list(self._pieces.encode(text))
         names = "|".join(map(re.escape, sorted(self._controls, key=len, reverse=True)))
@@ -76,28 +76,28 @@ class SentencePieceVocabulary(FileVocabulary):
         return list(self._pieces.id_to_piece(list(range(self.vocab_size))))
 
     def pieces(self, ids: Iterable[int]) -> str:
-        """The pieces of `ids`, separated by spaces: what `ids_of_pieces` turns into the same ids again.
+        """Returns the pieces of `ids`, separated by spaces; `ids_of_pieces` turns them into the same ids again.
 
-        Text does not: `encode(decode(ids))` may cut a word in another way than `ids` did.
+        Text does not: `encode(decode(ids))` may split a word differently from `ids`.
         """
         return " ".join(self._pieces.id_to_piece([int(token) for token in ids]))
 
     def ids_of_pieces(self, pieces: str) -> list[int]:
-        """The ids of `pieces` as `pieces` writes them.
+        """Returns the ids of `pieces` as `pieces` writes them.
 
         Raises:
-            ValueError: one is not a piece of this vocabulary.
+            ValueError: a name that is no piece of this vocabulary.
         """
         names = pieces.split(" ") if pieces else []
         ids = list(self._pieces.piece_to_id(names))
-        for name, found in zip(names, ids, strict=True):
-            if found == self.unk_id and name != self._pieces.id_to_piece(self.unk_id):
+        for name, token in zip(names, ids, strict=True):
+            if token == self.unk_id and name != self._pieces.id_to_piece(self.unk_id):
                 raise ValueError(f"{name!r} is no piece of vocabulary {self.path}; name the one it was written with")
         return ids
 
 
 class Vocabulary(SentencePieceVocabulary):
-    """A sentencepiece vocabulary with T5's special ids, as training writes and needs it.
+    """A sentencepiece vocabulary with T5's special ids, as training needs and writes it.
 
     Attributes:
         pad_id, eos_id, unk_id: 0, 1, 2.
@@ -117,7 +117,7 @@ class Vocabulary(SentencePieceVocabulary):
 
 
 def is_sentencepiece(content: bytes) -> bool:
-    """Whether a file's content is a sentencepiece model."""
+    """Returns whether a file's content is a sentencepiece model."""
     try:
         _parse(Path(), content)
     except ValueError:
@@ -135,13 +135,13 @@ def _parse(path: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def train(sentences: Iterable[str], vocab_size: int) -> bytes:
-    """The bytes of a unigram vocabulary of `vocab_size` pieces trained on `sentences`.
+    """Trains a unigram vocabulary of `vocab_size` pieces on `sentences` and returns the file's bytes.
 
-    One thread and no sampling: the same sentences give the same bytes. Every character seen is a piece
-    (coverage 1.0) and all others are spelt in bytes, so `unk_id` never comes out of `Vocabulary.encode`.
+    One thread and no sampling: the same sentences give the same bytes. Every character seen is a piece (coverage 1.0)
+    and all others are spelt in bytes, so `Vocabulary.encode` never returns `unk_id`.
 
     Raises:
-        RuntimeError: sentencepiece's own, e.g. when `vocab_size` exceeds what the sentences support.
+        RuntimeError: from sentencepiece, for instance if `vocab_size` exceeds what the sentences support.
     """
     model = io.BytesIO()
     special_ids = {"pad_id": Vocabulary.pad_id, "eos_id": Vocabulary.eos_id, "unk_id": Vocabulary.unk_id, "bos_id": -1}

@@ -1,4 +1,4 @@
-"""What the package asks of a vocabulary, and what the kinds of it share."""
+"""The vocabulary protocol, and the code that all kinds of vocabularies share."""
 
 import hashlib
 from abc import abstractmethod
@@ -15,13 +15,13 @@ Ids = Sequence[int] | np.ndarray
 
 
 class TextVocabulary(Protocol):
-    """Text to token ids and back.
+    """A mapping from text to token ids and back.
 
     Attributes:
-        vocab_size: how many pieces there are; ids are `0 … vocab_size − 1`.
-        bos_id: what a text begins with; `None` where texts begin with nothing.
-        eos_id: what ends a text.
-        stop_ids: ids that end an output; the end of sequence is the first of them or among them.
+        vocab_size: the number of pieces; ids are `0 … vocab_size − 1`.
+        bos_id: the beginning of a text; `None` if texts begin with nothing.
+        eos_id: the end of a text.
+        stop_ids: ids that end an output; the end of sequence is among them.
         fingerprint: hexadecimal digest of everything that encoding and decoding depend on.
     """
 
@@ -33,50 +33,56 @@ class TextVocabulary(Protocol):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without a beginning or an end of sequence."""
+        """Returns the ids of `text`, without a beginning or an end of sequence."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
-        """The text of `ids` up to the first stop id, without padding, beginnings and ids beyond the vocabulary.
+        """Returns the text of `ids` up to the first stop id, without padding, beginnings and ids beyond the vocabulary.
 
         Args:
+            ids: the ids to decode.
             after: ids before them, such as a prompt's. Many vocabularies put a space before a text's first word and
-                drop it again when decoding; behind a text's id the space is the text's own and is kept, so that
-                prompt and output read right together.
+                drop it again when decoding. After an id with text the space belongs to the text and is kept, so that
+                prompt and output join correctly.
         """
 
     @abstractmethod
     def piece(self, token: int) -> str:
-        """What `token` stands for, in the vocabulary's own notation (`▁` for a space in sentencepiece's)."""
+        """Returns the piece of `token` in the vocabulary's notation (`▁` for a space in sentencepiece's)."""
 
     def piece_table(self) -> list[str]:
-        """`piece` of every id; "" for an id that is none."""
+        """Returns `piece` of every id; "" for an unused id."""
 
 
 def settled(text: str, last: bool) -> str:
-    """The part of a decoded text that further tokens can't change.
+    """Returns the part of a decoded text that further tokens can't change.
 
     A piece's text depends on its neighbours (spaces at the beginning, characters spelt in bytes), so the whole output
-    is decoded anew; all that can change is the end, where bytes of a character still lack others.
+    is decoded again. Only the end can change, if a character still lacks bytes.
     """
     return text if last else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
-    """Returns what each id adds to the text of all: joined they are what `decode` gives.
+    """Returns the text that each id adds; joined, the texts equal the result of `decode`.
 
-    Empty for a stop id, and for bytes of a character until the one that completes it.
+    A stop id adds nothing, and bytes of a character add nothing until its last byte.
     """
     texts = _added(vocabulary, ids, after, _WINDOW)
     if "".join(texts) == vocabulary.decode(ids, after=after):
         return texts
-    return _added(vocabulary, ids, after, None)  # pieces depend on what stands far before
+    return _added(vocabulary, ids, after, None)  # some pieces depend on text far before them
 
 
 _WINDOW = 8
 
 
 def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: int | None) -> list[str]:
-    """Decodes every beginning anew, or with a `window` only what is not settled yet and so many ids before it."""
+    """Decodes every beginning in full, or only the unsettled part.
+
+    Args:
+        window: number of ids before the unsettled part that are decoded with it; `None` decodes every beginning in
+            full.
+    """
     texts, begin, shown = list[str](), 0, ""
     context = [*after, *ids]
     for number in range(1, len(ids) + 1):
@@ -92,10 +98,10 @@ def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: i
 
 
 class FileVocabulary(TextVocabulary):
-    """A `TextVocabulary` read from a file. Two are equal, and hash alike, when their fingerprints are.
+    """A `TextVocabulary` read from a file. Two are equal, and hash alike, if their fingerprints are equal.
 
     Attributes:
-        path: where the file lies.
+        path: the file.
         specials: ids that have no text.
     """
 
@@ -103,7 +109,7 @@ class FileVocabulary(TextVocabulary):
     specials: frozenset[int]
 
     def __init__(self, path: str | Path):
-        """Reads `path`, compared with the digests beside it (`checksums.read`).
+        """Reads `path`, and checks it against the digests next to it (`checksums.read`).
 
         Raises:
             FileNotFoundError: no such file.
@@ -116,11 +122,11 @@ class FileVocabulary(TextVocabulary):
 
     @abstractmethod
     def _read(self, content: bytes) -> bytes:
-        """Sets pieces and special ids from the file's content; returns what else the fingerprint depends on."""
+        """Sets pieces and special ids from the content; returns other bytes that the fingerprint depends on."""
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """The text of ids that have one; `goes_on`: it continues another text."""
+        """Returns the text of ids that have text; `goes_on`: it continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
         goes_on = len(after) > 0 and self._has_text(int(after[-1]))
@@ -132,7 +138,8 @@ class FileVocabulary(TextVocabulary):
     def _kept(self, ids: Iterable[int]) -> list[int]:
         kept: list[int] = []
         for place, token in enumerate(map(int, ids)):
-            if token in self.stop_ids and (place or token != self.bos_id):  # a first BOS begins, wherever it also ends
+            # a BOS in the first position begins the text, even if it is a stop id too
+            if token in self.stop_ids and (place or token != self.bos_id):
                 break
             if self._has_text(token):
                 kept.append(token)

@@ -1,4 +1,4 @@
-"""Running a generated Python program where it can harm nobody; where that cannot be had, it does not run."""
+"""A sandbox in which a generated Python program can do no harm; without protection nothing runs."""
 
 from speccascade_jax.metrics.sandbox.running import Outcome, SandboxUnavailable, available, describe, run
 

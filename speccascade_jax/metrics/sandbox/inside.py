@@ -1,11 +1,11 @@
-"""What surrounds a generated program. A script of its own, started by `running.py`; needs the standard library only.
+"""The protection around a generated program: a script started by `running.py` that needs the standard library only.
 
-Three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new ones: it builds a file
-system that holds Python and nothing of the caller's, then watches time and memory; when it ends, the kernel kills
-every process that the program has started. Its child gives up the user, the limits and the system calls it can do
-without, and becomes the program. A step that fails ends all three: nothing goes on half protected.
+There are three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new ones: it
+builds a file system that holds Python and nothing of the caller's, then watches time and memory; when it ends, the
+kernel kills every process that the program has started. Its child gives up the user, resources and system calls that it
+does not need, and becomes the program. A step that fails ends all three: nothing continues half protected.
 
-The job comes on standard input: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
+Standard input holds the job: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 CODES = {"passed": 40, "failed": 41, "timeout": 42, "memory": 43, "killed": 44, "refused": 45}
-# How the program says that its last line was reached: leaving earlier, with status 0, passes no test. The status is
-# another one in every run, so that no number left with elsewhere passes but by a chance of 1 in 64. It stands in the
-# program's own file: one that means to pass can read it there, as it could replace its tests.
+# The program shows by this status that it reached its last line: leaving earlier, with status 0, passes no test. The
+# status differs in every run, so that another exit status passes only with a probability of 1/64. It is in the
+# program's own file: a program that means to pass can read it there, as it could replace its tests.
 LAST_LINE = '\nif __name__ == "__main__":\n    raise SystemExit({end})\n'
 ENDS = range(192, 256)
 NOBODY = 65534
-POLL = 0.05  # seconds between two looks at the memory
+POLL = 0.05  # seconds between two checks of the memory
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
@@ -41,9 +41,9 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SECCOMP_MODE_FILTER, AF_UNIX, X32 = 2, 1, 0x40000000
 
-# Refused: sockets beyond AF_UNIX (virtual machines have families that no network namespace hides), memory that no
-# limit counts (System V, memfd), the caller's keys, and doors into the kernel that no exercise needs. Numbers are those
-# of the kernel's unistd.h.
+# Refused: sockets beyond AF_UNIX (virtual machines have families that no network namespace hides), memory that no limit
+# counts (System V, memfd), the caller's keys, and kernel interfaces that no exercise needs. Numbers are those of the
+# kernel's unistd.h.
 EVERYWHERE = {"io_uring_setup": 425, "mount_setattr": 442, "memfd_secret": 447}
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {"audit": 0xC000003E, "pivot_root": 155, "socket": 41, "shmget": 29, "semget": 64, "msgget": 68}
@@ -54,15 +54,15 @@ NUMBERS: dict[str, dict[str, int]] = {
     | {"bpf": 280, "userfaultfd": 282, "prlimit64": 261},
 }
 OURS = ("audit", "pivot_root")
-# allowed with this first argument only; process 1 may have the program's user, and limits of its own to lose
+# allowed with this first argument only; process 1 may have the program's user, and has limits of its own to lose
 ALLOWED = {"socket": AF_UNIX, "prlimit64": 0}
 
 
 def call(name: str, *arguments: object) -> None:
-    """A function of the C library that says -1 and errno when it fails.
+    """Calls a function of the C library that reports failure by -1 and errno.
 
     Raises:
-        OSError: naming the function.
+        OSError: names the function.
     """
     # as a long: a variadic function reads the whole register
     widened = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
@@ -72,24 +72,29 @@ def call(name: str, *arguments: object) -> None:
 
 
 def numbers() -> dict[str, int]:
-    """This machine's system calls. Raises OSError where they are not known here."""
+    """Returns the numbers of this machine's system calls.
+
+    Raises:
+        OSError: they are not known for this machine.
+    """
     if platform.machine() not in NUMBERS:
         raise OSError(f"no table of system calls for {platform.machine()}, only for {', '.join(NUMBERS)}")
     return NUMBERS[platform.machine()] | EVERYWHERE
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mounts a file system at `target` by the system call of this name."""
     call("mount", source.encode(), target.encode(), kind and kind.encode(), flags, options.encode())
 
 
 def close(path: str, flags: int) -> None:
-    """No writing, no set-user-id, no devices at `path`; with AT_RECURSIVE also at what is mounted below it."""
+    """Forbids writing, set-user-id and devices at `path`; with AT_RECURSIVE also at mounts below it."""
     attributes = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
     call("syscall", numbers()["mount_setattr"], AT_FDCWD, path.encode(), flags, attributes, len(attributes))
 
 
 def map_user(outer_user: int, outer_group: int) -> None:
-    """Nobody, in the user namespace just entered, is this user outside."""
+    """Maps nobody, in the user namespace just entered, to this user outside."""
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {outer_user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {outer_group} 1")
@@ -99,7 +104,10 @@ def map_user(outer_user: int, outer_group: int) -> None:
 
 
 def leave_namespaces() -> None:
-    """Root mounts as root, which an interpreter below a closed home needs; others do in a user namespace."""
+    """Leaves the caller's namespaces.
+
+    Root mounts as root, which an interpreter below a closed home needs; other users mount in a user namespace.
+    """
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
     call("unshare", flags if user == 0 else flags | CLONE_NEWUSER)
@@ -108,19 +116,20 @@ def leave_namespaces() -> None:
 
 
 def launch(job: dict[str, Any], program: bytes) -> NoReturn:
+    """Leaves the namespaces of the caller, and ends as the process that supervises the program does."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
     leave_namespaces()
     child = os.fork()
     if child == 0:
         ending_all(2, supervise, job, program)
-    # waited for even then, so that nothing is left running when the launcher is gone
+    # waited for even then, so that nothing keeps running after the launcher
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(status if status >= 0 else CODES["killed"])
 
 
 def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -> NoReturn:
-    """Runs `step`; should it fail, its error goes to the descriptor `report`, and this process ends."""
+    """Runs `step`; if it fails, writes its error to the descriptor `report` and ends this process."""
     try:
         step(*arguments)
     except BaseException as error:
@@ -132,6 +141,7 @@ def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -
 
 
 def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
+    """Runs as process 1 of the new namespaces: builds the root, starts the program and waits for its end."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     # the program may have the same user: no tracing, no descriptors, and no handler that a signal could reach
     call("prctl", PR_SET_DUMPABLE, 0)
@@ -153,6 +163,7 @@ def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
 
 
 def build_root(job: dict[str, Any], program: bytes) -> None:
+    """Replaces the root folder by a small file system that holds Python and the program."""
     os.umask(0o022)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("sandbox", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={len(program) + (1 << 20)}")
@@ -170,8 +181,8 @@ def build_root(job: dict[str, Any], program: bytes) -> None:
     os.mkdir("/proc")
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.mkdir("/tmp")
-    own = f"mode=700,uid={NOBODY},gid={NOBODY},nr_inodes=4096,size={job['file_size']}"
-    mount("folder", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, own)
+    options = f"mode=700,uid={NOBODY},gid={NOBODY},nr_inodes=4096,size={job['file_size']}"
+    mount("folder", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
     os.symlink("/tmp", "/dev/shm")
     call("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
@@ -179,7 +190,7 @@ def build_root(job: dict[str, Any], program: bytes) -> None:
 
 
 def show(path: str) -> None:
-    """The caller's file, folder or link `path`, at the same place."""
+    """Shows the caller's file, folder or link `path` at the same place."""
     old = "/old" + path
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.islink(old):
@@ -193,25 +204,25 @@ def show(path: str) -> None:
 
 
 def watch(child: int, end: int, timeout: float, memory: int) -> str:
-    """Waits for `child`, buries orphans; the kind of what happened."""
+    """Waits for `child` and reaps orphans; returns the kind of the program's end."""
     deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
             return "killed" if code < 0 else "passed" if code == end else "failed"
         if resident() > memory:
             return "memory"
-        signal.sigtimedwait({signal.SIGCHLD}, min(left, POLL))
+        signal.sigtimedwait({signal.SIGCHLD}, min(remaining, POLL))
     return "timeout"
 
 
 def resident() -> int:
-    """Bytes of memory that all processes but this one hold, shared pages counted as often as they are shared."""
+    """Returns the bytes of memory of all processes but this one; a shared page counts once per process."""
     pages = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 pages += int(Path("/proc", name, "statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
@@ -220,13 +231,14 @@ def resident() -> int:
 
 
 def become_program(job: dict[str, Any]) -> NoReturn:
-    os.setsid()  # else its process group holds the launcher
+    """Gives up all rights, sets the limits, and becomes the interpreter that runs the program."""
+    os.setsid()  # otherwise its process group contains the launcher
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    call("prctl", PR_SET_DUMPABLE, 1)  # else it may not write its own maps
+    call("prctl", PR_SET_DUMPABLE, 1)  # otherwise it may not write its own maps
     # a user namespace of its own: processes are counted in it, and no further one can be made
     call("unshare", CLONE_NEWUSER)
     map_user(NOBODY, NOBODY)
@@ -237,12 +249,13 @@ def become_program(job: dict[str, Any]) -> NoReturn:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     filter_calls()
     environment = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    # no capability outlives this: the user is not root
+    # no capability survives this: the user is not root
     os.execve(job["interpreter"], [job["interpreter"], "-s", "-P", "-S", "-B", "/program.py"], environment)
 
 
 def set_limits(job: dict[str, Any]) -> None:
-    # none on processor time, which counts all threads together: the wall clock ends the program
+    """Sets the resource limits of the job, never above those that the process has."""
+    # no limit on processor time, which counts all threads together: the wall clock ends the program
     limits = dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK), 0)
     limits |= {resource.RLIMIT_AS: job["memory"], resource.RLIMIT_NPROC: job["processes"]}
     limits |= {resource.RLIMIT_FSIZE: job["file_size"], resource.RLIMIT_NOFILE: 64}

@@ -1,4 +1,4 @@
-"""Starting a generated program inside `inside.py`'s protection, reading what it says, naming how it ended."""
+"""Starts a generated program inside the protection of `inside.py`, reads its output and classifies its end."""
 
 import functools
 import json
@@ -16,9 +16,12 @@ from typing import Any
 from speccascade_jax.metrics.sandbox import inside
 
 KINDS = ("passed", "failed", "timeout", "memory", "output", "killed")
-"""How a program ends: it ran to its last line and ended with status 0; it ended otherwise (an exception, an exit before
-the last line, another status); it was still running at the deadline; it asked for more memory than it may have, or
-wrote more than it may; a signal ended it."""
+"""The ways in which a program ends.
+
+"passed": it reached its last line and ended with status 0. "failed": it ended otherwise (an exception, an exit before
+the last line, another status). "timeout": it was still running at the deadline. "memory": it asked for more memory than
+allowed. "output": it wrote more than allowed. "killed": a signal ended it.
+"""
 MECHANISM = (
     "Linux namespaces (user, mount, process, network, IPC, host name), a read-only file system with Python only, "
     "user nobody without capabilities, resource limits, a system call filter"
@@ -26,7 +29,7 @@ MECHANISM = (
 SPARE = 5.0  # seconds beyond the program's own deadline after which the caller stops waiting for the verdict
 SMALLEST_MEMORY = 64 << 20  # bytes; Python itself takes about a third
 
-# the walls as a program sees them: whatever set them up, only this decides
+# the protection as a program sees it: only this test decides, not the setup code
 PROBE = """
 import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -41,12 +44,12 @@ assert len(open("/proc/net/route").readlines()) <= 1, "it has a network"
 
 
 class SandboxUnavailable(RuntimeError):  # noqa: N818 (a state of the system, no fault of the caller)
-    """This system cannot protect itself from a generated program; says what is missing and what helps."""
+    """An error: this system cannot protect itself from a generated program; says what is missing and the remedy."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use; `run` names the units."""
+    """The resource limits of one program; `run` names the units."""
 
     timeout: float
     memory: int
@@ -63,8 +66,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended: `kind` is one of `KINDS`, `output` the end of what it wrote to both streams,
-    `seconds` the wall-clock time, the sandbox's own start included."""
+    """The end of a program.
+
+    Attributes:
+        kind: one of `KINDS`.
+        output: the end of the text that it wrote to both streams.
+        seconds: wall-clock time, the sandbox's own start included.
+    """
 
     kind: str
     output: str
@@ -86,22 +94,23 @@ def run(
 ) -> Outcome:
     """Runs `program` with this interpreter's standard library, and nothing else of this machine.
 
-    Its hash seed is 0, its folder `/tmp` empty and gone afterwards, its standard input empty.
+    Its hash seed is 0, its standard input is empty, and its folder `/tmp` is empty and deleted afterwards.
 
-    "passed" says that the program's last line was reached, by an exit status drawn for this run. A program that leaves
-    earlier, whatever the status, is taken for passed by a chance of 1 in 64 at most; but one that means to pass can
-    find the number in its own file, or replace its tests: against such a program passing proves nothing.
+    "passed" means that the program's last line was reached, shown by an exit status drawn for this run. A program that
+    leaves earlier, with any status, counts as passed with a probability of 1/64 at most. A program that means to pass
+    can read the number in its own file, or replace its tests: for such a program "passed" proves nothing.
 
     Args:
+        program: Python source.
         timeout: seconds of wall clock.
         memory: bytes of addresses for each process, and of resident memory for all together.
-        output_limit: bytes to both streams together; the program is ended when it writes more.
-        processes: how many there may be at a time, threads counted.
-        file_size: bytes that all of its files may have together.
+        output_limit: bytes to both streams together; the program is ended if it writes more.
+        processes: the most processes at a time, threads counted.
+        file_size: bytes of all its files together.
 
     Raises:
-        SandboxUnavailable: where `available` gives a reason; the program is not run.
-        ValueError: for a limit that is not positive, or too little memory for Python itself.
+        SandboxUnavailable: `available` gives a reason; the program is not run.
+        ValueError: a limit that is not positive, or too little memory for Python itself.
     """
     limits = Limits(timeout, memory, output_limit, processes, file_size)
     if reason := available():
@@ -111,7 +120,10 @@ def run(
 
 @functools.cache
 def available() -> str | None:
-    """None where programs can be run, found by running one that looks at its own walls; else what is missing."""
+    """Returns `None` if programs can be run, else what is missing.
+
+    It runs a program that tests its own protection.
+    """
     if sys.platform != "linux":
         return f"generated programs run on Linux only, whose namespaces hold them; this is {sys.platform}"
     try:
@@ -125,7 +137,7 @@ def available() -> str | None:
 
 
 def describe() -> str:
-    """One line: what protects this machine, or why nothing runs."""
+    """Returns one line: the protection on this machine, or why nothing runs."""
     return available() or MECHANISM
 
 
@@ -148,13 +160,13 @@ def _run(program: str, limits: Limits) -> Outcome:
 
 
 def _read(process: subprocess.Popen[bytes], limit: int, deadline: float) -> tuple[bytes, str | None]:
-    """What the program writes, until it ends; else why it has to be ended."""
+    """Returns the program's output until it ends, and why it has to be ended, if so."""
     assert process.stdout is not None
     descriptor, output = process.stdout.fileno(), bytearray()
     waiting = select.poll()
     waiting.register(descriptor)
-    while (left := deadline - time.monotonic()) > 0:
-        if waiting.poll(1000 * left):
+    while (remaining := deadline - time.monotonic()) > 0:
+        if waiting.poll(1000 * remaining):
             chunk = os.read(descriptor, 1 << 16)
             output += chunk
             if len(output) > limit:
@@ -185,15 +197,15 @@ def _reason(failure: str) -> str:
 
 
 def _interpreter() -> str:
-    """The interpreter below a virtual environment: its packages are none of the program's business."""
+    """Returns the interpreter below a virtual environment, whose packages the program must not see."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @functools.cache
 def _readable() -> list[str]:
-    """What Python needs to run: itself, its library, the system's libraries, time zones."""
+    """Returns the paths that Python needs: itself, its library, the system's libraries, time zones."""
     library = [sysconfig.get_path("stdlib"), *(f"{sys.base_prefix}/{name}" for name in ("lib", sys.platlibdir))]
     system = ["/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"]
-    # links stay links: /lib is one to /usr/lib on most systems
+    # links stay links: /lib is a link to /usr/lib on most systems
     wanted = {_interpreter(), "/lib", "/lib64"} | {os.path.realpath(path) for path in library + system}
     return sorted(p for p in wanted if os.path.exists(p) and not any(str(above) in wanted for above in Path(p).parents))

@@ -1,1 +1,1 @@
-"""From records to panels, comparisons and intervals."""
+"""Panels, comparisons and intervals computed from records."""

@@ -1,19 +1,19 @@
-"""Two records on the same examples compared: paired bootstrap intervals (Koehn 2004) of quality and of latency.
+"""Paired bootstrap intervals (Koehn, 2004) of the difference in quality or latency between two records.
 
-Every resample of the examples scores both sides. What makes an example hard, or slow, is in both and cancels: the
-interval of a difference is far narrower than the intervals of the two scores suggest. All resamples are one matrix of
-counts, and a record's statistics times it are the sums of every resample. sacrebleu's own paired test wants texts,
-which records do not hold, and knows none of the other metrics.
+Both sides are measured on the same examples, and every resample of the examples scores both. An example's difficulty or
+length affects both sides and cancels, so the interval of a difference is much narrower than the intervals of the two
+scores. All resamples are one matrix of counts; its product with a record's statistics is the sums of every resample.
+sacrebleu's own paired test needs texts, which records do not hold, and supports no other metrics.
 
 Each side is a list of records that differ in their seed only. A side's score is the mean over its records, on every
-resample as in the tables; the seeds themselves are not resampled.
+resample and in the tables; the seeds themselves are not resampled.
 
-Latencies are ratios of times, and their resamples are made of log ratios, so that no interval reaches 0. Examples are
-resampled as for qualities, and widened by what few examples lack (Hesterberg 2015, "expanded percentile interval").
-What the machine did to a whole trial is no property of a method: its variance, as a two-way analysis of variance of
-trials and examples finds it, is added to each record by draws of its own from Student's t. With noise that is
-log-normal and spells in which the machine is busy 95% intervals hold the truth in 93 to 97% of all cases from 3 trials
-on (`tests/results/analysis/bootstrap_test.py`). Needs no JAX.
+Latencies are ratios of times. They are resampled as log ratios, so that no interval reaches 0. Examples are resampled
+as for qualities, and the intervals are widened to correct for few examples (Hesterberg, 2015: "expanded percentile
+interval"). The machine's effect on a whole trial is no property of a method. A two-way analysis of variance of trials
+and examples estimates its variance, which is added to each record by independent draws from Student's t. With
+log-normal noise and periods in which the machine is busy, 95% intervals hold the truth in 93 to 97% of all cases from 3
+trials on (`tests/results/analysis/bootstrap_test.py`). Needs no JAX.
 """
 
 import zlib
@@ -28,14 +28,15 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.results.store.record import TIMES, Record, Timed, get_entry
 
 LEAST_EXAMPLES = 8
-"""Below this a percentile interval is too narrow to speak of 95%. Of normal numbers, 95% intervals of the mean hold the
-truth in 83% of all cases with 5 examples, in 89% with 8, in 92% with 16, in 94% with 64."""
+"""The fewest examples that an interval is computed from. With fewer, a percentile interval is much too narrow for 95%.
+For normal numbers, 95% intervals of the mean hold the truth in 83% of all cases with 5 examples, in 89% with 8, in 92%
+with 16, in 94% with 64."""
 
 
 class Interval(NamedTuple):
-    """A number, and from `low` to `high` what resamples of the examples make of it, or its spread over trials or seeds.
+    """A number with its interval from `low` to `high`: over resamples of the examples, or over trials or seeds.
 
-    All three are equal where nothing is known beside the number.
+    All three are equal if only the number is known.
     """
 
     value: float
@@ -43,15 +44,15 @@ class Interval(NamedTuple):
     high: float
 
     def excludes(self, number: float) -> bool:
-        """Whether `number` lies outside."""
+        """Returns whether `number` is outside the interval."""
         return not self.low <= number <= self.high
 
     def inverse(self) -> "Interval":
-        """Returns the interval of 1 / the number: of the speed-up, where this one is of a relative latency."""
+        """Returns the interval of 1 / the number: the speed-up of a relative latency."""
         return Interval(1 / self.value, 1 / self.high, 1 / self.low)
 
     def text(self, form: str, unit: str = "") -> str:
-        """Returns the number, its unit behind it, and its interval in a format, as `0.81 [0.75, 0.90]`."""
+        """Returns the number, its unit after it, and its interval in a format, as `0.81 [0.75, 0.90]`."""
         return f"{self.value:{form}}{unit} {self.brackets(form)}"
 
     def brackets(self, form: str) -> str:
@@ -59,14 +60,14 @@ class Interval(NamedTuple):
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
     def at_least(self, floor: float) -> "Interval":
-        """The interval of a ratio, no narrower than what equal things were seen to differ by: a log ratio, >= 0."""
+        """Returns a ratio's interval, at least as wide as `floor`, the log ratio (>= 0) measured between equal work."""
         narrow = float(np.exp(-floor))
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
     def among(self, pairs: int) -> "Interval":
-        """The 95% interval of a ratio as one of so many that all hold at once in 95% of cases (Bonferroni).
+        """Returns a ratio's interval, widened so that those of `pairs` comparisons hold jointly in 95% (Bonferroni).
 
-        Widened as a normal one would be: quantiles that far out take more resamples than there are.
+        It is widened as a normal interval is: quantiles this extreme need more resamples than there are.
         """
         normal = NormalDist()
         wider = normal.inv_cdf(1 - 0.025 / max(pairs, 1)) / normal.inv_cdf(0.975)
@@ -75,43 +76,43 @@ class Interval(NamedTuple):
 
 
 def has_quality(record: Record) -> bool:
-    """Whether a record tells the quality of its examples one by one, and of enough of them."""
+    """Returns whether a record holds the quality of each example, for enough examples."""
     return len(record["quality"].get("per_example", {}).get("ids", ())) >= LEAST_EXAMPLES
 
 
 def judged_alike(records: Sequence[Record]) -> bool:
-    """Whether all tell the quality of enough examples, and left out the same ones, on which a model failed."""
+    """Returns whether all records hold the quality of enough examples, and a model failed on the same ones in all."""
     lost = {tuple(sorted(record.get("failed_examples", ()))) for record in records}
     return len(lost) <= 1 and all(map(has_quality, records))
 
 
 def has_latency(record: Record) -> bool:
-    """Whether a record tells the times of its examples one by one, and of enough of them."""
-    both = (record.get(name, {}).get("per_example_ms", ()) for name in TIMES)
-    return min(np.shape(each)[-1] if len(each) else 0 for each in both) >= LEAST_EXAMPLES
+    """Returns whether a record holds the times of each example, for enough examples."""
+    per_record = (record.get(name, {}).get("per_example_ms", ()) for name in TIMES)
+    return min(np.shape(times)[-1] if len(times) else 0 for times in per_record) >= LEAST_EXAMPLES
 
 
 MOST = 50.0
-"""A log ratio beyond all that is measured, within what floats hold."""
+"""Bound on log ratios, beyond all measured ones and within the range of floats."""
 
 
 class Bootstrap:
     """Resamples of examples, the same ones for every record; scores of a record are computed once.
 
     Args:
-        samples: how many resamples.
-        seed: of the resamples; equal seeds give equal intervals.
-        confidence: the share of resamples between `low` and `high`, the same share left out on either side.
+        samples: number of resamples.
+        seed: random seed of the resamples; equal seeds give equal intervals.
+        confidence: share of resamples between `low` and `high`; equal shares are left out on either side.
     """
 
     def __init__(self, samples: int = 1000, seed: int = 0, confidence: float = 0.95):
         self.samples, self.seed, self.confidence = samples, seed, confidence
         self._counts: dict[int, np.ndarray] = {}
-        # By identity, not by key: the record is kept beside its scores, so an id is never that of another one.
+        # Keyed by identity. The record is stored with its scores and so stays alive: its id is not used again.
         self._scores: dict[tuple[str, int], tuple[Record, np.ndarray]] = {}
 
     def quality_difference(self, ours: Sequence[Record], theirs: Sequence[Record]) -> Interval:
-        """Our quality minus theirs, in points of the metric.
+        """Returns our quality minus theirs, in points of the metric.
 
         Raises:
             ValueError: records on different examples or with different metrics, both named; a record without the
@@ -121,24 +122,25 @@ class Bootstrap:
         return self.interval(first - second)
 
     def qualities(self, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-        """Our quality and theirs, each `[1 + samples]`: first on all examples, then on the same resamples of them.
+        """Returns our quality and theirs, each `[1 + samples]`: on all examples, then on the same resamples of them.
 
         Raises:
-            ValueError: as `quality_difference`.
+            ValueError: as in `quality_difference`.
         """
         _check([*ours, *theirs], "quality")
         return self._mean(ours, self._quality), self._mean(theirs, self._quality)
 
     def mixed(self, ours: Sequence[Record], theirs: Sequence[Record], share: np.ndarray | float) -> np.ndarray:
-        """Quality `[1 + samples]` if each whole request went to them with probability `share`, and to us else.
+        """Returns the quality `[1 + samples]` of a random mixture: `theirs` with probability `share`, otherwise `ours`.
 
-        Of the expected statistics: scores of a corpus (BLEU) are not linear in its parts.
+        Each whole request goes to one side. The statistics are averaged before scoring, because a corpus score (BLEU)
+        is not linear in its parts.
 
         Args:
             share: one number, or one for each of the `1 + samples`.
 
         Raises:
-            ValueError: as `quality_difference`.
+            ValueError: as in `quality_difference`.
         """
         _check([*ours, *theirs], "quality")
         weight = np.broadcast_to(share, 1 + self.samples)[:, None]
@@ -146,44 +148,47 @@ class Bootstrap:
         return _scores(ours[0], sums)
 
     def latency_ratio(self, ours: Sequence[Record], theirs: Sequence[Record] | None = None) -> Interval:
-        """Our latency over that of the target runs beside ours; with `theirs`, over theirs relative to their targets.
+        """Returns our latency relative to the target's, divided by their relative latency if `theirs` is passed.
+
+        The target's times are from the runs beside each record's own.
 
         Raises:
-            ValueError: as `quality_difference`, of times per example.
+            ValueError: as in `quality_difference`, for times per example.
         """
         ratio = self.latencies(ours, *(theirs or ()))
         return self.interval(ratio if theirs is None else ratio / self.latencies(theirs))
 
     def latencies(self, records: Sequence[Record], *others: Record) -> np.ndarray:
-        """Latency over that of the target runs beside, `[1 + samples]`: first on all examples, then on resamples.
+        """Returns the latency relative to the target runs beside it, `[1 + samples]`: all examples, then resamples.
 
         Args:
-            records: what is averaged; others: what they are to be compared with.
+            records: the records that are averaged.
+            others: records that they will be compared with; they are only checked.
 
         Raises:
-            ValueError: as `latency_ratio`.
+            ValueError: as in `latency_ratio`.
         """
         _check([*records, *others], "latency")
         return self._mean(records, self._latency)
 
     def counts(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
-        """Returns, by name in `PER_EXAMPLE`, its sum `[1 + samples]`: over all examples, then over resamples of them.
+        """Returns the sums `[1 + samples]` of the counts in `PER_EXAMPLE`, by name: all examples, then resamples.
 
-        Of several records it is their mean.
+        Several records give the mean of their sums.
 
         Raises:
-            ValueError: as `quality_difference`, of counts.
+            ValueError: as in `quality_difference`, for counts.
         """
         _check(records, "counts")
         return dict(zip(PER_EXAMPLE, self._mean(records, self._count_sums).T, strict=True))
 
     def rates(self, records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens per second of the timed runs, and over those of the target's runs beside, each `[1 + samples]`.
+        """Returns tokens per second of the timed runs, and their ratio to the target's runs, each `[1 + samples]`.
 
-        Trials of several records are taken as trials of one.
+        The trials of several records are pooled.
 
         Raises:
-            ValueError: as `latency_ratio`.
+            ValueError: as in `latency_ratio`.
         """
         _check(records, "latency")
 
@@ -197,41 +202,47 @@ class Bootstrap:
         return self._ratios([tokens], [seconds], key), over
 
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
-        """Mean over records of what `scores` gives: `[1 + samples]`."""
-        found = []
+        """Returns the mean over records of `scores`, `[1 + samples]`."""
+        record_scores = []
         for record in records:
             name = scores.__name__, id(record)
             if name not in self._scores:
                 self._scores[name] = record, scores(record)
-            found.append(self._scores[name][1])
-        return np.mean(found, axis=0)
+            record_scores.append(self._scores[name][1])
+        return np.mean(record_scores, axis=0)
 
     def _quality(self, record: Record) -> np.ndarray:
         return _scores(record, self._quality_sums(record))
 
     def _quality_sums(self, record: Record) -> np.ndarray:
-        """Sums of the metric's statistics, `[1 + samples, K]`."""
-        name, given = record["quality"]["metric"], record["quality"]["per_example"]
-        order = np.argsort(given["ids"])  # records list their examples in any order; a pair is two equal ids
-        statistics = np.asarray(given["statistics"][name], np.float64).reshape(len(order), -1)[order]
+        """Returns sums of the metric's statistics, `[1 + samples, K]`."""
+        name, per_example = record["quality"]["metric"], record["quality"]["per_example"]
+        # records list their examples in any order; a paired example is two equal ids
+        order = np.argsort(per_example["ids"])
+        statistics = np.asarray(per_example["statistics"][name], np.float64).reshape(len(order), -1)[order]
         return self._resamples(len(order)) @ statistics
 
     def _latency(self, record: Record) -> np.ndarray:
-        own, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in TIMES)
-        return self._ratios([own], [target], _seed(record))
+        method, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in TIMES)
+        return self._ratios([method], [target], _seed(record))
 
     def _count_sums(self, record: Record) -> np.ndarray:
-        """`[1 + samples, len(PER_EXAMPLE)]`."""
-        given = record["per_example"]
-        order = np.argsort(given["ids"])
-        counts = np.asarray([given[name] for name in PER_EXAMPLE], np.float64)[:, order]
+        """Returns the sums of the counts, `[1 + samples, len(PER_EXAMPLE)]`."""
+        per_example = record["per_example"]
+        order = np.argsort(per_example["ids"])
+        counts = np.asarray([per_example[name] for name in PER_EXAMPLE], np.float64)[:, order]
         return self._resamples(len(order)) @ counts.T
 
     def _ratios(self, above: Sequence[np.ndarray], below: Sequence[np.ndarray], key: str) -> np.ndarray:
-        """The product of the totals of `above` over that of `below`, `[1 + samples]`; all are `[trials, examples]`."""
+        """Returns the product of `above`'s totals over that of `below`'s, `[1 + samples]`.
+
+        Args:
+            above, below: arrays `[trials, examples]`.
+            key: text that seeds the draws of the trials' error.
+        """
         trials, examples = above[0].shape
         logs = np.zeros(1 + self.samples)
-        influence = np.zeros((trials, examples))  # of each cell on the log of the ratio of totals, to first order
+        influence = np.zeros((trials, examples))  # first-order effect of each cell on the log of the ratio of totals
         for sign, parts in ((1, above), (-1, below)):
             for cells in parts:
                 logs += sign * np.log(self._resamples(examples) @ cells.mean(0))
@@ -241,16 +252,16 @@ class Bootstrap:
         return np.exp(logs.clip(-MOST, MOST))
 
     def _trials(self, trials: int, key: str) -> np.ndarray:
-        """How far off the trials of a record are in each resample, `[samples]`, in standard errors: Student's t.
+        """Returns the error of a record's trials in each resample, `[samples]`, in standard errors: Student's t.
 
-        Examples are the same for all records, trials are not: they ran at another time, on a machine that drifts. One
-        trial says nothing of the next.
+        All records share the examples but not the trials: trials run at different times, on a machine whose speed
+        drifts. One trial gives no estimate of this error.
         """
         rng = np.random.default_rng((self.seed, zlib.crc32(key.encode())))
         return rng.standard_t(trials - 1, self.samples) if trials > 1 else np.zeros(self.samples)
 
     def _resamples(self, examples: int) -> np.ndarray:
-        """How often each example is in each corpus, `[1 + samples, examples]`: first all once, then the resamples."""
+        """Returns the count of each example in each corpus, `[1 + samples, examples]`: all once, then the resamples."""
         if examples not in self._counts:
             rng = np.random.default_rng(self.seed)
             drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=self.samples)
@@ -258,21 +269,22 @@ class Bootstrap:
         return self._counts[examples]
 
     def interval(self, scores: np.ndarray) -> Interval:
-        """The first of `scores`, `[1 + samples]`, and what lies between its quantiles over the others."""
+        """Returns the first of `scores` `[1 + samples]`, with the quantiles of the others as its interval."""
         low, high = np.quantile(scores[1:], [(1 - self.confidence) / 2, (1 + self.confidence) / 2])
         return Interval(float(scores[0]), float(low), float(high))
 
 
 def _seed(record: Record) -> str:
-    """Returns the text that seeds a record's resamples: its key when it was measured, so that intervals stay."""
+    """Returns the text that seeds a record's resamples: its key when it was measured, so that intervals are stable."""
     return str(record.get("former_key", record["key"]))
 
 
 def _wider(examples: int) -> float:
-    """By how much a percentile interval of a mean of `examples` is too narrow: >= 1, for 8 examples or more.
+    """Returns the factor (>= 1) that widens a percentile interval of a mean of `examples` examples, 8 or more.
 
-    The spread of resampled means is that of n - 1 of n examples, and its percentiles are normal where Student's t is
-    due: their ratio at 97.5%, by the expansion of Abramowitz & Stegun 26.7.5 (scipy would take a second to import).
+    Resampled means spread like the mean of n - 1 of n examples. Their percentiles are normal, and those of Student's t
+    are correct: their ratio at 97.5% is by the expansion of Abramowitz & Stegun 26.7.5 (importing scipy would take a
+    second).
     """
     z, n = 1.959963984540054, examples - 1
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
@@ -281,9 +293,9 @@ def _wider(examples: int) -> float:
 
 
 def _trial_error(influence: np.ndarray) -> float:
-    """The standard error of a mean that trials cause, from two-way `[trials, examples]`.
+    """Returns the standard error of a mean that trials cause, from two-way `[trials, examples]`.
 
-    Less what single cells cause: that is in the resamples of examples already.
+    The part that single cells cause is subtracted: the resamples of examples include it already.
     """
     trials, examples = influence.shape
     if trials < 2:
@@ -296,36 +308,36 @@ def _trial_error(influence: np.ndarray) -> float:
 
 
 def _scores(record: Record, sums: np.ndarray) -> np.ndarray:
-    """Scores `[N]` by a record's metric from sums of its statistics `[N, K]`."""
-    given = record["quality"]
-    return quality.get_metric(given["metric"]).from_sums(sums, len(given["per_example"]["ids"]))
+    """Returns scores `[N]` by a record's metric from sums of its statistics `[N, K]`."""
+    recorded = record["quality"]
+    return quality.get_metric(recorded["metric"]).from_sums(sums, len(recorded["per_example"]["ids"]))
 
 
 def has_counts(record: Record) -> bool:
-    """Returns whether a record tells the counts of its examples one by one, and of enough of them."""
+    """Returns whether a record holds the counts of each example, for enough examples."""
     return len(record["per_example"]["ids"]) >= LEAST_EXAMPLES
 
 
-def _examples(record: Record, what: str) -> tuple:
-    """Returns on which examples a record holds the quality, the counts or the times of single ones.
+def _examples(record: Record, quantity: str) -> tuple:
+    """Returns an identifier of the examples for which a record holds per-example quality, counts or times.
 
-    Times have no ids: they are those of a task's examples, in its order, from the point's first one on.
+    Times have no ids: they belong to the task's examples in order, starting at the point's first one.
     """
     task = record["fingerprints"]["examples"]
-    if what == "latency":
+    if quantity == "latency":
         return task, record["point"]["first_example"], np.shape(record["latency"]["per_example_ms"])[-1]
-    return task, sorted((record["quality"] if what == "quality" else record)["per_example"]["ids"])
+    return task, sorted((record["quality"] if quantity == "quality" else record)["per_example"]["ids"])
 
 
-def _check(records: Sequence[Record], what: str) -> None:
-    """Refuses records that cannot be paired: without enough single examples, on other ones, or by other metrics."""
-    first, present = records[0], {"quality": has_quality, "counts": has_counts, "latency": has_latency}[what]
+def _check(records: Sequence[Record], quantity: str) -> None:
+    """Refuses records that cannot be paired: with too few single examples, different examples, or different metrics."""
+    first, present = records[0], {"quality": has_quality, "counts": has_counts, "latency": has_latency}[quantity]
     for record in records:
         if not present(record):
             few = f"{LEAST_EXAMPLES} or more single examples"
-            raise ValueError(f"{_name(record)} does not hold the {what} of {few}; measure it again")
-        metrics = what == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
-        if metrics or _examples(record, what) != _examples(first, what):
+            raise ValueError(f"{_name(record)} does not hold the {quantity} of {few}; measure it again")
+        metrics = quantity == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
+        if metrics or _examples(record, quantity) != _examples(first, quantity):
             unlike = "metrics" if metrics else "examples"
             raise ValueError(f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired")
 

@@ -1,8 +1,9 @@
-"""A panel's points as families that differ in one number: γ of fixed blocks, or the stop threshold h. Needs no JAX.
+"""Families of a panel's points that differ in one number: γ of fixed blocks, or the stop threshold h. Needs no JAX.
 
-Families of one law are compared by verification rate against discard rate: fronts of stop thresholds, and whether they
-beat fixed blocks (paper 3, section 4.3 and Figure 4). Both rates are ratios of sums over the examples; neither depends
-on the machine. Every comparison is paired: both sides are counted on the same resamples of the examples.
+Families with the same output distribution are compared by verification rate against discard rate: fronts of stop
+thresholds, and whether they beat fixed blocks (Huang et al., 2024 (SpecDec++), section 4.3 and Figure 4). Both rates
+are ratios of sums over the examples; neither depends on the machine. Every comparison is paired: both sides are counted
+on the same resamples of the examples.
 """
 
 from collections import defaultdict
@@ -21,7 +22,7 @@ from speccascade_jax.results.store.result_store import Record
 GAMMA, THRESHOLD, NO_NUMBER = "γ", "h", ""
 
 Law = tuple[str, float | None, bool]
-"""Rule, α, and whether a kept block is followed by the target's law instead of the rule's."""
+"""Rule, α, and whether an accepted block is followed by the target's distribution instead of the rule's."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Family:
 
     Attributes:
         name: for readers; symbol: `GAMMA` or `THRESHOLD`.
-        law: what says the outputs' law; only families of one law are rivals.
-        spots: γ or h -> what was measured there, rising.
-        on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as theorem 3.1
-            does; those with a head do so where its loss weighed rejections once (`w_rej`).
-        w_rej: weight of rejections in its head's loss; `None` where there is no head, or the records do not say.
-        verify: "token" or "block": only families that are verified alike are rivals.
+        law: identifies the output distribution; only families with equal `law` are compared.
+        spots: γ or h -> the measured spot, ascending.
+        on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as in theorem
+            3.1; families with a head do so if its loss gave rejections weight 1 (`w_rej`).
+        w_rej: weight of rejections in the head's loss; `None` if there is no head, or the records do not hold it.
+        verify: "token" or "block": only families that are verified in the same way are compared.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """What a panel holds: families, and oracles, which have no number to choose."""
+    """Families of a panel, and its oracles, which have no number to choose."""
 
     panel: Panel
     fixed: list[Family]
@@ -58,7 +59,7 @@ class Families:
 
     @property
     def target(self) -> Spot:
-        """The target alone; errors as `Panel.required_target`."""
+        """The target alone; raises the errors of `Panel.required_target`."""
         return self.panel.required_target()
 
     @property
@@ -67,16 +68,16 @@ class Families:
         return self.panel.records
 
     def rival(self, family: Family) -> Family | None:
-        """The fixed blocks of the same law."""
+        """Returns the fixed blocks with the same output distribution and verification, or `None`."""
         same = [fixed for fixed in self.fixed if (fixed.law, fixed.verify) == (family.law, family.verify)]
         return same[0] if same else None
 
 
 def of_records(records: Iterable[Record]) -> list[Families]:
-    """The families of every panel that has any: one task, pair and sampling, all block sizes together.
+    """Returns the families of every panel that has any: one task, pair and sampling, all block sizes together.
 
     Raises:
-        ValueError: no panel has any.
+        ValueError: no panel has families.
     """
     every = [_of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
     if not (compared := [families for families in every if families.fixed or families.adaptive]):
@@ -85,7 +86,7 @@ def of_records(records: Iterable[Record]) -> list[Families]:
 
 
 class _Kind(NamedTuple):
-    """What the points of a family share; `block` only where it is a cap and not the number in which they differ."""
+    """Settings that the points of a family share; `block` is set only if it is a cap and does not vary."""
 
     name: str
     symbol: str
@@ -96,7 +97,7 @@ class _Kind(NamedTuple):
 
 
 def _of_panel(panel: Panel) -> Families:
-    """Returns the families of a panel whose block sizes stand together, without methods that have neither number."""
+    """Returns the families of a panel that joins all block sizes, without methods that have neither γ nor h."""
     members = defaultdict[_Kind, dict[float, Spot]](dict)
     for spot in panel.spots:
         if placed := _place(spot.records[0]):
@@ -118,7 +119,7 @@ def _of_panel(panel: Panel) -> Families:
 
 
 def _place(record: Record) -> tuple[_Kind, float] | None:
-    """Returns a record's family, and γ or h; `None` where it has neither and is no oracle."""
+    """Returns a record's family, and γ or h; `None` for a record that has neither and is no oracle."""
     point = record["point"]
     name, block, bonus = point["family"], point["block_size"], point["bonus"]
     law = point["law"], point["alpha"], bonus == "target" and not point["lossless"]
@@ -130,11 +131,11 @@ def _place(record: Record) -> tuple[_Kind, float] | None:
 
 
 def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
-    """Returns what families are called: by more than method and α only where a panel has several of one."""
+    """Returns the families' names; they name more than method and α only if a panel has several families of one."""
     same = [(kind.name, kind.symbol, kind.law[1]) for kind in kinds]
-    fixed, others = (suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD)))
+    fixed, adaptive = (suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD)))
     names = []
-    for kind, record, *words in zip(kinds, records, fixed, others, strict=True):
+    for kind, record, *words in zip(kinds, records, fixed, adaptive, strict=True):
         alpha = "" if kind.law[1] is None else f" α {kind.law[1]:g}"
         names.append(label(record, alpha + words[kind.symbol != GAMMA], threshold=False))
     return names
@@ -155,10 +156,10 @@ class Comparison(NamedTuple):
 
     Attributes:
         family: the front's; fixed: the fixed blocks'; block: γ.
-        rates: at γ; front: the front's verification rate at the same discard rate, NaN below all that it reaches.
-        level: whether γ discards more than any threshold measured, so that the front was drawn on to there.
-        difference: front less γ, so that less than 0 is better; `None` where the front has no rate.
-        verdict: `DOMINATES` or `LOSES` where the interval excludes 0, else `TIES`; `BEYOND` where there is none.
+        rates: at γ; front: the front's verification rate at the same discard rate, NaN below its lowest discard rate.
+        level: whether γ discards more than any measured threshold, so that the front was extended to there.
+        difference: front minus γ; below 0 is better; `None` if the front has no rate there.
+        verdict: `DOMINATES` or `LOSES` if the interval excludes 0, else `TIES`; `BEYOND` without an interval.
     """
 
     family: Family
@@ -172,17 +173,21 @@ class Comparison(NamedTuple):
 
 
 def rates(spot: Spot, bootstrap: Bootstrap) -> Rates:
-    """Returns a spot's rates; ValueError on records without counts of single examples."""
+    """Returns a spot's rates.
+
+    Raises:
+        ValueError: records without counts of single examples.
+    """
     counts = bootstrap.counts(spot.records)
     return Rates(counts["discarded"] / counts["committed"], counts["target_calls"] / counts["committed"])
 
 
 def front_at(front: Iterable[Rates], discard: np.ndarray) -> np.ndarray:
-    """Returns a front's verification rate at given discard rates, all `[1 + samples]`.
+    """Returns a front's verification rate at the discard rates `discard`, all `[1 + samples]`.
 
-    The front is what no other point of it beats in both rates, joined by straight lines; they are what a mixture of
-    two neighbours reaches. Above its highest discard rate it goes on level, for tokens can always be discarded in
-    vain. Below its lowest it has none: NaN.
+    The front is the points that no other point beats in both rates, joined by straight lines, which mixtures of two
+    neighbours reach. Above its highest discard rate it continues level, because a method can always discard more
+    tokens. Below its lowest it has no rate: NaN.
     """
     points = np.stack([*front], -1)  # [2, 1 + samples, points]
 
@@ -192,13 +197,13 @@ def front_at(front: Iterable[Rates], discard: np.ndarray) -> np.ndarray:
         kept = np.append(True, ys[1:] < np.minimum.accumulate(ys)[:-1])
         return float(np.interp(to, xs[kept], ys[kept], left=np.nan))
 
-    return np.asarray([at(*each) for each in zip(*points, discard, strict=True)])
+    return np.asarray([at(*sample) for sample in zip(*points, discard, strict=True)])
 
 
 def compare(families: Families, bootstrap: Bootstrap) -> Iterator[Comparison]:
-    """Compares every adaptive family with every γ of the fixed blocks that obey the same law.
+    """Yields the comparison of every adaptive family with every γ of fixed blocks with the same output distribution.
 
-    On resamples where the front does not reach down to γ's discard rate it counts as the target alone, 1 call per
+    On resamples in which the front does not reach γ's discard rate, the front counts as the target alone: 1 call per
     token, which never makes it look better than it is.
     """
     for family in families.adaptive:
@@ -206,11 +211,11 @@ def compare(families: Families, bootstrap: Bootstrap) -> Iterator[Comparison]:
             continue
         front = [rates(spot, bootstrap) for spot in family.spots.values()]
         for block, spot in fixed.spots.items():
-            own = rates(spot, bootstrap)
-            reached, verdict, difference = front_at(front, own.discard), BEYOND, None
+            fixed_rates = rates(spot, bootstrap)
+            reached, verdict, difference = front_at(front, fixed_rates.discard), BEYOND, None
             if not np.isnan(reached[0]):
-                difference = bootstrap.interval(np.nan_to_num(reached, nan=1.0) - own.verification)
+                difference = bootstrap.interval(np.nan_to_num(reached, nan=1.0) - fixed_rates.verification)
                 verdict = LOSES if difference.low > 0 else DOMINATES if difference.high < 0 else TIES
-            at = float(own.discard[0]), float(own.verification[0])
-            level = at[0] > max(each.discard[0] for each in front)
-            yield Comparison(family, fixed, int(block), at, float(reached[0]), level, difference, verdict)
+            fixed_point = float(fixed_rates.discard[0]), float(fixed_rates.verification[0])
+            level = fixed_point[0] > max(front_rates.discard[0] for front_rates in front)
+            yield Comparison(family, fixed, int(block), fixed_point, float(reached[0]), level, difference, verdict)

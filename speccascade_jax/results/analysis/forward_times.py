@@ -1,19 +1,19 @@
-"""What one forward pass of either model costs, and the tokens per second that follow from it.
+"""Costs of one forward pass of target and draft, and the tokens per second predicted from them.
 
-Seconds of whole generations are regressed on their counts (paper 3, section 4.2 and Table 2; METHODS section 6
-*Figures*). The paper's equation 2.1, `T = t_draft · draft_steps + t_target · target_calls`, has no constant. Here a
-generation also pays for its prefill and for what it costs to be called at all, so there is an intercept; the fit
+Seconds of whole generations are regressed on their counts (Huang et al., 2024 (SpecDec++), section 4.2 and Table 2;
+METHODS section 6 *Figures*). The paper's equation 2.1, `T = t_draft · draft_steps + t_target · target_calls`, has no
+constant. Here a generation also includes its prefill and the overhead of its call, so the fit has an intercept; the fit
 without one is reported beside it.
 
-Generations of one record ran within minutes and share what the machine was like then, so they are no independent
-witnesses. Errors are those of records as clusters (Liang & Zeger 1986, the sandwich with its factor G / (G - 1));
-taken generation by generation they come out too small, by more than half again where records ran at speeds 10% apart.
+The generations of one record ran within minutes, in the same state of the machine, so they are not independent.
+Standard errors treat records as clusters (Liang & Zeger, 1986: the sandwich with its factor G / (G - 1)). Errors
+without clusters are too small: clustered ones are more than 1.5 times as large if records ran at speeds 10% apart.
 
-Tokens per second are predicted from counts and forward times, and measured (paper 3, eq. 2.1, Table 1). A prediction
-rests on the counts of all examples that quality is taken on, and on the fit of all speculative runs that were timed;
-the target alone has a fit of its own, as the paper's stand-alone setting. The fits' errors, between records and not
-between their generations, are in the intervals of predictions (`Fit.draws`); whether the model of times is right is
-not. What was measured rests on the timed runs alone. Needs no JAX.
+Tokens per second are predicted from counts and forward times, and measured (the same paper, eq. 2.1 and Table 1). A
+prediction uses the counts of all examples that quality is measured on, and the fit of all timed speculative runs; the
+target alone has a fit of its own, as the paper's stand-alone setting. The intervals of predictions include the fits'
+errors between records (`Fit.draws`). They do not include errors of the model of times itself. Measured throughput uses
+the timed runs only. Needs no JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +30,17 @@ from speccascade_jax.results.analysis.panels import Spot
 from speccascade_jax.results.store.record import Record, Timed, get_entry
 
 LEAST_GENERATIONS = 10
-"""Fewer do not say how well the line fits."""
+"""The fewest generations that a line is fitted to: with fewer, the quality of the fit is unknown."""
 
 MOST_INFLATION = 100.0
-"""Where counts are correlated, the variance of their coefficients grows by `1 / (1 − r²)`; beyond this (`r` above
-0.995) the two coefficients cannot be told apart."""
+"""The largest accepted variance inflation. If counts have correlation r, the variance of their coefficients grows by `1
+/ (1 − r²)`; beyond this bound (`r` above 0.995) the two coefficients cannot be separated."""
 
 NAMES = ("draft_steps", "target_calls")
 COEFFICIENTS = (*NAMES, "generation")
 
 MOST_OFF = 10.0
-"""A log ratio beyond which a time says nothing."""
+"""Bound on the log ratio of a time to its estimate; beyond it a time carries no information."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,14 @@ class Fit:
     """Seconds per forward pass, by least squares.
 
     Attributes:
-        draft, target: seconds per draft step and per target call; 0 for a model that took no part.
+        draft, target: seconds per draft step and per target call; 0 for a model that takes no part.
         constant: seconds per generation; 0 for a fit without intercept.
-        fitted: the `COEFFICIENTS` that were.
-        covariance: of `draft`, `target` and `constant`, `[3][3]`, 0 for what was not fitted; records are clusters.
-        clusters: how many records, or generations where all are of one record.
+        fitted: the fitted `COEFFICIENTS`.
+        covariance: of `draft`, `target` and `constant`, `[3][3]`, 0 for coefficients that were not fitted; records are
+            clusters.
+        clusters: number of records, or of generations if all belong to one record.
         r_squared: explained share of the variance *about the mean*, with and without intercept, so that both compare.
-        generations: how many.
+        generations: number of generations.
     """
 
     draft: float
@@ -68,41 +69,41 @@ class Fit:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """Returns the values of `COEFFICIENTS`."""
+        """The values of `COEFFICIENTS`."""
         return self.draft, self.target, self.constant
 
     @property
     def errors(self) -> dict[str, float]:
-        """Name of a coefficient that was fitted -> its standard error."""
+        """Name of a fitted coefficient -> its standard error."""
         errors = dict(zip(COEFFICIENTS, np.sqrt(np.diag(self.covariance)).tolist(), strict=True))
         return {name: errors[name] for name in self.fitted}
 
     def seconds(self, generations: float, draft_steps: float, target_calls: float) -> float:
-        """What so many generations with so many forward passes in all take (paper 3, eq. 2.1, and the constant)."""
+        """Returns the seconds that these numbers of generations and forward passes take (eq. 2.1 and the constant)."""
         return self.constant * generations + self.draft * draft_steps + self.target * target_calls
 
     def draws(self, samples: int, seed: Sequence[int]) -> "Draws":
-        """The coefficients and how wrong they may be: a multivariate t of as many degrees as clusters allow."""
+        """Returns draws of the coefficients' errors: a multivariate t whose degrees depend on the clusters."""
         rng, degrees = np.random.default_rng(seed), max(self.clusters - 3, 1)
         normal = rng.multivariate_normal(np.zeros(3), self.covariance, samples, method="svd")
         return Draws(self, normal / np.sqrt(rng.chisquare(degrees, (samples, 1)) / degrees))
 
 
 class Draws(NamedTuple):
-    """A fit, and by how much its coefficients may be off, `[samples, 3]`."""
+    """A fit, and draws of the errors of its coefficients, `[samples, 3]`."""
 
     fit: Fit
     off: np.ndarray
 
     def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
-        """As `Fit.seconds`, `[1 + samples]` of counts `[1 + samples]`.
+        """Returns `Fit.seconds` as `[1 + samples]` for counts `[1 + samples]`.
 
-        Errors are taken to be of the logarithm, which leaves times positive however wide they are.
+        Errors apply to the logarithm, so that times stay positive for any error.
         """
-        found = self.fit.constant * generations + self.fit.draft * draft_steps + self.fit.target * target_calls
-        counts = np.stack([draft_steps, target_calls, np.full_like(found, generations)], axis=-1)
-        off = (counts[1:] * self.off).sum(-1) / found[1:]
-        return found * np.exp(np.concatenate([[0.0], off]).clip(-MOST_OFF, MOST_OFF))
+        expected = self.fit.constant * generations + self.fit.draft * draft_steps + self.fit.target * target_calls
+        counts = np.stack([draft_steps, target_calls, np.full_like(expected, generations)], axis=-1)
+        off = (counts[1:] * self.off).sum(-1) / expected[1:]
+        return expected * np.exp(np.concatenate([[0.0], off]).clip(-MOST_OFF, MOST_OFF))
 
 
 class Runs(NamedTuple):
@@ -115,10 +116,10 @@ class Runs(NamedTuple):
 
 
 def runs(records: Sequence[Record], entry: Timed = "latency") -> Runs:
-    """All timed generations of some records.
+    """Returns all timed generations of some records.
 
     Args:
-        records: those without timings are passed over.
+        records: those without timings are skipped.
         entry: "latency", or "target_latency" for the runs of the target alone beside them.
     """
     timed = [record for record in records if record.get(entry)]
@@ -131,33 +132,33 @@ def runs(records: Sequence[Record], entry: Timed = "latency") -> Runs:
 
 
 def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
-    """`t_draft` and `t_target` where both models took part: the records that are neither end's.
+    """Returns the fit of `t_draft` and `t_target` over the records in which both models take part.
 
     Raises:
-        ValueError: as `fit`.
+        ValueError: as in `fit`.
     """
-    both = runs([record for record in records if record["point"]["method"] not in (TARGET, DRAFT)])
-    counts = {"draft_steps": both.draft_steps, "target_calls": both.target_calls}
-    return fit(both.seconds, **counts, clusters=both.record, intercept=intercept)
+    pooled = runs([record for record in records if record["point"]["method"] not in (TARGET, DRAFT)])
+    counts = {"draft_steps": pooled.draft_steps, "target_calls": pooled.target_calls}
+    return fit(pooled.seconds, **counts, clusters=pooled.record, intercept=intercept)
 
 
 def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit:
-    """A model's forward pass where it writes alone.
+    """Returns the fit of a model's forward pass when it generates alone.
 
     Args:
-        records: the target's runs are those of its own record and those beside every other one.
-        end: `names.TARGET` or `names.DRAFT`; intercept: as `fit`.
+        records: the target's runs are those of its own record and those beside every other record.
+        end: `names.TARGET` or `names.DRAFT`; intercept: as in `fit`.
 
     Raises:
-        ValueError: as `fit`.
+        ValueError: as in `fit`.
     """
-    own = runs([record for record in records if record["point"]["method"] == end])
+    end_runs = runs([record for record in records if record["point"]["method"] == end])
     if end == DRAFT:
-        return fit(own.seconds, draft_steps=own.draft_steps, clusters=own.record, intercept=intercept)
-    beside = runs(records, "target_latency")
-    apart = own._replace(record=own.record - 1 - np.max(own.record, initial=0))
-    both = Runs._make(np.concatenate(columns) for columns in zip(apart, beside, strict=True))
-    return fit(both.seconds, target_calls=both.target_calls, clusters=both.record, intercept=intercept)
+        return fit(end_runs.seconds, draft_steps=end_runs.draft_steps, clusters=end_runs.record, intercept=intercept)
+    paired_runs = runs(records, "target_latency")
+    apart = end_runs._replace(record=end_runs.record - 1 - np.max(end_runs.record, initial=0))
+    pooled = Runs._make(np.concatenate(columns) for columns in zip(apart, paired_runs, strict=True))
+    return fit(pooled.seconds, target_calls=pooled.target_calls, clusters=pooled.record, intercept=intercept)
 
 
 def fit(
@@ -168,18 +169,20 @@ def fit(
     clusters: np.ndarray | None = None,
     intercept: bool = True,
 ) -> Fit:
-    """Least squares of seconds on counts, all `[N]`.
+    """Returns the least-squares fit of seconds on counts, all `[N]`.
 
     Args:
-        seconds: of each generation; draft_steps, target_calls: its counts, or `None` where a model takes no part.
-        clusters: which generations were run together; `None`, or one for all: each by itself.
-        intercept: whether a generation has a constant cost too.
+        seconds: of each generation.
+        draft_steps, target_calls: counts of each generation, or `None` if a model takes no part.
+        clusters: index of the group that a generation was run in; with `None`, or a single group, each generation is
+            its own cluster.
+        intercept: whether a generation also has a constant cost.
 
     Raises:
-        ValueError: fewer than `LEAST_GENERATIONS`, or counts too nearly collinear to tell their costs apart.
+        ValueError: fewer than `LEAST_GENERATIONS` generations, or counts too nearly collinear to separate their costs.
     """
-    both = zip(NAMES, (draft_steps, target_calls), strict=True)
-    counts = {name: np.asarray(values, float) for name, values in both if values is not None}
+    named_counts = zip(NAMES, (draft_steps, target_calls), strict=True)
+    counts = {name: np.asarray(values, float) for name, values in named_counts if values is not None}
     if len(seconds) < LEAST_GENERATIONS:
         raise ValueError(
             f"{len(seconds)} timed generations are too few for forward times, {LEAST_GENERATIONS} are the least: raise "
@@ -194,7 +197,8 @@ def fit(
 
 def _solved(columns: Mapping[str, np.ndarray], seconds: np.ndarray, clusters: np.ndarray) -> Fit:
     design, names = np.stack([*columns.values()], -1), (*columns,)
-    scale = np.linalg.norm(design, axis=0)  # columns of one size: a constant and counts of hundreds solve equally well
+    # columns of equal norm: without this, a constant and counts of hundreds make an ill-conditioned system
+    scale = np.linalg.norm(design, axis=0)
     scaled = design / scale
     solution = np.linalg.lstsq(scaled, seconds, rcond=None)[0]
     residuals = seconds - scaled @ solution
@@ -210,16 +214,16 @@ def _solved(columns: Mapping[str, np.ndarray], seconds: np.ndarray, clusters: np
 
 
 def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Covariance of least squares whose residuals may have anything in common within a cluster."""
+    """Returns the covariance of least squares with arbitrary correlation of the residuals within a cluster."""
     bread = np.linalg.inv(design.T @ design)
-    numbers, which = np.unique(clusters, return_inverse=True)
+    numbers, cluster_index = np.unique(clusters, return_inverse=True)
     scores = np.zeros((len(numbers), design.shape[1]))
-    np.add.at(scores, which, design * residuals[:, None])
+    np.add.at(scores, cluster_index, design * residuals[:, None])
     return len(numbers) / (len(numbers) - 1) * bread @ scores.T @ scores @ bread
 
 
 def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None:
-    """Beside a constant only what varies says anything; without one, what is not a multiple of the other."""
+    """Refuses counts that do not determine their costs: constant beside an intercept, or multiples of each other."""
     centred = {name: values - values.mean() if intercept else values for name, values in counts.items()}
     for name, values in centred.items():
         if np.linalg.norm(values) <= 1e-9 * (np.linalg.norm(counts[name]) + 1.0):
@@ -238,13 +242,14 @@ def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None
 
 
 def suggested_threshold(draft: float, target: float, delta: float = 0.0) -> float:
-    """Theorem 3.1: the stop threshold `(c_2 + Δ) / (c_1 + c_2 + Δ)`, `c_1 = t_draft`, `c_2 = t_target − t_draft`.
+    """Returns theorem 3.1's stop threshold `(c_2 + Δ) / (c_1 + c_2 + Δ)`, `c_1 = t_draft`, `c_2 = t_target − t_draft`.
 
     Args:
-        draft, target: seconds per forward pass; delta: the theorem's constant, unknown in general; 0 is a suggestion.
+        draft, target: seconds per forward pass.
+        delta: the theorem's constant, unknown in general; 0 is a suggestion.
 
     Raises:
-        ValueError: a draft that is not cheaper than the target, or a time that is not positive (a fit of noise).
+        ValueError: the draft is not cheaper than the target, or a time is not positive (a fit of noise).
     """
     if not 0 < draft < target:
         raise ValueError(
@@ -265,40 +270,47 @@ def _positive(fit: Fit, *names: str) -> Fit:
 
 
 class Best(NamedTuple):
-    """A family's best setting: γ or h, tokens per second and the speed-up over the target alone, `[1 + samples]`."""
+    """Best setting of a family.
 
-    at: float
+    Attributes:
+        number: γ or h; tokens, speed_up: tokens per second, and the speed-up over the target alone, `[1 + samples]`.
+    """
+
+    number: float
     tokens: np.ndarray
     speed_up: np.ndarray
 
 
 class Suggestion(NamedTuple):
-    """What theorem 3.1's threshold gives beside the best one that was measured.
+    """Theorem 3.1's threshold compared with the best measured one.
 
     Attributes:
-        family: whose thresholds; at: the suggested h; tokens: predicted there, `[1 + samples]`.
-        between: the measured thresholds that it was read off from, one where it is a measured one or beyond all.
-        best: the best measured one.
+        family: the family of the thresholds; threshold: the suggested h; tokens: predicted there, `[1 + samples]`.
+        between: the measured thresholds that the prediction is interpolated from; a single one if `threshold` equals it
+            or is outside the measured range.
+        best: the best measured threshold.
     """
 
     family: Family
-    at: float
+    threshold: float
     tokens: np.ndarray
     between: tuple[float, ...]
     best: Best
 
     @property
     def lost(self) -> np.ndarray:
-        """The share of the best throughput that is left on the table, `[1 + samples]`."""
+        """The share of the best throughput that is lost at the suggested threshold, `[1 + samples]`."""
         return 1.0 - self.tokens / self.best.tokens
 
 
 @dataclass(frozen=True)
 class Throughputs:
-    """Predicted and measured throughputs of a panel's families; all methods raise ValueError on records without counts.
+    """Predicted and measured throughputs of a panel's families.
+
+    All methods raise ValueError on records without counts.
 
     Attributes:
-        families: of which panel; bootstrap: its resamples.
+        families: the panel's families; bootstrap: its resamples.
     """
 
     families: Families
@@ -306,32 +318,32 @@ class Throughputs:
 
     @cached_property
     def times(self) -> Fit:
-        """Forward times where both models take part.
+        """Forward times when both models take part.
 
         Raises:
-            ValueError: as `fit`, or a time that is not positive.
+            ValueError: as in `fit`, or a time is not positive.
         """
         return _positive(speculative(self.families.records), "draft", "target")
 
     @cached_property
     def times_alone(self) -> Fit:
-        """The target's forward time where it writes alone; errors as of `times`."""
+        """The target's forward time when it generates alone; raises the errors of `times`."""
         return _positive(alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
-        """Tokens per second from a spot's counts, `[1 + samples]`; counts and forward times are resampled."""
+        """Returns tokens per second from a spot's counts, `[1 + samples]`; counts and forward times are resampled."""
         counts = self.bootstrap.counts(spot.records)
         examples = len(spot.records[0]["per_example"]["ids"])
-        # one draw for every spot of a fit: what is wrong with its times cancels where two of them are compared
+        # one draw for every spot of a fit: errors in its times cancel when two spots are compared
         draws = self._drawn[spot.method == TARGET]
         return counts["committed"] / draws.seconds(examples, counts["draft_steps"], counts["target_calls"])
 
     def measured(self, spot: Spot) -> np.ndarray:
-        """Tokens per second of the timed runs, `[1 + samples]`."""
+        """Returns tokens per second of the timed runs, `[1 + samples]`."""
         return self.bootstrap.rates(spot.records)[0]
 
     def error(self, spot: Spot) -> float:
-        """Predicted over measured throughput, less 1, both of the timed runs themselves."""
+        """Returns predicted over measured throughput, minus 1, both for the timed runs themselves."""
         timed, times = runs(spot.records), self.times_alone if spot.method == TARGET else self.times
         seconds = times.seconds(len(timed.seconds), timed.draft_steps.sum(), timed.target_calls.sum())
         return float(timed.seconds.sum() / seconds - 1)
@@ -342,43 +354,46 @@ class Throughputs:
         return self.times.draws(samples, (seed, 0)), self.times_alone.draws(samples, (seed, 1))
 
     def speed_up_predicted(self, spot: Spot) -> np.ndarray:
-        """Predicted throughput over the target's, on the same resamples."""
+        """Returns predicted throughput over the target's, on the same resamples."""
         return self.predicted(spot) / self.predicted(self.families.target)
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
-        """Measured throughput over that of the target's runs beside, on the same resamples."""
+        """Returns measured throughput over that of the target's runs beside it, on the same resamples."""
         return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:
-        """The setting of the highest predicted throughput."""
+        """Returns the setting with the highest predicted throughput."""
         return self._best(family, self.predicted, self.predicted, self.speed_up_predicted)
 
     def best_measured(self, family: Family) -> Best:
-        """The setting of the highest measured speed-up: settings ran at different hours, the target beside each."""
+        """Returns the setting with the highest measured speed-up.
+
+        Settings ran at different times, so they are compared by speed-up: the target ran beside each.
+        """
         return self._best(family, self.speed_up_measured, self.measured, self.speed_up_measured)
 
     @staticmethod
     def _best(family: Family, *scores: Callable[[Spot], np.ndarray]) -> Best:
-        """Returns the setting of the highest first score, with its tokens per second and its speed-up by the others."""
+        """Returns the setting with the highest first score, with its tokens per second and speed-up by the others."""
         by, tokens, speed_up = scores
-        at = max(family.spots, key=lambda each: by(family.spots[each])[0])
-        return Best(at, tokens(family.spots[at]), speed_up(family.spots[at]))
+        setting = max(family.spots, key=lambda candidate: by(family.spots[candidate])[0])
+        return Best(setting, tokens(family.spots[setting]), speed_up(family.spots[setting]))
 
     def suggestion(self, family: Family) -> Suggestion:
-        """Theorem 3.1's threshold with Δ = 0 against the best measured one, by prediction.
+        """Returns theorem 3.1's threshold with Δ = 0 and the best measured one, by predicted throughput.
 
-        Between two measured thresholds the throughput is taken as linear in h, beyond them as that of the nearest.
+        Between two measured thresholds the throughput is linear in h; beyond them it is that of the nearest.
 
         Raises:
             ValueError: a family of fixed blocks, or forward times that suggest nothing.
         """
         if family.symbol != THRESHOLD:
             raise ValueError(f"{family.name} has no stop threshold to suggest")
-        at = suggested_threshold(self.times.draft, self.times.target)
+        threshold = suggested_threshold(self.times.draft, self.times.target)
         places = np.asarray(list(family.spots))
-        above, same = int(np.searchsorted(places, at)), np.flatnonzero(np.isclose(places, at)).tolist()
+        above, same = int(np.searchsorted(places, threshold)), np.flatnonzero(np.isclose(places, threshold)).tolist()
         near = same or [n for n in (above - 1, above) if 0 <= n < len(places)]
-        found = [self.predicted(family.spots[places[n]]) for n in near]
-        weight = 0.0 if len(near) < 2 else (at - places[near[0]]) / (places[near[1]] - places[near[0]])
-        tokens = found[0] * (1 - weight) + found[-1] * weight
-        return Suggestion(family, at, tokens, tuple(map(float, places[near])), self.best_predicted(family))
+        throughputs = [self.predicted(family.spots[places[n]]) for n in near]
+        weight = 0.0 if len(near) < 2 else (threshold - places[near[0]]) / (places[near[1]] - places[near[0]])
+        tokens = throughputs[0] * (1 - weight) + throughputs[-1] * weight
+        return Suggestion(family, threshold, tokens, tuple(map(float, places[near])), self.best_predicted(family))

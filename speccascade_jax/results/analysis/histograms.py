@@ -1,6 +1,6 @@
-"""How far apart draft and target are, position by position: the counts behind paper 2's Figure 3. Needs no JAX.
+"""Histograms of the divergence of draft and target at each position, as in Holsman et al. (2025), Figure 3.
 
-A survey counts (`count`) and writes the counts into its JSON file; `read` takes them up again for a figure.
+A survey counts (`count`) and writes the counts into its JSON file; `read` reads them for a figure. Needs no JAX.
 """
 
 import json
@@ -16,23 +16,27 @@ from speccascade_jax.storage.files import expanded
 BINS = 30
 _LAST = {"js": 0.3, "tv": 0.3, "js_reference": 0.3, "kl": 1.5, "kl_reversed": 1.5}
 LAST_EDGES = {f"{name}{form}": last for name, last in _LAST.items() for form in ("", "_scaled")}
-"""Quantity of a survey -> where its histogram ends; the paper truncates `js` at 0.3. The same for every file."""
+"""Quantity of a survey -> last edge of its histogram; the paper truncates `js` at 0.3. The same for every file."""
 UNITS = {"js": "bits", "js_reference": "nats", "kl": "nats", "kl_reversed": "nats"}
 
 
 def check(quantity: str) -> None:
-    """Refuse a quantity that has no histogram: ValueError with the nearest names."""
+    """Refuses a quantity that has no histogram.
+
+    Raises:
+        ValueError: names the nearest quantities.
+    """
     if quantity not in LAST_EDGES:
         near = names.hint(quantity, LAST_EDGES)
         raise ValueError(f"no histogram of {quantity!r}: {near}choose one of {', '.join(LAST_EDGES)}")
 
 
 def count(quantity: str, values: np.ndarray) -> dict[str, Any]:
-    """The histogram of `values` `[N]`, each at least 0 and possibly infinite, as JSON takes it.
+    """Returns the histogram of `values` `[N]`, each at least 0 and possibly infinite, as JSON values.
 
     Returns:
-        `quantity`; `edges` (31, ascending) of bins closed below and open above; `counts` (30); `above`: how many values
-        lie at or beyond the last edge; `median` (`None` if infinite).
+        `quantity`; `edges` (31, ascending) of bins closed below and open above; `counts` (30); `above`: number of
+        values at or above the last edge; `median` (`None` if infinite).
 
     Raises:
         ValueError: no such quantity, or no values.
@@ -53,7 +57,7 @@ def count(quantity: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def line(histogram: dict[str, Any]) -> str:
-    """A histogram in one line."""
+    """Returns a histogram described in one line."""
     total = sum(histogram["counts"]) + histogram["above"]
     median = "infinite" if histogram["median"] is None else f"{histogram['median']:.3g}"
     beyond = f"{histogram['above'] / total:.1%} of {total:,} positions from {histogram['edges'][-1]:g} on"
@@ -61,17 +65,17 @@ def line(histogram: dict[str, Any]) -> str:
 
 
 def name_of(quantity: str) -> str:
-    """A quantity for readers, with its unit."""
+    """Returns a quantity's name for readers, with its unit."""
     plain = quantity.removesuffix("_scaled")
     details = ", ".join([*([UNITS[plain]] if plain in UNITS else []), *(["p̃, q̃"] if plain != quantity else [])])
     return plain + (f" ({details})" if details else "")
 
 
 def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """The surveys in files that `experiments/survey.py` wrote, all with histograms of one quantity.
+    """Returns the surveys in files that `experiments/survey.py` wrote, all with histograms of one quantity.
 
     Raises:
-        ValueError: a file that is none, or files of different quantities.
+        ValueError: a file that is no survey, or files of different quantities.
         OSError: a file that cannot be read.
     """
     surveys, seen = list[dict[str, Any]](), dict[str, str | Path]()
@@ -85,6 +89,6 @@ def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
         surveys.append(survey)
         seen[survey["histogram"]["quantity"]] = path
     if len(seen) > 1:
-        each = ", ".join(f"{quantity} in {path}" for quantity, path in seen.items())
-        raise ValueError(f"histograms of different quantities ({each}): draw one figure for each")
+        listed = ", ".join(f"{quantity} in {path}" for quantity, path in seen.items())
+        raise ValueError(f"histograms of different quantities ({listed}): draw one figure for each")
     return surveys

@@ -1,4 +1,4 @@
-"""From records to curves, their names, and paper 1's Table 2; what tables and plots share. Needs no JAX."""
+"""Panels of comparable curves from records, and Table 2 of Narasimhan et al. (2024). Needs no JAX."""
 
 import math
 import statistics
@@ -36,16 +36,16 @@ _METRICS = {
 
 
 def metric_name(metric: str) -> str:
-    """A metric as readers know it."""
+    """Returns a metric's name for readers."""
     return _METRICS.get(metric, metric)
 
 
 def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
-    """A curve's name for readers: its method's title, and in brackets what sets it apart or was chosen for it.
+    """Returns a curve's name for readers: its method's title, and in brackets the details that distinguish it.
 
     Args:
-        apart: what else tells it from other curves of its panel (`suffixes`).
-        threshold: whether a stop threshold is part of the name, and not what the curve runs along.
+        apart: text that distinguishes the curve from others of its panel (`suffixes`).
+        threshold: whether a stop threshold is part of the name; it is not if the curve runs along it.
     """
     point = record["point"]
     text: str = point["title"]
@@ -59,42 +59,43 @@ def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
 
 
 def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...]]:
-    """Sorts curves in the order of paper 1's Table 2, those of methods without a place there behind, by name."""
+    """Returns the sort key of a curve: the order of Narasimhan et al. (2024), Table 2, then other methods by name."""
     return record["point"]["rank"], natural(curve)
 
 
 MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
-"""What keeps panels apart unless a table is asked to put it side by side -> how it is then told in a curve's name."""
+"""Settings that separate panels unless a table joins them -> their form in a curve's name if it does."""
 
 HEAD, POLICY = "head", "policy"
-"""Acceptance heads and selection policies never keep panels apart: other weights are another curve, whatever their file
-is called."""
+"""Fingerprints that never separate panels: acceptance heads and selection policies with other weights are other curves,
+whatever their file names are."""
 
 
 def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
-    """For each record what tells it from the others of its kind, as " (γ = 3, head 73861f)"; empty where nothing does.
+    """Returns for each record the text that distinguishes it within its kind, as " (γ = 3, head 73861f)", or "".
 
     Args:
-        kinds: of each record, what it would otherwise be called; names: in `MIXABLE`, `HEAD` or `POLICY`.
+        kinds: the curve or family of each record; only records of equal kind are distinguished.
+        names: in `MIXABLE`, `HEAD` or `POLICY`.
     """
     values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
     for kind, record in zip(kinds, records, strict=True):
         for name in names:
             values[kind, name].add(setting(record, name))
-    found = []
+    record_suffixes = []
     for kind, record in zip(kinds, records, strict=True):
         words = [_told(record, name) for name in names if len(values[kind, name]) > 1]
-        found.append(f" ({', '.join(words)})" if words else "")
-    return found
+        record_suffixes.append(f" ({', '.join(words)})" if words else "")
+    return record_suffixes
 
 
 def setting(record: Record, name: str) -> Any:
-    """A value that tells records apart; of a head or a policy its fingerprint, `None` where none is asked."""
+    """Returns a value that distinguishes records; for a head or a policy its fingerprint, or `None` without one."""
     return record["fingerprints"].get(name) if name in (HEAD, POLICY) else get_entry(record["point"], name)
 
 
 def _told(record: Record, name: str) -> str:
-    """A value for a curve's name; a draft temperature that is not named is the method's own or the target's."""
+    """Returns a value as text for a curve's name; a draft temperature of `None` is the method's own or the target's."""
     value = setting(record, name)
     if name in (HEAD, POLICY):
         return f"{name} {value[:6]}" if value else f"no {name}"
@@ -103,13 +104,13 @@ def _told(record: Record, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """One point of a curve, averaged over seeds. `None` where it was not measured or is undefined.
+    """One point of a curve, averaged over seeds. A field is `None` if it was not measured or is undefined.
 
-    `method` is the curve's key in its panel, `label` what readers call it.
-    `alpha` is what is swept along the curve; a stop threshold where the rule has no α (`axis` says so).
+    `method` is the curve's key in its panel, `label` its name for readers. `alpha` is the number swept along the curve;
+    it is a stop threshold if the rule has no α (`axis` names it).
 
-    Spreads: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
-    standard deviation over seeds to either side. `records` are what it is the average of, one per seed.
+    Intervals: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
+    standard deviation over seeds on either side. `records` are the averaged ones, one per seed.
     """
 
     method: str
@@ -124,33 +125,33 @@ class Spot:
     records: tuple[Record, ...]
 
     def name(self) -> str:
-        """Label and place on the curve, for lists."""
+        """Returns label and position on the curve, for lists."""
         return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
 
     def order(self) -> tuple[int, tuple[tuple[float, str], ...]]:
-        """Sorts spots as their curves stand in tables and legends."""
+        """Returns the key that sorts spots in the order of their curves in tables and legends."""
         return place(self.records[0], self.method)
 
     @property
     def axis(self) -> str:
-        """What `alpha` is: the rule's, or the stop threshold of a method whose rule has none."""
+        """Name of `alpha`: "α", or "h" for the stop threshold of a method whose rule has no α."""
         point = self.records[0]["point"]
         return "h" if _along(self.records[0])[0] == point["family"] != point["curve"] else "α"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Everything that may be compared: one pair, task, sampling, block size and bonus.
+    """Curves that may be compared: one pair, task, sampling, block size and bonus.
 
-    Methods whose blocks end where the draft is unsure, or that have none, stand beside those of any block size.
+    Methods whose blocks end at the draft's uncertainty, or that have no blocks, are in the panels of every block size.
 
     Attributes:
         setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device;
-            `None` where curves differ in one that was to be put side by side.
+            `None` for a joined coordinate in which curves differ.
         metric: name of the quality metric.
-        target, draft: the two ends; `None` where the records have none.
-        curves: method -> its spots by rising α, in the order of `place`.
-        cooler: temperature -> the target alone at that one, below this panel's, rising.
+        target, draft: target alone and draft alone; `None` if the records have none.
+        curves: method -> its spots by ascending α, in the order of `place`.
+        cooler: temperature -> the target alone at that temperature, below this panel's, ascending.
     """
 
     setting: dict[str, Any]
@@ -162,27 +163,31 @@ class Panel:
 
     @property
     def ends(self) -> list[Spot]:
-        """Target and draft alone, where the records have them."""
+        """Target and draft alone, if the records have them."""
         return [end for end in (self.target, self.draft) if end]
 
     @property
     def spots(self) -> list[Spot]:
-        """Those of all curves."""
+        """The spots of all curves."""
         return [spot for curve in self.curves.values() for spot in curve]
 
     @property
     def records(self) -> list[Record]:
-        """Those of all ends and curves."""
+        """The records of target and draft alone and of all curves."""
         return [record for spot in (*self.ends, *self.spots) for record in spot.records]
 
     def required_target(self) -> Spot:
-        """The target alone; ValueError where the records hold none."""
+        """Returns the target alone.
+
+        Raises:
+            ValueError: the records hold none.
+        """
         if self.target is None:
             raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}; sweep.py measures it")
         return self.target
 
     def title(self) -> str:
-        """What the panel is, in one line."""
+        """Returns the panel's coordinates in one line."""
         s = self.setting
         parts = [f"{s['task']}, {short_name(s['pair'])}", f"T = {s['temperature']:g}"]
         if s["draft_temperature"] is not None:
@@ -195,18 +200,19 @@ class Panel:
         return ", ".join(parts)
 
     def asides(self) -> list[str]:
-        """Curves with another block size or bonus than the title's, one sentence each, where their name is silent."""
-        found = []
+        """Returns a sentence per curve whose block size or bonus differs from the title's and is not in its name."""
+        sentences = []
         for curve, spots in self.curves.items():
             point = spots[0].records[0]["point"]
-            own = [name for name in ("block_size", "bonus") if get_entry(point, name) not in (None, self.setting[name])]
-            words = [MIXABLE[name].format(get_entry(point, name)) for name in own]
-            if told := [word for word in words if word not in curve]:
-                found.append(f"{spots[0].label}: {', '.join(told)}.")
-        return found
+            names = ("block_size", "bonus")
+            differing = [name for name in names if get_entry(point, name) not in (None, self.setting[name])]
+            words = [MIXABLE[name].format(get_entry(point, name)) for name in differing]
+            if unnamed := [word for word in words if word not in curve]:
+                sentences.append(f"{spots[0].label}: {', '.join(unnamed)}.")
+        return sentences
 
     def sizes(self) -> str:
-        """On how much it rests, in one line."""
+        """Returns the numbers of examples, trials and seeds in one line."""
         seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
         text = f"{s['quality_examples']} examples for quality"
         if s["latency_examples"]:
@@ -215,10 +221,10 @@ class Panel:
 
 
 def read_points(*paths: str | Path) -> list[Record]:
-    """The records of points in one or more stores; others are passed over.
+    """Returns the records of points in one or more stores; other records are skipped.
 
     Raises:
-        ValueError: there is none; FileNotFoundError, NotAStoreError: as `read_records`.
+        ValueError: there is no record of a point; FileNotFoundError, NotAStoreError: as in `read_records`.
     """
     points = [record for record in read_records(*paths) if "point" in record]
     if not points:
@@ -228,18 +234,18 @@ def read_points(*paths: str | Path) -> list[Record]:
 
 
 def short_name(pair: str) -> str:
-    """A pair's name, or the last part of its path."""
+    """Returns a pair's name, or the last part of its path."""
     return pair.rstrip("/").rsplit("/", 1)[-1]
 
 
 def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Panel]:
-    """The records sorted into what may be compared with each other.
+    """Returns the records grouped into panels of comparable points.
 
     Target and draft alone, and methods without a choice of γ, belong to every block size and bonus of their sampling.
 
     Args:
         records: from one store or several.
-        together: names in `MIXABLE` that do not separate panels: curves that differ in them say so in their name.
+        together: names in `MIXABLE` that do not separate panels: curves that differ in them name them.
 
     Raises:
         ValueError: another name, or records of another version.
@@ -254,26 +260,30 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
         values |= {name: record["fingerprints"][name] for name in ("weights", "examples")}
         values["device"] = f"{record['device']['kind']} ({record['device']['processor']})"
         shared[tuple(values.items())].append(record)
-    found = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
-    return [replace(panel, cooler=_cooler(panel, found)) for panel in found]
+    all_panels = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
+    return [replace(panel, cooler=_cooler(panel, all_panels)) for panel in all_panels]
 
 
 def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
-    """The target alone at lower temperatures, on the same examples; how and whether it was timed does not matter."""
+    """Returns the target alone at lower temperatures, on the same examples; its timing does not matter."""
     if panel.setting["temperature"] is None:
         return {}
     free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
     same = {name: value for name, value in panel.setting.items() if name not in free}
     alone = {
-        other.setting["temperature"]: other.target
-        for other in others
-        if other.target and same.items() <= other.setting.items()
+        candidate.setting["temperature"]: candidate.target
+        for candidate in others
+        if candidate.target and same.items() <= candidate.setting.items()
     }
-    return {at: alone[at] for at in sorted(filter(None.__ne__, alone)) if at < panel.setting["temperature"]}
+    return {
+        temperature: alone[temperature]
+        for temperature in sorted(filter(None.__ne__, alone))
+        if temperature < panel.setting["temperature"]
+    }
 
 
 def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
-    """One panel per block size and bonus that the records swept."""
+    """Yields one panel per block size and bonus that the records swept."""
     apart = [name for name in ("block_size", "bonus") if name not in together]
 
     def chosen_for(record: Record) -> tuple:
@@ -289,7 +299,7 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
 
 
 def is_swept(record: Record) -> bool:
-    """Whether γ is a choice of the sweep's."""
+    """Returns whether γ is a swept setting."""
     return record["point"]["swept_block"]
 
 
@@ -298,11 +308,11 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
     apart = suffixes(records, [_along(record)[0] for record in records], (*MIXABLE, HEAD, POLICY))
     words = dict[str, str]()
     for record, word in zip(records, apart, strict=True):
-        name, at = _along(record)
+        name, coordinate = _along(record)
         word = "" if name == TARGET else word
         words[name + word] = word
-        # a point measured again (with larger batches, say) is no further seed: the latest record counts
-        by_point[name + word, at][record["point"]["seed"]] = record
+        # a point that was measured again (with larger batches, say) is not another seed: the latest record counts
+        by_point[name + word, coordinate][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
         curves[curve].append(_spot(curve, words[curve], alpha, list(members.values())))
@@ -315,7 +325,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
 
 
 def _along(record: Record) -> tuple[str, float | None]:
-    """A record's curve and its place on it: α, or the stop threshold where there is no α to sweep."""
+    """Returns a record's curve and its position on it: α, or the stop threshold if there is no α to sweep."""
     point = record["point"]
     if point["alpha"] is None and point["stop_threshold"] is not None:
         return point["family"], point["stop_threshold"]
@@ -334,7 +344,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
         label=label(records[0], apart, threshold=_along(records[0])[0] == point["curve"]),
         alpha=alpha,
         quality=_pool([value_of(r["quality"]) for r in records]),
-        latency=_pool([value_of(each) for each in relative]) if relative else None,
+        latency=_pool([value_of(entry) for entry in relative]) if relative else None,
         ms_per_example=statistics.fmean(absolute) if absolute else None,
         measures={
             name: _pool([Interval(x, x, x) for x in values])
@@ -348,7 +358,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
 
 
 def share_of(spot: Spot, name: str) -> Interval | None:
-    """A measure of `SHARES`; `target_share` is what `draft_share` leaves."""
+    """Returns a measure of `SHARES`; `target_share` is 1 minus `draft_share`."""
     if name != "target_share":
         return spot.measures.get(name)
     drafted = spot.measures.get("draft_share")
@@ -356,7 +366,7 @@ def share_of(spot: Spot, name: str) -> Interval | None:
 
 
 def value_of(entry: Bounds) -> Interval:
-    """A record's entry with `value`, `low` and `high`."""
+    """Returns a record's entry with `value`, `low` and `high` as an interval."""
     return Interval(entry["value"], entry["low"], entry["high"])
 
 
@@ -368,14 +378,14 @@ def _pool(values: Sequence[Interval]) -> Interval:
 
 
 LOSS = 1.0
-"""Of quality, in units of the metric: one point of BLEU, ROUGE or accuracy is about what seeds differ by."""
+"""Default loss of quality, in units of the metric: seeds differ by about one point of BLEU, ROUGE or accuracy."""
 
 
 class Row(NamedTuple):
-    """A method's row of Table 2; `None` where no point qualifies.
+    """A method's row of Table 2; a spot is `None` if no point qualifies.
 
-    `fastest`: the fastest spot that reaches the target's quality; `near`: that is worse by no more than a stated loss;
-    `best`: the best one no slower than the target.
+    `fastest`: the fastest spot that reaches the target's quality; `near`: the fastest spot that is worse by at most a
+    stated loss; `best`: the best spot that is no slower than the target.
     """
 
     method: str
@@ -385,15 +395,15 @@ class Row(NamedTuple):
 
 
 def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS) -> list[Row]:
-    """Paper 1's Table 2 for one panel.
+    """Returns one panel's Table 2 (Narasimhan et al., 2024).
 
-    Inconclusive points (nothing was drafted) qualify for neither column.
+    Inconclusive points (nothing was drafted) qualify for no column.
 
     Args:
         panel: with a target.
         tolerance: quality counts as reached from `target − tolerance` on; 0 is the exact comparison.
         margin: no slower means relative latency up to `1 + margin`.
-        loss: by how much the quality of `Row.near` may lie below the target's, in units of the metric.
+        loss: the largest difference of the quality of `Row.near` below the target's, in units of the metric.
 
     Raises:
         ValueError: the records hold no target to compare with.
@@ -410,5 +420,5 @@ def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: floa
 
 
 def latency_of(spot: Spot) -> float:
-    """Relative to the target's; infinite where it was not measured."""
+    """Returns the latency relative to the target's; infinite if it was not measured."""
     return spot.latency.value if spot.latency else math.inf

@@ -1,4 +1,4 @@
-"""What code records were measured by: a table in which several versions meet says so. Needs no JAX."""
+"""Versions of the code that records were measured by, and notes for tables that mix several. Needs no JAX."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,20 @@ _OURS = "speccascade_jax"
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """A sentence that names the versions of the code, and one the curves in which a method's own code changed."""
-    found = [_versions(record) for panel in panels for record in panel.records]
+    """Returns a sentence if several versions of the code meet, and one that names curves whose own code changed."""
+    versions = [_versions(record) for panel in panels for record in panel.records]
     several = []
-    for name in dict.fromkeys(name for each in found for name in each):
-        values = list(dict.fromkeys(each.get(name, "of unknown version") for each in found))
+    for name in dict.fromkeys(name for record_versions in versions for name in record_versions):
+        values = list(dict.fromkeys(record_versions.get(name, "of unknown version") for record_versions in versions))
         several += [f"{name} {' and '.join(values)}"] if len(values) > 1 else []
-    told = [f"Measured by several versions of the code, whose numbers may not compare: {'; '.join(several)}."]
+    versions_note = [f"Measured by several versions of the code, whose numbers may not compare: {'; '.join(several)}."]
     changed = [curve[0].label for panel in panels for curve in panel.curves.values() if _is_changed(curve)]
     said = f"Rule, stop policy or drafter changed between points of {', '.join(changed)}: measure them again."
-    return told * bool(several) + [said] * bool(changed)
+    return versions_note * bool(several) + [said] * bool(changed)
 
 
 def package(record: Record) -> str:
-    """The version of this package that a record was measured by, with git's revision; empty where it does not say."""
+    """Returns the version of this package that measured a record, with git's revision; empty if it is not recorded."""
     if not (known := record.get("package")):
         return ""
     inside = [(known["revision"] or "")[:10]] * bool(known["revision"]) + ["files changed"] * bool(known["dirty"])
@@ -31,16 +31,16 @@ def package(record: Record) -> str:
 
 
 def _versions(record: Record) -> dict[str, str]:
-    """Name -> version of what a record was measured by, this package first."""
+    """Returns name -> version of the software that measured a record, this package first."""
     ours = package(record)
-    others = {name: at for name, at in record.get("versions", {}).items() if name not in ("python", _OURS)}
-    return ({_OURS: ours} if ours else {}) | others
+    libraries = {name: version for name, version in record.get("versions", {}).items() if name not in ("python", _OURS)}
+    return ({_OURS: ours} if ours else {}) | libraries
 
 
 def _is_changed(curve: Iterable[Spot]) -> bool:
-    """Returns whether a curve's points were measured by several codes that can be compared: under one toolchain."""
+    """Returns whether a curve's points have several code digests under one toolchain, where digests are comparable."""
     codes: dict[str, set[str]] = defaultdict(set)
     for provenance in (record.get("provenance", {}) for spot in curve for record in spot.records):
         if code := provenance.get("code"):
             codes[repr(sorted(provenance["toolchain"].items()))].add(code)
-    return any(len(each) > 1 for each in codes.values())
+    return any(len(digests) > 1 for digests in codes.values())

@@ -1,14 +1,13 @@
-"""What may be called better: spots of a panel against the target alone, requests sent at random, and their column.
+"""Significance of differences: spots of a panel against the target, random requests, and each other in a column.
 
-Every comparison is paired over examples (`bootstrap`): what makes one hard or slow is in both sides and cancels. Where
-records do not hold single examples (or hold too few) there is no interval, and without one nothing is called better. Of
-latencies nothing is called better either that differs by less than equal work was seen to (`noise`), or that was timed
-in too few trials.
+Every comparison is paired over examples (`bootstrap`): an example's difficulty or length affects both sides and
+cancels. Records with too few single examples have no interval, and without an interval nothing is called better. A
+latency is also not called better if it differs by less than equal work did (`noise`), or was timed in too few trials.
 
-Two baselines that a sceptic draws come from records that a sweep holds anyway. Whole requests sent at random to draft
-or target (paper 2's grey line) cost nothing to build: a method whose points lie below that line loses to a coin. And at
-T > 0 a part of what rules gain is that they sharpen, which the target alone does at a lower temperature
-(`Panel.cooler`). Needs no JAX.
+Two critical baselines need no further measurement. The first sends whole requests at random to draft or target (the
+grey line of Holsman et al., 2025): a method whose points are below that line is worse than a coin toss. The second is
+for T > 0: rules gain a part of their quality by sharpening the distribution, which the target alone also does at a
+lower temperature (`Panel.cooler`). Needs no JAX.
 """
 
 import itertools
@@ -25,13 +24,13 @@ from speccascade_jax.results.store.record import Record
 BEST, TIE = "*", "≈"
 
 TIMED = ("tokens", "draft_steps", "target_calls")
-"""What timed runs hold beside their milliseconds, under `per_example_` and the name."""
+"""Counts that timed runs hold beside their milliseconds, each under `per_example_` and its name."""
 
 BUSY = math.log(1.1)
-"""A target that comes out at 1.1 times its own latency was timed on a machine that did other things."""
+"""Largest log ratio of the target's latency to itself; beyond 1.1 the machine was busy with other work."""
 
 LEAST_TRIALS = 3
-"""With fewer, what the machine did to a whole trial cannot be told from the method: no latency is called better."""
+"""Fewest trials for a mark: with fewer, the machine's effect on a whole trial cannot be separated from the method's."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
@@ -46,17 +45,21 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | N
     """Returns the spot's latency over the target's, beside which it ran; `None` without single examples.
 
     Args:
-        floor: what equal work was seen to differ by (`noise`); 0 for the target itself.
-        over: a spot over whose latency relative to its target the spot's is taken.
+        floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
+        over: a spot whose relative latency the spot's relative latency is divided by.
     """
     spots = (spot,) if over is None else (spot, over)
-    return bootstrap.latency_ratio(*(each.records for each in spots)).at_least(floor) if _timed(*spots) else None
+    return (
+        bootstrap.latency_ratio(*(timed_spot.records for timed_spot in spots)).at_least(floor)
+        if _timed(*spots)
+        else None
+    )
 
 
 class Place(NamedTuple):
-    """A spot; its latency relative to the target's, `None` where it was not timed; its quality less the target's.
+    """A spot, its latency relative to the target's (`None` if it was not timed) and its quality minus the target's.
 
-    Both are paired intervals; where records hold too few single examples, the value alone.
+    Both are paired intervals, or the value alone if records hold too few single examples.
     """
 
     spot: Spot
@@ -65,12 +68,12 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Those of a panel.
+    """The places of a panel.
 
     Attributes:
         curves: as in the panel; ends: the target's and the draft's.
         random: relative latencies and differences of whole requests sent at random, or `None`.
-        margin: how much quality may be lost; chosen: the fastest place within it, `None` where none is faster than the
+        margin: the accepted loss of quality; chosen: the fastest place within it, `None` if none is faster than the
             target.
     """
 
@@ -82,14 +85,14 @@ class Places(NamedTuple):
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
-    """Returns the places of a panel's spots; without a record of the target alone qualities stand as they are."""
+    """Returns the places of a panel's spots; without a record of the target alone, qualities are not differences."""
     target, bootstrap, floor = panel.target, Bootstrap(), noise(panel)
     base = target.quality.value if target else 0.0
 
     def place(spot: Spot) -> Place:
         gap = spot.quality.value - base
         difference = quality_gain(panel, spot, bootstrap) or (Interval(gap, gap, gap) if target else spot.quality)
-        if spot is target:  # beside which everything else is timed
+        if spot is target:  # all latencies are relative to the target, so its own is 1
             return Place(spot, spot.latency and Interval(1.0, 1.0, 1.0), difference)
         return Place(spot, spot.latency and (latency(spot, bootstrap, floor) or spot.latency), difference)
 
@@ -97,10 +100,13 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
     line = random_line(panel)
     drawn = None if line is None else (line.latency.tolist(), (line.quality - base).tolist())
     within = [
-        (each.latency.value, each)
+        (candidate.latency.value, candidate)
         for curve in curves.values()
-        for each in curve
-        if each.latency and each.latency.value < 1 and each.difference.value >= -margin and not each.spot.inconclusive
+        for candidate in curve
+        if candidate.latency
+        and candidate.latency.value < 1
+        and candidate.difference.value >= -margin
+        and not candidate.spot.inconclusive
     ]
     chosen = min(within, key=lambda pair: pair[0])[1] if target and within else None
     return Places(curves, [place(spot) for spot in panel.ends], drawn, margin, chosen)
@@ -114,10 +120,10 @@ class Line(NamedTuple):
 
 
 def random_line(panel: Panel, points: int = 41) -> Line | None:
-    """Returns what whole requests sent at random reach, the draft's share rising; `None` without both ends, one timed.
+    """Returns the line that whole requests sent at random reach, by ascending share of the draft.
 
-    Scores of a corpus (BLEU) are not linear in the share; where records hold no single examples a straight line stands
-    for them.
+    It is `None` without both ends, or if the draft was not timed. A corpus score (BLEU) is not linear in the share; if
+    records hold no single examples, a straight line approximates it.
     """
     target, draft = panel.target, panel.draft
     if target is None or draft is None or not draft.latency:
@@ -126,14 +132,16 @@ def random_line(panel: Panel, points: int = 41) -> Line | None:
     quality = (1 - share) * target.quality.value + share * draft.quality.value
     if _judged(target, draft):
         all_examples = Bootstrap(samples=1)
-        quality = np.asarray([all_examples.mixed(target.records, draft.records, each)[0] for each in share])
+        quality = np.asarray(
+            [all_examples.mixed(target.records, draft.records, draft_share)[0] for draft_share in share]
+        )
     return Line(1 - share + share * latency_of(draft), quality)
 
 
 def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """Returns the spot's quality less that of requests sent at random at the same latency; `None` without a line.
+    """Returns the spot's quality minus that of requests sent at random at the same latency; `None` without a line.
 
-    Slower than the target counts as the target alone, faster than the draft as the draft alone.
+    A spot slower than the target is compared with the target alone, one faster than the draft with the draft alone.
     """
     target, draft = panel.target, panel.draft
     if target is None or draft is None or not (draft.latency and spot.latency) or latency_of(draft) >= 1:
@@ -142,15 +150,15 @@ def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval
         return None
     saved = 1 - bootstrap.latencies(spot.records), 1 - bootstrap.latencies(draft.records)
     share = np.clip(saved[0] / np.maximum(saved[1], 1e-9), 0, 1)
-    own, _ = bootstrap.qualities(spot.records, target.records)
-    return bootstrap.interval(own - bootstrap.mixed(target.records, draft.records, share))
+    spot_quality, _ = bootstrap.qualities(spot.records, target.records)
+    return bootstrap.interval(spot_quality - bootstrap.mixed(target.records, draft.records, share))
 
 
 def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
-    """Returns sentences on which points lie below the line, and which of them beyond their interval."""
+    """Returns sentences that list the points below the line, and those of them below it beyond their interval."""
     shown = [spot for spot in panel.spots if not spot.inconclusive]
-    gains = {spot.name(): each for spot in shown if (each := gain_over_random(panel, spot, bootstrap))}
-    below = [name for name, each in gains.items() if each.value < 0]
+    gains = {spot.name(): gain for spot in shown if (gain := gain_over_random(panel, spot, bootstrap))}
+    below = [name for name, gain in gains.items() if gain.value < 0]
     sure = [name for name in below if gains[name].high < 0]
     said = "Whole requests sent at random to draft or target (grey line) are better at equal latency than "
     if not below:
@@ -160,10 +168,10 @@ def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
 
 
 def noise(panel: Panel) -> float:
-    """How far apart equal work was timed in a panel: the largest log ratio seen, 0 where nothing equal was timed.
+    """Returns the largest log ratio between latencies of equal work in a panel, 0 if no equal work was timed.
 
-    The target alone is timed against itself, beside which all else is timed; and methods may write the same tokens by
-    the same calls, which happens where their laws agree.
+    The target alone is timed against itself; and methods may produce the same tokens by the same calls, which happens
+    if their distributions agree.
     """
     seen = [self_noise(panel)]
     by_work = sorted((spot for spot in panel.spots if _work(spot)), key=_work)
@@ -174,18 +182,20 @@ def noise(panel: Panel) -> float:
 
 
 def self_noise(panel: Panel) -> float:
-    """The log ratio of the target alone to itself, 0 where that was not timed."""
+    """Returns the log ratio of the target alone to itself, 0 if it was not timed."""
     return abs(math.log(latency_of(panel.target))) if panel.target and panel.target.latency else 0.0
 
 
 def noise_notes(panel: Panel) -> Iterator[str]:
-    """What readers must know of a panel's latencies."""
+    """Yields the notes on a panel's latencies that readers need."""
     if not any(spot.latency for spot in panel.spots):
         return
     if panel.target and panel.target.latency:
-        own = latency_of(panel.target)
-        if abs(math.log(own)) > BUSY:
-            yield f"The target timed against itself came out at {own:.2f}: the machine was busy, latencies mean little."
+        ratio = latency_of(panel.target)
+        if abs(math.log(ratio)) > BUSY:
+            yield (
+                f"The target timed against itself came out at {ratio:.2f}: the machine was busy, latencies mean little."
+            )
     if floor := noise(panel):
         yield (
             f"Equal work was timed up to {math.expm1(floor):.1%} apart (the target against itself, methods that made "
@@ -196,9 +206,9 @@ def noise_notes(panel: Panel) -> Iterator[str]:
 
 
 def _work(spot: Spot) -> tuple:
-    """What the timed runs of a spot did, seed by seed: tokens and calls of every one; nothing where records do not say.
+    """Returns the work of a spot's timed runs, seed by seed: tokens and calls of each run; `()` if it is not recorded.
 
-    Numbers of calls alone tell little of blocks of different lengths, so these are a part of it.
+    The block size is included, because call counts alone do not determine the work if block lengths differ.
     """
     work = []
     for record in spot.records:
@@ -211,20 +221,20 @@ def _work(spot: Spot) -> tuple:
 
 
 def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:
-    """`BEST`, `TIE` or nothing for each entry of a column of qualities.
+    """Returns `BEST`, `TIE` or "" for each entry of a column of qualities.
 
-    An entry ties with the column's highest when the interval of their difference includes 0; those that tie, the
-    highest among them, are marked `TIE`. The highest is marked `BEST` only where every other entry was compared with it
-    and none ties. An entry alone has nothing to be better than.
+    An entry ties with the column's highest if the interval of their difference includes 0; tied entries, the highest
+    among them, are marked `TIE`. The highest is marked `BEST` only if every other entry was compared with it and none
+    ties. A single entry has no mark.
     """
     return _marks(spots, lambda spot: spot.quality.value, _judged, bootstrap.quality_difference, 0)
 
 
 def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: float) -> list[str]:
-    """As `quality_marks`, for a column of latencies or speed-ups: the lowest is best, a tie's ratio includes 1.
+    """Returns `quality_marks` for a column of latencies or speed-ups: the lowest is best, a tie's ratio includes 1.
 
-    All pairs of the column hold at once: the best of many equal ones is otherwise far from the worst by chance. What
-    did the same work as another ties with whatever that one ties with.
+    The intervals of all pairs of the column hold jointly: otherwise the best of many equal entries is far from the
+    worst by chance. An entry that did the same work as a tied entry ties too.
 
     Args:
         floor: `noise` of the panel.
@@ -248,37 +258,40 @@ def uncompared(panel: Panel) -> list[str]:
         "quality": sum(not _judged(spot) for spot in spots),
         "latency": sum(not _timed(spot) for spot in spots if spot.latency),
     }
-    counts = " and ".join(f"the {what} of {number}" for what, number in lacking.items() if number)
+    counts = " and ".join(f"the {quantity} of {number}" for quantity, number in lacking.items() if number)
     why = f"their records hold no single examples, or fewer than {LEAST_EXAMPLES}"
     said = [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
     lost = {spot.label: sum(len(r.get("failed_examples", ())) for r in spot.records) for spot in spots}
     untimed = {spot.label: sum(r.get("failed_timings", 0) for r in spot.records) for spot in spots}
-    told = [f"{label}: {count} examples" for label, count in lost.items() if count]
-    told += [f"{label}: {count} timed runs, so all" for label, count in untimed.items() if count]
+    omissions = [f"{label}: {count} examples" for label, count in lost.items() if count]
+    omissions += [f"{label}: {count} timed runs, so all" for label, count in untimed.items() if count]
     why = "a model gave NaN or infinite logits; no interval against points on all examples"
-    return said + [f"Left out, because {why}: {'; '.join(told)}."] * bool(told)
+    return said + [f"Left out, because {why}: {'; '.join(omissions)}."] * bool(omissions)
 
 
 def _marks(
     spots: Sequence[Spot | None],
     score: Callable[[Spot], float],
-    told: Callable[[Spot, Spot], bool],
+    comparable: Callable[[Spot, Spot], bool],
     compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
     equal: float,
 ) -> list[str]:
-    """Two spots differ for certain where `compare`'s interval excludes `equal`; `told`: whether that can be told."""
+    """Returns the marks of a column; `comparable` tests whether two spots pair, `equal` is the neutral value."""
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)
     best = max(present, key=score)
     verdicts = [
-        compare(best.records, spot.records).excludes(equal) if spot and spot is not best and told(best, spot) else None
+        compare(best.records, spot.records).excludes(equal)
+        if spot and spot is not best and comparable(best, spot)
+        else None
         for spot in spots
     ]
     certain = verdicts.count(True) == len(present) - 1
-    own = TIE if False in verdicts else BEST if certain else ""
+    best_mark = TIE if False in verdicts else BEST if certain else ""
     return [
-        own if spot is best else TIE if verdict is False else "" for spot, verdict in zip(spots, verdicts, strict=True)
+        best_mark if spot is best else TIE if verdict is False else ""
+        for spot, verdict in zip(spots, verdicts, strict=True)
     ]
 
 
@@ -291,7 +304,7 @@ def _tried(*spots: Spot) -> bool:
 
 
 def _trials(spot: Spot) -> int:
-    """Returns how many trials a spot was timed in, over all seeds."""
+    """Returns the number of trials that a spot was timed in, over all seeds."""
     return sum(len(np.atleast_2d(record["latency"]["per_example_ms"])) for record in spot.records)
 
 

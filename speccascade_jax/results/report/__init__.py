@@ -1,1 +1,1 @@
-"""One HTML file of a store: plot, tables, outputs, traces, configuration, environment. Needs no JAX and no network."""
+"""Report of a store as one HTML file, tables and figures. Needs no JAX and no network."""

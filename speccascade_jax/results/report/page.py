@@ -1,4 +1,4 @@
-"""The page: what stands in it, put together from records, their outputs and the figures."""
+"""The report page, assembled from records, their outputs and the figures."""
 
 import itertools
 import shlex
@@ -19,18 +19,18 @@ from speccascade_jax.runtime import paths
 from speccascade_jax.storage.files import expanded, write_atomically
 
 MOST = 64
-"""Outputs shown of each point; all of them are in the store's folder."""
+"""Number of outputs shown of each point; all of them are in the store's folder."""
 _LONGEST = 600
 _CLASSES = {letter: templates.CLASSES[name] for letter, name in LETTERS.items()}
 
 
 def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, *, most: int = MOST) -> Path:
-    """Write the report of a store's panels, by default beside it as `.html`; returns its path.
+    """Writes the report of a store's panels, by default beside the store as `.html`; returns its path.
 
     Args:
         panels: those of the store's records, `panels.panels`.
-        store: where outputs and the sweep's settings lie; path: the file to write.
-        most: outputs of each point.
+        store: the store, with its outputs and the sweep's settings beside it; path: the file to write.
+        most: number of outputs shown of each point.
 
     Raises:
         ValueError: no panel holds the target alone.
@@ -46,34 +46,36 @@ def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, 
 def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     examples: dict[str, list[str]] = {}
     numbers = itertools.count()
-    made, figures = [], list[Any]()
+    panel_entries, figures = [], list[Any]()
     for panel in panels:
-        found = significance.places(panel)
+        panel_places = significance.places(panel)
         spots = [*panel.ends, *panel.spots]
         anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
         kept = {id(spot): _kept(store, spot.records[0]) for spot in spots}
         points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
-        traced = max((sum(o.trace is not None for o in each or ()) for each in kept.values()), default=0)
-        own = []
+        traced = max(
+            (sum(o.trace is not None for o in point_outputs or ()) for point_outputs in kept.values()), default=0
+        )
+        panel_figures = []
         if panel.curves:
             commands = {id(spot): command(spot.records[0], store) for spot in spots}
-            plot = charts.trade_off(found, metric_name(panel.metric), anchors, commands)
-            own = [plot, *charts.rejections(found, kept)]
-        made.append((_panel(panel, found) | {"points": points, "traced": traced}, len(own)))
-        figures += own
+            plot = charts.trade_off(panel_places, metric_name(panel.metric), anchors, commands)
+            panel_figures = [plot, *charts.rejections(panel_places, kept)]
+        panel_entries.append((_panel(panel, panel_places) | {"points": points, "traced": traced}, len(panel_figures)))
+        figures += panel_figures
     code, stands = charts.embedded(figures) if figures else ("", [])
     standing = iter(stands)
-    for told, number in made:
+    for entry, number in panel_entries:
         first, *more = itertools.islice(standing, number) if number else ("",)
-        told |= {"plot": first, "rejections": more}
-    beside = store.with_suffix(".settings.gin")
+        entry |= {"plot": first, "rejections": more}
+    settings_path = store.with_suffix(".settings.gin")
     page = templates.environment().get_template("page.html")
     html: str = page.render(
         title=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
         counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
-        panels=[told for told, _ in made],
+        panels=[entry for entry, _ in panel_entries],
         environment=[*_environment(panels)],
-        operative=beside.read_text("utf-8") if beside.is_file() else "",
+        operative=settings_path.read_text("utf-8") if settings_path.is_file() else "",
         examples=examples,
         style=templates.style(),
         script=charts.script() if figures else "",
@@ -83,7 +85,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
 
 
 def _kept(store: Path, record: Record) -> list[Output] | None:
-    """A record's outputs; a damaged file of them is said, and does not keep the rest from being shown."""
+    """Returns a record's outputs; warns of a damaged file and returns `None`, so that the rest is still shown."""
     try:
         return outputs.read(store, record)
     except ValueError as error:
@@ -91,58 +93,58 @@ def _kept(store: Path, record: Record) -> list[Output] | None:
         return None
 
 
-def _panel(panel: Panel, found: Places) -> dict[str, Any]:
+def _panel(panel: Panel, places: Places) -> dict[str, Any]:
     caption = (
-        f"{panel.sizes()}. The green band is a loss of at most {found.margin:g}. Intervals are of differences to the "
+        f"{panel.sizes()}. The green band is a loss of at most {places.margin:g}. Intervals are of differences to the "
         f"target on the same examples, of one point alone, and do not allow for α having been chosen on them."
     )
     timed = any(spot.latency for spot in panel.spots)
     grids = table2.grids([panel], points=not timed)
     seeds = max(spot.seeds for spot in (*panel.ends, *panel.spots))
     several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first." * (seeds > 1)
-    told = {"title": panel.title(), "caption": caption + several, "grids": grids, "verdict": _verdict(panel, found)}
-    return told | {"curves": charts.curves_key(found), "beside": charts.ends_key(found, timed)}
+    entry = {"title": panel.title(), "caption": caption + several, "grids": grids, "verdict": _verdict(panel, places)}
+    return entry | {"curves": charts.curves_key(places), "beside": charts.ends_key(places, timed)}
 
 
 def _point(
     spot: Spot, store: Path, anchor: str, kept: list[Output] | None, examples: dict[str, list[str]], most: int
 ) -> dict[str, Any]:
     record = spot.records[0]
-    told = [f"quality {spot.quality.value:.2f}"]
-    told += [f"latency {spot.latency.value:.2f}"] if spot.latency else []
+    facts = [f"quality {spot.quality.value:.2f}"]
+    facts += [f"latency {spot.latency.value:.2f}"] if spot.latency else []
     rejected = spot.measures.get("rejection_rate")
-    told += [f"rejected {rejected.value:.0%}"] if rejected else []
+    facts += [f"rejected {rejected.value:.0%}"] if rejected else []
     return {
         "anchor": anchor,
         "name": spot.name(),
-        "said": ", ".join(told),
+        "said": ", ".join(facts),
         "command": command(record, store),
         "configuration": record.get("configuration", ""),
-        "outputs": None if kept is None else [_output(each, record, examples) for each in kept[:most]],
+        "outputs": None if kept is None else [_output(output, record, examples) for output in kept[:most]],
         "more": max(len(kept or ()) - most, 0),
         "file": str(outputs.folder(store)),
     }
 
 
-def _output(each: Output, record: Record, examples: dict[str, list[str]]) -> dict[str, Any]:
-    name = f"{record['fingerprints']['examples'][:8]}-{each.id}"
+def _output(output: Output, record: Record, examples: dict[str, list[str]]) -> dict[str, Any]:
+    name = f"{record['fingerprints']['examples'][:8]}-{output.id}"
     if name not in examples:
-        references = (each.reference,) if isinstance(each.reference, str) else each.reference
-        examples[name] = [_cut(text) for text in (each.prompt, *references[:1])]
-    return {"id": each.id, "example": name, "trace": each.trace, "runs": [*_runs(each)]}
+        references = (output.reference,) if isinstance(output.reference, str) else output.reference
+        examples[name] = [_cut(text) for text in (output.prompt, *references[:1])]
+    return {"id": output.id, "example": name, "trace": output.trace, "runs": [*_runs(output)]}
 
 
 def _cut(text: str) -> str:
-    """The two ends of a long text: a prompt's question often stands last."""
+    """Returns the two ends of a long text: a prompt's question is often at its end."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
-def _runs(each: Output) -> Iterator[tuple[str, str]]:
-    """Class and text of neighbouring tokens that came from one place in one round."""
-    begins = set(itertools.accumulate(each.rounds))
-    sources = each.sources or " " * len(each.pieces)
+def _runs(output: Output) -> Iterator[tuple[str, str]]:
+    """Yields class and text of each run of adjacent tokens that have the same source and round."""
+    begins = set(itertools.accumulate(output.rounds))
+    sources = output.sources or " " * len(output.pieces)
     shown, run, number = "", "", 0
-    for place, (piece, source) in enumerate(zip(each.pieces, sources, strict=True)):
+    for place, (piece, source) in enumerate(zip(output.pieces, sources, strict=True)):
         if place and (place in begins or source != run):
             yield _CLASSES.get(run, "") + " e" * bool(number), shown
             shown, number = "", place if place in begins else 0
@@ -151,21 +153,21 @@ def _runs(each: Output) -> Iterator[tuple[str, str]]:
 
 
 def command(record: Record, store: Path) -> str:
-    """What runs a record's point again."""
+    """Returns the command that runs a record's point again."""
     return f"{paths.command('run')} --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
 
 
-def _verdict(panel: Panel, found: Places) -> str:
-    """The panel's point in one sentence."""
+def _verdict(panel: Panel, places: Places) -> str:
+    """Returns a sentence about the panel's fastest point within the margin."""
     if not any(spot.latency for spot in panel.spots):
         return "Nothing was timed."
-    if found.chosen is None or found.chosen.latency is None:
-        return f"No point is faster than the target and within {found.margin:g} of its {metric_name(panel.metric)}."
-    quick, loss = found.chosen.latency, found.chosen.difference
+    if places.chosen is None or places.chosen.latency is None:
+        return f"No point is faster than the target and within {places.margin:g} of its {metric_name(panel.metric)}."
+    quick, loss = places.chosen.latency, places.chosen.difference
     speed = charts.spanned(quick.inverse(), ".2f")
     return (
-        f"{found.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
-        f"{metric_name(panel.metric)}: the fastest of these points within {found.margin:g} of the target, chosen "
+        f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
+        f"{metric_name(panel.metric)}: the fastest of these points within {places.margin:g} of the target, chosen "
         f"on the examples that it is judged on."
     )
 

@@ -1,4 +1,4 @@
-"""What the experiments print: progress with the time left, a record, the tables. Needs no JAX."""
+"""Terminal output of the experiments: progress with the time left, a record, the tables. Needs no JAX."""
 
 import shlex
 import sys
@@ -19,31 +19,31 @@ from speccascade_jax.runtime.paths import command, interpreter
 
 
 class Progress:
-    """One line per finished point, with the time left; works in a terminal and in a log alike.
+    """Progress of a sweep: one line per finished point, with the time left, for terminals and logs alike.
 
     Args:
-        total: points of the sweep; present: those that the store held already; where: the store, for the first line.
-        clock: seconds.
+        total: points of the sweep; present: points that the store held already; store: its path, for the first line.
+        clock: returns seconds.
     """
 
-    def __init__(self, total: int, present: int = 0, where: str = "", clock: Callable[[], float] = time.monotonic):
-        self.total, self.done, self.present, self.where, self._clock = total, present, present, where, clock
+    def __init__(self, total: int, present: int = 0, store: str = "", clock: Callable[[], float] = time.monotonic):
+        self.total, self.done, self.present, self.store, self._clock = total, present, present, store, clock
         self._console = Console(soft_wrap=True, highlight=False)
 
     def __enter__(self) -> "Progress":
         self._begin = self._clock()
         resumed = f", {self.present} of them already in" if self.present else ", results go to"
-        self._console.print(f"{self.total} points{resumed} {self.where}")
+        self._console.print(f"{self.total} points{resumed} {self.store}")
         return self
 
     def advance(self, record: Record) -> None:
-        """Count a finished point and print its line."""
+        """Counts a finished point and prints its line."""
         self.done += 1
         spent = self._clock() - self._begin
-        left = spent / (self.done - self.present) * (self.total - self.done)
+        remaining = spent / (self.done - self.present) * (self.total - self.done)
         count = f"[{self.done:>{len(str(self.total))}}/{self.total}]"
         self._console.print(f"{count} {one_line(record)}", markup=False, end="")
-        self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(left)} left)", style="dim")
+        self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(remaining)} left)", style="dim")
 
     def __exit__(self, *_: object) -> None:
         if measured := self.done - self.present:
@@ -51,14 +51,14 @@ class Progress:
 
 
 def clock_time(seconds: float) -> str:
-    """`1:02:03` or `2:03`."""
+    """Returns a duration as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def one_line(record: Record) -> str:
-    """A record's point and its main numbers."""
+    """Returns a record's point and its main numbers in one line."""
     point, quality = record["point"], record["quality"]
     alpha = "" if point["alpha"] is None else f" α={point['alpha']:g}"
     parts = [f"{point['curve'] + alpha:<24}", f"{quality['metric']} {quality['value']:6.2f}"]
@@ -77,7 +77,7 @@ def one_line(record: Record) -> str:
 
 
 def print_record(record: Record) -> None:
-    """A record as a readable list: what was run, quality, latency, measures, counts, the device."""
+    """Prints a record as a list: the point, quality, latency, measures, counts, the device."""
     table = Table(title=one_line(record).strip(), show_header=False, title_justify="left")
     quality, machine = record["quality"], record["device"]
     table.add_row(quality["metric"], _spread(value_of(quality), quality["interval"]))
@@ -99,13 +99,13 @@ def print_record(record: Record) -> None:
 
 
 def print_points(labels: Sequence[str]) -> None:
-    """The points of a sweep, numbered."""
+    """Prints the points of a sweep, numbered."""
     for number, label in enumerate(labels, start=1):
         print(f"{number:4d}  {label}")
 
 
 def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
-    """What one may do with a sweep's results, as commands."""
+    """Prints commands for the next steps with a sweep's results."""
     spots = [spot for panel in panels for spot in (*panel.spots, *panel.ends)]
     keys = [spot.records[0]["key"][:8] for spot in spots]
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
@@ -119,11 +119,11 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
 
 
 def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
-    """Print `tables.table2.grids` to the terminal; 160 columns wide where there is none."""
+    """Prints `tables.table2.grids` to the terminal, 160 columns wide if the output is no terminal."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     for grid in table2.grids(panels, points, *limits):
         console.print(grid.rich())
 
 
-def _spread(value: Interval, what: str) -> str:
-    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f}: {what})"
+def _spread(value: Interval, basis: str) -> str:
+    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f}: {basis})"

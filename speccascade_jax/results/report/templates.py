@@ -1,6 +1,6 @@
-"""The templates that HTML is made of. They escape every text that comes from prompts, models and files.
+"""HTML templates. They escape every text that comes from prompts, models and files.
 
-Traces are HTML of their own too, for notebooks.
+Traces are also HTML of their own, for notebooks.
 """
 
 import functools
@@ -21,22 +21,22 @@ CLASSES = {"draft": "d", "replaced": "r", "bonus": "b", "target": "g"}
 
 @functools.cache
 def environment() -> Any:
-    """Jinja's, which escapes; what a text must not contain raw is an error there, not an omission here."""
+    """Returns the Jinja environment, which escapes all text and raises an error for undefined names."""
     import jinja2
 
-    made = jinja2.Environment(
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped("report")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    made.filters |= {"short": _short, "seen": _seen}
-    made.globals |= {"said": SAID, "lost": LOST, "letters": CLASSES}
-    return made
+    jinja.filters |= {"short": _short, "seen": _seen}
+    jinja.globals |= {"said": SAID, "lost": LOST, "letters": CLASSES}
+    return jinja
 
 
 def style() -> str:
-    """The style sheet of outputs and traces."""
+    """Returns the style sheet of outputs and traces."""
     return shipped("report", "style.css").read_text("utf-8")
 
 
@@ -47,15 +47,15 @@ _TRACES = """{% import "macros.html" as m with context %}<div class="sc"><style>
 
 def traces(of: Iterable[Any]) -> str:
     """Returns HTML of `results.store.trace.Trace`s, with its style and no script."""
-    made: str = environment().from_string(_TRACES).render(traces=list(of), style=style())
-    return made
+    html: str = environment().from_string(_TRACES).render(traces=list(of), style=style())
+    return html
 
 
 def _short(number: float) -> str:
-    """A number in three digits."""
+    """Returns a number with three digits."""
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
 def _seen(text: str) -> str:
-    """A token's text where it must be seen: one without any is the output's end, or a part of a character."""
+    """Returns a token's text in visible form: an empty text is the output's end, or a part of a character."""
     return text.replace("\n", "↵\n") or "■"

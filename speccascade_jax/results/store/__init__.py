@@ -1,4 +1,4 @@
-"""The store of records and what lies beside it."""
+"""The store of records, and the files stored beside it."""
 
 from speccascade_jax.runtime import moved
 

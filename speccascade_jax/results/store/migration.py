@@ -1,8 +1,8 @@
 """Migration of records of format 2, in memory, when they are read.
 
 Format 2 hashed the text of a point's configuration, with all defaults and module paths, the digest of the code and the
-hardware into one key. The configuration is parsed here into the canonical parts of `record_key`, so that a point which
-is measured today has the key of its old record. What the classes of format 2 had as defaults is frozen in `DEFAULTS`.
+hardware into one key. This module parses the configuration into the canonical parts of `record_key`, so that a point
+that is measured today has the key of its old record. `DEFAULTS` freezes the defaults that the classes of format 2 had.
 Standard library only.
 """
 
@@ -18,7 +18,8 @@ from speccascade_jax.results.store.record_key import KIND, canonical, judged_key
 FORMER = 2
 """The format that is migrated."""
 Blocks = Mapping[str, Mapping[str, Any]]
-"""`scope/module.Class` -> what its block binds; a reference to another block is a `bytes`, which no setting is."""
+"""`scope/module.Class` -> the values that its block binds; a reference to another block is `bytes`, which no setting
+is."""
 
 _SHARED: dict[str, Any] = {"verify": "token", "drafters": ["draft"], "tail": None, "tail_size": 10, "alpha": None}
 _SHARED |= {"stop_threshold": None, "draft_temperature": None}
@@ -53,28 +54,28 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "splits": ["validation", "test", "train"], "module": "", "registered": "", "metrics": ["bleu"], "prefix": "",
     },
 }  # fmt: skip
-"""Class -> what its fields were by default in format 2. Frozen: today's defaults are in the classes themselves."""
+"""Class -> the defaults of its fields in format 2. Frozen: today's defaults are in the classes themselves."""
 
 _REFERENCE = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|@([\w./]+)\(\)""")
-"""A string, which may hold anything, or a reference."""
+"""A string with any content, or a reference."""
 _HOLE = "%gin.REQUIRED  # a Task made in Python"
 _HARDWARE = ("platform", "kind", "cpus", "processor", "products")
-"""Entries of a record's `device` that made up the hardware in its key."""
+"""Entries of a record's `device` that were the hardware part of its key."""
 
 
 class _MadeInPython(dict[str, Any]):
-    """Plain fields of a task that was made in Python: all that format 2 knew of it."""
+    """Plain fields of a task that was made in Python; format 2 recorded nothing else of it."""
 
 
 def migrated(record: Row) -> Row:
-    """Returns a point's record of format 2 as one of today's format, with today's key; any other record as it is.
+    """Returns a point's record of format 2 in today's format, with today's key; any other record unchanged.
 
     A record whose configuration cannot be parsed keeps its key: tables show it, and its point is measured again.
     """
     if "point" not in record or record.get("format") != FORMER:
         return record
     fingerprints = _mapping(record, "fingerprints")
-    # no toolchain of today has an entry "format": what is migrated is never stale
+    # no current toolchain has an entry "format", so digests are never compared: a migrated record is never stale
     toolchain = {"format": FORMER, **_mapping(record, "versions")}
     provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
     judged, key = _keys(record, fingerprints)
@@ -100,7 +101,7 @@ def _keys(record: Row, fingerprints: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _hardware(device: Mapping[str, Any], mesh: list[int] | None) -> dict[str, Any]:
-    """Returns what the key of format 2 held of the hardware; `mesh` is that of several devices."""
+    """Returns the hardware part of a key of format 2; `mesh` is set for several devices only."""
     hardware = {name: device[name] for name in _HARDWARE if name in device}
     if mesh is not None:
         hardware |= {"mesh": mesh} | ({"products": "xla"} if "products" in hardware else {})
@@ -108,10 +109,10 @@ def _hardware(device: Mapping[str, Any], mesh: list[int] | None) -> dict[str, An
 
 
 def parts_of(configuration: str) -> dict[str, Any]:
-    """Returns the canonical parts of a point that a configuration of format 2 describes.
+    """Returns the canonical parts of the point that a configuration of format 2 describes.
 
     Raises:
-        KeyError, ValueError, SyntaxError: it is no configuration of a point.
+        KeyError, ValueError, SyntaxError: the text is no configuration of a point.
     """
     blocks = _blocks(configuration)
     run = blocks["experiment.run"]
@@ -129,7 +130,7 @@ def parts_of(configuration: str) -> dict[str, Any]:
 
 
 def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
-    """Returns the blocks of the gin files that records held: a selector with a colon, and indented bindings."""
+    """Returns the blocks of the gin files that records hold: a selector with a colon, and indented bindings."""
     blocks, block = dict[str, dict[str, Any]](), dict[str, Any]()
     for line in configuration.split("\n"):
         if line.startswith("  "):
@@ -140,9 +141,9 @@ def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
     return blocks
 
 
-@functools.lru_cache(maxsize=4096)  # most lines of a store's configurations are equal
+@functools.lru_cache(maxsize=4096)  # most lines are the same in all configurations of a store
 def _literal(text: str) -> Any:
-    """Returns the value of a binding, references inside as `bytes`."""
+    """Returns the value of a binding, with references inside it as `bytes`."""
     if text.startswith(_HOLE):
         return _MadeInPython(ast.literal_eval(text.partition("; it had ")[2]))
     return ast.literal_eval(_REFERENCE.sub(lambda match: match[1] or repr(match[2].encode()), text))

@@ -1,10 +1,10 @@
-"""Outputs kept beside a store: what every point wrote, example by example, and what it was given.
+"""Outputs kept beside a store: the output and the prompt of every point and example.
 
-Beside `results/a.jsonl` lies the folder `results/a.outputs`: one JSON-lines file for each record, named by its key, and
-one of the prompts and references that its records share, named by the hash of the examples (the record's
-`fingerprints.examples`). A record's outputs are there before the record is. Those of a record that was migrated when it
-was read may lie under its former key; those of a record that supersedes another have a file beside that one's. Nothing
-here imports JAX.
+The folder `results/a.outputs` is beside `results/a.jsonl`. It holds one JSON-lines file for each record, named by its
+key, and one of the prompts and references that its records share, named by the hash of the examples (the record's
+`fingerprints.examples`). A record's outputs are written before the record. The outputs of a record that was migrated on
+reading may be stored under its former key; those of a record that supersedes another have a file beside the former one.
+Nothing here imports JAX.
 """
 
 import itertools
@@ -21,24 +21,24 @@ from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded, write_atomically
 
 ENTRY: Final = "outputs"
-"""A record's entry that is kept here and not in its line: what `Kept` holds."""
+"""A record's entry that is stored here instead of in the record's line: its `Output`s."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
-"""How files spell where a token came from."""
+"""Letter in the files -> origin of a token."""
 GIVEN, WRITTEN = ("id", "prompt", "reference"), ("id", "output", "tokens", "pieces", "sources", "rounds")
-"""Fields of an `Output` that a store keeps once for each example, and once for each record."""
+"""Fields of an `Output` that a store holds once for each example, and once for each record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What one point wrote for one example.
+    """A point's output for one example.
 
     Attributes:
-        id: the example's; prompt: what the models were given; reference: one text or several.
-        output: what is scored; tokens: its ids, a stop id included.
-        pieces: what each token adds to the text as it was written (before it is cut for scoring).
-        sources: a letter per token, `LETTERS`; rounds: how many tokens each round committed. Empty where the method is
-            more than one generation.
-        trace: of the first few examples (`Evaluation.keep_traces`).
+        id: the example's; prompt: the models' input; reference: one text or several.
+        output: the scored text; tokens: its ids, a stop id included.
+        pieces: the text that each token adds before the text is cut for scoring.
+        sources: a letter per token, `LETTERS`; rounds: number of tokens that each round committed. Both are empty if
+            the method is more than one generation.
+        trace: kept for the first few examples (`Evaluation.keep_traces`).
     """
 
     id: int
@@ -53,25 +53,25 @@ class Output:
 
 
 def folder(store: str | Path) -> Path:
-    """Where the outputs of a store's records lie."""
+    """Returns the folder of the outputs of a store's records."""
     path = expanded(store)
     return path.with_name(f"{path.stem}.outputs")
 
 
 def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
-    """Write a record's outputs, each file whole or not at all."""
-    where = folder(store)
-    shared = where / _examples(record)
+    """Writes a record's outputs; each file is written completely or not at all."""
+    outputs_folder = folder(store)
+    shared = outputs_folder / _examples(record)
     known = _read_examples(shared) if shared.exists() else {}
-    if not shared.exists() or not {each.id for each in outputs} <= set(known):
-        known |= {each.id: {name: getattr(each, name) for name in GIVEN} for each in outputs}
+    if not shared.exists() or not {output.id for output in outputs} <= set(known):
+        known |= {output.id: {name: getattr(output, name) for name in GIVEN} for output in outputs}
         write_atomically(shared, *map(_line, known.values()))
-    write_atomically(where / _files_of(record)[0], *map(_line, map(_to_entry, outputs)))
+    write_atomically(outputs_folder / _files_of(record)[0], *map(_line, map(_to_entry, outputs)))
 
 
-def _to_entry(each: Output) -> Row:
-    entry: Row = {name: getattr(each, name) for name in WRITTEN}
-    return entry if each.trace is None else entry | {"trace": each.trace.to_json()}
+def _to_entry(output: Output) -> Row:
+    entry: Row = {name: getattr(output, name) for name in WRITTEN}
+    return entry if output.trace is None else entry | {"trace": output.trace.to_json()}
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -79,8 +79,9 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _files_of(record: Record) -> list[str]:
-    """Returns the names that a record's file may have, the one that is written first."""
-    if "supersedes" in record:  # until the record is written, and in other parts, the former outputs are still read
+    """Returns the names that a record's file may have; the first is the name it is written under."""
+    # the former record's outputs are still read until the new record is written, and in other parts of the store
+    if "supersedes" in record:
         return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
     return [f"{get_entry(record, name)}.jsonl" for name in ("key", "former_key") if name in record]
 
@@ -90,24 +91,24 @@ def _examples(record: Record) -> str:
 
 
 def read(store: str | Path, record: Record) -> list[Output] | None:
-    """A record's outputs, of a store or of one of its parts; `None` where none were kept.
+    """Returns a record's outputs, from a store or one of its parts; `None` if none were kept.
 
     Raises:
-        ValueError: a damaged file; names it, and the line.
+        ValueError: a damaged file; the message names it and the line.
     """
-    if (found := _files(store, record)) is None:
+    if (files := _files(store, record)) is None:
         return None
-    own, known = found[0], _read_examples(found[1])
-    return [_output(entry, known[entry["id"]]) for entry in _entries(own) if entry["id"] in known]
+    outputs_file, known = files[0], _read_examples(files[1])
+    return [_output(entry, known[entry["id"]]) for entry in _entries(outputs_file) if entry["id"] in known]
 
 
 def kept(store: str | Path, record: Record) -> bool:
-    """Whether a store, or one of its parts, keeps a record's outputs."""
+    """Returns whether a store, or one of its parts, holds a record's outputs."""
     return _files(store, record) is not None
 
 
 def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
-    """Returns a record's file, of today's key or its former one, and that of its examples, where both are there."""
+    """Returns a record's file (under its key or its former key) and that of its examples, if both exist."""
     if "fingerprints" not in record:
         return None
     for name, path in itertools.product(_files_of(record), (store, *shards.parts_of(store))):
@@ -134,7 +135,7 @@ def _entries(path: Path) -> Iterator[Row]:
 
 
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
-    """Copy what other stores keep of a record that a store takes over."""
-    for other in others:
-        if (kept := read(other, record)) is not None:
+    """Copies the outputs that other stores hold of a record that a store takes over."""
+    for source in others:
+        if (kept := read(source, record)) is not None:
             return write(store, record, kept)

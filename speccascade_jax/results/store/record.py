@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Required, TypedDict
 
 FORMAT = 3
-"""Format of the records of points that are written. Format 2 is migrated when it is read, others are refused."""
+"""Format of the records of points that are written. Format 2 is migrated when it is read; other formats are refused."""
 
 Row = dict[str, Any]
 """Any other JSON object: outputs, Spec-Bench answers, profile rows, benchmark reports."""
@@ -78,7 +78,7 @@ class Point(TypedDict, total=False):
 
 
 class Provenance(TypedDict):
-    """Code behind a record: the digest of rule, stop policy and drafter, and the toolchain it was taken under."""
+    """Code that a record was measured by: the digest of rule, stop policy and drafter, and its toolchain."""
 
     code: str | None
     toolchain: Row

@@ -1,9 +1,9 @@
-"""Identity of a record: the settings of its point and the hashes of what it was measured on.
+"""Identity of a record: the settings of its point, and the hashes of the weights and data it was measured on.
 
-This file alone says what a key is. It covers settings that differ from their defaults, never the defaults, modules or
-code around them: a new field with a default, a class that moves, another Python or another JAX leaves every key as it
-was. Quality and counts have the judged key. Latency depends on the hardware too, so a timed record has the timed key,
-and the judged key beside it. Standard library only.
+Only this file defines keys. A key covers the settings that differ from their defaults. It does not cover the defaults,
+modules or code around them: a new field with a default, a class that moves, another Python or another JAX changes no
+key. Quality and counts have the judged key. Latency also depends on the hardware, so a timed record has the timed key,
+and holds the judged key too. Standard library only.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("latency_examples", "latency_trials"),
     "pair": ("mesh", "draft_whole"),
 }
-"""Part of a point -> its fields that only the latency depends on."""
+"""Part of a point -> its fields that affect the latency only."""
 KIND = "is"
-"""Entry that names the class of a dataclass inside another one: an `Arm` is no `Level`."""
+"""Entry that names the class of a nested dataclass, so that an `Arm` never equals a `Level`."""
 _PLAIN = str | int | float | tuple | None
-"""Types of the fields that count of a dataclass which holds callables: a task that was made in Python."""
+"""Types of the fields that are part of the key if a dataclass holds callables (a task that was made in Python)."""
 
 
 def canonical(value: Any) -> Any:
     """Returns settings as plain JSON values; equal settings have equal forms.
 
-    A dataclass becomes a dictionary without the fields that equal their default. A field's metadata may say more:
-    `{"omitted": value}` is left out in place of the default, so that a default can change and keys stay, and
-    `{"beside": True}` marks a field that is no part of the identity. A dataclass inside another value carries its class
-    name, unless it holds callables; then its plain fields alone count.
+    A dataclass becomes a dictionary without the fields that equal their default. A field's metadata may change this:
+    `{"omitted": value}` leaves out that value instead of the default, so that a default can change without changing
+    keys; `{"beside": True}` excludes the field from the identity. A dataclass inside another value includes its class
+    name, unless it holds callables; then only its plain fields are included.
 
     Raises:
-        ValueError: a number that is not finite, or a value that JSON has no form for.
+        ValueError: a number that is not finite, or a value that has no JSON form.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
@@ -54,7 +54,7 @@ def canonical(value: Any) -> Any:
 
 
 def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
-    """Returns the fields of a dataclass that differ from what is left out."""
+    """Returns the fields of a dataclass that differ from their omitted value."""
     values, omitted = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(part):
         if not field.init or field.metadata.get("beside"):
@@ -73,7 +73,7 @@ def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
 
 
 def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns canonical values, sorted by name, without those that equal the value of their name in `omitted`."""
+    """Returns canonical values, sorted by name, without those that equal the entry of their name in `omitted`."""
     return {
         name: value
         for name, value in sorted(values.items())
@@ -82,12 +82,12 @@ def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str
 
 
 def _text(form: Any) -> str:
-    """Returns a form as text: Python's True equals 1, and JSON's does not."""
+    """Returns a form as JSON text, which distinguishes True from 1; Python's `==` does not."""
     return json.dumps(form, sort_keys=True)
 
 
 def _inner(value: Any) -> Any:
-    """Returns the form of a value inside another one, where a dataclass says which class it is of."""
+    """Returns the form of a nested value; a nested dataclass includes its class name."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return canonical(value)
     if any(callable(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init):
@@ -96,7 +96,7 @@ def _inner(value: Any) -> Any:
 
 
 def _number(value: numbers.Real) -> int | float:
-    """Returns the one number that stands for all that are equal to it: 2.0 is 2, and -0.0 is 0."""
+    """Returns one representative of all equal numbers: 2.0 becomes 2, and -0.0 becomes 0."""
     if isinstance(value, numbers.Integral):
         return int(value)
     number = float(value)
@@ -106,11 +106,11 @@ def _number(value: numbers.Real) -> int | float:
 
 
 def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str:
-    """Returns the key of what is judged: quality, counts and outputs, on whatever hardware they were computed.
+    """Returns the key of quality, counts and outputs, which do not depend on the hardware.
 
     Args:
-        parts: "pair", "evaluation", "settings" and "seed" of a point, as values or already canonical.
-        fingerprints: hashes of weights, examples, stop ids, acceptance head and policy; none of code.
+        parts: "pair", "evaluation", "settings" and "seed" of a point, as values or in canonical form.
+        fingerprints: hashes of weights, examples, stop ids, acceptance head and policy, without hashes of code.
     """
     judged = {name: _select(name, part, timed=False) for name, part in parts.items()}
     return point_key(parts=judged, fingerprints=canonical(fingerprints))
@@ -120,8 +120,9 @@ def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any]
     """Returns the key of a record.
 
     Args:
-        judged: the point's judged key, which is the record's where nothing is timed; parts: as there.
-        hardware: what makes two latencies comparable; `None` where nothing is timed.
+        judged: the point's judged key, which is also the record's key if nothing is timed.
+        parts: as in `judged_key`.
+        hardware: the hardware on which latencies are comparable; `None` if nothing is timed.
     """
     if hardware is None:
         return judged
@@ -130,7 +131,7 @@ def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any]
 
 
 def _select(name: str, part: Any, timed: bool) -> Any:
-    """Returns the fields of a point's part that only the latency depends on, or all others."""
+    """Returns the fields of a point's part that affect the latency only, or all its other fields."""
     form = canonical(part)
     if not isinstance(form, dict):
         return form
@@ -138,9 +139,10 @@ def _select(name: str, part: Any, timed: bool) -> Any:
 
 
 def is_stale(record: Mapping[str, Any], code: str | None, toolchain: Mapping[str, Any]) -> bool:
-    """Tells whether a record was measured by other code than today's, as far as that can be known.
+    """Returns whether a record was measured by code that is known to differ from today's.
 
-    Digests of code can be compared under one toolchain only. A record of another one, or without provenance, is kept.
+    Code digests are comparable only under the same toolchain. A record of another toolchain, or without provenance, is
+    kept.
     """
     provenance = record.get("provenance")
     if provenance is None or canonical(provenance["toolchain"]) != canonical(toolchain):

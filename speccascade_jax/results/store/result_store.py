@@ -1,10 +1,10 @@
-"""The store of results: one JSON line per measured point, safe against kills, torn lines and two writers.
+"""The store of results: one JSON line per measured point, safe against kills, torn lines and concurrent writers.
 
-Nothing here imports JAX. A line is a record as JSON with a `checksum` of all other entries; records of before there
-were checksums are read without. A record is a dictionary with a `key` (`record_key`); a store never has two records of
-one key, and that is what makes a killed sweep resume. A record that was measured by other code is stale: its point is
-measured anew, and the new line takes its place whenever the store is read. Records of format 2 are migrated when they
-are read.
+Nothing here imports JAX. A line is a record as JSON with a `checksum` of all other entries; records from versions
+without checksums are read without one. A record is a dictionary with a `key` (`record_key`). A store never holds two
+records with the same key, so a killed sweep resumes where it stopped. A record that was measured by other code is
+stale: its point is measured again, and the new line replaces the old one whenever the store is read. Records of format
+2 are migrated when they are read.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
 
 StoreLockedError = locks.LockedError
-"""Another process is writing the same store."""
+"""Error raised because another process is writing the same store."""
 Job = TypeVar("Job")
 CHECKSUM = "checksum"
 BEGIN = b'{"key":"'
-"""Beginning of every line, by which a torn first line differs from a file of something else."""
+"""Beginning of every line. It distinguishes a torn first line from a file that is no store."""
 
 
 class NotAStoreError(ValueError):
-    """A file that holds something, and no record."""
+    """Error raised for a file that is not empty and holds no record."""
 
 
 class DamagedLine(NamedTuple):
-    """A line of a store that holds no record: its number (from 1), what is wrong, and its bytes, its end included."""
+    """A line of a store that holds no record: its number (from 1), the error, and its bytes with the line end."""
 
     number: int
     reason: str
@@ -49,11 +49,11 @@ class DamagedLine(NamedTuple):
 def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
     """Returns the records of a store's bytes, migrated, and the lines that hold none.
 
-    Those are torn, not JSON, without a key, with a key seen before, or not what their checksum was taken of. A line
-    that supersedes an earlier one takes its place among the records.
+    A damaged line is torn, not JSON, without a key, with the key of an earlier line, or different from its checksum. A
+    line that supersedes an earlier one takes its place among the records.
     """
     records, damaged = dict[str, Record](), list[DamagedLine]()
-    first = dict[str, int]()  # key -> number of its first line
+    first = dict[str, int]()  # key -> number of the first line with this key
     for number, line in numbered_lines(content):
         if not line.strip():
             continue
@@ -70,27 +70,28 @@ def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
 
 
 def _is_later(record: Record, former: Record) -> bool:
-    """Tells whether a line takes the place of an earlier line with its key.
+    """Returns whether a line replaces an earlier line with the same key.
 
-    It does whatever it says it supersedes, because the line between the two may be damaged. Two records of format 2
-    with different keys have one key today if the code between them changed; the later one was measured by newer code.
+    A line with `supersedes` always replaces the earlier one: the line between the two may be damaged, so the digests
+    are not compared. Two records of format 2 with different keys have the same key today if the code between them
+    changed; the later one was measured by newer code.
     """
     migrated_keys = former.get("former_key"), record.get("former_key")
     return "supersedes" in record or (None not in migrated_keys and migrated_keys[0] != migrated_keys[1])
 
 
 def supersedes(record: Record, former: Record) -> bool:
-    """Tells whether a record says that it takes the place of exactly this one of its key."""
+    """Returns whether a record states that it replaces exactly this record with the same key."""
     return "supersedes" in record and record["supersedes"] == former.get("provenance", {}).get("code")
 
 
 def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines with their numbers, with their ends."""
+    """Yields the line numbers (from 1) and the lines with their line ends."""
     return enumerate(io.BytesIO(content), start=1)
 
 
 def _parsed(line: bytes) -> tuple[Record, str]:
-    """Returns a line's record, migrated and without its checksum, and what is wrong with it; then its key is empty."""
+    """Returns a line's record, migrated and without its checksum, and the error (empty if there is none)."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -103,7 +104,7 @@ def _parsed(line: bytes) -> tuple[Record, str]:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    """Returns 16 hex digits of a record's canonical JSON."""
+    """Returns 16 hex digits: the hash of a record's canonical JSON."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -117,19 +118,19 @@ def to_line(record: Record) -> str:
 class ResultStore:
     """A JSON-lines file that one process at a time appends records to.
 
-    Opening takes the lock `<path>.lock`, sets damaged lines aside into `<path>.damaged` (reported by number as a
-    warning, and kept in `damaged`) and loads the records. Each record is one `write` of one line, then an `fsync`. A
-    symbolic link is written through, and the lock lies beside the file that it leads to.
+    Opening takes the lock `<path>.lock`, moves damaged lines to `<path>.damaged` (a warning lists their numbers, and
+    `damaged` keeps them) and loads the records. Each record is one `write` of one line, then an `fsync`. A symbolic
+    link is followed, and the lock is beside the file that the link points to.
 
-    A file that was removed, moved or changed meanwhile is noticed at the next append: what it lacks of `records` is
-    written to the path again, with a warning.
+    A file that was removed, moved or changed by another process is noticed at the next append: the store writes the
+    `records` that the file lacks to the path again, with a warning.
 
     Args:
         path: the file; it and its folders are created when missing.
 
     Raises:
         StoreLockedError: another process holds the store open.
-        NotAStoreError: the file holds no record; it is left as it is.
+        NotAStoreError: the file holds no record; it is not changed.
     """
 
     def __init__(self, path: str | Path):
@@ -145,7 +146,7 @@ class ResultStore:
             raise
 
     def _open(self) -> None:
-        """Load the records on disk; what is no record is moved aside first, and a missing last line end is added."""
+        """Loads the records on disk, after it moves damaged lines away and adds a missing last line end."""
         self._place = Path(os.path.realpath(self.path))
         self._lock_path = self._place.with_name(self._place.name + ".lock")
         self._lock = locks.acquire(self._lock_path, self.path)
@@ -169,25 +170,25 @@ class ResultStore:
         self.damaged += damaged
 
     def _add(self, record: Record) -> None:
-        """Enter a record, in the place of the one with its key where there is one."""
+        """Enters a record; it replaces the record with the same key if there is one."""
         place = self._places.setdefault(record["key"], len(self.records))
         self.records[place : place + 1] = [record]
 
     def _lacks(self, record: Record) -> bool:
-        """Tells whether no record has the key, or one that this record supersedes."""
+        """Returns whether the store has no record with the key, or one that this record supersedes."""
         place = self._places.get(record["key"])
         return place is None or supersedes(record, self.records[place])
 
     def append(self, record: Record) -> None:
-        """Add one record, durably: after this returns it survives a kill and a power cut; its outputs go beside it.
+        """Adds one record and its outputs durably: after this returns, they survive a kill and a power failure.
 
-        A record with an entry `supersedes`, the digest of the code by which the record of its key was measured, takes
-        the place of that record.
+        A record with an entry `supersedes` (the code digest of the stored record with the same key) replaces that
+        record.
 
         Raises:
-            ValueError: the record has no `key`, the store already holds it, or is closed.
-            OSError: the disk took only a part (the part is removed again); the file is gone and can't be made again, or
-                another process writes it (says where all records are).
+            ValueError: the record has no `key`, the store already holds it, or the store is closed.
+            OSError: the disk wrote only a part (the part is removed again); the file is gone and cannot be created
+                again, or another process writes it (the message says where all records are).
         """
         key = record.get("key")
         if not isinstance(key, str) or not key:
@@ -196,19 +197,20 @@ class ResultStore:
             raise ValueError(f"{self.path} already holds a record with key {key}")
         if self._file < 0:
             raise ValueError(f"{self.path} is closed: open it again to add a record")
-        if kept := record.get(outputs.ENTRY):  # before the record, which is what makes a sweep pass over its point
+        # outputs are written before the record: a sweep skips a point as soon as its record exists
+        if kept := record.get(outputs.ENTRY):
             outputs.write(self.path, record, kept)
         record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
         if self._changed():
             self._restore(record)
-        if self._lacks(record):  # so does a file that took the place of this one
+        if self._lacks(record):  # a file that replaced this one may hold the record already
             self._write(to_line(record).encode())
             self._add(record)
 
     def _write(self, lines: bytes) -> None:
         with naming(self.path):
             try:
-                if os.write(self._file, lines) != len(lines):  # what a disk does that is full after some bytes
+                if os.write(self._file, lines) != len(lines):  # a full disk may write only some bytes
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file)
             except OSError:
@@ -217,19 +219,23 @@ class ResultStore:
         self._size += len(lines)
 
     def _changed(self) -> bool:
-        """Whether the path leads to another file than the one that is written, or others have changed that one."""
+        """Returns whether the path points to a file other than the opened one, or another process changed the file."""
         try:
-            found, own = os.stat(self.path), os.fstat(self._file)
+            current, opened = os.stat(self.path), os.fstat(self._file)
         except OSError:
             return True
-        same = os.path.samestat(found, own) and found.st_size == self._size
+        same = os.path.samestat(current, opened) and current.st_size == self._size
         return not (same and locks.is_held(self._lock, self._lock_path))
 
     def _restore(self, record: Record) -> None:
-        """Open what the path leads to now, and write to it what it lacks.
+        """Opens the file that the path points to now, and writes the records that it lacks.
+
+        Args:
+            record: the next record, which is saved with the others if this fails.
 
         Raises:
-            OSError: that can't be done; it says in which file all records are, `record` among them, the next one.
+            OSError: the file cannot be opened or written; the message names the file with all records, `record`
+                included.
         """
         mine = self.records
         self.close()
@@ -252,10 +258,11 @@ class ResultStore:
         )
 
     def take_over(self, keys: Iterable[str], paths: Iterable[str | Path]) -> int:
-        """Copy records that other stores hold, so that nothing is measured twice; returns how many.
+        """Copies records that other stores hold, so that nothing is measured twice; returns how many were copied.
 
         Args:
-            keys: of the records that are wanted; paths: the other stores; those that do not exist are passed over.
+            keys: keys of the wanted records.
+            paths: the other stores; paths that do not exist are skipped.
         """
         wanted = set(keys)
         stores = [path for path in _with_parts(paths) if path.is_file()]
@@ -274,7 +281,7 @@ class ResultStore:
         return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:
-        """Release the file and the lock; closing twice is harmless."""
+        """Releases the file and the lock; closing twice is harmless."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -289,8 +296,8 @@ class ResultStore:
         self.close()
 
 
-def check_format(records: Iterable[Record], where: str | Path) -> None:
-    """Refuse records of points whose format this version neither reads nor migrates.
+def check_format(records: Iterable[Record], source: str | Path) -> None:
+    """Refuses records of points whose format this version neither reads nor migrates.
 
     Raises:
         ValueError: names the format and the remedy.
@@ -298,7 +305,7 @@ def check_format(records: Iterable[Record], where: str | Path) -> None:
     for record in records:
         if "point" in record and record.get("format") != FORMAT:
             raise ValueError(
-                f"{where} holds records of format {record.get('format')}, this version reads and writes {FORMAT}: "
+                f"{source} holds records of format {record.get('format')}, this version reads and writes {FORMAT}: "
                 f"name another output and measure again"
             )
 
@@ -311,18 +318,18 @@ def fill(
     on_record: Callable[[Record], None] = lambda record: None,
     stale: Collection[str] = (),
 ) -> int:
-    """Measure what the store does not hold yet, or holds of other code: the loop of every sweep.
+    """Measures the points that the store lacks, or holds measured by other code. Every sweep uses this loop.
 
     Args:
-        store: where the records go, each as soon as it is there.
+        store: receives each record as soon as it is measured.
         groups: jobs that are cheaper together (the α's of one rule).
-        key: the key that a job's record will have.
-        evaluate: measures the jobs of one group, yielding one record each; called with the missing ones only.
+        key: returns the key that a job's record will have.
+        evaluate: measures the jobs of one group, yielding one record each; called with the missing jobs only.
         on_record: called with each record after it is stored.
-        stale: keys of records that are measured anew, and superseded (`record_key.is_stale`).
+        stale: keys of records that are measured again and superseded (`record_key.is_stale`).
 
     Returns:
-        How many records were added.
+        The number of added records.
     """
     added, outdated = 0, set(stale)
     for group in groups:
@@ -337,16 +344,16 @@ def fill(
 
 
 def superseding(record: Record, records: Iterable[Record]) -> Record:
-    """Returns a record marked as the one that takes the place of the record of its key, where there is one."""
+    """Returns a record, marked as superseding the record with the same key if there is one."""
     codes = [former.get("provenance", {}).get("code") for former in records if former["key"] == record["key"]]
     return record | {"supersedes": codes[0]} if codes else record
 
 
 def read_records(*paths: str | Path) -> list[Record]:
-    """The records of one or more stores, without a lock and without changing them; damaged lines are reported.
+    """Returns the records of one or more stores, without locking or changing them; a warning lists damaged lines.
 
-    A key that several files hold is returned once, as the first file has it, unless another file's record supersedes
-    that one. A path stands for its parts too (`shards`), where there are any.
+    A key that several files hold is returned once, from the first file, unless another file's record supersedes that
+    one. A path includes its parts (`shards`), if there are any.
 
     Raises:
         FileNotFoundError: a path that does not exist, named.
@@ -374,7 +381,7 @@ def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """The records, less their single examples, as CSV text: names joined by dots, lists as JSON, undefined empty."""
+    """Returns the records as CSV text without `per_example` entries: names joined by dots, lists as JSON."""
     rows = [dict(_flatten(record)) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -387,7 +394,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, item in value.items():
         if name.startswith("per_example"):
-            continue  # longer than the cells that CSV readers take
+            continue  # longer than CSV readers accept in one cell
         if isinstance(item, dict):
             yield from _flatten(item, f"{prefix}{name}.")
         else:
@@ -401,7 +408,7 @@ def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
 
 
 def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Parses the lines of a file; refuses one of something else. The beginning of a first record alone is a store."""
+    """Parses the lines of a store's file; refuses other files. The beginning of a first record alone is a store."""
     records, damaged = parse_lines(content)
     torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
@@ -413,18 +420,18 @@ def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[Damaged
 
 
 def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:
-    """Add lines as they are to a file."""
+    """Appends lines unchanged to a file."""
     with open(path, "a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            file.write(b"\n" * (file.read() != b"\n"))  # the last line of a file may have come without its end
+            file.write(b"\n" * (file.read() != b"\n"))  # the last line of a file may lack its line end
         file.writelines(line.content for line in damaged)
         file.flush()
         os.fsync(file.fileno())
 
 
 def _rescue(place: Path, records: Sequence[Record]) -> Path:
-    """Write records to a file beside a store or, where that can't be, among the system's temporary files."""
+    """Writes records to a file beside a store or, if that fails, to the system's temporary folder; returns its path."""
     content, name = "".join(map(to_line, records)), f"{place.name}.rescued-{os.getpid()}"
     for folder in (place.parent, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):

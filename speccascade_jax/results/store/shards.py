@@ -1,7 +1,7 @@
-"""Parts of a sweep that are measured by processes that know nothing of each other: one store each, read as one.
+"""Parts of a sweep that independent processes measure: one store each, read as one.
 
-`results/a.jsonl` in four parts is `results/a.shard-0-of-4.jsonl` and so on. Whoever reads `results/a.jsonl` reads its
-parts too, and a sweep into it takes over what they hold.
+The four parts of `results/a.jsonl` are `results/a.shard-0-of-4.jsonl` and so on. A reader of `results/a.jsonl` reads
+its parts too, and a sweep into it takes over their records.
 """
 
 import re
@@ -15,10 +15,10 @@ Group = TypeVar("Group")
 
 
 def checked(shard_id: int, num_shards: int) -> tuple[int, int]:
-    """The two as they are.
+    """Returns the two arguments unchanged if they are valid.
 
     Raises:
-        ValueError: no such part.
+        ValueError: there is no such part.
     """
     if num_shards < 1:
         raise ValueError(f"num_shards={num_shards}: give 1 or more")
@@ -28,21 +28,21 @@ def checked(shard_id: int, num_shards: int) -> tuple[int, int]:
 
 
 def share(groups: Sequence[Group], shard_id: int, num_shards: int) -> list[Group]:
-    """Every `num_shards`-th group from number `shard_id` on: neighbours, which cost alike, go to different parts."""
+    """Returns every `num_shards`-th group from `shard_id` on: neighbours cost alike, and so go to different parts."""
     return list(groups[shard_id::num_shards])
 
 
 def path_of(output: str | Path, shard_id: int, num_shards: int) -> Path:
-    """The store of a part."""
+    """Returns the path of a part's store."""
     path = Path(output)
     return path.with_name(f"{path.stem}.shard-{shard_id}-of-{num_shards}{path.suffix}")
 
 
 def parts_of(output: str | Path) -> list[Path]:
-    """The stores of parts that lie beside a store, in order, whatever number of parts they are of."""
+    """Returns the stores of parts that exist beside a store, in order, whatever the number of parts is."""
     path = expanded(output)
     form = re.compile(re.escape(path.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(path.suffix))
     if not path.parent.is_dir():
         return []
-    found = [(form.fullmatch(entry.name), entry) for entry in path.parent.iterdir()]
-    return [entry for _, _, entry in sorted((int(name[2]), int(name[1]), entry) for name, entry in found if name)]
+    matches = [(form.fullmatch(entry.name), entry) for entry in path.parent.iterdir()]
+    return [entry for _, _, entry in sorted((int(name[2]), int(name[1]), entry) for name, entry in matches if name)]

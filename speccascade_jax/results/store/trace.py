@@ -1,6 +1,7 @@
-"""A trace: one output token by token, with what was proposed, kept and rejected, and what the laws said of it.
+"""Traces: one output token by token, with the proposed, kept and rejected tokens and their probabilities.
 
-Nothing here imports JAX: a trace is made from what `engine.tracing.facts` recorded, on the host, or read from a file.
+Nothing here imports JAX: a trace is made on the host from the facts that `engine.tracing.facts` recorded, or read from
+a file.
 """
 
 import dataclasses
@@ -15,18 +16,18 @@ from speccascade_jax.core.names import SOURCES
 from speccascade_jax.results.report import templates
 
 Texts = Callable[[list[int], list[int]], list[str]]
-"""Ids, and those of the output before them -> what each adds to the text."""
+"""Ids, and the output's ids before them -> the text that each adds."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token at a position, and what the laws there say of it.
+    """A token at a position, and its probabilities there.
 
     Attributes:
         id, text: of the token.
-        q, p: the raw laws of draft and target; q_tilde, p_tilde: those that tokens are drawn from; pi: the rule's.
-            `q` and `q_tilde` are `None` where nothing was drafted; all are where nothing was scored.
-        rank_q, rank_p: the token's place by `q` and `p`, 1 for the most likely.
+        q, p: its raw probability by draft and target; q_tilde, p_tilde: by the distributions that tokens are drawn
+            from; pi: by the rule's. `q` and `q_tilde` are `None` if nothing was drafted; all are if nothing was scored.
+        rank_q, rank_p: the token's rank by `q` and `p`, 1 for the most likely.
     """
 
     id: int
@@ -45,18 +46,18 @@ class Step:
     """A position of a block.
 
     Attributes:
-        slot: its place in the block, from 0.
-        committed: the token that became part of the output; `None` behind the last of the round.
-        source: "draft", "replaced", "bonus" or "target", where something was committed.
-        proposed: what was drafted; `None` behind the block's end.
-        fate: of what was proposed: "kept", "rejected", "unread" (behind the output's end, or behind a rejection, if the
-            block is not examined as a whole) or "unverified" (committed without the target having seen it); empty
-            where nothing was proposed.
-        entropy_q, entropy_p: of the laws, nats; max_q: the draft's confidence; confidence: the product of `max_q` over
-            the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of the proposed
-            token, 0 without one. Those of `q` are `None` where nothing was drafted.
-        stop: what the stop policy compared with its threshold before the token was drawn, or where it ended the block;
-            `None` where it was not asked.
+        slot: its index in the block, from 0.
+        committed: the token that became part of the output; `None` after the round's last committed token.
+        source: "draft", "replaced", "bonus" or "target", if a token was committed.
+        proposed: the drafted token; `None` after the block's end.
+        fate: of the proposed token: "kept", "rejected", "unread" (after the output's end, or after a rejection, if the
+            block is not examined as a whole) or "unverified" (committed before the target scored it); empty if nothing
+            was proposed.
+        entropy_q, entropy_p: of the distributions, nats; max_q: the draft's confidence; confidence: the product of
+            `max_q` over the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
+            the proposed token, 0 without one. The measures of `q` are `None` if nothing was drafted.
+        stop: the value that the stop policy compared with its threshold, before the token was drawn or when the policy
+            ended the block; `None` if the policy was not evaluated.
     """
 
     slot: int
@@ -75,12 +76,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: its steps, and how many tokens were drafted, kept and committed; whether one was rejected.
+    """A round: its steps, the numbers of drafted, kept and committed tokens, and whether one was rejected.
 
     Attributes:
-        examined: how many of the drafted tokens were: all that are not kept are rejected with the first where a block
-            is verified as one.
-        spent: how many were drafted in all: of a tree those beside the path too.
+        examined: number of examined draft tokens: if a block is verified as a whole, all tokens that are not kept are
+            rejected with the first.
+        spent: number of drafted tokens in all: for a tree, those off the path too.
     """
 
     steps: tuple[Step, ...]
@@ -93,7 +94,7 @@ class Round:
     spent: int = -1
 
     def __post_init__(self) -> None:
-        # of a file that does not say
+        # traces in older files have neither field
         if self.examined < 0:
             object.__setattr__(self, "examined", self.kept + self.rejected)
         if self.spent < 0:
@@ -105,8 +106,8 @@ class Trace:
     """One output.
 
     Attributes:
-        rounds: of the row, in order; prompt: what it was given, or empty.
-        threshold: what the stop policy compares with, in words; empty where blocks have one length.
+        rounds: of the row, in order; prompt: its input, or empty.
+        threshold: description of the stop policy's threshold; empty if all blocks have the same length.
     """
 
     rounds: tuple[Round, ...]
@@ -115,55 +116,57 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """The output."""
+        """The output's text."""
         return "".join(step.committed.text for round_ in self.rounds for step in round_.steps if step.committed)
 
     def counts(self) -> dict[str, int]:
-        """What the engine's counters say too (METHODS section 9): rounds, drafted, kept, rejected, examined, …"""
-        verified = [each for each in self.rounds if not each.unverified]
-        sources = [step.source for each in self.rounds for step in each.steps if step.committed]
+        """Returns the engine's counters (METHODS section 9), recomputed from the trace."""
+        verified = [round_ for round_ in self.rounds if not round_.unverified]
+        sources = [step.source for round_ in self.rounds for step in round_.steps if step.committed]
         return {
             "rounds": len(self.rounds),
             "target_calls": len(verified),
-            "drafted": sum(each.spent for each in self.rounds),
-            "kept": sum(each.kept for each in verified),
-            "rejected": sum(each.examined - each.kept for each in verified),
-            "examined": sum(each.examined for each in verified),
+            "drafted": sum(round_.spent for round_ in self.rounds),
+            "kept": sum(round_.kept for round_ in verified),
+            "rejected": sum(round_.examined - round_.kept for round_ in verified),
+            "examined": sum(round_.examined for round_ in verified),
             "committed": len(sources),
             **{source: sources.count(source) for source in SOURCES},
         }
 
     def at_positions(self) -> dict[str, list[int]]:
-        """How many proposals were examined and kept at each position of the block, as the counters say too."""
-        verified = [each for each in self.rounds if not each.unverified]
-        places = range(max((each.drafted for each in self.rounds), default=0))
+        """Returns the numbers of proposals examined and kept at each position of the block, as the engine counts."""
+        verified = [round_ for round_ in self.rounds if not round_.unverified]
+        places = range(max((round_.drafted for round_ in self.rounds), default=0))
         return {
-            "examined_at": [sum(each.examined > n for each in verified) for n in places],
-            "kept_at": [sum(each.kept > n for each in verified) for n in places],
+            "examined_at": [sum(round_.examined > n for round_ in verified) for n in places],
+            "kept_at": [sum(round_.kept > n for round_ in verified) for n in places],
         }
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it: numbers to five digits."""
-        found: dict[str, Any] = _short(dataclasses.asdict(self))
-        return found
+        """Returns the trace as JSON values, with numbers rounded to five digits."""
+        entry: dict[str, Any] = _short(dataclasses.asdict(self))
+        return entry
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Trace":
-        """What `to_json` gave."""
+    def from_json(cls, entry: Mapping[str, Any]) -> "Trace":
+        """Returns the trace that `to_json` converted."""
 
-        def step(each: Mapping[str, Any]) -> Step:
-            both = {name: each[name] and Candidate(**each[name]) for name in ("committed", "proposed")}
-            return Step(**{**each, **both})
+        def step(step_entry: Mapping[str, Any]) -> Step:
+            candidates = {
+                name: step_entry[name] and Candidate(**step_entry[name]) for name in ("committed", "proposed")
+            }
+            return Step(**{**step_entry, **candidates})
 
-        rounds = ({**each, "steps": tuple(map(step, each["steps"]))} for each in found["rounds"])
-        return cls(tuple(Round(**each) for each in rounds), found.get("prompt", ""), found.get("threshold", ""))
+        rounds = ({**fields, "steps": tuple(map(step, fields["steps"]))} for fields in entry["rounds"])
+        return cls(tuple(Round(**fields) for fields in rounds), entry.get("prompt", ""), entry.get("threshold", ""))
 
     def _repr_html_(self) -> str:
         return templates.traces([self])
 
 
 class Traces(list[Trace]):
-    """Traces, one per row; a notebook shows them."""
+    """Traces, one per row; a notebook displays them."""
 
     def __repr__(self) -> str:
         return f"<Traces of {len(self)} outputs: a notebook shows them, trace[0].rounds holds them>"
@@ -173,22 +176,22 @@ class Traces(list[Trace]):
 
 
 def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str = "", alone: bool = False) -> Trace:
-    """A row's trace.
+    """Returns a row's trace.
 
     Args:
         facts: `engine.tracing.RoundFacts` with NumPy arrays `[R, B, …]`.
-        texts: ids, and those of the output before them -> what each adds.
-        alone: whether the draft writes alone, whose tokens are then all drafts.
+        texts: ids, and the output's ids before them -> the text that each adds.
+        alone: whether the draft generates alone; all tokens are then drafts.
     """
     counts = facts.origins.num_new[:, row].tolist()
     tokens = zip(counts, facts.tokens[:, row].tolist(), strict=True)
     committed = [token for count, block in tokens for token in block[:count]]
     pieces, rounds, begin = texts(committed, []), [], 0
     for number, count in enumerate(counts):
-        if count:  # else the row was done, and others were not
-            told, end = _facts_at(facts, number, row), begin + count
-            shown = texts(told["proposed"][: told["drafted"]], committed[:begin])
-            rounds.append(_round(told, pieces[begin:end], shown, alone))
+        if count:  # 0 in rounds after this row was done, while other rows were not
+            round_facts, end = _facts_at(facts, number, row), begin + count
+            shown = texts(round_facts["proposed"][: round_facts["drafted"]], committed[:begin])
+            rounds.append(_round(round_facts, pieces[begin:end], shown, alone))
             begin = end
     return Trace(tuple(rounds), prompt, threshold)
 
@@ -202,10 +205,10 @@ def _facts_at(facts: Any, number: int, row: int) -> dict[str, Any]:
     }
 
 
-def _round(told: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str], alone: bool) -> Round:
-    """Makes a round from its facts, the texts that it committed, and those that were proposed."""
-    drafted, kept, examined, unverified = (told[name] for name in ("drafted", "num_kept", "examined", "unverified"))
-    confidence = list(itertools.accumulate(told["max_q"][:drafted], operator.mul))
+def _round(facts: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str], alone: bool) -> Round:
+    """Returns a round made from its facts, the texts that it committed, and the proposed texts."""
+    drafted, kept, examined, unverified = (facts[name] for name in ("drafted", "num_kept", "examined", "unverified"))
+    confidence = list(itertools.accumulate(facts["max_q"][:drafted], operator.mul))
 
     def fate(slot: int) -> str:
         if slot < kept:
@@ -214,41 +217,46 @@ def _round(told: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str],
 
     steps = []
     for slot in range(max(drafted, len(pieces))):
-        step = _step(told, slot, pieces[slot] if slot < len(pieces) else None, alone)
+        step = _step(facts, slot, pieces[slot] if slot < len(pieces) else None, alone)
         if slot < drafted:
-            proposed = _candidate(told, "of_proposed", slot, told["proposed"][slot], shown[slot])
-            own = {name: told[name][slot] for name in ("entropy_q", "max_q", "deferral")}
-            divergence = None if unverified else told["divergence"][slot]
+            proposed = _candidate(facts, "of_proposed", slot, facts["proposed"][slot], shown[slot])
+            draft_measures = {name: facts[name][slot] for name in ("entropy_q", "max_q", "deferral")}
+            divergence = None if unverified else facts["divergence"][slot]
             step = dataclasses.replace(
-                step, proposed=proposed, fate=fate(slot), confidence=confidence[slot], divergence=divergence, **own
+                step,
+                proposed=proposed,
+                fate=fate(slot),
+                confidence=confidence[slot],
+                divergence=divergence,
+                **draft_measures,
             )
         steps.append(step)
-    counts = drafted, kept, len(pieces), bool(told["rejected"]), bool(unverified)
-    return Round(tuple(steps), *counts, examined=examined, spent=told["spent"])
+    counts = drafted, kept, len(pieces), bool(facts["rejected"]), bool(unverified)
+    return Round(tuple(steps), *counts, examined=examined, spent=facts["spent"])
 
 
-def _step(told: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -> Step:
-    """Makes a step without what was proposed there; `piece`: what it committed."""
+def _step(facts: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -> Step:
+    """Returns a step without its proposed token; `piece` is the text that it committed."""
     source, committed = "", None
     if piece is not None:
-        source = "draft" if alone else SOURCES[told["origins"]["source"][slot]]
-        committed = _candidate(told, "of_committed", slot, told["tokens"][slot], piece)
-    entropy, stop = None if told["unverified"] else told["entropy_p"][slot], told["stop"][slot]
+        source = "draft" if alone else SOURCES[facts["origins"]["source"][slot]]
+        committed = _candidate(facts, "of_committed", slot, facts["tokens"][slot], piece)
+    entropy, stop = None if facts["unverified"] else facts["entropy_p"][slot], facts["stop"][slot]
     return Step(slot, committed, source, entropy_p=entropy, stop=None if math.isnan(stop) else stop)
 
 
-def _candidate(told: Mapping[str, Any], kind: str, slot: int, token: int, text: str) -> Candidate:
-    """Makes a token with what the laws say of it, where they were drawn from and scored."""
-    unknown = set() if slot < told["drafted"] else {"q", "q_tilde", "rank_q"}
-    unknown |= {"p", "p_tilde", "pi", "rank_p"} if told["unverified"] else set()
-    chances = {name: None if name in unknown else values[slot] for name, values in told[kind].items()}
+def _candidate(facts: Mapping[str, Any], kind: str, slot: int, token: int, text: str) -> Candidate:
+    """Returns a token with its probabilities; those that were not drawn from or scored are `None`."""
+    unknown = set() if slot < facts["drafted"] else {"q", "q_tilde", "rank_q"}
+    unknown |= {"p", "p_tilde", "pi", "rank_p"} if facts["unverified"] else set()
+    chances = {name: None if name in unknown else values[slot] for name, values in facts[kind].items()}
     return Candidate(token, text, **chances)
 
 
 def _short(value: Any) -> Any:
-    """Numbers to five digits, whatever they are in."""
+    """Returns a value with all numbers in it rounded to five digits."""
     if isinstance(value, dict):
-        return {name: _short(each) for name, each in value.items()}
+        return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(each) for each in value]
+        return [_short(item) for item in value]
     return (float(f"{value:.5g}") if math.isfinite(value) else None) if isinstance(value, float) else value

@@ -1,8 +1,9 @@
-"""Products of a few rows with large matrices on a CPU, compiled for the processor at hand.
+"""Products of a few rows with large matrices on a CPU, compiled for the processor of this machine.
 
-XLA:CPU multiplies a block of 4 to 8 rows at about half the bandwidth of one row, because it packs both operands first;
-here the weights are packed once, when they are loaded. What is compiled is a call for XLA's foreign function
-interface, made with llvmlite (the extra `cpu`), so that no compiler needs to be installed. Without it XLA multiplies.
+XLA:CPU multiplies a block of 4 to 8 rows at about half the bandwidth of one row, because it packs both operands first.
+Here the weights are packed once, when they are loaded. The compiled code is a call for XLA's foreign function
+interface, made with llvmlite (the extra `cpu`), so that no compiler needs to be installed. Without llvmlite XLA
+multiplies.
 """
 
 from speccascade_jax.runtime.products.native import KINDS, available, call, suggest, width

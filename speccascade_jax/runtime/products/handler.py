@@ -1,21 +1,20 @@
-"""A whole product as LLVM code that XLA calls: the panels dealt out to the threads that are free.
+"""A whole product as LLVM code that XLA calls: free threads share the panels.
 
-The arithmetic: a few rows times one panel of a matrix. A block of a few tokens is bound by reading the weights, if each
-weight that was read serves all rows at once. So a tile keeps the sums of all its rows in registers, reads the panel
-once from front to back, and asks for what it will need some lines ahead: with more arithmetic between two reads, the
-processor on its own looks less far. Each sum is taken over the `K` inputs in order, one fused multiply-add after the
-other, whatever the number of rows: a token's products are the same bits alone, in a block and in a batch.
+The arithmetic: a few rows times one panel of a matrix. Reading the weights limits the speed of a block of a few tokens,
+provided that each weight, once read, serves all rows. So a tile keeps the sums of all its rows in registers, reads the
+panel once from front to back, and prefetches some lines ahead: with more arithmetic between two reads, the processor
+itself prefetches less far. Each sum is taken over the `K` inputs in order, one fused multiply-add after the other, for
+any number of rows: a token's products have the same bits alone, in a block and in a batch.
 
-The job: what threads that work on one product share. It is on the heap, since a helper may outlive the call. To wake a
-thread takes longer than a small product. One helper therefore looks for the next job for some microseconds before it
-goes: the caller leaves it in the letter box, and takes it back when nobody came.
+The job: the state that threads working on one product share. It is on the heap, because a helper may outlive the call.
+Waking a thread takes longer than a small product. One helper therefore waits for the next job for some microseconds
+before it ends: the caller leaves the job in the letter box, and takes it back if no helper took it.
 
 The call: XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a
-result float32 `[rows, n * P]`; `frame` is as XLA's foreign function interface says (`xla/ffi/api/c_api.h` beside
-jaxlib). The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is
-left; a helper that comes late finds none. So no thread ever waits for one that has not begun, and nothing can lock up.
-The caller takes the first panels and helpers the last ones, so that a core finds in its own cache what it read a step
-ago.
+result float32 `[rows, n * P]`; XLA's foreign function interface defines `frame` (`xla/ffi/api/c_api.h` next to jaxlib).
+The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is left; a
+late helper gets none. So no thread ever waits for a thread that has not begun, and there is no deadlock. The caller
+takes the first panels and helpers the last ones, so that a core's cache already holds what it read one step before.
 """
 
 import contextlib
@@ -36,23 +35,23 @@ import llvmlite.ir as ir
 ROWS = 6
 """Rows that one pass over a panel serves: 24 of AVX-512's 32 registers hold sums, 12 of AVX2's 16."""
 LANES = 16
-"""Floats handled together; the compiler splits them where registers are narrower."""
+"""Floats handled together; the compiler splits them if registers are narrower."""
 AHEAD = 4096
-"""Bytes between what is read and what is asked for.
+"""Bytes between the data being read and the data being prefetched.
 
-Compared with none, 1, 2 and 8 KiB on matrices of 250 MB (Intel, AVX-512): one row is fastest with this; a block of 4
-costs more steps without any, and about as many with each of the others.
+Compared with no prefetching and 1, 2 and 8 KiB on matrices of 250 MB (Intel, AVX-512): one row is fastest with this
+value. A block of 4 costs more steps without prefetching, and about as many with each of the other values.
 """
 LINE = 64
 
 
 @cache
 def ahead() -> int:
-    """Bytes to ask ahead on this processor: 0, nothing is asked for, on AMD's.
+    """Returns the bytes to prefetch ahead on this processor: 0, no prefetching, on AMD's.
 
-    There every line that is asked for takes one of the few places for lines on their way to the first cache, and those
-    that the second one fetches by itself are lost: eight matrices of 5 MB read by 2 to 6 rows at 22 to 26 GB/s with
-    this, at 38 to 45 without, with one row at 37 and 43 (EPYC 9004, two cores).
+    On those, every prefetched line takes one of the few slots for lines on their way to the first cache, and lines that
+    the second cache prefetches by itself are lost: eight matrices of 5 MB were read by 2 to 6 rows at 22 to 26 GB/s
+    with prefetching and at 38 to 45 without, by one row at 37 and 43 (EPYC 9004, two cores).
     """
     return 0 if llvm.get_host_cpu_name().startswith("znver") else AHEAD
 
@@ -62,11 +61,11 @@ I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
 FLOAT = ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 ELEMENTS = {"float32": (FLOAT, 4), "float16": (ir.HalfType(), 2), "bfloat16": (I16, 2), "int8": (I8, 1)}
-"""Kind of weights -> an element's type and bytes."""
+"""Element type and bytes of each kind of weights."""
 
 
 def const(value: int) -> ir.Constant:
-    """A 64-bit number."""
+    """Returns a 64-bit number."""
     return ir.Constant(I64, value)
 
 
@@ -79,17 +78,17 @@ def begin(
 
 
 def declared(module: ir.Module, name: str, result: ir.Type, takes: list[ir.Type]) -> ir.Function:
-    """A function from outside the module, declared once."""
+    """Returns a function from outside the module, declared once."""
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, takes), name)
 
 
 @dataclass
 class Loop:
-    """A loop in the making.
+    """A loop under construction.
 
     Attributes:
-        index: the number that counts, from 0.
-        step: what it is raised by; settled before the loop's end.
+        index: the counter, from 0.
+        step: its increment; set before the loop's end.
     """
 
     index: ir.Value
@@ -98,7 +97,7 @@ class Loop:
 
 @contextlib.contextmanager
 def counted(build: ir.IRBuilder, bound: ir.Value) -> Iterator[Loop]:
-    """Repeats what is built inside the block, at least once, while the index is below `bound`."""
+    """Repeats the code built inside the block, at least once, while the index is below `bound`."""
     start, body, end = build.block, build.append_basic_block(), build.append_basic_block()
     build.branch(body)
     build.position_at_end(body)
@@ -112,10 +111,13 @@ def counted(build: ir.IRBuilder, bound: ir.Value) -> Iterator[Loop]:
 
 
 def tile(module: ir.Module, kind: str, rows: int, width: int) -> ir.Function:
-    """`void tile(x, w, scales, y, K, N)`: `rows` rows of `x` times the panel `w` `[K, width]`, into `y`.
+    """Builds a tile: `rows` rows of `x` times the panel `w` `[K, width]`, written to `y`.
 
-    Args (of the function made):
-        x: float32 `[rows, K]`; y: float32 `[rows, N]`, from the panel's first column on.
+    The function is `void tile(x, w, scales, y, K, N)`.
+
+    Args (of the built function):
+        x: float32 `[rows, K]`.
+        y: float32 `[rows, N]`, from the panel's first column on.
         scales: float32 `[width]`, read for int8 only.
     """
     function, build = begin(module, f"tile_{kind}_{rows}", [POINTER] * 4 + [I64] * 2)
@@ -137,35 +139,37 @@ def tile(module: ir.Module, kind: str, rows: int, width: int) -> ir.Function:
     for row in range(rows):
         to = build.gep(y, [build.mul(stride, const(row))], source_etype=FLOAT)
         for part, value in enumerate(added[row]):
-            at = [const(part * LANES)]
+            offset = [const(part * LANES)]
             if kind == "int8":
-                value = build.fmul(value, build.load(build.gep(scales, at, source_etype=FLOAT), typ=FLOATS, align=4))
-            build.store(value, build.gep(to, at, source_etype=FLOAT), align=4)
+                value = build.fmul(
+                    value, build.load(build.gep(scales, offset, source_etype=FLOAT), typ=FLOATS, align=4)
+                )
+            build.store(value, build.gep(to, offset, source_etype=FLOAT), align=4)
     build.ret_void()
     return function
 
 
 def _read(module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.Value, width: int) -> list[ir.Value]:
-    """Row `k` of a panel as float32 vectors; what lies `ahead()` bytes further is asked for."""
+    """Builds the load of a panel's row `k` as float32 vectors, and the prefetch `ahead()` bytes further."""
     element, size = ELEMENTS[kind]
     row = build.gep(w, [build.mul(k, const(width))], source_etype=element)
     prefetch = declared(module, "llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
     for line in range(0, width * size if ahead() else 0, LINE):
         further = build.gep(row, [const(ahead() + line)], source_etype=I8)
         build.call(prefetch, [further, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
-    places = [build.gep(row, [const(at)], source_etype=element) for at in range(0, width, LANES)]
+    places = [build.gep(row, [const(first_column)], source_etype=element) for first_column in range(0, width, LANES)]
     vector = ir.VectorType(element, LANES)
     return [_widened(build, kind, build.load(place, typ=vector, align=size)) for place in places]
 
 
-def _widened(build: ir.IRBuilder, kind: str, held: ir.Value) -> ir.Value:
-    """A vector of weights as float32: exact for every kind (int8 before its scales)."""
+def _widened(build: ir.IRBuilder, kind: str, weights: ir.Value) -> ir.Value:
+    """Converts a vector of weights to float32: exact for every kind (int8 before its scales)."""
     if kind == "float16":
-        return build.fpext(held, FLOATS)
-    if kind == "bfloat16":  # the upper half of a float32
-        upper = build.shl(build.zext(held, INTS), ir.Constant(INTS, [16] * LANES))
+        return build.fpext(weights, FLOATS)
+    if kind == "bfloat16":  # bfloat16 is the upper half of a float32
+        upper = build.shl(build.zext(weights, INTS), ir.Constant(INTS, [16] * LANES))
         return build.bitcast(upper, FLOATS)
-    return build.sitofp(build.sext(held, INTS), FLOATS) if kind == "int8" else held
+    return build.sitofp(build.sext(weights, INTS), FLOATS) if kind == "int8" else weights
 
 
 def _splat(build: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
@@ -180,36 +184,36 @@ def _fma(module: ir.Module, build: ir.IRBuilder, *operands: ir.Value) -> ir.Valu
 
 ONE = const(1)
 FIELDS = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users", "work")
-"""Of 8 bytes each; `work` is the function `void work(job, helps)`. What follows them is the caller's."""
+"""Fields of 8 bytes each; `work` is the function `void work(job, helps)`. The caller's own words follow them."""
 LOOKS = 1_000
-"""How often an idle helper looks for the next job, some 50 ns apart: the time between two products of a step."""
+"""Number of checks of an idle helper for the next job, some 50 ns apart: the time between two products of a step."""
 _BOX = (ctypes.c_int64 * 16)()
-"""The letter box, of two lines of memory: the job in it or 0, and whether a helper is looking."""
+"""The letter box, two lines of memory: the job in it or 0, and whether a helper is waiting."""
 
 
 def place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
-    """Where a job's field, or its `word`-th 8 bytes, lie."""
+    """Returns the address of a job's field, or of its `word`-th 8 bytes."""
     number = FIELDS.index(word) if isinstance(word, str) else word
     return build.gep(job, [const(number)], source_etype=I64)
 
 
 def read(build: ir.IRBuilder, job: ir.Value, word: str | int, kind: ir.Type = I64) -> ir.Value:
-    """Returns what a field holds."""
+    """Returns a field's value."""
     return build.load(place(build, job, word), typ=kind)
 
 
 def add(build: ir.IRBuilder, job: ir.Value, field: str, number: ir.Value = ONE, order: str = "monotonic") -> ir.Value:
-    """Adds to a field, of which other threads see the whole change; returns what it held before."""
+    """Adds to a field atomically; returns its previous value."""
     return build.atomic_rmw("add", place(build, job, field), number, order)
 
 
 def drop_user(build: ir.IRBuilder, job: ir.Value, order: str = "monotonic") -> ir.Value:
-    """Takes one from the users; returns how many they were."""
+    """Subtracts one from the users; returns their previous number."""
     return build.atomic_rmw("sub", place(build, job, "users"), ONE, order)
 
 
 def release(module: ir.Module) -> ir.Function:
-    """`void release(job)`: the last of its users gives the job's memory back."""
+    """Builds the function with which a user of a job leaves it; the last one frees the memory."""
     if "release" in module.globals:
         return module.globals["release"]
     function, build = begin(module, "release", [POINTER])
@@ -222,47 +226,51 @@ def release(module: ir.Module) -> ir.Function:
 
 
 def post(build: ir.IRBuilder, job: ir.Value, wanted: ir.Value) -> ir.Value:
-    """Leave the job in the letter box where help is wanted, a helper is looking and the box is empty; whether it is."""
+    """Leaves the job in the letter box if help is wanted, a helper is waiting and the box is empty.
+
+    Returns:
+        Whether the job was left there.
+    """
     looking = build.icmp_signed("!=", build.load_atomic(_box(1), "monotonic", 8, typ=I64), const(0))
     asks = build.and_(wanted, looking)
     start = build.block
     with build.if_then(asks):
         add(build, job, "users")
-        left = _exchanged(build, _box(0), const(0), build.ptrtoint(job, I64))
-        with build.if_then(build.not_(left)):
+        exchanged = _exchanged(build, _box(0), const(0), build.ptrtoint(job, I64))
+        with build.if_then(build.not_(exchanged)):
             drop_user(build, job)
         last = build.block
     posted = build.phi(I1)
     posted.add_incoming(ir.Constant(I1, 0), start)
-    posted.add_incoming(left, last)
+    posted.add_incoming(exchanged, last)
     return posted
 
 
 def _box(line: int) -> ir.Constant:
-    """Where the letter box's job (0) or its mark (1) lies."""
+    """Returns the address of the letter box's job (0) or of its mark (1)."""
     return const(ctypes.addressof(_BOX) + 64 * line).inttoptr(I64.as_pointer())
 
 
 def _exchanged(build: ir.IRBuilder, place: ir.Value, expected: ir.Value, new: ir.Value) -> ir.Value:
-    """Put `new` where `expected` stands; whether it stood there."""
+    """Stores `new` if the place holds `expected`; returns whether it did."""
     return build.extract_value(build.cmpxchg(place, expected, new, "acq_rel", "acquire"), 1)
 
 
 def take_back(build: ir.IRBuilder, job: ir.Value) -> None:
-    """Take a job that was left there out of the letter box again, if nobody came for it."""
+    """Takes the job out of the letter box again, if no helper took it."""
     with build.if_then(_exchanged(build, _box(0), build.ptrtoint(job, I64), const(0))):
         drop_user(build, job)
 
 
 def look(module: ir.Module, build: ir.IRBuilder) -> None:
-    """Where no other helper does: help with jobs in the letter box until none came for `LOOKS` looks."""
+    """Helps with jobs in the letter box, unless another helper does, until none came for `LOOKS` checks."""
     with build.if_then(_exchanged(build, _box(1), const(0), const(1))):
         _help(module, build)
         build.store_atomic(const(0), _box(1), "release", 8)
 
 
 def _help(module: ir.Module, build: ir.IRBuilder) -> None:
-    start, loop, some, found, none, end = build.block, *(build.append_basic_block() for _ in range(5))
+    start, loop, some, taken, none, end = build.block, *(build.append_basic_block() for _ in range(5))
     build.branch(loop)
     build.position_at_end(loop)
     looks = build.phi(I64)
@@ -270,8 +278,8 @@ def _help(module: ir.Module, build: ir.IRBuilder) -> None:
     number = build.load_atomic(_box(0), "monotonic", 8, typ=I64)
     build.cbranch(build.icmp_signed("!=", number, const(0)), some, none)
     build.position_at_end(some)
-    build.cbranch(_exchanged(build, _box(0), number, const(0)), found, none)
-    build.position_at_end(found)
+    build.cbranch(_exchanged(build, _box(0), number, const(0)), taken, none)
+    build.position_at_end(taken)
     job = build.inttoptr(number, POINTER)
     work = read(build, job, "work", ir.FunctionType(VOID, [POINTER, I64]).as_pointer())
     build.call(work, [job, ONE])
@@ -287,7 +295,7 @@ def _help(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
-    """What a processor is told in a loop that waits."""
+    """Builds the processor's hint for a loop that waits."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         build.call(declared(module, "llvm.x86.sse2.pause", VOID, []), [])
     else:
@@ -295,24 +303,24 @@ def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 GRAIN = 65_536
-"""Bytes of weights for which it is worth to ask one more thread."""
+"""Bytes of weights for which one more thread pays."""
 _NULL = ir.Constant(POINTER, None)
 # bytes from the start of XLA's structures
 _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 112}
 _BUFFER = {"data": 24, "dims": 40}
 _METADATA = {"in extension": 24, "major": 24, "minor": 28, "traits": 32}
 _API_FUNCTIONS = 48
-_ASKED = len(FIELDS)  # behind them, what is passed to XLA to ask for a thread: size, extension, context, task, data
-_POOL = _ASKED + 5  # and to learn how many there are: size, extension, context, place; the number
+_ASKED = len(FIELDS)  # after them, the arguments to XLA for a thread: size, extension, context, task, data
+_POOL = _ASKED + 5  # and for the number of threads: size, extension, context, place; the number
 _WORDS = _POOL + 5
 
 
 class Interface(NamedTuple):
-    """XLA's foreign function interface as the installed jaxlib has it.
+    """XLA's foreign function interface in the installed jaxlib.
 
     Attributes:
         major, minor: its version, which a handler must repeat.
-        schedule, threads: bytes into the table of functions where those for XLA's threads stand.
+        schedule, threads: byte offsets, in the table of functions, of the functions for XLA's threads.
     """
 
     major: int
@@ -323,10 +331,10 @@ class Interface(NamedTuple):
 
 @cache
 def interface() -> Interface:
-    """Read from the header that lies beside jaxlib.
+    """Reads the interface from the header that comes with jaxlib.
 
     Raises:
-        LookupError: there is none, or it is of a kind that this module does not know.
+        LookupError: there is none, or this module does not know its kind.
     """
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     text = header.read_text() if header.is_file() else ""
@@ -340,7 +348,7 @@ def interface() -> Interface:
 
 
 def handler(module: ir.Module, kind: str, width: int) -> str:
-    """Add the handler for weights of a kind in panels of `width` columns to a module; returns its name."""
+    """Adds the handler for a kind of weights in panels of `width` columns to a module; returns its name."""
     work = _worker(module, kind, width)
     task = _task(module, kind, work)
     function, build = begin(module, f"handler_{kind}", [POINTER], POINTER)
@@ -365,14 +373,14 @@ def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POIN
 
 
 def _describe(build: ir.IRBuilder, extension: ir.Value) -> None:
-    """Answer what XLA asks when a handler is registered: the version that it was made for."""
+    """Answers XLA's query when a handler is registered: the version that it was made for."""
     metadata, version = _load(build, extension, _METADATA["in extension"]), interface()
     for field, value in (("major", version.major), ("minor", version.minor), ("traits", 0)):
         build.store(ir.Constant(I32, value), build.gep(metadata, [const(_METADATA[field])], source_etype=I8))
 
 
 def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Function, width: int) -> ir.Value:
-    """A job on the heap, since helpers may outlive the call, made of the call's arguments."""
+    """Builds a job on the heap, because helpers may outlive the call, from the call's arguments."""
     arguments, results = _load(build, frame, _FRAME["arguments"]), _load(build, frame, _FRAME["results"])
     buffers = [_load(build, arguments, 8 * number) for number in range(3)] + [_load(build, results, 0)]
 
@@ -389,10 +397,10 @@ def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Funct
 
 
 def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, kind: str, width: int) -> ir.Value:
-    """Ask for a helper per `GRAIN` bytes beyond the first, as many as XLA has threads besides this one.
+    """Asks for a helper per `GRAIN` bytes beyond the first, at most as many as XLA has other threads.
 
     Returns:
-        Whether the first of them was asked by the letter box.
+        Whether the first of them was asked through the letter box.
     """
     api, context = _load(build, frame, _FRAME["api"]), _load(build, frame, _FRAME["context"])
     for word, value in enumerate((const(40), _NULL, context, task, job)):
@@ -410,19 +418,19 @@ def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, ki
     with build.if_then(build.icmp_signed(">", wanted, const(0))), counted(build, wanted):
         add(build, job, "users")
         refused = _call(build, _load(build, api, interface().schedule), place(build, job, _ASKED))
-        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no pool: nobody else uses the job
+        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no pool: no other thread uses the job
             drop_user(build, job)
     return posted
 
 
 def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Value:
-    """Call a function of XLA's table, which takes a structure and returns an error or null."""
+    """Calls a function of XLA's table, which takes a structure and returns an error or null."""
     kind = ir.FunctionType(POINTER, [POINTER])
     return build.call(build.inttoptr(build.ptrtoint(address, I64), kind.as_pointer()), [argument])
 
 
 def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
-    """`void work(job, helps)`: take one more panel from one's own end, multiply it, until none is left."""
+    """Builds `void work(job, helps)`: takes panels from the thread's own end and multiplies them."""
     function, build = begin(module, f"work_{kind}", [POINTER, I64])
     job, helps = function.args
     x, w, scales, y = [read(build, job, name, POINTER) for name in ("x", "w", "scales", "y")]
@@ -431,12 +439,12 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     claim, go, end = (function.append_basic_block(name) for name in ("claim", "go", "end"))
     build.branch(claim)
     build.position_at_end(claim)
-    first = build.phi(I64)  # the caller's next
+    first = build.phi(I64)  # the caller's next panel
     first.add_incoming(const(0), start)
     taken = add(build, job, "taken")
     build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
-    # as many are taken as there are, from both ends: none twice
+    # the two ends together take each panel exactly once
     helped = add(build, job, "helped", helps)
     last = build.sub(build.sub(panels, const(1)), helped)
     panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)
@@ -455,7 +463,7 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
 def _all_rows(
     module: ir.Module, build: ir.IRBuilder, kind: str, width: int, arguments: tuple[ir.Value, ...], rows: ir.Value
 ) -> None:
-    """One panel for all rows, in the fewest tiles, none much smaller than another (8 rows: 4 and 4, not 6 and 2)."""
+    """Multiplies a panel by all rows in the fewest tiles of similar size (8 rows: 4 and 4, not 6 and 2)."""
     x, w, scales, y, inputs, stride = arguments
     with counted(build, rows) as loop:
         rest = build.sub(rows, loop.index)
@@ -463,18 +471,18 @@ def _all_rows(
         loop.step = build.sdiv(build.sub(build.add(rest, tiles), const(1)), tiles)
         x = build.gep(x, [build.mul(loop.index, inputs)], source_etype=FLOAT)
         y = build.gep(y, [build.mul(loop.index, stride)], source_etype=FLOAT)
-        left = build.append_basic_block()
-        choice = build.switch(loop.step, left)
+        rest_block = build.append_basic_block()
+        choice = build.switch(loop.step, rest_block)
         for size in range(1, ROWS + 1):
             build.position_at_end(build.append_basic_block())
             choice.add_case(const(size), build.block)
             build.call(tile(module, kind, size, width), [x, w, scales, y, inputs, stride])
-            build.branch(left)
-        build.position_at_end(left)
+            build.branch(rest_block)
+        build.position_at_end(rest_block)
 
 
 def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
-    """`void task(job)`: what a helper does: this job, and those that come to the letter box while it looks."""
+    """Builds `void task(job)`, the helper's work: this job, and jobs that come to the letter box while it waits."""
     function, build = begin(module, f"task_{kind}", [POINTER])
     build.call(work, [*function.args, const(1)])
     build.call(release(module), function.args)
@@ -484,7 +492,7 @@ def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
 
 
 def _wait(module: ir.Module, build: ir.IRBuilder, job: ir.Value) -> None:
-    """Until every panel that a helper took is done: it is being worked on, so this is short."""
+    """Waits until every panel that a helper took is done; they are in progress, so this is short."""
     loop, end = build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
     build.position_at_end(loop)

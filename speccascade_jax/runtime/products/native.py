@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 
 KINDS = ("float32", "float16", "bfloat16", "int8")
-"""What weights may be held in."""
+"""Dtypes of the weights."""
 SWITCH = "SPECCASCADE_PRODUCTS"
 """Environment variable: `0` leaves all products to XLA."""
 LARGE = 2**20
-"""Numbers in a matrix from which it matters who multiplies."""
+"""Matrix size from which own products are noticeably faster."""
 NO_LLVMLITE = "llvmlite is not installed: pip install 'speccascade_jax[cpu]'"
 _KEPT: list[Any] = []  # compiled code lives as long as the process
 
 
 @cache
 def unavailable() -> str | None:
-    """Why products are left to XLA, or `None` where they are not."""
+    """Returns why products are left to XLA, or `None` if they are not."""
     if os.environ.get(SWITCH, "1") == "0":
         return f"{SWITCH} is 0"
     if jax.default_backend() != "cpu":
@@ -42,12 +42,12 @@ def unavailable() -> str | None:
 
 
 def available() -> bool:
-    """Whether this process multiplies packed weights by its own code."""
+    """Returns whether this process multiplies packed weights with its own code."""
     return unavailable() is None
 
 
 def suggest(size: int) -> None:
-    """Warns, once in a process, that a matrix of so many numbers would be multiplied faster with llvmlite."""
+    """Warns, once per process, that a matrix of this size would be multiplied faster with llvmlite."""
     if size >= LARGE and unavailable() == NO_LLVMLITE:
         _warn()
 
@@ -59,19 +59,19 @@ def _warn() -> None:
 
 @cache
 def width() -> int:
-    """Columns of a panel: as many as the registers of this processor hold sums for."""
+    """Returns the columns of a panel: as many as this processor's registers hold sums for."""
     import llvmlite.binding as llvm
 
     return 64 if llvm.get_host_cpu_features().get("avx512f") else 16
 
 
 def call(x: jax.Array, panels: jax.Array, scales: jax.Array | None) -> jax.Array:
-    """`x` float32 `[rows, K]` times panels `[n, K, P]`, float32 `[rows, n * P]`, inside a traced program."""
+    """Computes `x` float32 `[rows, K]` times panels `[n, K, P]`, float32 `[rows, n * P]`, in a traced program."""
     kind = panels.dtype.name
     _register(kind)
     result = jax.ShapeDtypeStruct((x.shape[0], panels.shape[0] * panels.shape[2]), jnp.float32)
-    given = jnp.ones((1,), jnp.float32) if scales is None else scales
-    product: jax.Array = jax.ffi.ffi_call(_name(kind), result)(x, panels, given)
+    factors = jnp.ones((1,), jnp.float32) if scales is None else scales
+    product: jax.Array = jax.ffi.ffi_call(_name(kind), result)(x, panels, factors)
     return product
 
 
@@ -81,7 +81,7 @@ def _name(kind: str) -> str:
 
 @cache
 def _register(kind: str) -> None:
-    """Compile the call for a kind of weights (0.1 s) and make it known to XLA."""
+    """Compiles the call for a kind of weights (0.1 s) and registers it with XLA."""
     import llvmlite.binding as llvm
     import llvmlite.ir as ir
 

@@ -1,1 +1,1 @@
-"""Acceptance heads: data, training, what they are worth."""
+"""Acceptance heads: data, training, evaluation."""

@@ -1,8 +1,8 @@
-"""How good predicted probabilities of acceptance are: discrimination (AUC) and calibration (ECE, Brier, log loss).
+"""Quality of predicted acceptance probabilities: discrimination (AUC) and calibration (ECE, Brier score, log loss).
 
-Labels are soft: a position at which the target keeps the token with probability `P` counts as a kept one with weight
-`P` and as a rejected one with weight `1 − P`, which is the expectation over the coin that verification throws. So the
-best that any prediction can reach in Brier score and log loss is not 0: it is what predicting `P` itself gives.
+Labels are soft: a position at which the target keeps the token with probability `P` counts as a kept token with weight
+`P` and as a rejected one with weight `1 − P`. This is the expectation over the random accept decision. So the best
+possible Brier score and log loss are not 0: they are the values of the prediction `P` itself.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TINY = 1e-7
 
 @dataclass(frozen=True)
 class Bins:
-    """A reliability diagram: per bin the share of positions, the mean prediction and the mean label (nan if empty)."""
+    """Reliability diagram: share of positions, mean prediction and mean label of each bin (nan if empty)."""
 
     share: np.ndarray
     predicted: np.ndarray
@@ -28,39 +28,39 @@ class Bins:
 
 
 def auc(scores: np.ndarray, kept: np.ndarray) -> float:
-    """Probability that a kept token has a higher score than a rejected one, ties counted half.
+    """Returns the probability that a kept token has a higher score than a rejected one; a tie counts half.
 
     Args:
         scores: `[N]`, any increasing function of the prediction; kept: `[N]` in [0, 1], `P`.
 
     Returns:
-        nan where nothing was ever kept, or nothing rejected.
+        nan if no token was ever kept, or none rejected.
     """
     kept = np.asarray(kept, np.float64)
     _, group = np.unique(np.asarray(scores), return_inverse=True)
     positive, negative = (np.bincount(group, weights) for weights in (kept, 1.0 - kept))
-    both = positive.sum() * negative.sum()
+    pairs = positive.sum() * negative.sum()
     below = np.cumsum(negative) - negative
-    return float((positive * (below + negative / 2)).sum() / both) if both > 0 else float("nan")
+    return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else float("nan")
 
 
 def brier(predicted: np.ndarray, kept: np.ndarray) -> float:
-    """Mean squared error against the outcome, in expectation: `P (1 − P̂)² + (1 − P) P̂²`."""
+    """Returns the expected mean squared error against the outcome: `P (1 − P̂)² + (1 − P) P̂²`."""
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     return float(np.mean(kept * (1 - predicted) ** 2 + (1 - kept) * predicted**2))
 
 
 def log_loss(predicted: np.ndarray, kept: np.ndarray) -> float:
-    """Mean negative log-likelihood of the outcome in nats, in expectation; predictions are kept off 0 and 1 by 1e-7."""
+    """Returns the expected negative log-likelihood of the outcome in nats; predictions are clipped by 1e-7."""
     clipped = np.clip(np.asarray(predicted, np.float64), _TINY, 1 - _TINY)
     kept = np.asarray(kept, np.float64)
     return float(-np.mean(kept * np.log(clipped) + (1 - kept) * np.log1p(-clipped)))
 
 
 def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal_mass: bool = False) -> Bins:
-    """Predictions in bins of equal width over [0, 1], or of equally many positions as nearly as ties allow.
+    """Returns predictions in bins of equal width over [0, 1], or of equal size as nearly as ties allow.
 
-    Equal predictions share a bin, the one that the middle of them belongs to.
+    Equal predictions share a bin: the bin of their middle rank.
 
     Args:
         predicted, kept: `[N]` in [0, 1].
@@ -68,18 +68,18 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     if equal_mass:
         _, group, size = np.unique(predicted, return_inverse=True, return_counts=True)
-        middle = np.cumsum(size) - (size + 2) // 2  # rank, the lower one of two
-        which = middle[group] * bins // max(len(predicted), 1)
+        middle = np.cumsum(size) - (size + 2) // 2  # rank of the middle one, the lower of two
+        bin_index = middle[group] * bins // max(len(predicted), 1)
     else:
-        which = np.minimum((predicted * bins).astype(np.int64), bins - 1)
-    count = np.bincount(which, minlength=bins).astype(np.float64)
-    sums = [np.bincount(which, weights, minlength=bins) for weights in (predicted, kept)]
+        bin_index = np.minimum((predicted * bins).astype(np.int64), bins - 1)
+    count = np.bincount(bin_index, minlength=bins).astype(np.float64)
+    sums = [np.bincount(bin_index, weights, minlength=bins) for weights in (predicted, kept)]
     with np.errstate(invalid="ignore"):
         return Bins(count / max(count.sum(), 1), *(total / count for total in sums))
 
 
 def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
-    """Everything about predictions `[N]` of `P`: `auc`, `ece`, `ece_equal_mass`, `brier`, `log_loss` and means."""
+    """Returns measures of predictions `[N]` of `P`: `auc`, `ece`, `ece_equal_mass`, `brier`, `log_loss` and means."""
     means = {"positions": len(kept), "kept": float(np.mean(kept)), "predicted": float(np.mean(predicted))}
     errors = {"ece": reliability(predicted, kept).ece}
     errors["ece_equal_mass"] = reliability(predicted, kept, equal_mass=True).ece
@@ -89,34 +89,34 @@ def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Isotonic:
-    """The rising step function of a score that fits labels best; linear between its steps' middles.
+    """Increasing step function of a score that fits the labels best; linear between the middles of its steps.
 
     Attributes:
-        scores: float64 `[K]`, rising; values: float64 `[K]`, never falling.
+        scores: float64 `[K]`, increasing; values: float64 `[K]`, non-decreasing.
     """
 
     scores: np.ndarray
     values: np.ndarray
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
-        """Predicted probabilities; the ends' values beyond the ends."""
+        """Returns predicted probabilities; constant beyond the ends."""
         return np.interp(scores, self.scores, self.values)
 
 
 def isotonic(scores: np.ndarray, kept: np.ndarray) -> Isotonic:
-    """Least squares under a rising order, by pooling adjacent violators (Barlow et al., 1972).
+    """Fits least squares under an increasing order, by pooling adjacent violators (Barlow et al., 1972).
 
     Args:
-        scores, kept: `[N]`; for a score that falls with acceptance, such as an entropy, give its negative.
+        scores, kept: `[N]`; give the negative of a score that falls with acceptance, such as an entropy.
     """
     unique, group = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     weight, total = np.bincount(group), np.bincount(group, np.asarray(kept, np.float64))
     places = np.bincount(group, np.asarray(scores, np.float64))
     pools: list[list[float]] = []  # weight, sum of labels, sum of scores
-    for one in zip(weight.tolist(), total.tolist(), places.tolist(), strict=True):
-        pools.append(list(one))
+    for pool in zip(weight.tolist(), total.tolist(), places.tolist(), strict=True):
+        pools.append(list(pool))
         while len(pools) > 1 and pools[-2][1] * pools[-1][0] >= pools[-1][1] * pools[-2][0]:
             last = pools.pop()
             pools[-1] = [a + b for a, b in zip(pools[-1], last, strict=True)]
-    found = np.asarray(pools)
-    return Isotonic(found[:, 2] / found[:, 0], found[:, 1] / found[:, 0])
+    pooled = np.asarray(pools)
+    return Isotonic(pooled[:, 2] / pooled[:, 0], pooled[:, 1] / pooled[:, 0])

@@ -1,9 +1,9 @@
-"""Making what acceptance heads are trained on: what `experiments/make_acceptance_data.py` calls.
+"""Generation of the training data of acceptance heads, for `experiments/make_acceptance_data.py`.
 
-Paper 3, section 3.3; METHODS section 6. The target writes an output `X` for every prompt, alone and under its own
-sampling. At every position of `X` both models then give their laws in one pass, one token `Y_i ~ q̃` is drawn from the
-draft's, and the rule's probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i))`, is its label. `shards` says how
-that is stored.
+Huang et al. (2024), SpecDec++, section 3.3; METHODS section 6. The target decodes an output `X` for every prompt, alone
+and under its own sampling. Both models then give their distributions at every position of `X` in one pass. One token
+`Y_i ~ q̃` is drawn from the draft's distribution, and its label is the rule's probability of keeping it,
+`P_i = min(1, π(Y_i)/q̃(Y_i))`. `shards` defines the file format.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from speccascade_jax.training.heads.mixing import uniforms
 from speccascade_jax.training.heads.shards import Examples
 
 PROPOSALS = 0x59
-"""Folded into the seed's key before the proposals' draws: those of `X` hang on the same seed and the same ids."""
+"""Number folded into the seed's key for the proposals, because the draws of `X` use the same seed and ids."""
 
 
 def make(
@@ -53,22 +53,22 @@ def make(
     shard_size: int = 512,
     output: str,
 ) -> dict[str, int]:
-    """Write a folder of acceptance data; one that was killed goes on after its last shard, to the same bytes.
+    """Writes a folder of acceptance data; a killed call resumes after its last shard and gives the same bytes.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: how both models sample; prompts are the
-            evaluation's examples for quality.
-        rule, alpha: whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
-        shard_size: prompts per shard; a kill loses one shard's work at most.
+        pair, evaluation, seed: as for a run; settings: sampling of both models; prompts are the evaluation's examples
+            for quality.
+        rule, alpha: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
+        shard_size: prompts per shard; a kill loses the work of one shard at most.
         output: the folder.
 
     Returns:
-        How many `prompts` and `positions` the folder holds.
+        The numbers of `prompts` and `positions` in the folder.
 
     Raises:
-        ValueError: a value without meaning; a folder that was begun with other settings (says which), or whose shards
-            are damaged.
-        LockedError: another process writes it.
+        ValueError: a value is invalid; the folder was started with other settings (names them), or its shards are
+            damaged.
+        LockedError: another process writes the folder.
     """
     labelled = Settings(rule=rule, alpha=alpha, **sampling_of(check_sampling_alone(settings, "make")))
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=labelled, seed=seed)
@@ -78,7 +78,7 @@ def make(
 
 
 def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
-    """Does what `make` does with models and examples already loaded."""
+    """Does the work of `make` with models and examples already loaded."""
     asked, positions = point.evaluation, 0
     with locks.held(folder / "lock", folder):
         manifest = _manifest(session, point, shard_size)
@@ -93,25 +93,28 @@ def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict
             start = n * shard_size
             size, first = min(shard_size, asked.quality_examples - start), asked.first_example + start
             window = dataclasses.replace(asked, first_example=first, quality_examples=size)
-            made = examples(session, dataclasses.replace(point, evaluation=window))
-            shards.write_shard(folder, n, manifest, made)
-            positions += int(made.lengths.sum())
+            shard = examples(session, dataclasses.replace(point, evaluation=window))
+            shards.write_shard(folder, n, manifest, shard)
+            positions += int(shard.lengths.sum())
             times = clock_time(time.monotonic() - began), runs.time_left(began, done, len(missing))
             print(f"[{done}/{len(missing)}] {positions:,} positions ({times[0]} elapsed, {times[1]} left)", flush=True)
     return {"prompts": asked.quality_examples, "positions": positions}
 
 
 def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]:
-    at, asked, loaded = point.coordinates(), point.evaluation, session.loaded
+    coordinates, asked, loaded = point.coordinates(), point.evaluation, session.loaded
     names = ("pair", "task", "split", "first_example", "max_new_tokens", "seed", *shards.MEANING[3:])
-    manifest = {name: at[name] for name in names} | {"format": shards.FORMAT, "pair_fingerprint": loaded["weights"]}
+    manifest = {name: coordinates[name] for name in names} | {
+        "format": shards.FORMAT,
+        "pair_fingerprint": loaded["weights"],
+    }
     manifest |= {"code": session.code(point.settings), "draft_fingerprint": fingerprints.of_model(session.pair.draft)}
     manifest |= {"examples_fingerprint": loaded["examples"], "dtype": point.pair.dtype}
     return manifest | {"prompts": asked.quality_examples, "batch": asked.quality_batch, "shard_size": shard_size}
 
 
 def examples(session: Session, point: Point) -> Examples:
-    """The evaluation's examples for quality: written by the target, labelled for the point's rule."""
+    """Returns the evaluation's examples for quality: decoded by the target, labelled for the point's rule."""
     written = surveying.write(session, surveying.written_by("target", point))
     window = session.window(point.evaluation, point.evaluation.quality_examples)
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
@@ -121,7 +124,7 @@ def examples(session: Session, point: Point) -> Examples:
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
-    """One batch; rows that only filled it up are left out."""
+    """Returns one batch without the rows that fill it up."""
     raise_on_failure(written.generation)
     lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
     width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])
@@ -129,8 +132,8 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
     controls = session.controls(point, [point.settings.alpha] * rows)
     q, p = (teacher_forcing.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
     if (failed := np.flatnonzero(teacher_forcing.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
-        where = f"along the output of example {ids[failed[0]]}"
-        raise FloatingPointError(f"the draft model gave NaN or infinite logits {where}: check its weights")
+        place = f"along the output of example {ids[failed[0]]}"
+        raise FloatingPointError(f"the draft model gave NaN or infinite logits {place}: check its weights")
     draws = proposal_uniforms(point.seed, np.resize(ids, rows), width)
     labels = jax.device_get(label(q, p, controls, draws, point.method.rule(point.settings)))
     real, inside = np.arange(rows) < len(ids), np.arange(width)[None] < lengths[:, None]
@@ -143,13 +146,13 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
 
 
 def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
-    """float32 `[B, width]` in [0, 1): an example's draws hang on seed, id and position, and on nothing else."""
+    """Returns float32 `[B, width]` in [0, 1): an example's draws depend only on seed, id and position."""
     return uniforms(jax.random.fold_in(rngs.root(seed), PROPOSALS), ids, width)
 
 
 @partial(jax.jit, static_argnames="rule")
 def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array, rule: Rule | str) -> dict[str, Array]:
-    """Draw a proposal at every position and say with what probability the rule keeps it.
+    """Draws a proposal at every position and computes the rule's probability of keeping it.
 
     Args:
         q_logits, p_logits: `[B, L, V]`; uniforms: `[B, L]`.
@@ -166,7 +169,7 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
 
 
 def judged(pair: Any, tokens: Array, alpha: Array, rule: Rule) -> dict[str, Array]:
-    """What is known of drafted tokens `[B, L]`: the probability that they are kept, and the draft's certainty.
+    """Returns the acceptance probability and the draft's certainty measures of drafted tokens `[B, L]`.
 
     Args:
         pair: `LawPair` over `[B, L, V]`; alpha: `[B]`.

@@ -1,8 +1,8 @@
-"""What acceptance heads are trained on: the target's tokens and the draft's proposals, mixed anew in every epoch.
+"""Training batches of acceptance heads: the target's tokens and the draft's proposals, mixed anew in every epoch.
 
-Paper 3, section 3.3: `Z_i` is the target's token `X_i` with probability `from_target`, else the proposal `Y_i`, and the
-loss counts at the `Y` tokens. Batches are pure functions of seed and epoch, and hold about the same number of positions
-whatever their width, so that what reads their hidden states is compiled once.
+Huang et al. (2024), SpecDec++, section 3.3: `Z_i` is the target's token `X_i` with probability `from_target`, else the
+proposal `Y_i`, and the loss counts the `Y` tokens. Batches are pure functions of seed and epoch. Batches of every width
+hold about the same number of positions, so the programs that read their hidden states are compiled once.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.shards import Examples
 
 HELD_OUT = 2**31 - 1
-"""The epoch whose mixes the held-out prompts are judged on."""
+"""Epoch number of the mixes that held-out prompts are evaluated on."""
 
 
 class Batch(NamedTuple):
-    """A batch `[B, T]` of examples and their numbers `rows` `[B]`; rows that fill it up have length 0."""
+    """Batch `[B, T]` of examples and their numbers `rows` `[B]`; rows that fill it up have length 0."""
 
     prompt: Prompt
     rows: np.ndarray
@@ -38,14 +38,17 @@ class Batch(NamedTuple):
 
 
 def uniforms(key: Array, rows: np.ndarray, width: int) -> Array:
-    """float32 `[B, width]` in [0, 1): draws that hang on key, row's number and position, and on nothing else."""
+    """Returns float32 `[B, width]` in [0, 1): draws that depend only on key, row number and position."""
     slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(rows), width))
     zero = jnp.zeros(len(rows), jnp.int32)
     return rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
 
 
 def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
-    """`Z` int32 `[B, T]`, and where it is the draft's, bool `[B, T]`; a row's bits hang on `key` and its number."""
+    """Returns `Z` int32 `[B, T]`, and the mask of the draft's tokens in it, bool `[B, T]`.
+
+    A row's random bits depend only on `key` and its number.
+    """
     width = batch.tokens.shape[1]
     ours = uniforms(key, batch.rows, width) >= from_target
     counted = ours & (jnp.arange(width) < jnp.asarray(batch.lengths)[:, None])
@@ -53,19 +56,20 @@ def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
 
 
 Mixed = tuple[Array, Array, Array]
-"""Flat positions of a mix: what heads read `[N, D + 2]`, labels `[N]`, and which count, bool `[N]`."""
+"""Flat positions of a mix: inputs of the heads `[N, D + 2]`, labels `[N]`, and which positions count, bool `[N]`."""
 
 
 def mix_key(seed: int, epoch: int | Array) -> Array:
-    """The key of an epoch's mixes."""
+    """Returns the random key of an epoch's mixes."""
     return jax.random.fold_in(rngs.root(seed), epoch)
 
 
 @partial(jax.jit, static_argnames=("model", "from_target", "size"))
 def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int) -> Mixed:
-    """Returns what heads learn from a mix, flat and padded to `size` positions.
+    """Returns the inputs and labels of a mix, flat and padded to `size` positions.
 
-    The law of a proposal is the one behind the target's own words, as its label is; only the state has read the mix.
+    The distribution features of a proposal are those after the target's own tokens, like its label; only the hidden
+    state depends on the mix.
     """
     z, counted = mix(key, batch, from_target)
     inputs = with_law(states(model, params, batch.prompt, z), jnp.asarray(batch.max_q), jnp.asarray(batch.drawn))
@@ -79,16 +83,16 @@ def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_targ
 
 
 def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the rows that are trained on, and of those that are held out; at least one of each.
+    """Returns the row numbers for training, and those held out; at least one of each.
 
-    A row is dealt to either side whatever its prompt is. A prompt of several rows then belongs where its last row is;
-    its rows on the other side are left out of both, so that nothing is judged on a prompt that is trained on.
+    Each row is assigned to a side at random. A prompt of several rows then belongs to the side of its last row; its
+    rows on the other side are left out of both, so no prompt is both trained on and evaluated.
 
     Args:
-        prompts: of every row what tells its prompt from others (`shards.prompt_keys`).
+        prompts: a key for each row's prompt (`shards.prompt_keys`).
 
     Raises:
-        ValueError: fewer than two prompts, or one side is left without any.
+        ValueError: there are fewer than two prompts, or one side is empty.
     """
     count, last = len(prompts), {prompt: row for row, prompt in enumerate(prompts)}
     if len(last) < 2:
@@ -119,22 +123,22 @@ class Batches:
             raise ValueError(f"batch_positions={positions} holds no row of width {self.widths.max()}: raise it")
 
     def epoch(self, rows: np.ndarray, seed: int, epoch: int) -> list[Batch]:
-        """All of `rows`, shuffled."""
+        """Returns batches of all `rows`, shuffled."""
         draws = np.random.default_rng((seed, epoch))
         cut = self.cut(draws.permutation(rows))
         return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
 
     def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Rows of one width together, in order, -1 where a batch is filled up."""
-        found = []
+        """Returns groups of rows of equal width, in order; -1 fills up a group."""
+        groups = []
         for width in np.unique(self.widths[rows]):
             same, size = rows[self.widths[rows] == width], self.positions // int(width)
             filled = np.pad(same, (0, -len(same) % size), constant_values=-1)
-            found += list(filled.reshape(-1, size))
-        return found
+            groups += list(filled.reshape(-1, size))
+        return groups
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The batch of one cut."""
+        """Returns the batch of one group of `cut`."""
         width, real = int(self.widths[rows[0]]), rows >= 0
         some = self.examples.rows(np.where(real, rows, rows[0]))
         prompt = some.prompt()

@@ -1,11 +1,12 @@
-"""How well trained acceptance heads predict: `experiments/train_acceptance_head.py --mode=report`.
+"""Evaluation of trained acceptance heads: `experiments/train_acceptance_head.py --mode=report`.
 
-METHODS section 6: calibration overall, by position in the block, by range of the label. Judged are the tokens of fixed
-blocks that the engine really drafts for prompts nobody trained on: in training data every proposal stands behind the
-target's own words, in a block behind other proposals, the longer the block the more of them. A head's probability is
-taken with its weight of rejections undone (`train.probability`), its calibration error also as it is. Beside the heads
-stand what the draft says of itself: the largest probability and the entropy of its law, and the probability of the
-token it drew, raw and mapped by an isotonic regression fitted on the heads' training data.
+METHODS section 6: calibration overall, by position in the block, and by range of the label. The report evaluates the
+tokens of fixed blocks that the engine drafts for prompts outside the training data. In training data every proposal
+follows the target's own tokens; in a block it follows other proposals, and more of them in longer blocks. The report
+undoes the rejection weight in a head's probability (`train.probability`), and gives the calibration error without this
+correction too. The baselines are the draft's own certainties: the largest probability and the entropy of its
+distribution, and the probability of the drawn token, raw and mapped by an isotonic regression fitted on the heads'
+training data.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ from speccascade_jax.training.heads.shards import Examples
 from speccascade_jax.training.heads.train import HeadTrainer, probability
 
 RANGES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Edges of the label's ranges; the last one is closed."""
+"""Edges of the label's ranges; the last range is closed."""
 LABEL = "the label itself"
 _COLUMNS = {"auc": "AUC", "ece": "ECE", "ece_equal_mass": "ECE, equal mass", "brier": "Brier", "log_loss": "log loss"}
 
@@ -49,13 +50,13 @@ _ROWS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """`M` blocks of at most `G` tokens; entries at or beyond a block's length mean nothing.
+    """Blocks of at most `G` tokens, `M` of them; entries at or beyond a block's length are undefined.
 
     Attributes:
-        lengths: int32 `[M]`; rows: int32 `[M]`, the example each belongs to.
+        lengths: int32 `[M]`; rows: int32 `[M]`, the example of each block.
         tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `shards`, at the
             token's own prefix: the committed tokens and the block before it.
-        hidden: float32 `[M, G, D]`, the draft's state behind each token.
+        hidden: float32 `[M, G, D]`, the draft's state after each token.
     """
 
     lengths: np.ndarray
@@ -69,24 +70,24 @@ class Blocks:
 
     @property
     def inputs(self) -> np.ndarray:
-        """float32 `[M, G, D + 2]`: what a head reads of each token."""
+        """Inputs of the heads for each token, float32 `[M, G, D + 2]`."""
         return np.asarray(heads.with_law(*map(jnp.asarray, (self.hidden, self.max_q, self.q_of_proposal))))
 
     @property
     def counted(self) -> np.ndarray:
-        """bool `[M, G]`: the tokens there are."""
+        """Mask of the tokens in the blocks, bool `[M, G]`."""
         return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorder:
-    """What `generate` records of a round: its block, and what is known of the block's tokens under a rule."""
+    """Recorder of a round for `generate`: the round's block, and measures of its tokens under a rule."""
 
     rule: str
     alpha: float
 
     def __call__(self, turn: Round) -> dict[str, Array]:
-        """`start`, `length` (0 in rows that sat out) int32 `[B]`; `tokens` and `judged`'s `[B, G]`."""
+        """Returns `start`, `length` (0 in inactive rows) int32 `[B]`; `tokens` and the values of `judged`, `[B, G]`."""
         pair = jax.tree.map(lambda x: x[:, :-1], turn.pair)  # the last entry is the bonus position's
         alpha = jnp.full(turn.start.shape, self.alpha, jnp.float32)
         length = jnp.where(turn.active, turn.draft.length, 0)
@@ -114,17 +115,20 @@ def _blocks(session: Session, prompt: Prompt, generation: Generation, rows: np.n
     record = {name: np.asarray(value) for name, value in generation.record.items()}
     turn, row = np.nonzero(record["length"] > 0)
     turn, row = turn[row < real], row[row < real]
-    found = {name: value[turn, row] for name, value in record.items()}
-    before = found["start"] - np.asarray(prompt.length)[row]
-    sequences = behind(np.asarray(generation.tokens)[row], before, found["tokens"])
+    drafted = {name: value[turn, row] for name, value in record.items()}
+    before = drafted["start"] - np.asarray(prompt.length)[row]
+    sequences = behind(np.asarray(generation.tokens)[row], before, drafted["tokens"])
     prompts = jax.tree.map(lambda x: np.asarray(x)[row], prompt)
-    hidden = _states(session, prompts, sequences, before, found["tokens"].shape[1])
-    known = {name: found[name] for name in ("tokens", "kept", "max_q", "entropy_q", "q_of_proposal")}
-    return Blocks(lengths=found["length"], rows=rows[row].astype(np.int32), hidden=hidden, **known)
+    hidden = _states(session, prompts, sequences, before, drafted["tokens"].shape[1])
+    known = {name: drafted[name] for name in ("tokens", "kept", "max_q", "entropy_q", "q_of_proposal")}
+    return Blocks(lengths=drafted["length"], rows=rows[row].astype(np.int32), hidden=hidden, **known)
 
 
 def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Each row's first `before` `[M]` tokens of `committed` `[M, L]`, then its block `[M, G]`: int32 `[M, L + G]`."""
+    """Returns each row's first `before` `[M]` tokens of `committed` `[M, L]`, then its block `[M, G]`.
+
+    The result is int32 `[M, L + G]`.
+    """
     size = blocks.shape[1]
     out = np.pad(committed, [(0, 0), (0, size)])
     np.put_along_axis(out, before[:, None] + np.arange(size)[None], blocks, axis=1)
@@ -132,7 +136,7 @@ def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.
 
 
 def _states(session: Session, prompts: Prompt, sequences: np.ndarray, before: np.ndarray, size: int) -> np.ndarray:
-    """The hidden states of the blocks' tokens, float32 `[M, G, D]`, in passes of one shape."""
+    """Returns the hidden states of the blocks' tokens, float32 `[M, G, D]`, in passes of one shape."""
     draft, parts = session.pair.draft, []
     for start in range(0, len(sequences), _ROWS):
         chosen = np.resize(np.arange(start, min(start + _ROWS, len(sequences))), _ROWS)
@@ -149,12 +153,12 @@ def _pass(model: Any, params: Any, prompt: Prompt, tokens: Array, before: Array,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadReport:
-    """What is reported, and on which prompts.
+    """Settings of a report: the heads, the prompts and the blocks.
 
     Attributes:
-        trainer: whose heads (`<run_dir>/heads`), pair and data; sampling, rule and α are the data's.
-        evaluation: held-out prompts, its examples for quality.
-        block_size: of the fixed blocks; seed: of their run.
+        trainer: provides the heads (`<run_dir>/heads`), pair and data; the data provide sampling, rule and α.
+        evaluation: held-out prompts, the evaluation's examples for quality.
+        block_size: length of the fixed blocks; seed: random seed of the run that drafts them.
         shown: heads in the figure and in the table by position; the one with the best log loss if empty.
     """
 
@@ -168,8 +172,9 @@ class HeadReport:
         """Measures, prints the tables, writes `report.json` and `reliability.png` into `<run_dir>/report`.
 
         Raises:
-            FileNotFoundError: no heads.
-            ValueError: heads of another draft, `shown` names none, or prompts that are among the data.
+            FileNotFoundError: there are no heads.
+            ValueError: the heads belong to another draft, `shown` names an unknown head, or prompts are in the training
+                data.
         """
         data = shards.read(self.trainer.data)
         trained = load_heads(expanded(self.trainer.run_dir) / "heads", self.shown)
@@ -185,29 +190,29 @@ class HeadReport:
         rows = session.window(asked, asked.quality_examples)
         check_unseen(data.examples, jax.tree.map(lambda x: x[rows], session.prompts))
         blocks = collect(session, point)
-        found = judge(blocks, data.examples, trained)
-        best = min(trained, key=lambda name: found["overall"][name]["log_loss"])
+        report = judge(blocks, data.examples, trained)
+        best = min(trained, key=lambda name: report["overall"][name]["log_loss"])
         shown = list(self.shown or (best,))
-        found |= {"shown": shown, "block_size": self.block_size, "task": point.coordinates()["task"]}
-        self._present(found, blocks, predictions(blocks, data.examples, trained))
-        return found
+        report |= {"shown": shown, "block_size": self.block_size, "task": point.coordinates()["task"]}
+        self._present(report, blocks, predictions(blocks, data.examples, trained))
+        return report
 
-    def _present(self, found: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
+    def _present(self, report: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
         folder = expanded(self.trainer.run_dir) / "report"
-        write_atomically(folder / "report.json", json.dumps(plain(found), indent=1))
+        write_atomically(folder / "report.json", json.dumps(plain(report), indent=1))
         console = Console(width=140)
-        for table in (overall(found), *(by_group(found, kind) for kind in ("slot", "label"))):
+        for table in (overall(report), *(by_group(report, kind) for kind in ("slot", "label"))):
             console.print(table.rich())
-        names = [*found["shown"], "max q", "q̃ of the token"]
+        names = [*report["shown"], "max q", "q̃ of the token"]
         draw({name: predicted[name] for name in names}, blocks.kept[blocks.counted], folder / "reliability.png")
         print(f"report: {folder}")
 
 
 def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
-    """Refuses to judge on prompts among the data, held out there or not: the baselines are fitted on them all.
+    """Refuses prompts that are in the data, held out there or not: the baselines are fitted on all data.
 
     Raises:
-        ValueError: says how many there are.
+        ValueError: some prompts are in the data (says how many).
     """
     known, asked = set(shards.prompt_keys(trained_on.prompt())), shards.prompt_keys(prompts)
     if seen := sum(key in known for key in asked):
@@ -220,7 +225,7 @@ def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_fil
     """Returns name -> head of every file in a run's folder of heads.
 
     Raises:
-        FileNotFoundError: there are none. ValueError: one of `needed` is not among them.
+        FileNotFoundError: there are none. ValueError: one of `needed` is missing.
     """
     paths = {path.stem: path for path in folder.glob("*.msgpack")}
     if not paths:
@@ -232,39 +237,39 @@ def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_fil
 
 
 def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, np.ndarray]:
-    """Returns name -> probability of acceptance `[K]` that each predictor gives to the blocks' `K` tokens."""
-    at, fitted = blocks.counted, trained_on.counted
-    kept, inputs = trained_on.kept[fitted], blocks.inputs[at]
+    """Returns name -> each predictor's acceptance probability `[K]` for the blocks' `K` tokens."""
+    mask, fitted = blocks.counted, trained_on.counted
+    kept, inputs = trained_on.kept[fitted], blocks.inputs[mask]
     logits = {name: np.asarray(heads.logits(head.params, inputs)) for name, head in trained.items()}
     predicted = {name: probability(logits[name], head.card.w_rej) for name, head in trained.items()}
-    predicted["the mean"] = np.full(int(at.sum()), kept.mean(dtype=np.float64))
-    predicted |= {"max q": blocks.max_q[at], "q̃ of the token": blocks.q_of_proposal[at]}
+    predicted["the mean"] = np.full(int(mask.sum()), kept.mean(dtype=np.float64))
+    predicted |= {"max q": blocks.max_q[mask], "q̃ of the token": blocks.q_of_proposal[mask]}
     scores = (("max q", "max_q", 1), ("q̃ of the token", "q_of_proposal", 1), ("entropy of q", "entropy_q", -1))
     for name, field, sign in scores:
         fit = calibration.isotonic(sign * getattr(trained_on, field)[fitted], kept)
-        predicted[f"{name}, mapped"] = fit(sign * getattr(blocks, field)[at])
-    return predicted | {LABEL: blocks.kept[at]}
+        predicted[f"{name}, mapped"] = fit(sign * getattr(blocks, field)[mask])
+    return predicted | {LABEL: blocks.kept[mask]}
 
 
 def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, Any]:
     """Returns measures of every predictor: `overall`, by `slot` (position in the block, from 1), by range of `label`.
 
-    By range of the label only means say something: a range's labels are nearly alike, so nothing is to be told apart.
+    By range of the label only the means are informative: the labels of a range are nearly equal, so AUC means little.
     """
-    at = blocks.counted
-    kept = blocks.kept[at]
-    slots = np.broadcast_to(np.arange(1, at.shape[1] + 1), at.shape)[at]
+    mask = blocks.counted
+    kept = blocks.kept[mask]
+    slots = np.broadcast_to(np.arange(1, mask.shape[1] + 1), mask.shape)[mask]
     ranges = np.minimum(np.digitize(kept, RANGES), len(RANGES) - 1)
     predicted = predictions(blocks, trained_on, trained)
     everywhere = np.ones(len(kept), bool)
     overall = _grouped(predicted, kept, everywhere)
     for name, head in trained.items():
-        logits = np.asarray(heads.logits(head.params, blocks.inputs[at]))
+        logits = np.asarray(heads.logits(head.params, blocks.inputs[mask]))
         overall[name]["ece_as_it_is"] = calibration.reliability(probability(logits, 1.0), kept).ece
     names = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(RANGES)]
     return {
-        "tokens": int(at.sum()),
-        "blocks": len(at),
+        "tokens": int(mask.sum()),
+        "blocks": len(mask),
         "kept_in_training": float(trained_on.kept[trained_on.counted].mean()),
         "overall": overall,
         "slot": {str(s): _grouped(predicted, kept, slots == s) for s in np.unique(slots)},
@@ -276,30 +281,30 @@ def _grouped(predicted: Mapping[str, np.ndarray], kept: np.ndarray, some: np.nda
     return {name: calibration.measures(p[some], kept[some]) for name, p in predicted.items()}
 
 
-def overall(found: Mapping[str, Any]) -> Grid:
+def overall(report: Mapping[str, Any]) -> Grid:
     """Returns the table of all predictors over all tokens."""
     shown = (*_COLUMNS, "predicted", "ece_as_it_is")
-    rows = [[name, *(_number(values.get(column)) for column in shown)] for name, values in found["overall"].items()]
-    mean = found["overall"][LABEL]["kept"]
-    title = f"Predicting acceptance: {found['tokens']:,} tokens of {found['blocks']:,} blocks"
+    rows = [[name, *(_number(values.get(column)) for column in shown)] for name, values in report["overall"].items()]
+    mean = report["overall"][LABEL]["kept"]
+    title = f"Predicting acceptance: {report['tokens']:,} tokens of {report['blocks']:,} blocks"
     header = ["predictor", *_COLUMNS.values(), "mean prediction", "ECE as it is"]
-    notes = [f"kept on average: {mean:.3f} here, {found['kept_in_training']:.3f} in the training data"]
+    notes = [f"kept on average: {mean:.3f} here, {report['kept_in_training']:.3f} in the training data"]
     notes += ["as it is: a head's probabilities before the weight of rejections is undone"]
     return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
-def by_group(found: Mapping[str, Any], kind: str) -> Grid:
-    """Returns the table by position in the block (`slot`) or range of the label (`label`), of a few predictors."""
-    names = [*found["shown"], "max q, mapped", "q̃ of the token, mapped"]
+def by_group(report: Mapping[str, Any], kind: str) -> Grid:
+    """Returns the table of a few predictors by position in the block (`slot`) or range of the label (`label`)."""
+    names = [*report["shown"], "max q, mapped", "q̃ of the token, mapped"]
     kinds = {"slot": ("position in the block", ("auc", "ece")), "label": ("range of the label", ("predicted",))}
-    what, measures = kinds[kind]
+    group_name, measures = kinds[kind]
     header = [f"{name}: {_COLUMNS.get(measure, 'mean')}" for name in names for measure in measures]
     rows = []
-    for group, of_group in found[kind].items():
+    for group, of_group in report[kind].items():
         first = of_group[LABEL]
         cells = [_number(of_group[name][measure]) for name in names for measure in measures]
         rows.append([group, f"{first['positions']:,}", _number(first["kept"]), *cells])
-    return Grid(title=f"By {what}", header=[what, "tokens", "kept", *header], rows=rows, notes=[])
+    return Grid(title=f"By {group_name}", header=[group_name, "tokens", "kept", *header], rows=rows, notes=[])
 
 
 def _number(value: float | None) -> str:
@@ -307,7 +312,7 @@ def _number(value: float | None) -> str:
 
 
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
-    """Draws the reliability diagram: by bin the mean label against the mean prediction, and the share of tokens."""
+    """Draws the reliability diagram: mean label against mean prediction by bin, and the share of tokens."""
     from speccascade_jax.results.report.figures import tradeoff
     from speccascade_jax.results.report.figures.styles import styles
 

@@ -1,12 +1,14 @@
-"""What acceptance heads are trained on, as files: the format, written and read.
+"""File format of the training data of acceptance heads: writing and reading.
 
-A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written whole or not at all.
+A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written completely or not at
+all.
 
-`manifest.json`: `format` (1); what a label means (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`,
-`temperature`, `top_p`, `top_k`, `draft_temperature`; and which examples: `pair`, `dtype`, `task`, `split`,
-`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule. A shard
-holds the arrays of `Examples`, the last shard of a folder fewer rows, and `key`, the hash of the manifest, so that no
-shard of another folder gets in; the checksums of its zip archive are all compared when it is read.
+`manifest.json` holds `format` (1). The meaning of a label (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`,
+`alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`. The choice of examples: `pair`, `dtype`, `task`, `split`,
+`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule.
+
+A shard holds the arrays of `Examples`, with fewer rows in the last shard of a folder, and `key`, the hash of the
+manifest, which excludes shards of another folder. Reading a shard compares all checksums of its zip archive.
 """
 
 from collections.abc import Sequence
@@ -27,25 +29,25 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
 MEANING = ("format", "pair_fingerprint", "draft_fingerprint", "rule", "alpha", *SAMPLING)
-"""Entries of a manifest in which folders that are read together must agree."""
+"""Manifest entries that must be equal in all folders that are read together."""
 _MAKE = "python -m experiments.make_acceptance_data"
 Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Prompts, the target's outputs for them, and one draft proposal at every position of these.
+    """Prompts, the target's outputs for them, and one draft proposal at every position of the outputs.
 
-    `N` examples; `L` positions, `P` context tokens and `E` encoder tokens at most, 0 where padded.
+    `N` examples with at most `L` positions, `P` context tokens and `E` encoder tokens; arrays are padded with 0.
 
     Attributes:
-        ids: int32 `[N]`, the task's.
+        ids: int32 `[N]`, the task's example ids.
         prompt_tokens, prompt_lengths, encoder_tokens: int32 `[N, P]`, `[N]`, `[N, E]` as in `core.types.Prompt`;
             `E` is 0 for decoder-only models.
-        tokens: int32 `[N, L]`, `X`, which the target wrote, the stop id included; lengths: int32 `[N]`.
+        tokens: int32 `[N, L]`, `X`, the target's output, the stop id included; lengths: int32 `[N]`.
         proposals: int32 `[N, L]`, `Y_i ~ q̃(· | X_<i)`.
         kept: float32 `[N, L]`, `P_i = min(1, π(Y_i)/q̃(Y_i))` at the same prefix.
-        max_q, entropy_q: float32 `[N, L]`, of the draft's raw law there (nats); q_of_proposal: `q̃(Y_i)`.
+        max_q, entropy_q: float32 `[N, L]`, of the draft's raw distribution there (nats); q_of_proposal: `q̃(Y_i)`.
     """
 
     ids: np.ndarray
@@ -62,22 +64,22 @@ class Examples:
 
     @property
     def counted(self) -> np.ndarray:
-        """bool `[N, L]`: the positions that are not padding."""
+        """Mask of the positions that are not padding, bool `[N, L]`."""
         return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
 
     def prompt(self) -> Prompt:
-        """The prompts as a model takes them."""
+        """Returns the prompts as models read them."""
         encoder = self.encoder_tokens if self.encoder_tokens.shape[1] else None
         arrays: tuple[Any, ...] = (self.prompt_tokens, self.prompt_lengths, encoder)
         return Prompt(*arrays)
 
     def rows(self, chosen: np.ndarray) -> Self:
-        """Some of the examples."""
+        """Returns some of the examples."""
         return type(self)(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def prompt_keys(prompt: Prompt) -> list[bytes]:
-    """Of every row what tells its prompt from others, however they are padded: the ids of context and encoder."""
+    """Returns a key for each row's prompt, the ids of context and encoder; padding does not change it."""
     tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
     encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
     parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))
@@ -86,14 +88,14 @@ def prompt_keys(prompt: Prompt) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples, and the manifest that they share what a label means with."""
+    """Examples, and their common manifest, which says what a label means."""
 
     examples: Examples
     manifest: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """What the data are, for cards and for runs to be resumed."""
+        """Hash of the data, for cards and for resumed runs."""
         return point_key(manifest=self.manifest)
 
 
@@ -118,26 +120,26 @@ def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def begin(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest; refuse a folder that was begun with another one (`ValueError`: names what differs)."""
+    """Writes the manifest; refuses a folder that was started with another one (`ValueError`: names the differences)."""
     claim(folder / MANIFEST, manifest, "name another output, or remove the folder")
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """The file of a shard."""
+    """Returns the path of a shard."""
     return folder / f"shard-{number:05}.npz"
 
 
 def write_shard(folder: Path, number: int, manifest: dict[str, Any], examples: Examples) -> None:
-    """Write a shard, whole or not at all; equal examples give equal bytes."""
+    """Writes a shard completely or not at all; equal examples give equal bytes."""
     arrays = {field.name: getattr(examples, field.name) for field in fields(examples)}
     archives.write(shard_path(folder, number), point_key(manifest=manifest), arrays)
 
 
 def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
-    """One shard.
+    """Returns the examples of one shard.
 
     Raises:
-        ValueError: it is damaged, or belongs to another folder.
+        ValueError: the shard is damaged, or belongs to another folder.
     """
     again = f"remove it and make it again with {_MAKE}"
     foreign = f"was made with other settings than its folder's {MANIFEST}: remove it, make it again"
@@ -157,20 +159,20 @@ def _checked(**arrays: np.ndarray) -> Examples:
 
 
 def read(folders: str | Path | Sequence[str | Path]) -> Data:
-    """The examples of one folder or several.
+    """Returns the examples of one or several folders.
 
     Raises:
-        FileNotFoundError: a folder without a manifest.
-        ValueError: an unfinished folder, a damaged or foreign shard, or folders whose labels mean different things
-            (says which entries differ).
+        FileNotFoundError: a folder has no manifest.
+        ValueError: a folder is unfinished, a shard is damaged or belongs to another folder, or the labels of the
+            folders differ in meaning (names the entries).
     """
     paths = [expanded(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     if not paths:
         raise ValueError(f"no folder of acceptance data is named: make one with {_MAKE}")
     manifests = [_manifest(path) for path in paths]
-    for path, other in zip(paths, manifests, strict=True):
-        if wrong := [name for name in MEANING if other.get(name) != manifests[0].get(name)]:
-            said = ", ".join(f"{name} is {other.get(name)!r}, not {manifests[0].get(name)!r}" for name in wrong)
+    for path, entries in zip(paths, manifests, strict=True):
+        if wrong := [name for name in MEANING if entries.get(name) != manifests[0].get(name)]:
+            said = ", ".join(f"{name} is {entries.get(name)!r}, not {manifests[0].get(name)!r}" for name in wrong)
             raise ValueError(f"{path} does not go with {paths[0]}: {said}; train on one of them, or make it again")
     parts = [part for path, manifest in zip(paths, manifests, strict=True) for part in _parts(path, manifest)]
     shared = {name: manifests[0][name] for name in (*MEANING, "pair")}
@@ -178,11 +180,11 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
 
 
 def check_draft(data: Data, draft: str, name: str) -> None:
-    """Refuse data that another draft proposed (`ValueError`: names both)."""
-    made = data.manifest["draft_fingerprint"]
-    if made != draft:
+    """Refuses data with proposals of another draft (`ValueError`: names both)."""
+    used = data.manifest["draft_fingerprint"]
+    if used != draft:
         raise ValueError(
-            f"the data were made with the draft {made} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
+            f"the data were made with the draft {used} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
             f"{draft}: make data with this pair, or train a head for that one"
         )
 
@@ -203,10 +205,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _parts(folder: Path, manifest: dict[str, Any]) -> list[Examples]:
     count = -(-manifest["prompts"] // manifest["shard_size"])
-    there = {path.name for path in folder.glob("shard-*.npz")}
-    # no list of `count` names, which a damaged manifest makes as long as it likes
-    missing = next((name for n in range(count) if (name := shard_path(folder, n).name) not in there), None)
+    present = {path.name for path in folder.glob("shard-*.npz")}
+    # stop at the first missing name: a damaged manifest may claim any number of shards
+    missing = next((name for n in range(count) if (name := shard_path(folder, n).name) not in present), None)
     if missing:
-        lacking = f"lacks {count - len(there)} of {count} shards ({missing})"
+        lacking = f"lacks {count - len(present)} of {count} shards ({missing})"
         raise ValueError(f"{folder} {lacking}: finish it with {_MAKE}")
     return [read_shard(shard_path(folder, number), manifest) for number in range(count)]

@@ -1,8 +1,8 @@
-"""Training acceptance heads on a frozen draft: a grid of depths and rejection weights at once.
+"""Training of acceptance heads on a frozen draft: a grid of depths and rejection weights at once.
 
-Paper 3, section 3.3; METHODS section 6. One pass of the draft over a batch's mix (`mixing`) gives the hidden states. It
-costs as much as several heads, so all heads of the grid share it; they share nothing else, and each ends as it would if
-it were trained alone.
+Huang et al. (2024), SpecDec++, section 3.3; METHODS section 6. One pass of the draft over a batch's mix (`mixing`)
+gives the hidden states. It costs as much as several heads, so all heads of the grid share it. They share nothing else:
+each head ends as if it were trained alone.
 """
 
 import dataclasses
@@ -32,15 +32,16 @@ from speccascade_jax.training.runs import Stepped, TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadTrainer(EpochTrainer):
-    """A grid of heads to be trained on one draft; what is written is `heads/depth1_wrej6.msgpack` and the like.
+    """Trainer of a grid of heads on one draft; it writes files such as `heads/depth1_wrej6.msgpack`.
 
     Attributes:
-        depths, w_rejs, laws: the grid; laws: whether a head reads the law too (`stopping.acceptance_head.with_law`).
+        depths, w_rejs, laws: the grid; laws: whether a head also reads features of the draft's distribution
+            (`stopping.acceptance_head.with_law`).
         from_target: probability that a token of the mix is the target's.
-        warmup_steps: of the rate.
+        warmup_steps: warm-up steps of the learning rate.
 
     Raises:
-        ValueError: a value without meaning.
+        ValueError: a setting is invalid.
     """
 
     depths: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -64,18 +65,18 @@ class HeadTrainer(EpochTrainer):
 
     @property
     def grid(self) -> dict[str, tuple[int, float, bool]]:
-        """Name of a head -> its depth, its rejection weight, whether it reads the law."""
+        """Map from the name of a head to its depth, its rejection weight, and whether it reads the distribution."""
         kinds = itertools.product(self.depths, self.w_rejs, self.laws)
         return {head_name(depth, w_rej, law): (depth, w_rej, law) for depth, w_rej, law in kinds}
 
     def run(self) -> dict[str, Any]:
-        """Train to the end (from the saved state if there is one), write the heads; returns what `evaluate` found."""
+        """Trains to the end (from the saved state if there is one) and writes the heads; returns the evaluation."""
         with runs.alone(files.expanded(self.run_dir)):
             return Run(self).finish()
 
 
 def head_name(depth: int, w_rej: float, law: bool = False) -> str:
-    """How a head of the grid is called."""
+    """Returns the name of a head of the grid."""
     return f"depth{depth}_wrej{w_rej:g}" + ("_law" if law else "")
 
 
@@ -84,33 +85,33 @@ WRejs = tuple[tuple[str, float], ...]
 
 
 def total_loss(params: Params, inputs: Array, kept: Array, counted: Array, w_rejs: WRejs) -> Any:
-    """The sum of all heads' losses, whose gradient is each head's own, and the losses by name."""
+    """Returns the sum of all heads' losses, whose gradient is each head's own gradient, and the losses by name."""
     losses = {name: heads.weighted_bce(heads.logits(params[name], inputs), kept, counted, w) for name, w in w_rejs}
     return jnp.sum(jnp.stack(list(losses.values()))), losses
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
 def train_step(state: TrainState, mixed: Mixed, optimizer: optax.GradientTransformation, w_rejs: WRejs) -> Stepped:
-    """Takes one step of every head on what `mixed_states` gave."""
+    """Takes one step of every head on a result of `mixed_states`."""
     grads, losses = jax.grad(total_loss, has_aux=True)(state.params, *mixed, w_rejs)
     return state.updated(optimizer, grads), losses
 
 
 @jax.jit
 def all_logits(params: Params, inputs: Array) -> dict[str, Array]:
-    """Every head's logits `[N]` of inputs `[N, D + 2]`."""
-    return {name: heads.logits(one, inputs) for name, one in params.items()}
+    """Returns every head's logits `[N]` for inputs `[N, D + 2]`."""
+    return {name: heads.logits(head_params, inputs) for name, head_params in params.items()}
 
 
 class Run(AcceptanceRun):
-    """A `HeadTrainer` at work: the draft, the data, the heads, its place in the data.
+    """Run of a `HeadTrainer`: the draft, the data, the heads, the position in the data.
 
     Raises:
-        ValueError: data made with another draft, or a run directory begun with other settings.
+        ValueError: the data belong to another draft, or the run directory was started with other settings.
     """
 
     def initial(self) -> tuple[Params, int]:
-        """Returns fresh heads, and the trainer's warm-up; refuses data that another draft proposed."""
+        """Returns fresh heads, and the number of warm-up steps; refuses data with proposals of another draft."""
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
         size = teacher_forcing.features(self.pair.draft)
         if size is None:
@@ -120,7 +121,7 @@ class Run(AcceptanceRun):
         return params, int(self.trainer.warmup_steps)
 
     def states(self, batch: Batch, epoch: int) -> Mixed:
-        """Returns inputs, labels and which count, of a batch in an epoch's mix (`mixing.mixed_states`)."""
+        """Returns inputs, labels and counted positions of a batch in an epoch's mix (`mixing.mixed_states`)."""
         draft, trainer = self.pair.draft, self.trainer
         key = mix_key(trainer.seed, epoch)
         return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)
@@ -132,18 +133,18 @@ class Run(AcceptanceRun):
         return losses
 
     def evaluate(self) -> dict[str, Any]:
-        """AUC and log loss (the weight of rejections undone) of every head on the held-out prompts' `Y` tokens."""
+        """Returns AUC and log loss (rejection weight undone) of every head on the held-out prompts' `Y` tokens."""
         logits, kept = self.judge(self.held_out_rows)
-        found = {}
+        scores = {}
         for name, (_, w_rej, _) in self.trainer.grid.items():
             loss = calibration.log_loss(probability(logits[name], w_rej), kept)
-            found[name] = {"auc": round(calibration.auc(logits[name], kept), 5), "log_loss": round(loss, 5)}
-        best = max(found, key=lambda name: found[name]["auc"])
-        logging.info("step %d, held out: best AUC %.4f (%s)", int(self.state.step), found[best]["auc"], best)
-        return found
+            scores[name] = {"auc": round(calibration.auc(logits[name], kept), 5), "log_loss": round(loss, 5)}
+        best = max(scores, key=lambda name: scores[name]["auc"])
+        logging.info("step %d, held out: best AUC %.4f (%s)", int(self.state.step), scores[best]["auc"], best)
+        return scores
 
     def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Every head's logits and the labels at the `Y` tokens of some prompts, `[N]` each."""
+        """Returns every head's logits and the labels at the `Y` tokens of some prompts, `[N]` each."""
         logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
         kept = []
         for cut in self.cuts.cut(rows):
@@ -154,7 +155,7 @@ class Run(AcceptanceRun):
         return {name: np.concatenate(values) for name, values in logits.items()}, np.concatenate(kept)
 
     def write(self) -> None:
-        """Write every head of the grid with its card."""
+        """Writes every head of the grid with its card."""
         meant = {name: self.data.manifest[name] for name in (*MEANING, "pair") if name != "format"}
         meant |= self.facts() | {"features": teacher_forcing.features(self.pair.draft)}
         for name, (depth, w_rej, law) in self.trainer.grid.items():
@@ -163,8 +164,8 @@ class Run(AcceptanceRun):
 
 
 def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:
-    """The probability that a head means, the weight of rejections undone.
+    """Returns the acceptance probability that a head predicts, with the rejection weight undone.
 
-    The weighted loss is least at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight shifts the logit and nothing else.
+    The weighted loss is smallest at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight only shifts the logit.
     """
     return 1.0 / (1.0 + np.exp(-(np.asarray(logits, np.float64) + np.log(w_rej))))

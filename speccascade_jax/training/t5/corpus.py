@@ -1,8 +1,8 @@
-"""Sentence pairs to training batches: joining, length buckets, a fixed number of shapes.
+"""Conversion of sentence pairs to training batches: joining, length buckets, a fixed number of shapes.
 
-An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joined in groups of 1 to
-`max_joined`, sorted into buckets by length, cut into batches of about the same number of tokens, and the batches
-shuffled. A resumed run rebuilds its epoch and skips what it has seen.
+An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joined in groups of 1 to `max_joined`, sorted
+into buckets by length, and cut into batches of about the same number of tokens; then the batches are shuffled. A
+resumed run rebuilds its epoch and skips the batches that it has used.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from speccascade_jax.data.vocabularies.load import Vocabulary
 
 
 class Batch(NamedTuple):
-    """`source` int32 `[B, S]` and `target` `[B, T]`: ids ending in EOS, 0 where padded.
+    """Batch of `source` int32 `[B, S]` and `target` `[B, T]`: ids ending in EOS, then padding with 0.
 
-    Rows that only fill up a batch hold a lone EOS as source and no target, so they carry no loss.
+    Rows that only fill up a batch have EOS alone as source and an empty target, so they carry no loss.
     """
 
     source: np.ndarray
@@ -29,14 +29,15 @@ class Batch(NamedTuple):
 def bucketed(
     examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, target_widths: Sequence[int] = ()
 ) -> list[Batch]:
-    """Batches of `tokens_per_batch // width` rows, every example once, in order within its bucket.
+    """Returns batches of `tokens_per_batch // width` rows; every example occurs once, in order within its bucket.
 
     Args:
         widths: increasing; an example goes to the first width that holds its longer side and EOS.
-        target_widths: increasing; targets are padded to the first that holds a batch's longest, or as sources are.
+        target_widths: increasing; targets are padded to the first that holds a batch's longest target. If empty, or if
+            none is wide enough, targets get the width of the sources.
 
     Raises:
-        ValueError: an example is longer than the last width, or a width leaves no row per batch.
+        ValueError: an example is longer than the last width, or a batch cannot hold one row of a width.
     """
     members: dict[int, list[TokenPair]] = {width: [] for width in widths}
     for example in examples:
@@ -50,7 +51,7 @@ def bucketed(
         if rows == 0:
             raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
         starts = range(0, len(inside), rows)
-        batches += [_pack(inside[at : at + rows], rows, width, target_widths) for at in starts]
+        batches += [_pack(inside[start : start + rows], rows, width, target_widths) for start in starts]
     return batches
 
 
@@ -63,7 +64,7 @@ def _pack(examples: Sequence[TokenPair], rows: int, width: int, target_widths: S
 
 
 class _Epochs:
-    """Epochs of a corpus that gives `examples` and says how they are batched."""
+    """Epochs of a corpus that provides `examples` and the settings of its batches."""
 
     def epoch(self: Any, pairs: Any, seed: int, epoch: int) -> list[Batch]:
         """Returns the batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
@@ -78,19 +79,20 @@ class _Epochs:
 
 @dataclasses.dataclass(frozen=True)
 class JoinedCorpus(_Epochs):
-    """What training reads: a file of pairs and how its batches are made.
+    """Training corpus: a file of pairs and the settings of its batches.
 
     Attributes:
-        path: as `read_pairs` takes it; text, or pieces if the name says so (`holds_pieces`).
-        columns: which is the source and which the target (`read_pairs`).
-        max_joined: pairs joined into one example, at most.
+        path: as in `read_pairs`; text, or pieces if the name says so (`holds_pieces`).
+        columns: the columns of source and target (`read_pairs`).
+        max_joined: the largest number of pairs joined into one example.
         widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
         tokens_per_batch: rows times width of a batch.
-        limit: use the first `limit` pairs only; 0 for all. every: use each so many-th of these: files are often sorted.
-        cut: keep so many tokens of a longer source, from its beginning, as a task does; 0 leaves long pairs out.
-        short_first: how many epochs, from the first on, go from narrow to wide batches. Which source word a
-            target word belongs to is easier to find out in short examples.
-        target_widths: where targets are much shorter than sources, the widths that they are padded to instead.
+        limit: use the first `limit` pairs only; 0 for all. every: use one pair in `every`, because files are often
+            sorted.
+        cut: truncate sources to the first `cut` tokens, as a task does; 0 leaves long pairs out.
+        short_first: number of first epochs that go from narrow to wide batches: word alignment is easier to learn from
+            short examples.
+        target_widths: padding widths of targets, for targets much shorter than sources.
     """
 
     path: str
@@ -115,7 +117,7 @@ class JoinedCorpus(_Epochs):
             raise ValueError(f"every={self.every} must be at least 1, cut={self.cut} not below 0")
 
     def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
-        """The encoded pairs that fit the widest bucket."""
+        """Returns the encoded pairs that fit the widest bucket."""
         encoded = read_tokens(self.path, vocabulary, self.limit or None, self.columns)[:: self.every]
         if self.cut:
             encoded = [TokenPair(pair.source[: self.cut], pair.target) for pair in encoded]
@@ -125,18 +127,18 @@ class JoinedCorpus(_Epochs):
         return fitting
 
     def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
-        """One pass over `pairs` (from `tokens`) as joined examples, in random order."""
+        """Returns one pass over `pairs` (from `tokens`) as joined examples, in random order."""
         return [join_tokens(pairs, members) for members in group(pairs, self.max_joined, rng, self.widths[-1] - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedCorpus(_Epochs):
-    """Several corpora as one: every epoch is one of each, shuffled together, and pairs of two are never joined.
+    """Corpus of several parts: an epoch holds one epoch of each part, shuffled together. No example joins two parts.
 
     Attributes:
-        parts: what is mixed; every part has its own limit, joining and columns.
-        widths, tokens_per_batch, short_first, target_widths: as of a `JoinedCorpus`; a part's own are not used, but
-            for the widest, that says which of its pairs fit.
+        parts: the corpora; every part has its own limit, joining and columns.
+        widths, tokens_per_batch, short_first, target_widths: as in `JoinedCorpus`. A part's own values are ignored,
+            except its widest width, which decides which of its pairs fit.
     """
 
     parts: tuple[JoinedCorpus, ...]
@@ -154,11 +156,11 @@ class MixedCorpus(_Epochs):
             raise ValueError(f"a part has wider pairs than widths={self.widths}: raise the last of them")
 
     def tokens(self, vocabulary: Vocabulary) -> list[list[TokenPair]]:
-        """The encoded pairs of every part."""
+        """Returns the encoded pairs of every part."""
         return [part.tokens(vocabulary) for part in self.parts]
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
-        """One pass over every part (from `tokens`) as joined examples, in random order: the first few are mixed too."""
+        """Returns one pass over every part (from `tokens`) as joined examples, in random order across parts."""
         parts = zip(self.parts, pairs, strict=True)
         examples = [example for part, inside in parts for example in part.examples(inside, rng)]
         return [examples[i] for i in rng.permutation(len(examples))]

@@ -1,4 +1,4 @@
-"""Batched decoding by one model, for validation and for distillation: the engine with nothing that drafts."""
+"""Batched decoding by one model, for validation and for distillation: the engine without a drafter."""
 
 from collections.abc import Sequence
 
@@ -26,13 +26,13 @@ def decode(
     seed: int = 0,
     first_id: int = 0,
 ) -> list[list[int]]:
-    """What the model writes for every source, in order; sources are sorted by length into batches.
+    """Returns the model's output for every source, in order; batches hold sources of similar length.
 
     Args:
         sources: token ids without EOS.
-        max_new: tokens to write at most, EOS included.
-        temperature: 0 is greedy, 1 samples from the model's own law.
-        seed, first_id: source `i` draws the bits of example `first_id + i` under `seed`, in whatever batch it is.
+        max_new: the largest number of new tokens, EOS included.
+        temperature: 0 is greedy, 1 samples from the model's own distribution.
+        seed, first_id: source `i` uses the random bits of example `first_id + i` under `seed`, in any batch.
 
     Returns:
         Token ids, ending in EOS unless `max_new` was reached first.
@@ -42,24 +42,26 @@ def decode(
     controls = make_controls(batch_size, temperature=temperature)
     order = np.argsort([len(ids) for ids in sources], kind="stable").tolist()
     outputs: list[list[int]] = [[] for _ in sources]
-    for at in range(0, len(order), batch_size):
-        chosen = order[at : at + batch_size]
-        # the last batch is filled up: another number of rows would be another compilation
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        # repeat the last row to fill the batch: another number of rows would compile another program
         rows = chosen + chosen[-1:] * (batch_size - len(chosen))
         prompt = make_prompt(pair, [[*sources[i], vocabulary.eos_id] for i in rows])
         ids = first_id + np.asarray(rows)
-        found = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=max_new, example_ids=ids)
-        raise_on_failure(found)
-        for i, tokens, length in zip(chosen, np.asarray(found.tokens), np.asarray(found.lengths), strict=False):
+        generation = generate(engine, params, prompt, seed, controls=controls, max_new_tokens=max_new, example_ids=ids)
+        raise_on_failure(generation)
+        for i, tokens, length in zip(
+            chosen, np.asarray(generation.tokens), np.asarray(generation.lengths), strict=False
+        ):
             outputs[i] = tokens[:length].tolist()
     return outputs
 
 
 def bleu(bound: BoundModel, vocabulary: Vocabulary, task_name: str, count: int) -> float:
-    """BLEU (sacrebleu's defaults) of greedy decoding on the first `count` examples of a task's first split."""
+    """Computes BLEU (sacrebleu's defaults) of greedy decoding on the first `count` examples of a task's first split."""
     task = table.get_task(task_name)
     examples = task.load(limit=count)
     sources = [vocabulary.encode(task.build_prompt(example)) for example in examples]
-    found = [vocabulary.decode(ids) for ids in decode(bound, vocabulary, sources, task.max_output_length)]
+    outputs = [vocabulary.decode(ids) for ids in decode(bound, vocabulary, sources, task.max_output_length)]
     references = [example.reference for example in examples]
-    return quality.score(["bleu"], [task.postprocess(text) for text in found], references)["bleu"]
+    return quality.score(["bleu"], [task.postprocess(text) for text in outputs], references)["bleu"]

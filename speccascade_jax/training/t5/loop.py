@@ -1,4 +1,4 @@
-"""The training run, resumable at any moment: batches in, metrics out; its state as a checkpoint and its score."""
+"""Training run of a T5, resumable at any moment; export of its state as a checkpoint, and its BLEU score."""
 
 import dataclasses
 import time
@@ -23,9 +23,10 @@ from speccascade_jax.training.t5.corpus import Batch, Corpus
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is: the next batch (`epoch`, `index` in it), training `minutes` so far, target `tokens` seen.
+    """Position of a run: the next batch (`epoch`, `index` in it), training `minutes` so far, target `tokens` seen.
 
-    And what its metrics need: how many records are `logged`, the steps since the last report and the seconds they took.
+    The state of the metrics is also stored: the number of `logged` records, the metrics of the steps since the last
+    report (`window`), and the `seconds` that these steps took.
     """
 
     epoch: int = 0
@@ -39,18 +40,18 @@ class Position:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """One training run of a T5 model, as a configuration.
+    """Configuration of one training run of a T5 model.
 
     Attributes:
-        run_dir: where state, metrics and exports go; a run found there is resumed.
+        run_dir: folder of the state, metrics and exports; training resumes if it holds a run.
         config: the model; vocabulary: path of the sentencepiece file.
-        corpus, validation: what is trained on, and what the validation loss is computed on.
-        schedule, optimizer, objective: how it is trained.
-        init_from: a checkpoint that a new run starts from, grown where `config` is larger (`growth`), or empty.
-        seed: of parameters, dropout and data order.
-        log_every, evaluate_every: in steps; save_every_minutes: of the resumable state.
+        corpus, validation: the training corpus, and the corpus of the validation loss.
+        schedule, optimizer, objective: learning rate, optimiser and loss.
+        init_from: a checkpoint that a new run starts from, grown if `config` is larger (`growth`), or empty.
+        seed: random seed of parameters, dropout and data order.
+        log_every, evaluate_every: in steps; save_every_minutes: minutes between saves of the resumable state.
         loss_batches: batches of `validation` that the validation loss is a mean over.
-        bleu_task, bleu_examples: the task (`data.tasks.table`) and how many of its examples BLEU is computed on.
+        bleu_task, bleu_examples: the task (`data.tasks.table`) and the number of its examples for BLEU.
     """
 
     run_dir: str
@@ -76,7 +77,7 @@ class Trainer:
             raise ValueError(f"{self.vocabulary} has {size} pieces, but the model's vocab_size is {wanted}")
 
     def run(self) -> dict[str, float]:
-        """Train to the schedule's end (from the saved state if there is one); returns the last evaluation.
+        """Trains to the schedule's end (from the saved state if there is one); returns the last evaluation.
 
         Raises:
             LockedError: another process trains in `run_dir`.
@@ -86,7 +87,7 @@ class Trainer:
 
 
 class Run(runs.Run):
-    """A `Trainer` at work: its arrays, its place in the data, its clock."""
+    """Run of a `Trainer`: its arrays, its position in the data, its clock."""
 
     def __init__(self, trainer: Trainer):
         self.vocabulary = Vocabulary(trainer.vocabulary)
@@ -96,13 +97,13 @@ class Run(runs.Run):
         teacher = load_float32(trainer.objective.distill_from) if trainer.objective.distill_from else None
         self.train_step = steps.make_train_step(trainer.config, trainer.optimizer, trainer.objective, teacher)
         self.eval_step = steps.make_eval_step(trainer.config)
-        # The counter-based generator of XLA costs a fraction of threefry on CPU, and dropout asks for many bits.
+        # Dropout needs many random bits, and XLA's counter-based generator is much cheaper than threefry on CPU.
         self.key = jax.random.key(trainer.seed + 1, impl="rbg")
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the batches from the run's position on, epoch after epoch, moving the position."""
+        """Yields the batches from the run's position on, epoch after epoch, and moves the position."""
         while True:
             epoch = self.trainer.corpus.epoch(self.pairs, self.trainer.seed, self.position.epoch)
             for batch in epoch[self.position.index :]:
@@ -111,17 +112,17 @@ class Run(runs.Run):
             self.position.epoch, self.position.index = self.position.epoch + 1, 0
 
     def minutes(self) -> float:
-        """Returns the minutes that this run has taken, those before a resume included."""
+        """Returns the minutes that this run has taken, including the time before a resume."""
         return self.position.minutes + (time.monotonic() - self.clock) / 60
 
     def remaining(self) -> Iterator[Batch]:
-        """Yields batches until the plan is done."""
+        """Yields batches until the plan is complete."""
         batches = self.batches()
         while self.trainer.schedule.progress(int(self.state.step), self.minutes()) < 1.0:
             yield next(batches)
 
     def take(self, step: int, batch: Batch) -> None:
-        """Takes a step; reports and evaluates where it is time to."""
+        """Takes a step; reports and evaluates when due."""
         rate = self.trainer.schedule.rate(step - 1, self.minutes())
         self.position.window.append(self._step(batch, rate))
         if step % self.trainer.log_every == 0:
@@ -130,40 +131,40 @@ class Run(runs.Run):
             self.evaluate(step)
 
     def finish(self) -> dict[str, float]:
-        """Trains until the plan is done and saves, then evaluates."""
+        """Trains until the plan is complete, saves, and evaluates."""
         self.train(60 * self.trainer.save_every_minutes)
         return self.evaluate(int(self.state.step))
 
     def saved_position(self) -> dict[str, Any]:
-        """Returns the place in the data and what the clock says, as `Position` has them."""
+        """Returns the position in the data and the clock, as the fields of `Position`."""
         seconds = time.monotonic() - self.reported_at
         position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
         return dataclasses.asdict(position)
 
     def _step(self, batch: Batch, rate: float) -> dict[str, float]:
         self.state, metrics = self.train_step(self.state, batch.source, batch.target, np.float32(rate), self.key)
-        found = {name: float(value) for name, value in metrics.items()}
-        if not np.isfinite(found["loss"]):
-            where = f"at step {int(self.state.step)}, learning rate {rate:.2e}"
-            raise FloatingPointError(f"the loss is {found['loss']} {where}; lower the schedule's peak")
-        self.position.tokens += int(found["tokens"])
-        return found
+        values = {name: float(value) for name, value in metrics.items()}
+        if not np.isfinite(values["loss"]):
+            place = f"at step {int(self.state.step)}, learning rate {rate:.2e}"
+            raise FloatingPointError(f"the loss is {values['loss']} {place}; lower the schedule's peak")
+        self.position.tokens += int(values["tokens"])
+        return values
 
     def _report(self, step: int, rate: float) -> None:
-        """Log means over the steps since the last report."""
+        """Logs means over the steps since the last report."""
         window, seconds = self.position.window, time.monotonic() - self.reported_at
-        minutes, tokens = self.minutes(), sum(each["tokens"] for each in window)
+        minutes, tokens = self.minutes(), sum(metrics["tokens"] for metrics in window)
         done = self.trainer.schedule.progress(step, minutes)
-        left = minutes * (1 - done) / done if done else float("nan")
-        loss = round(sum(each["loss"] * each["tokens"] for each in window) / max(1.0, tokens), 4)
+        minutes_left = minutes * (1 - done) / done if done else float("nan")
+        loss = round(sum(metrics["loss"] * metrics["tokens"] for metrics in window) / max(1.0, tokens), 4)
         record = {"step": step, "loss": loss, "learning_rate": rate, "tokens_per_second": round(tokens / seconds)}
         self.log.append(record | {"epoch": self.position.epoch, "minutes": round(minutes, 2)})
         self.position.window, self.reported_at = [], time.monotonic()
-        shown = (step, 100 * done, left, loss, rate, record["tokens_per_second"])
+        shown = (step, 100 * done, minutes_left, loss, rate, record["tokens_per_second"])
         logging.info("step %d  %.1f%%, %.0f min left  loss %.3f  rate %.2e  %d tokens/s", *shown)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Validation loss (nats per target token, no smoothing) and greedy BLEU; logged and returned."""
+        """Computes, logs and returns the validation loss (nats per target token, no smoothing) and greedy BLEU."""
         trainer = self.trainer
         pairs: Any = trainer.validation.tokens(self.vocabulary)
         chosen = trainer.validation.epoch(pairs, 0, 0)[: trainer.loss_batches]
@@ -171,10 +172,10 @@ class Run(runs.Run):
         loss = sum(float(total) for total, _ in sums) / sum(int(count) for _, count in sums)
         bound = BoundModel(params=self.state.params, model=T5(trainer.config))
         score = decoding.bleu(bound, self.vocabulary, trainer.bleu_task, trainer.bleu_examples)
-        found = {"step": step, "validation_loss": round(loss, 4), "bleu": round(score, 2)}
-        self.log.append({**found, "minutes": round(self.minutes(), 2)})
+        evaluation = {"step": step, "validation_loss": round(loss, 4), "bleu": round(score, 2)}
+        self.log.append({**evaluation, "minutes": round(self.minutes(), 2)})
         logging.info("step %d  validation loss %.3f  BLEU %.2f", step, loss, score)
-        return found
+        return evaluation
 
 
 def _initial(trainer: Trainer) -> runs.TrainState:
@@ -188,7 +189,7 @@ def _initial(trainer: Trainer) -> runs.TrainState:
 
 
 def load_float32(path: str) -> BoundModel:
-    """Returns the model of a checkpoint, its parameters in float32 however they are stored."""
+    """Returns the model of a checkpoint, with its parameters cast to float32."""
     model, params = checkpoints.load(path)
     return BoundModel(params=params, model=model)
 
@@ -207,10 +208,10 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
 
 
 def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
-    """Returns the model of `checkpoint`, or of the run's saved state where that is empty.
+    """Returns the model of `checkpoint`, or of the run's saved state if that is empty.
 
     Raises:
-        ValueError: the checkpoint's vocabulary has another size than the trainer's.
+        ValueError: the checkpoint's vocabulary size differs from the trainer's.
     """
     bound = load_float32(checkpoint) if checkpoint else trained(trainer)[0]
     size = bound.model.vocab_size
@@ -231,7 +232,7 @@ def export(trainer: Trainer, output: Path, dtype: str) -> dict[str, int]:
 def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, float]:
     """Returns the BLEU of greedy decoding on `examples` validation examples, by `checkpoint` or the run's state.
 
-    The examples are the first ones of the trainer's `bleu_task`; a task with fewer gives all it has.
+    The examples are the first ones of the trainer's `bleu_task`; a smaller task is used in full.
     """
     bound = model_of(trainer, checkpoint)
     score = decoding.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)

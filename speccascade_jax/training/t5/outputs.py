@@ -1,11 +1,11 @@
-"""A model's own outputs as a training corpus: sequence-level distillation (Kim and Rush, 2016, sections 3.2, 3.3).
+"""Training corpora made of a model's own outputs: sequence-level distillation (Kim and Rush, 2016, sections 3.2, 3.3).
 
-A draft is accepted where it agrees with the target on the *target's* tokens. So the file holds pieces, not text:
-an output that is decoded to text and encoded again may be cut into other tokens than the target chose.
+A draft is accepted if it agrees with the target on the *target's* tokens. So the file holds pieces, not text: encoding
+a decoded output again may give other tokens than the target chose.
 
-Of several outputs for a source the one nearest to its reference can be kept (interpolation, section 3.3): what the
-model could well have written and a person nearly wrote. A target that is trained on those agrees with itself more
-often, and greedy decoding gets what it would have taken a beam to find.
+With several outputs per source, the one nearest to the reference can be kept (interpolation, section 3.3). A target
+that is trained on those agrees with itself more often, and its greedy decoding finds outputs that otherwise need beam
+search.
 """
 
 import dataclasses
@@ -34,21 +34,22 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a model writes for a trainer's joined training sources, as a file of `source<TAB>output` in pieces.
+    """File of a model's outputs for a trainer's joined training sources: lines of `source<TAB>output` in pieces.
 
-    Sources are joined as training joins them, epoch after epoch of the trainer's seed, until there are `examples`;
-    the same seed draws the outputs. Outputs that did not end within the corpus' widest bucket are left out.
-    A killed `write` goes on after the last finished part: parts lie in `<path>.parts` until the file is whole.
+    Sources are joined as in training, epoch after epoch of the trainer's seed, until there are `examples` of them; the
+    same seed draws the outputs. Outputs that do not end within the corpus' widest bucket are left out. A killed `write`
+    resumes after the last finished part; parts are stored in `<path>.parts` until the file is complete.
 
     Attributes:
-        trainer: its corpus, vocabulary and seed are used, and its run's saved state without a `checkpoint`.
-        checkpoint: folder of the model that writes, or empty.
+        trainer: provides the corpus, the vocabulary and the seed, and the model if `checkpoint` is empty (the saved
+            state).
+        checkpoint: folder of the model, or empty.
         path: the file to write, `….pieces` or `….pieces.gz`.
-        examples: sources to decode.
+        examples: number of sources to decode.
         temperature: 0 is greedy, 1 samples.
-        candidates: outputs drawn for every source; kept is the one with the highest sentence BLEU against the
-            source's reference, the first of equals, among those that ended.
-        least: the sentence BLEU below which the reference itself is written: what is far from it is often wrong.
+        candidates: outputs drawn for every source; the finished one with the highest sentence BLEU against the
+            reference is kept, the first one in a tie.
+        least: sentence BLEU below which the reference is written instead: an output far from it is often wrong.
         part_size: sources per part; batch_size: rows decoded together.
     """
 
@@ -73,11 +74,11 @@ class Outputs:
 
     @property
     def parts(self) -> Path:
-        """The folder of finished parts."""
+        """Folder of finished parts."""
         return files.expanded(self.path + ".parts")
 
     def write(self) -> dict[str, float]:
-        """Decode what is not there yet and write the file; returns counts of examples and tokens, and minutes taken.
+        """Decodes the missing parts and writes the file; returns counts of examples and tokens, and the minutes taken.
 
         Raises:
             LockedError: another process writes the file.
@@ -88,7 +89,9 @@ class Outputs:
             claimed = self.parts / "settings.json"
             files.claim(claimed, self._settings(vocabulary, bound), "remove it, or name another file")
             examples = joined_examples(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
-            spans = [(at, min(at + self.part_size, len(examples))) for at in range(0, len(examples), self.part_size)]
+            spans = [
+                (start, min(start + self.part_size, len(examples))) for start in range(0, len(examples), self.part_size)
+            ]
             missing = [span for span in spans if not self._part(span).exists()]
             logging.info("%d examples, %d parts of %d left", len(examples), len(missing), len(spans))
             self._decode(bound, vocabulary, examples, missing)
@@ -99,22 +102,24 @@ class Outputs:
         return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
     def _settings(self, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
-        """Returns what the outputs depend on, as JSON gives it back; not how many there are."""
+        """Returns the settings that the outputs depend on, in JSON types; the number of examples is not one of them."""
         weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(self.trainer.corpus))
         settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
         drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
         return settings | {"seed": self.trainer.seed} | drawn
 
     def _decode(self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], spans: list[Span]) -> None:
-        """Write the parts of `spans`, and a line for each: how far, how long it still takes, how fast."""
+        """Writes the parts of `spans`, and logs progress, remaining time and speed after each."""
         total, began = sum(end - start for start, end in spans), time.monotonic()
         done = tokens = 0
         for start, end in spans:
             some = examples[start:end]
             drawn = self._draw(bound, vocabulary, some, start)
-            found = [_nearest(vocabulary, one.target, ids, self.least) for one, ids in zip(some, drawn, strict=True)]
-            files.write_atomically(self._part((start, end)), _lines(vocabulary, some, found))
-            done, tokens = done + len(some), tokens + sum(len(ids) for each in drawn for ids in each)
+            outputs = [
+                _nearest(vocabulary, example.target, ids, self.least) for example, ids in zip(some, drawn, strict=True)
+            ]
+            files.write_atomically(self._part((start, end)), _lines(vocabulary, some, outputs))
+            done, tokens = done + len(some), tokens + sum(len(ids) for candidates in drawn for ids in candidates)
             spent = time.monotonic() - began
             shown = (done, total, spent / 60 * (total - done) / done, tokens / spent)
             logging.info("%d of %d examples, %.1f min left  %d tokens/s", *shown)
@@ -122,28 +127,28 @@ class Outputs:
     def _draw(
         self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], start: int
     ) -> list[list[list[int]]]:
-        """The candidates of every example; `start` is the number of the first."""
+        """Returns the candidates of every example; `start` is the number of the first example."""
         width, count = self.trainer.corpus.widths[-1], self.candidates
         sources = [example.source for example in examples for _ in range(count)]
         drawn: dict[str, Any] = {"temperature": self.temperature, "seed": self.trainer.seed, "first_id": start * count}
-        found = decoding.decode(bound, vocabulary, sources, width, batch_size=self.batch_size, **drawn)
-        return [found[at : at + count] for at in range(0, len(found), count)]
+        outputs = decoding.decode(bound, vocabulary, sources, width, batch_size=self.batch_size, **drawn)
+        return [outputs[first : first + count] for first in range(0, len(outputs), count)]
 
     def _part(self, span: Span) -> Path:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
 
 
 def joined_examples(corpus: Corpus, vocabulary: Vocabulary, seed: int, count: int) -> list[TokenPair]:
-    """The first `count` joined examples, epoch after epoch, as the corpus' `epoch` joins them."""
+    """Returns the first `count` joined examples, epoch after epoch, as the corpus' `epoch` joins them."""
     pairs: Any = corpus.tokens(vocabulary)
     epochs = (corpus.examples(pairs, np.random.default_rng((seed, epoch))) for epoch in itertools.count())
     return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
 
 
 def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list[int]], least: float) -> list[int]:
-    """The candidate that ended with the highest sentence BLEU against `reference`; the first one if none ended.
+    """Returns the finished candidate with the highest sentence BLEU against `reference`, or the first candidate.
 
-    Where that BLEU is below `least` it is the reference.
+    Returns the reference if that BLEU is below `least`.
     """
     ended = [ids for ids in candidates if ids[-1] == vocabulary.eos_id]
     if not least and len(ended) < 2:
@@ -155,15 +160,15 @@ def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list
     return ended[scores.index(max(scores))]
 
 
-def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], found: Sequence[list[int]]) -> bytes:
-    """A line for every output that ended."""
-    both = zip(examples, found, strict=True)
-    ended = [(one.source, ids[:-1]) for one, ids in both if ids[-1] == vocabulary.eos_id]
+def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], outputs: Sequence[list[int]]) -> bytes:
+    """Returns a line for every finished output."""
+    example_outputs = zip(examples, outputs, strict=True)
+    ended = [(example.source, ids[:-1]) for example, ids in example_outputs if ids[-1] == vocabulary.eos_id]
     return "".join(f"{vocabulary.pieces(source)}\t{vocabulary.pieces(ids)}\n" for source, ids in ended).encode()
 
 
 def _counts(content: bytes, decoded: int) -> dict[str, int]:
-    """Examples written and left out, and the tokens of the written outputs, EOS included."""
+    """Returns the numbers of written and omitted examples, and the tokens of the written outputs, EOS included."""
     outputs = [line.split(b"\t")[1] for line in content.splitlines()]
     tokens = sum(len(output.split()) + 1 for output in outputs)
     return {"examples": len(outputs), "left_out": decoded - len(outputs), "tokens": tokens}

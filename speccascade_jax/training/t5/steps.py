@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, jitted whole: the optimiser, the schedule, the losses that they sum."""
+"""Training and evaluation steps of a T5, each compiled as one program: optimiser, schedule and losses."""
 
 import dataclasses
 import math
@@ -17,15 +17,15 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam whose update of each array is scaled by that array's root mean square, as Adafactor's is.
+    """Adam that scales the update of each array by the array's root mean square, as Adafactor does.
 
-    T5's initial kernels differ widely in size (queries hold the attention's scale, embeddings have unit
-    variance), so one absolute step size does not fit them all. The learning rate comes with each step and is
-    relative: 0.01 changes an array by about a hundredth per step (Shazeer and Stern, 2018, section 8).
+    T5's initial kernels differ widely in size (queries hold the attention's scale, embeddings have unit variance), so
+    no single absolute step size fits them all. The learning rate is an argument of each step and is relative: 0.01
+    changes an array by about a hundredth per step (Shazeer and Stern, 2018, section 8).
 
     Attributes:
         b1, b2, eps: as in `optax.adam`.
-        min_scale: the least scale of an array; lets one that starts at zero grow.
+        min_scale: the smallest scale of an array; an array that starts at zero needs it to grow.
         clip: the largest global gradient norm.
     """
 
@@ -36,7 +36,7 @@ class Optimizer:
     clip: float = 1.0
 
     def transformation(self) -> optax.GradientTransformation:
-        """The update direction, before the learning rate."""
+        """Returns the update direction, before the learning rate."""
         return optax.chain(
             optax.clip_by_global_norm(self.clip),
             optax.scale_by_adam(self.b1, self.b2, self.eps),
@@ -46,17 +46,18 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The learning rate: linear warm-up to `peak`, then decay to `final * peak` at the planned end.
+    """Learning rate: linear warm-up to `peak`, then decay to `final * peak` at the planned end.
 
-    The plan is a number of steps, of minutes, or both (what comes first ends the run). With minutes the end
-    is on time however slow the machine is; the elapsed time is part of the checkpoint, so a resumed run keeps its plan.
+    The plan is a number of steps, of minutes, or both (the run ends at whichever comes first). With minutes the run
+    ends on time on a machine of any speed. The elapsed time is part of the saved state, so a resumed run keeps its
+    plan.
 
     Attributes:
         peak: the highest learning rate.
         warmup_steps: steps until `peak`.
-        max_steps, max_minutes: the plan; 0 where it sets no limit.
-        decay: "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which heeds no plan).
-        final: the fraction of `peak` left at the end (linear and cosine).
+        max_steps, max_minutes: the plan; 0 sets no limit.
+        decay: "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which ignores the plan).
+        final: the fraction of `peak` at the end (linear and cosine).
     """
 
     peak: float = 1e-3
@@ -73,7 +74,7 @@ class Schedule:
             raise ValueError("the schedule has no end: give max_steps or max_minutes")
 
     def progress(self, step: int, minutes: float) -> float:
-        """Returns the fraction of the plan that is done, in [0, 1]."""
+        """Returns the completed fraction of the plan, in [0, 1]."""
         by_steps = step / self.max_steps if self.max_steps > 0 else 0.0
         by_time = minutes / self.max_minutes if self.max_minutes > 0 else 0.0
         return min(1.0, max(by_steps, by_time))
@@ -84,21 +85,22 @@ class Schedule:
         if self.decay == "rsqrt":
             return self.peak * warmup * math.sqrt(max(1, self.warmup_steps) / max(step + 1, self.warmup_steps, 1))
         done = self.progress(step, minutes)
-        left = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.peak * warmup * (self.final + (1.0 - self.final) * left)
+        remaining = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.peak * warmup * (self.final + (1.0 - self.final) * remaining)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is minimised, per target token: `(1 - w)` cross-entropy `+ w` KL to a teacher.
+    """Loss per target token: `(1 - w)` cross-entropy `+ w` KL to a teacher.
 
     Attributes:
         smoothing: label smoothing of the cross-entropy.
         distill_from: a checkpoint of the teacher (same vocabulary), or empty for none.
-        distill_weight: w, used with a teacher only.
-        exit_weight: of early exits, 0 for none. At every step one of the decoder's layers, in turn, adds the
-            cross-entropy of its exit with the model's own head, weighed `exit_weight l / L` behind layer `l` of `L`
-            beside the whole model's 1 (LayerSkip, section 4.2, has the turns and weights that grow with depth).
+        distill_weight: w, used only with a teacher.
+        exit_weight: weight of early exits, 0 for none. Every step adds the cross-entropy of one early exit, computed
+            with the model's own head; the decoder's layers take turns. The exit after layer `l` of `L` has the weight
+            `exit_weight l / L`, and the whole model 1. LayerSkip, section 4.2, uses the turns and weights that grow
+            with depth.
     """
 
     smoothing: float = 0.1
@@ -114,15 +116,15 @@ class Objective:
 
 
 def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:
-    """Sum of `-(1 - s) log P(target) - s mean_v log P(v)` in nats: Szegedy et al. (2016), section 7.
+    """Returns the sum of `-(1 - s) log P(target) - s mean_v log P(v)` in nats: Szegedy et al. (2016), section 7.
 
-    A sum over the real target positions (token 0 is padding), so that batches of any shape can be combined. Nothing of
-    shape `[B, T, V]` is built besides the logits: a comparison with an index range fuses into the reduction, where a
-    one-hot target would be another array of the logits' size.
+    The sum is over real target positions (token 0 is padding), so batches of any shape can be combined. The logits are
+    the only array of shape `[B, T, V]`: a comparison with an index range fuses into the reduction, while a one-hot
+    target would need another array of that size.
 
     Args:
         logits: float32 `[B, T, num_embeddings]`; entries from `vocab_size` on are ignored, -inf included.
-        targets: int32 `[B, T]`, 0 where padded.
+        targets: int32 `[B, T]`, 0 at padding.
         smoothing: s, the mass spread evenly over the `vocab_size` real entries.
     """
     real = logits[..., :vocab_size]
@@ -136,11 +138,11 @@ def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoot
 
 
 def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_size: int) -> Array:
-    """Sum of `KL(teacher || student)` in nats: word-level distillation (Kim and Rush, 2016, section 3.1).
+    """Returns the sum of `KL(teacher || student)` in nats: word-level distillation (Kim and Rush, 2016, section 3.1).
 
     Args:
         logits, teacher_logits: float32 `[B, T, num_embeddings]`, real entries first.
-        targets: int32 `[B, T]`; says which positions are real (not 0), no more.
+        targets: int32 `[B, T]`; only tells which positions are real (not 0).
     """
     student = jax.nn.log_softmax(logits[..., :vocab_size])
     teacher = jax.nn.log_softmax(teacher_logits[..., :vocab_size])
@@ -149,12 +151,12 @@ def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_siz
 
 
 def shift_right(targets: Array) -> Array:
-    """Decoder inputs `[B, T]` of `targets`: the start token 0, then all but the last target."""
+    """Returns decoder inputs `[B, T]` for `targets`: the start token 0, then all but the last target."""
     return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
 
 
 def init_state(config: T5Config, optimizer: Optimizer, key: Array) -> TrainState:
-    """Fresh parameters and optimiser state."""
+    """Returns fresh parameters and optimiser state."""
     tokens = jnp.ones((1, 2), jnp.int32)
     params = jax.jit(T5Module(config).init)(key, tokens, tokens)["params"]
     return TrainState.fresh(params, optimizer.transformation())
@@ -163,13 +165,13 @@ def init_state(config: T5Config, optimizer: Optimizer, key: Array) -> TrainState
 def make_train_step(
     config: T5Config, optimizer: Optimizer, objective: Objective, teacher: BoundModel | None = None
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """`step(state, source, target, rate, key) -> (state, metrics)`, the state's buffers reused.
+    """Returns `step(state, source, target, rate, key) -> (state, metrics)`, which reuses the state's buffers.
 
-    The dropout key is folded with the state's step, so that a resumed run draws what it would have drawn.
+    The dropout key is folded with the state's step, so a resumed run draws the same bits as an uninterrupted one.
     Metrics: `loss` (the objective per target token) and `tokens`.
 
     Raises:
-        ValueError: the teacher's vocabulary has another size, or there is no layer below the last to exit from.
+        ValueError: the teacher's vocabulary has another size, or the decoder has too few layers for an early exit.
     """
     if objective.exit_weight and config.num_decoder_layers < 2:
         raise ValueError("a decoder of one layer has no early exit: leave exit_weight at 0, or give it more layers")
@@ -182,7 +184,7 @@ def make_train_step(
 
 @cache
 def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, teacher: Any) -> Any:
-    """The jitted step, one for equal settings: trainers of one process share what is compiled."""
+    """Returns the jitted step, cached by settings: trainers of one process share the compiled program."""
     module, direction = T5Module(config), optimizer.transformation()
     deterministic = config.dropout_rate == config.layer_dropout == 0
 
@@ -193,10 +195,10 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
         rngs = {"dropout": jax.random.fold_in(key, state.step)}
 
         def mean_loss(params: Params) -> Array:
-            found, sown = module.apply(
+            output, sown = module.apply(
                 {"params": params}, source, inputs, deterministic=deterministic, rngs=rngs, mutable=[EXITS]
             )
-            logits = cast(Array, found)
+            logits = cast(Array, output)
             loss = smoothed_cross_entropy(logits, target, config.vocab_size, objective.smoothing)
             if teacher is not None:
                 taught = teacher_forced_logits(teacher, teacher_params, source, inputs)
@@ -218,15 +220,15 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
 
 
 def _exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:
-    """What the layer gave whose turn it is, and what its exit weighs."""
-    below = len(hidden) - 1  # the last layer's exit is the model
+    """Returns the hidden states of the layer whose turn it is, and the weight of its exit."""
+    below = len(hidden) - 1  # the exit after the last layer is the model itself
     turn = step % below
     return jnp.stack(hidden[:-1])[turn], weight * (turn + 1) / len(hidden)
 
 
 @cache
 def make_eval_step(config: T5Config) -> Callable[..., tuple[Array, Array]]:
-    """`evaluate(params, source, target) -> (sum of negative log-likelihoods in nats, target tokens)`."""
+    """Returns `evaluate(params, source, target) -> (sum of negative log-likelihoods in nats, target tokens)`."""
 
     @jax.jit
     def evaluate(params: Params, source: Array, target: Array) -> tuple[Array, Array]:

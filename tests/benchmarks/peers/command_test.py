@@ -1,4 +1,4 @@
-"""The command, with our own worker on a small planted pair, and what it says where something is missing."""
+"""Tests of the command, with our own worker on a small planted pair, and of its messages about missing parts."""
 
 import json
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def test_a_run_is_stored_and_printed(small, tmp_path, capsys):
 
 @pytest.fixture
 def stored(monkeypatch, tmp_path):
-    """Starts the command with pairs that take no time; returns what it measured and what its file holds."""
+    """Returns a function that runs the command with fast pairs; it returns status, measured names and the record."""
     measured = []
 
     def _measure(workers, prepared, settings, say):

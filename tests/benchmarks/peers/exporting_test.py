@@ -1,4 +1,4 @@
-"""What is written for transformers comes back as it was."""
+"""Tests of the files for transformers: they are read back unchanged."""
 
 import dataclasses
 
@@ -34,15 +34,15 @@ def _random(config):
 def test_configuration_and_weights_come_back(config, tmp_path):
     flat = _random(config)
     exporting.write(config, flat, tmp_path)
-    found, weights = exporting.read(tmp_path)
-    assert found == config
+    config_read, weights = exporting.read(tmp_path)
+    assert config_read == config
     assert weights.keys() == flat.keys()
     for name, values in flat.items():
         np.testing.assert_array_equal(weights[name], values, err_msg=name)
 
 
 def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
-    """Other coordinates turn together, and the logits stay what they were."""
+    """Rotation pairs other coordinates, and the logits stay the same."""
     theirs = dataclasses.replace(LLAMA, rope_pairs="adjacent")
     flat = _random(theirs)
     exporting.write(theirs, flat, tmp_path)
@@ -51,16 +51,16 @@ def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
     tokens = np.random.default_rng(1).integers(0, 61, (2, 9))
     nested, tokens = unflatten_dict(flat, sep="/"), jnp.asarray(tokens)
     wanted = decoder.teacher_forced_logits(decoder.DecoderLM(theirs), nested, tokens)
-    found = decoder.teacher_forced_logits(model, params, tokens)
-    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+    logits = decoder.teacher_forced_logits(model, params, tokens)
+    np.testing.assert_allclose(logits, wanted, rtol=2e-4, atol=2e-4)
     unturned = decoder.teacher_forced_logits(decoder.DecoderLM(LLAMA), nested, tokens)
     assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
 
 
 def test_another_family_is_refused(tmp_path):
-    other = dataclasses.replace(LLAMA, qkv_bias=True)
+    biased = dataclasses.replace(LLAMA, qkv_bias=True)
     with pytest.raises(ValueError, match="is no plain Llama, and no other decoder-only family is exported"):
-        exporting.write(other, _random(other), tmp_path)
+        exporting.write(biased, _random(biased), tmp_path)
 
 
 def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
@@ -70,5 +70,5 @@ def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
     model, params = checkpoints.load(tmp_path)
     tokens = jnp.asarray(np.random.default_rng(1).integers(2, 61, (2, 5)))
     wanted = t5.teacher_forced_logits(t5.T5(config), unflatten_dict(flat, sep="/"), tokens, tokens)
-    found = t5.teacher_forced_logits(model, params, tokens, tokens)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
+    logits = t5.teacher_forced_logits(model, params, tokens, tokens)
+    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-4)

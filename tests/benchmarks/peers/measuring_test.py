@@ -1,4 +1,4 @@
-"""Turns, comparisons and choices, with workers that are none."""
+"""Tests of turns, comparisons and choices, with fake workers."""
 
 import dataclasses
 from pathlib import Path
@@ -43,41 +43,41 @@ def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     monkeypatch.setattr(measuring, "SETTLE", 0.0)
     workers = {"ours": Fake(0.6), "transformers 5": Fake(1.2, wrong=True, fails=("lookup",))}
     settings = {"batches": [1, 8, 32], "turns": 3, "batch_turns": 3, "examples": 5}
-    told = []
-    found = measuring.measure(workers, PREPARED, settings, told.append)
-    assert told == [
+    lines = []
+    measured = measuring.measure(workers, PREPARED, settings, lines.append)
+    assert lines == [
         "made, batch 1: 18 settings once", "made, batch 1: 16 settings, 3 turns",
         "made, batch 8: 4 settings once", "made, batch 8: 4 settings, 2 turns",
     ]  # fmt: skip
-    plain, lossless = [row for row in found["rows"] if row["library"] == "ours" and row["batch"] == 1]
+    plain, lossless = [row for row in measured["rows"] if row["library"] == "ours" and row["batch"] == 1]
     assert plain["kind"] == PLAIN and lossless["kind"] == LOSSLESS
     assert plain["ms_per_token"]["value"] == pytest.approx(200.0)  # two calls of 0.6 s for six tokens
     assert plain["turns"] == 3 and plain["equal_outputs"] == 1.0 and plain["gap"] is None
-    theirs = [row for row in found["rows"] if row["library"] == "transformers 5" and row["batch"] == 1]
+    theirs = [row for row in measured["rows"] if row["library"] == "transformers 5" and row["batch"] == 1]
     # as released and mended where a draft is uneven, in two types of weights
     assert [row["label"] for row in theirs][:3] == ["plain", "assisted, 3", "assisted, 3, mended"]
     assert len(theirs) == 2 * 7
     assert theirs[0]["ratio"]["value"] == pytest.approx(2.0)
     assert theirs[0]["equal_outputs"] == 0.0 and theirs[0]["equal_tokens"] == pytest.approx(1 / 3)
     assert theirs[0]["gap"] == 0.25
-    batch = [row for row in found["rows"] if row["batch"] == 8]
+    batch = [row for row in measured["rows"] if row["batch"] == 8]
     labels = {("ours", "plain"), ("ours", "spec_decode, γ 3"), ("transformers 5", "plain")}
     assert {(row["library"], row["label"]) for row in batch} == labels
     assert batch[0]["turns"] == 2 and batch[0]["ms_per_token"]["value"] == pytest.approx(25.0)
-    assert {(row["label"], row["reason"]) for row in found["left_out"]} == {("prompt lookup", "IndexError: no")}
+    assert {(row["label"], row["reason"]) for row in measured["left_out"]} == {("prompt lookup", "IndexError: no")}
 
 
 def test_where_outputs_part_our_logits_are_asked_about_the_two_tokens():
     ours = Fake(1.0)
-    found = measuring.compare(ours, [[5], [6], [7]], [[1, 2, 3], [4, 5, 6], [7, 8]], [[1, 2, 3], [4, 9, 9], [7]])
+    comparison = measuring.compare(ours, [[5], [6], [7]], [[1, 2, 3], [4, 5, 6], [7, 8]], [[1, 2, 3], [4, 9, 9], [7]])
     ((op, request),) = ours.asked
     assert op == "gaps" and request["given"] == {"prompts": [[6]], "rows": [[4, 5]], "others": [9]}
-    assert found == {"equal_outputs": pytest.approx(1 / 3), "equal_tokens": pytest.approx(5 / 8), "gap": 0.0}
+    assert comparison == {"equal_outputs": pytest.approx(1 / 3), "equal_tokens": pytest.approx(5 / 8), "gap": 0.0}
 
 
 def test_an_output_that_ends_early_is_no_tie():
-    found = measuring.compare(Fake(1.0), [[5]], [[1, 2, 3]], [[1, 2]])
-    assert found == {"equal_outputs": 0.0, "equal_tokens": pytest.approx(2 / 3), "gap": None}
+    comparison = measuring.compare(Fake(1.0), [[5]], [[1, 2, 3]], [[1, 2]])
+    assert comparison == {"equal_outputs": 0.0, "equal_tokens": pytest.approx(2 / 3), "gap": None}
 
 
 def test_turns_go_forwards_and_backwards():
@@ -117,8 +117,8 @@ def test_our_weights_in_other_types_are_compared_with_float32():
     assert batched == [*exact, ("float16", "plain"), ("int8", "plain")]
     seconds = {c: np.full(2, 0.5 if c.weights == "float32" else 0.25) for c in ours if c.kind == PLAIN}
     tokens = {c: [[5, 6], [7, 8]] if c.weights == "float32" else [[5, 6], [7, 9]] for c in seconds}
-    found = measuring.rows(Fake(0.0), PREPARED, 1, seconds, tokens)
-    kept = [(r["weights"], r["ratio"]["value"], r["equal_tokens"]) for r in found]
+    table = measuring.rows(Fake(0.0), PREPARED, 1, seconds, tokens)
+    kept = [(r["weights"], r["ratio"]["value"], r["equal_tokens"]) for r in table]
     assert kept == [("float32", 1.0, 1.0), ("float16", 0.5, 0.75), ("int8", 0.5, 0.75)]
 
 
@@ -130,12 +130,12 @@ def test_settings_of_each_library():
     assert len(labels("llama.cpp")) == 6 and len(labels("CTranslate2", "t5")) == 4
     plain = ["plain", "assisted, 3", "assisted, 5", "assisted, its own schedule", "prompt lookup"]
     assert labels("transformers 4") == 2 * plain
-    both = labels("transformers 5", "t5", (True, True))
-    assert both[:5] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, target mended", "assisted, 3, mended"]
-    found = contenders.contenders(["transformers 5"], "t5", (True, True))
-    assert [c.options["mended"] for c in found[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
+    five = labels("transformers 5", "t5", (True, True))
+    assert five[:5] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, target mended", "assisted, 3, mended"]
+    settings = contenders.contenders(["transformers 5"], "t5", (True, True))
+    assert [c.options["mended"] for c in settings[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
     four = labels("transformers 4", "t5", (True, True))
     assert four[:4] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, mended"]
     assert "prompt lookup, mended" not in four
-    assert {c.largest_batch for c in found if c.options["mode"] != "plain"} == {1}
-    assert dataclasses.replace(found[0]) in found
+    assert {c.largest_batch for c in settings if c.options["mode"] != "plain"} == {1}
+    assert dataclasses.replace(settings[0]) in settings

@@ -1,4 +1,4 @@
-"""Planted pairs write what was set, in any type of weights, and their drafts are kept as often as was asked for."""
+"""Tests of planted pairs: their outputs, in any type of weights, and the acceptance of their drafts are as planted."""
 
 import jax
 import numpy as np
@@ -29,10 +29,10 @@ PAIRS = {
 
 def test_a_token_follows_every_other_in_one_cycle():
     after = planting.successors(SIZE, seed=0)
-    seen, at = set(), 5
-    while at not in seen:
-        seen.add(at)
-        at = int(after[at])
+    seen, token = set(), 5
+    while token not in seen:
+        seen.add(token)
+        token = int(after[token])
     assert seen == set(range(planting.SPECIAL, SIZE))
 
 
@@ -56,7 +56,7 @@ def test_the_engine_accepts_at_the_planted_rate_and_writes_the_planted_tokens(ki
     prompts = planting.start_prompts(after, 4, 12, seed=4)
     out = sc.decode(pair, prompts, rule="spec_decode", block_size=3, max_new_tokens=120, temperature=0.0)
     assert out.tokens.tolist() == [planting.expected(after, prompt, 120) for prompt in prompts]
-    assert len(set(out.tokens[:, 0].tolist())) == 4  # what a T5 starts with depends on its input
+    assert len(set(out.tokens[:, 0].tolist())) == 4  # a T5's first token depends on its input
     assert out.stats["acceptance_rate"] == pytest.approx(0.8, abs=0.04)
 
 
@@ -73,7 +73,7 @@ WRITTEN = 12
 
 @pytest.fixture
 def told(tmp_path):
-    """What a worker is told of a small planted pair, its prompts, and what its target writes behind them."""
+    """Returns a small planted pair's description for workers, its prompts, and its target's outputs."""
     configs = T5Config(SIZE, SIZE, 64, 2, 16, 32, 1, 1), T5Config(SIZE, SIZE, 48, 1, 16, 32, 1, 1)
     prepared = pairs.planted(tmp_path, "small", *configs, WRITTEN)
     after, prompts = planting.successors(SIZE, seed=0), prepared.prompts[:2]
@@ -85,7 +85,7 @@ def told(tmp_path):
 def test_both_models_are_held_in_what_was_asked_for_and_write_the_planted_tokens(told, dtype, monkeypatch):
     pair, prompts, wanted = told
     load, loaded = sc.Pair.load, []
-    monkeypatch.setattr(sc.Pair, "load", lambda *paths, **given: loaded.append(load(*paths, **given)) or loaded[-1])
+    monkeypatch.setattr(sc.Pair, "load", lambda *paths, **more: loaded.append(load(*paths, **more)) or loaded[-1])
     ours = Ours()
     for times in (1, 2):  # whatever pair was there before is dropped
         ours.load(pair)

@@ -1,4 +1,4 @@
-"""Lines to a worker and back: a library that counts upwards, and can be told to be wrong, late or dead."""
+"""Tests of requests to a worker: a library that counts upwards, and can be set to be wrong, late or dead."""
 
 import sys
 
@@ -38,7 +38,7 @@ protocol.serve(Counting(), {"double": lambda number: 2 * number})
 
 @pytest.fixture
 def worker(tmp_path):
-    """The worker, told of a pair that stops at 7."""
+    """Returns the worker, with a pair that stops at 7."""
     (tmp_path / "fake.py").write_text(FAKE)
     environment = {"PYTHONPATH": str(repository_root()), "PYTHONUNBUFFERED": ""}  # as a user's shell has it
     started = Worker([sys.executable, str(tmp_path / "fake.py")], tmp_path / "log", environment)

@@ -1,4 +1,4 @@
-"""Rows become tables."""
+"""Tests of the tables that are made of rows."""
 
 from benchmarks.peers import report
 from benchmarks.peers.contenders import LOSSLESS, LOSSY, PLAIN

@@ -1,4 +1,4 @@
-"""Tasks of one's own files: every form, few-shot pools, lengths, errors that name place and remedy."""
+"""Tasks from the user's own files: every form, few-shot pools, lengths, errors that name place and remedy."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ def quoted(text):
 
 
 def write(folder, form):
-    """The rows as a file of a form; forms without quotes hold no line of two."""
+    """Writes the rows as a file of a form; forms without quotes get no row with a line break."""
     path = folder / f"mine{form}"
     if "jsonl" in form:
         text = "".join(json.dumps({"source": s, "reference": r, "number": n}) + "\n" for n, (s, r) in enumerate(ROWS))
@@ -37,8 +37,8 @@ def test_every_form_is_read_and_named_by_its_path(tmp_path, form):
     assert is_file(str(path))
     task = get_task(str(path))
     assert isinstance(task, FileTask) and task.name == "mine" and task.splits == ("all",)
-    found = [(each.source, each.reference) for each in task.load()]
-    assert found == ROWS[: len(found)] and len(found) == (2 if "tsv" in form else 3)
+    pairs = [(example.source, example.reference) for example in task.load()]
+    assert pairs == ROWS[: len(pairs)] and len(pairs) == (2 if "tsv" in form else 3)
 
 
 def test_columns_templates_and_marks_of_spreadsheets(tmp_path):
@@ -53,7 +53,7 @@ def test_files_without_a_header_have_numbered_columns(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("eins\tone\nzwei\ttwo\n")
     task = FileTask(path=path, source=1, reference=0)
-    assert [(each.source, each.reference) for each in task.load()] == [("one", "eins"), ("two", "zwei")]
+    assert [(example.source, example.reference) for example in task.load()] == [("one", "eins"), ("two", "zwei")]
     (first, _) = FileTask(path=path, source=1, reference=0, template="{c0}: {source}").load()
     assert first.source == "eins: one"
 
@@ -84,8 +84,8 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("source,reference\n" + "".join(f"s{n},r{n}\n" for n in range(50)))
     plain, mixed = FileTask(path=path).load(), FileTask(path=path, shuffle=True).load()
-    assert [each.id for each in plain] != [each.id for each in mixed]
-    assert sorted(mixed, key=lambda each: each.id) == plain
+    assert [example.id for example in plain] != [example.id for example in mixed]
+    assert sorted(mixed, key=lambda example: example.id) == plain
     assert mixed == FileTask(path=path, shuffle=True).load()
 
 
@@ -125,10 +125,10 @@ def test_folders_that_datasets_saved(tmp_path, monkeypatch):
     fake = types.SimpleNamespace(load_from_disk=lambda path: rows)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     shown = FileTask(path=tmp_path, pool=str(tmp_path), shots=1).load("test")
-    assert [each.source for each in shown] == ["a b\n\nc"]  # the first split's first row stands before
+    assert [example.source for example in shown] == ["a b\n\nc"]  # the first split's first row is the exemplar
     task = FileTask(path=tmp_path)
     assert task.splits == ("train", "test")
-    assert [each.source for each in task.load("test")] == ["c"]
+    assert [example.source for example in task.load("test")] == ["c"]
     assert get_task(str(tmp_path)) == FileTask(path=str(tmp_path))
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="unknown task .*the folder, './folder', of a data set that datasets saved"):

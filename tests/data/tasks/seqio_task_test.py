@@ -1,4 +1,4 @@
-"""Tasks through seqio, as far as they go without it: rows, values, errors, and that nothing is imported before use."""
+"""Tasks through seqio, tested without it: rows, values, errors, and no import before use."""
 
 import json
 import sys
@@ -66,7 +66,7 @@ def test_nothing_is_imported_to_read_every_task_file():
 
 @pytest.mark.parametrize("task", ["xsum", own_task(module="no.such.module")])
 def test_without_seqio_the_error_says_how_to_install_it(task, monkeypatch):
-    monkeypatch.setitem(sys.modules, "seqio", None)  # what makes an import fail
+    monkeypatch.setitem(sys.modules, "seqio", None)  # makes the import fail
     with pytest.raises(ImportError, match=r"(speccascade_xsum|theirs) is read through seqio.*pip install .*\[seqio\]"):
         get_task(task).load(limit=1)
     with pytest.raises(SystemExit, match="^error: .* is read through seqio"), gin_flags.one_line_errors():
@@ -120,7 +120,7 @@ def test_a_point_is_refused_for_a_split_the_task_does_not_name():
 
 
 class Registered:
-    """Enough of a seqio Task for the reader: endless, so that reading more than the limit never ends."""
+    """A minimal seqio Task for the reader: endless, so that reading beyond the limit never ends."""
 
     splits = ("test", "dev")
     source = object()
@@ -142,17 +142,17 @@ class Registered:
 @pytest.fixture
 def register(monkeypatch):
     def register(**features) -> Registered:
-        found = Registered(**features)
+        task = Registered(**features)
         no_class = type("NoClass", (), {})
         seqio = SimpleNamespace(
             TaskRegistry=SimpleNamespace(names=lambda: ["theirs", "other"]),
             MixtureRegistry=SimpleNamespace(names=lambda: ["mixed"]),
-            get_mixture_or_task={"theirs": found, "mixed": found}.get,
+            get_mixture_or_task={"theirs": task, "mixed": task}.get,
             get_subtasks=lambda provider: [provider],
             FunctionDataSource=no_class, TfdsDataSource=no_class, Mixture=no_class,
         )  # fmt: skip
         monkeypatch.setattr(seqio_task, "_import_seqio", lambda name: seqio)
-        return found
+        return task
 
     return register
 
@@ -167,10 +167,10 @@ IDS = np.array([5, 6], np.int32)
     ({"inputs": IDS, "targets": b"Wort"}, "5 6", "Wort"),
 ])  # fmt: skip
 def test_texts_come_before_tokens(register, features, source, reference):
-    found = register(**features)
+    provider = register(**features)
     task = own_task()
     assert task.load("test", 3) == [table.Example(number, source, reference) for number in range(3)]
-    (asked,) = found.asked
+    (asked,) = provider.asked
     assert asked["split"] == "test" and not asked["shuffle"] and asked["seed"] == 0 and asked["num_epochs"] == 1
 
 

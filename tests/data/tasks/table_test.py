@@ -25,7 +25,7 @@ def sentences(text: str) -> list[str]:
 def test_tiny_translation_keeps_its_promises():
     examples = table.get_task("tiny_translation").load()
     assert [example.id for example in examples] == list(range(200))
-    assert table.get_task("tiny_translation").load("test", 1000) == examples  # a limit beyond the end
+    assert table.get_task("tiny_translation").load("test", 1000) == examples  # with a limit beyond the end
     for example in examples:
         assert 2 <= len(sentences(example.source)) <= 4, example
         assert len(sentences(example.source)) == len(sentences(example.reference)), example
@@ -86,7 +86,7 @@ def test_joined_tatoeba_uses_every_pair_once():
 
 
 def test_the_joined_validation_examples_are_the_ones_of_every_record():
-    """Which sentences are joined is part of the task: another order of draws would make old results incomparable."""
+    """The joining is part of the task: another order of draws would make old results incomparable."""
     examples = load_or_skip("tatoeba_joined", "validation")
     text = "\n".join(f"{example.source}\t{example.reference}" for example in examples)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "17960177ca8dc8c4"
@@ -121,8 +121,14 @@ RECORDS = [Record(id=n, question=f"question {n}", answer=f"answer {n}", referenc
 
 
 def toy(**changes) -> FewShotTask:
-    given = {"name": "toy", "splits": ("test",), "records": lambda _: RECORDS, "pool": lambda: RECORDS[:3], "shots": 2}
-    return FewShotTask(**given | changes)
+    defaults = {
+        "name": "toy",
+        "splits": ("test",),
+        "records": lambda _: RECORDS,
+        "pool": lambda: RECORDS[:3],
+        "shots": 2,
+    }
+    return FewShotTask(**defaults | changes)
 
 
 def spelt(text: str) -> str:
@@ -132,8 +138,8 @@ def spelt(text: str) -> str:
 def test_a_prompt_is_header_exemplars_and_the_question():
     template = Template(question="Q {question}\nA", answer=" {answer}.", separator="\n--\n", header="On {group}:")
     record = Record(id=9, question="why {not}?", group="tea")
-    made = template.prompt(RECORDS[:2], record)
-    assert made == "On tea:\n--\nQ question 0\nA answer 0.\n--\nQ question 1\nA answer 1.\n--\nQ why {not}?\nA"
+    prompt = template.prompt(RECORDS[:2], record)
+    assert prompt == "On tea:\n--\nQ question 0\nA answer 0.\n--\nQ question 1\nA answer 1.\n--\nQ why {not}?\nA"
 
 
 @pytest.mark.parametrize("shots", [0, 1, 3])
@@ -217,7 +223,7 @@ def test_the_references_themselves_score_100(name):
 
 @pytest.mark.parametrize("name", ["squad2", "mmlu", "wmt22_few_shot"])
 def test_the_beginning_comes_from_the_whole_file(name):
-    """Neighbours in it share a paragraph, a subject or a document."""
+    """Neighbours in the file share a paragraph, a subject or a document."""
     ids = [example.id for example in load_or_skip(name, table.get_task(name).splits[0])]
     assert min(ids[:40]) < 0.2 * max(ids) and max(ids[:40]) > 0.8 * max(ids)
 
@@ -282,7 +288,7 @@ TRIVIA = list(map(trivia_entry, range(20)))
 
 @pytest.fixture
 def trivia(monkeypatch, tmp_path):
-    """Writes a split of TriviaQA into a data directory."""
+    """Returns a function that writes a split of TriviaQA into a data directory."""
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     (tmp_path / "triviaqa").mkdir()
 
@@ -297,7 +303,7 @@ def trivia(monkeypatch, tmp_path):
 def test_triviaqa_is_read_in_both_forms(trivia, ending):
     trivia(TRIVIA, f"validation.{ending}")
     examples = table.get_task("triviaqa").load("validation")
-    assert [example.id for example in examples] == [16, 17, 18, 19]  # the others are kept for exemplars
+    assert [example.id for example in examples] == [16, 17, 18, 19]  # the first 16 are kept for exemplars
     assert examples[0].reference == ("17", "No. 17", "no 17")
     assert examples[0].source.startswith("Q: Which number comes after 0?\nA: 1\nQ:")
     assert examples[0].source.endswith("\nQ: Which number comes after 16?\nA:")

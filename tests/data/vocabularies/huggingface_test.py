@@ -1,4 +1,4 @@
-"""`tokenizer.json` files of the two kinds there are, and which special ids the files beside them give."""
+"""`tokenizer.json` files of both kinds, and special ids from files in the same folder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_special_ids_by_name(made):
 def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
     names = {"bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False}
     numbers = {"config": {"bos_token_id": 0, "eos_token_id": 5}, "generation_config": {"eos_token_id": [316, 317]}}
-    found = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, tokenizer_config=names, **numbers))
-    assert found.piece_table()[316:] == ["<|endoftext|>", "<|im_end|>", "<|begin|>"]
-    assert (found.bos_id, found.eos_id, found.stop_ids) == (None, 317, (317, 316))
+    vocabulary = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, tokenizer_config=names, **numbers))
+    assert vocabulary.piece_table()[316:] == ["<|endoftext|>", "<|im_end|>", "<|begin|>"]
+    assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.stop_ids) == (None, 317, (317, 316))
 
 
 @pytest.mark.parametrize(("beside", "expected"), [
@@ -45,8 +45,8 @@ def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
     ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
 ])  # fmt: skip
 def test_where_special_ids_come_from(tmp_path, beside, expected):
-    found = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
-    assert (found.bos_id, found.eos_id, found.stop_ids) == expected
+    vocabulary = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
+    assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.stop_ids) == expected
 
 
 @pytest.mark.parametrize(("beside", "message"), [
@@ -64,13 +64,13 @@ def test_special_ids_that_do_not_fit_are_refused(tmp_path, beside, message):
 
 
 def test_equality_is_of_the_file_and_its_special_ids(tmp_path):
-    made = []
+    vocabularies = []
     for folder, name in (("one", "<|endoftext|>"), ("same", "<|endoftext|>"), ("other", "<|im_end|>")):
         (tmp_path / folder).mkdir()
         path = tokenizer_files.byte_level(tmp_path / folder, tokenizer_config={"eos_token": name})
-        made.append(HuggingFaceVocabulary(path))
-    one, same, other = made
-    assert one == same and hash(one) == hash(same) and one != other
+        vocabularies.append(HuggingFaceVocabulary(path))
+    original, same, different = vocabularies
+    assert original == same and hash(original) == hash(same) and original != different
 
 
 def test_other_files_are_refused(tmp_path):

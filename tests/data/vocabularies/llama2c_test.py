@@ -1,4 +1,4 @@
-"""llama2.c's tokenizer files: merges as its loop makes them, bytes for what has no piece, spaces of continuations."""
+"""llama2.c's tokenizer files: the merges of its loop, bytes for text without a piece, spaces of continuations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def small(tmp_path_factory) -> Llama2cVocabulary:
 
 
 def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
-    """The loop of llama2.c's `encode`, pair by pair."""
+    """Runs the loop of llama2.c's `encode`, pair by pair."""
     names = [piece.text for piece in vocabulary._table]
     ids = []
     for character in (" " if text else "") + text:
@@ -26,10 +26,10 @@ def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
         ids += [names.index(spelt)] if spelt in names else [byte + 3 for byte in spelt]
     while True:
         best_score, best = -1e10, None
-        for at in range(len(ids) - 1):
-            joined = names[ids[at]] + names[ids[at + 1]]
+        for position in range(len(ids) - 1):
+            joined = names[ids[position]] + names[ids[position + 1]]
             if joined in names and vocabulary._table[names.index(joined)].score > best_score:
-                best_score, best = vocabulary._table[names.index(joined)].score, (at, names.index(joined))
+                best_score, best = vocabulary._table[names.index(joined)].score, (position, names.index(joined))
         if best is None:
             return ids
         ids[best[0] : best[0] + 2] = [best[1]]
@@ -42,7 +42,8 @@ def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
 @example(text="a", scores=[-2e10] * 9)
 def test_pieces_are_merged_as_llama2c_merges_them(tmp_path_factory, text, scores):
     names = ["ab", "bc", "abc", " a", "aa", "ca", "bca", " ab", "aaa"]
-    pieces = dict.fromkeys(" ab", -1.0) | dict(zip(names, scores, strict=True))  # "c" is spelt in bytes
+    # "c" has no piece, so it is spelt in bytes
+    pieces = dict.fromkeys(" ab", -1.0) | dict(zip(names, scores, strict=True))
     path = tmp_path_factory.getbasetemp() / "merged.bin"
     vocabulary = Llama2cVocabulary(tokenizer_files.llama2c(path, pieces))
     assert vocabulary.encode(text) == looped(vocabulary, text)
@@ -53,15 +54,15 @@ def test_a_leading_space_is_dropped_after_bos_only(small):
     ids = small.encode("Once upon")
     upon = ids[-1:]
     assert small.piece(upon[0]) == "▁upon"
-    found = [small.decode(upon, after=after) for after in ((), [1], ids[:1], [*ids, 2])]
-    assert found == ["upon", "upon", " upon", "upon"]
+    texts = [small.decode(upon, after=after) for after in ((), [1], ids[:1], [*ids, 2])]
+    assert texts == ["upon", "upon", " upon", "upon"]
 
 
 def test_special_ids_end_an_output(small):
     assert (small.bos_id, small.eos_id, small.stop_ids) == (1, 2, (1, 2))
     ids = small.encode("a time")
     assert small.decode([*ids, 1, *ids]) == small.decode([*ids, 2, *ids]) == "a time"
-    assert small.decode([1, *ids, 9999, -1]) == "a time"  # a prompt's BOS is no end
+    assert small.decode([1, *ids, 9999, -1]) == "a time"  # a prompt's BOS does not end an output
 
 
 def test_bytes_that_are_no_character_are_replaced(small):

@@ -1,4 +1,4 @@
-"""Telling kinds of vocabularies apart, finding them in folders, comparing them."""
+"""The detection of a vocabulary's kind, the search in folders, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_folder_is_searched_in_order(trained, tmp_path):
         assert load_vocabulary(tmp_path).path == tmp_path / name
     tokenizer_files.metaspace(tmp_path)
     assert load_vocabulary(tmp_path).path == tmp_path / "tokenizer.json"
-    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # what lies beside a file
+    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # the vocabulary next to a file
 
 
 def test_what_is_no_vocabulary_is_named(tmp_path):
@@ -59,14 +59,14 @@ def _llama2c(folder, name, **pieces):
 
 
 def test_the_first_difference_is_a_piece_then_a_size_then_a_special_id(tmp_path):
-    one, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
-    assert first_difference(one, same) is None
-    assert first_difference(one, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # the pieces are the same
-    found = first_difference(one, _llama2c(tmp_path, "two", x=-1.0, y=-1.0))
-    assert found == f"id 261 is 'b' in {tmp_path}/one and 'x' in {tmp_path}/two"
+    original, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
+    assert first_difference(original, same) is None
+    assert first_difference(original, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # equal pieces are enough
+    difference = first_difference(original, _llama2c(tmp_path, "two", x=-1.0, y=-1.0))
+    assert difference == f"id 261 is 'b' in {tmp_path}/one and 'x' in {tmp_path}/two"
     longer = _llama2c(tmp_path, "longer", b=-1.0, c=-1.0, d=-1.0)
-    assert first_difference(one, longer) == f"{tmp_path}/one has 263 pieces and {tmp_path}/longer 264"
-    assert first_difference(longer, one) == f"{tmp_path}/longer has 264 pieces and {tmp_path}/one 263"
+    assert first_difference(original, longer) == f"{tmp_path}/one has 263 pieces and {tmp_path}/longer 264"
+    assert first_difference(longer, original) == f"{tmp_path}/longer has 264 pieces and {tmp_path}/one 263"
 
 
 def test_special_ids_are_compared(tmp_path):
@@ -91,8 +91,8 @@ def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
     plain = _llama2c(tmp_path, "plain")
     sentinels = _llama2c(tmp_path, "sentinels", **{f"<extra_id_{n}>": 0.0 for n in (1, 0)})
     assert first_difference(plain, sentinels) is None and first_difference(sentinels, plain) is None
-    another = _llama2c(tmp_path, "another", **{"<extra_id_0>": 0.0, "b": 0.0})
-    assert first_difference(plain, another) == f"{plain.path} has 261 pieces and {another.path} 263"
+    longer = _llama2c(tmp_path, "another", **{"<extra_id_0>": 0.0, "b": 0.0})
+    assert first_difference(plain, longer) == f"{plain.path} has 261 pieces and {longer.path} 263"
 
 
 @pytest.mark.parametrize(("name", "size", "special"), [
@@ -103,11 +103,15 @@ def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
 ])  # fmt: skip
 def test_real_sentencepiece_files(name, size, special):
     try:
-        found = load_vocabulary(directory.require("vocab", name))
+        vocabulary = load_vocabulary(directory.require("vocab", name))
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    assert (found.vocab_size, (found.bos_id, found.eos_id), found.stop_ids) == (size, special, special[1:])
-    assert len(found.piece_table()) == size and first_difference(found, found) is None
+    assert (vocabulary.vocab_size, (vocabulary.bos_id, vocabulary.eos_id), vocabulary.stop_ids) == (
+        size,
+        special,
+        special[1:],
+    )
+    assert len(vocabulary.piece_table()) == size and first_difference(vocabulary, vocabulary) is None
 
 
 def test_the_shipped_vocabularies_have_digests(tmp_path):

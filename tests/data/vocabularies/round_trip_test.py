@@ -1,4 +1,4 @@
-"""What holds for vocabularies of every kind: texts survive, continuations read on, what was read does not change."""
+"""Properties of every kind of vocabulary: texts survive, continuations join correctly, decoded text does not change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WRITERS = {
     "gemma": tokenizer_files.gemma,
     "t5": t5,
 }
-CONTINUED = [kind for kind in WRITERS if kind != "t5"]  # T5's normalises spaces away
+CONTINUED = [kind for kind in WRITERS if kind != "t5"]  # T5's vocabulary removes repeated spaces
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", CONTINUED)
-# "▁" is how a space is written, and the names of special pieces, all in "<>", are these pieces
+# "▁" stands for a space, and names of special pieces, all in "<>", are read as these pieces
 @given(
     text=st.text(max_size=30).filter(lambda text: not set("▁<\0") & set(text)) | st.text("aeOnt <0x41>\n", max_size=9)
 )
 def test_every_text_survives_a_round_trip(made, kind, text):
     vocabulary = made(kind)
-    ids = vocabulary.encode(text)  # neither cut nor begun by a post-processor
+    ids = vocabulary.encode(text)  # neither cut nor given a beginning by a post-processor
     assert vocabulary.decode(ids) == text
     assert not vocabulary.specials & set(ids)
 
@@ -98,7 +98,7 @@ def byte_ids(vocabulary):
 @pytest.mark.parametrize("kind", CONTINUED)
 @given(data=st.data())
 def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
-    """Streams show a text as it grows: only replacement characters at its end may still become something else."""
+    """Streams show a growing text: only replacement characters at its end may still change."""
     vocabulary = made(kind)
     token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(byte_ids(vocabulary))
     ids = data.draw(st.lists(token.filter(lambda id: id not in vocabulary.stop_ids), max_size=12))
@@ -110,7 +110,7 @@ def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
 @pytest.mark.parametrize("kind", ["t5", "stories"])
 @pytest.mark.parametrize("before", ["", "Ein Satz davor."])
 def test_what_each_id_adds_is_joined_the_text(made, kind, before):
-    """Also where characters are spelt in bytes."""
+    """Includes characters that are spelt in bytes."""
     after = made(kind).encode(before)
     for text in ("Das Wetter war kalt.", "  two  spaces", "naïve 你好 🦊 ok", "a\nb", ""):
         ids = [*made(kind).encode(text), made(kind).eos_id]
@@ -145,4 +145,4 @@ def test_no_flipped_bit_of_a_listed_vocabulary_is_read(tmp_path, kind):
     for _ in damage.flips(path, 60):
         with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes are not those of checksums.json"):
             load.load_vocabulary(path)
-    load.load_vocabulary(path)  # as it was
+    load.load_vocabulary(path)  # the vocabulary is unchanged

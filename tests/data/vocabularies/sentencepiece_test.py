@@ -59,9 +59,9 @@ def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
 def test_equality_is_by_content(vocabulary, trained, tmp_path):
     (tmp_path / "copy.model").write_bytes(trained)
     (tmp_path / "other.model").write_bytes(load.train(tokenizer_files.SENTENCES, 293))
-    copy, other = (load.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
+    copy, different = (load.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
     assert vocabulary == copy and hash(vocabulary) == hash(copy)
-    assert vocabulary != other
+    assert vocabulary != different
 
 
 def test_bad_files_are_named(tmp_path):
@@ -85,8 +85,8 @@ def gemma(tmp_path_factory) -> SentencePieceVocabulary:
 
 
 def test_special_ids_are_the_files(llama, gemma, vocabulary):
-    found = [(v.bos_id, v.eos_id, v.unk_id, v.stop_ids) for v in (llama, gemma, vocabulary)]
-    assert found == [(1, 2, 0, (2,)), (2, 1, 3, (1,)), (None, 1, 2, (1,))]
+    special_ids = [(v.bos_id, v.eos_id, v.unk_id, v.stop_ids) for v in (llama, gemma, vocabulary)]
+    assert special_ids == [(1, 2, 0, (2,)), (2, 1, 3, (1,)), (None, 1, 2, (1,))]
     assert [v.specials for v in (llama, gemma)] == [{1, 2}, {0, 1, 2}]
 
 
@@ -94,7 +94,7 @@ def test_a_leading_space_is_dropped_where_a_text_begins(llama, gemma):
     sees = llama.encode("Tom sees")[-1:]
     assert [llama.decode([1, *sees]), llama.decode(sees, after=[1])] == ["sees", "sees"]
     assert llama.decode(sees, after=llama.encode("Tom")) == " sees"
-    assert gemma.decode(gemma.encode(" sees")) == " sees"  # its space is no prefix but the text's own
+    assert gemma.decode(gemma.encode(" sees")) == " sees"  # its space is the text's own, not a prefix
 
 
 def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(llama, gemma):

@@ -1,4 +1,4 @@
-"""Programs that mean harm: each ends as it should, and the host is as it was."""
+"""Hostile programs: each ends as it should, and the host is unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SHARED = "mmap.mmap(-1, 96 << 20).write(b'x' * (96 << 20))"
     ("shared", TAKES.format(SHARED), {"timeout": 5.0, "memory": 300 << 20}, "memory", (0.0, 3.0), (0, 8)),
 ])  # fmt: skip
 def test_what_takes_too_much_ends_in_time_and_leaves_nothing(mark, program, limits, kind, seconds, processes):
-    """Memory is bounded for all processes together."""
+    """Memory is limited for all processes together."""
     watched = Watched(mark, program, **limits).watch()
     assert watched.outcome.kind == kind and watched.outcome.passed == (kind == "passed")
     assert seconds[0] <= watched.outcome.seconds < seconds[1]
@@ -62,7 +62,7 @@ def test_what_takes_too_much_ends_in_time_and_leaves_nothing(mark, program, limi
 def test_ten_gigabytes_are_not_to_be_had():
     outcome = sandbox.run("kept = bytearray(10 << 30)\nprint('had them')", timeout=5.0)
     assert outcome.kind == "memory" and outcome.output.endswith("\nMemoryError\n")
-    # what any process of this test run has held: kilobytes
+    # the largest memory of any process of this test run: kilobytes
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 8 << 20
 
 
@@ -96,10 +96,10 @@ def test_writes_outside_its_folder_fail_and_those_inside_stay_there(tmp_path):
     folders = ["/", "/usr", "/usr/lib", "/etc", "/dev", "/proc", "/var/tmp", str(Path.home()), str(Path.cwd())]
     folders += [str(package), os.path.dirname(os.__file__), str(tmp_path), sys.prefix, sys.base_prefix]
     paths = [f"{folder}/sbx-written" for folder in folders]
-    own = "/tmp/sbx-written"
-    outcome = sandbox.run(WRITES.format(paths=paths, own=own), timeout=5.0)
+    path_inside = "/tmp/sbx-written"
+    outcome = sandbox.run(WRITES.format(paths=paths, own=path_inside), timeout=5.0)
     assert outcome.kind == "passed", outcome.output
-    assert not [path for path in [*paths, own] if os.path.exists(path)]
+    assert not [path for path in [*paths, path_inside] if os.path.exists(path)]
 
 
 @pytest.mark.parametrize("program", [

@@ -1,4 +1,4 @@
-"""Ordinary programs, what they can see, and the refusal to run where the protection is not whole."""
+"""Ordinary programs, their view of the system, and the refusal to run without full protection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_status_that_says_passed_is_another_in_every_run():
 def test_output_is_that_of_both_streams_up_to_the_limit():
     program = "import sys\nprint('é one', flush=True)\nprint('two', file=sys.stderr, flush=True)\nprint('three')"
     assert sandbox.run(program).output == "é one\ntwo\nthree\n"
-    assert 'File "/program.py", line 2' in sandbox.run("x = 1\ny = x / 0").output  # its own lines
+    assert 'File "/program.py", line 2' in sandbox.run("x = 1\ny = x / 0").output  # numbers of its own lines
     assert sandbox.run("print('x' * 99)", output_limit=100).kind == "passed"
     over = sandbox.run("print('x' * 100 + 'end')", output_limit=100)
     assert over.kind == "output" and over.output.endswith("end\n") and len(over.output) == 100
@@ -181,7 +181,7 @@ print(open("mine").read())
 
 
 def changed(monkeypatch, tmp_path, old: str, new: str) -> None:
-    """From now on what surrounds a program is `inside.py` with one change, of what a pattern finds."""
+    """Replaces `inside.py` by a copy in which a pattern's match is changed."""
     text, changes = re.subn(old, new, Path(inside.__file__).read_text())
     assert changes == 1
     script = tmp_path / "inside.py"

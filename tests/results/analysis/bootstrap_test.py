@@ -1,6 +1,6 @@
-"""Paired bootstrap: against sacrebleu, against scipy, by example id, with the coverage it promises.
+"""Tests of paired bootstrap intervals: against sacrebleu, against scipy, by example id, and their coverage.
 
-Intervals of latencies hold the truth as often as they say, on simulated machines, noisy and at times busy.
+Intervals of latencies have their nominal coverage on simulated machines, noisy and at times busy.
 """
 
 import json
@@ -19,7 +19,7 @@ from speccascade_jax.storage.files import plain
 
 
 def record(scores=(), ids=None, *, method="opt", metric="rougeL", seed=0, ms=(), target_ms=(), examples="same"):
-    """What a comparison reads of a record; `scores` are the statistics of its examples."""
+    """Returns the parts of a record that a comparison reads; `scores` are the statistics of its examples."""
     ids = list(range(len(scores))) if ids is None else list(ids)
     return {
         "key": f"{method}-{seed}-record", "point": {"method": method, "alpha": 0.5, "seed": seed, "first_example": 0},
@@ -30,7 +30,7 @@ def record(scores=(), ids=None, *, method="opt", metric="rougeL", seed=0, ms=(),
 
 
 def corpus(dropped: float, seed: int) -> tuple[list[str], list[str]]:
-    """Real sentences, and the same with a share of the words dropped or doubled; one empty, one without a match."""
+    """Returns real sentences, and copies with words dropped or doubled; one is empty, one has no match."""
     rng = np.random.default_rng(seed)
     references = [example.reference for example in get_task("tiny_translation").load(limit=60)]
     times = [rng.choice(3, len(text.split()), p=[dropped, 1 - 1.2 * dropped, 0.2 * dropped]) for text in references]
@@ -40,7 +40,7 @@ def corpus(dropped: float, seed: int) -> tuple[list[str], list[str]]:
 
 
 def measured(dropped: float, seed: int, order=None) -> dict:
-    """A BLEU record as an evaluation writes it, read back from JSON; its examples in the given order."""
+    """Returns a BLEU record as an evaluation writes it, read back from JSON, with its examples in `order`."""
     predictions, references = corpus(dropped, seed)
     order = range(len(references)) if order is None else order
     texts, truth = [predictions[n] for n in order], [references[n] for n in order]
@@ -49,13 +49,15 @@ def measured(dropped: float, seed: int, order=None) -> dict:
 
 
 def test_bleu_of_any_resample_is_sacrebleus_to_the_last_bit():
-    (predictions, references), given = corpus(0.2, 0), measured(0.2, 0)["quality"]
-    statistics = np.asarray(given["per_example"]["statistics"]["bleu"])
-    assert given["value"] == sacrebleu.corpus_bleu(predictions, [references]).score
+    (predictions, references), recorded = corpus(0.2, 0), measured(0.2, 0)["quality"]
+    statistics = np.asarray(recorded["per_example"]["statistics"]["bleu"])
+    assert recorded["value"] == sacrebleu.corpus_bleu(predictions, [references]).score
     for drawn in np.random.default_rng(1).integers(60, size=(20, 60)):
         texts, truth = [predictions[n] for n in drawn], [references[n] for n in drawn]
-        (found,) = quality.get_metric("bleu").from_sums((np.bincount(drawn, minlength=60) @ statistics)[None], 60)
-        assert found == sacrebleu.corpus_bleu(texts, [truth]).score
+        (expected_score,) = quality.get_metric("bleu").from_sums(
+            (np.bincount(drawn, minlength=60) @ statistics)[None], 60
+        )
+        assert expected_score == sacrebleu.corpus_bleu(texts, [truth]).score
 
 
 @pytest.mark.parametrize(
@@ -65,35 +67,44 @@ def test_bleu_of_any_resample_is_sacrebleus_to_the_last_bit():
 )
 def test_bleu_of_a_corpus_that_needs_smoothing_is_sacrebleus(predictions):
     references = ["a b c x y", "e f g h", "l m", "h i k j"]
-    held = quality.measure(["bleu"], range(4), predictions, references)["per_example"]["statistics"]["bleu"]
-    (found,) = quality.get_metric("bleu").from_sums(np.sum(held, axis=0, keepdims=True), 4)
-    assert found == sacrebleu.corpus_bleu(predictions, [references]).score
+    statistics = quality.measure(["bleu"], range(4), predictions, references)["per_example"]["statistics"]["bleu"]
+    (expected_score,) = quality.get_metric("bleu").from_sums(np.sum(statistics, axis=0, keepdims=True), 4)
+    assert expected_score == sacrebleu.corpus_bleu(predictions, [references]).score
 
 
 def test_the_value_is_the_difference_of_the_two_corpus_scores():
     ours, theirs = measured(0.1, 0), measured(0.3, 1)
-    found = Bootstrap().quality_difference([ours], [theirs])
-    assert found.value == ours["quality"]["value"] - theirs["quality"]["value"] > 0
-    assert found.low < found.value < found.high and found.excludes(0) and not found.excludes(found.value)
+    difference = Bootstrap().quality_difference([ours], [theirs])
+    assert difference.value == ours["quality"]["value"] - theirs["quality"]["value"] > 0
+    assert (
+        difference.low < difference.value < difference.high
+        and difference.excludes(0)
+        and not difference.excludes(difference.value)
+    )
 
 
 def test_the_interval_is_that_of_sacrebleu_on_resampled_texts():
-    """The same resamples, scored from texts one after the other."""
-    both, bootstrap = [corpus(0.1, 0), corpus(0.15, 1)], Bootstrap(samples=20)
+    """Checks against scores of the same resamples, computed from texts one by one."""
+    corpora, bootstrap = [corpus(0.1, 0), corpus(0.15, 1)], Bootstrap(samples=20)
     differences = []
     for counts in bootstrap._resamples(60)[1:].astype(int):
         drawn = np.repeat(np.arange(60), counts)
-        scores = [sacrebleu.corpus_bleu([p[n] for n in drawn], [[r[n] for n in drawn]]).score for p, r in both]
+        scores = [sacrebleu.corpus_bleu([p[n] for n in drawn], [[r[n] for n in drawn]]).score for p, r in corpora]
         differences.append(scores[0] - scores[1])
-    found = bootstrap.quality_difference([measured(0.1, 0)], [measured(0.15, 1)])
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])), rel=1e-12)
+    difference = bootstrap.quality_difference([measured(0.1, 0)], [measured(0.15, 1)])
+    assert (difference.low, difference.high) == pytest.approx(
+        tuple(np.quantile(differences, [0.025, 0.975])), rel=1e-12
+    )
 
 
 def test_a_record_does_not_differ_from_itself():
-    one = measured(0.2, 0) | {"latency": {"per_example_ms": [3.0] * 9}, "target_latency": {"per_example_ms": [4.0] * 9}}
-    assert Bootstrap().quality_difference([one], [one]) == (0, 0, 0)
-    assert Bootstrap().quality_difference([one], [json.loads(json.dumps(one))]) == (0, 0, 0)
-    assert Bootstrap().latency_ratio([one], [one]) == (1, 1, 1)
+    timed_record = measured(0.2, 0) | {
+        "latency": {"per_example_ms": [3.0] * 9},
+        "target_latency": {"per_example_ms": [4.0] * 9},
+    }
+    assert Bootstrap().quality_difference([timed_record], [timed_record]) == (0, 0, 0)
+    assert Bootstrap().quality_difference([timed_record], [json.loads(json.dumps(timed_record))]) == (0, 0, 0)
+    assert Bootstrap().latency_ratio([timed_record], [timed_record]) == (1, 1, 1)
 
 
 def test_pairs_are_made_by_id_not_by_place():
@@ -108,20 +119,21 @@ def test_a_mean_agrees_with_scipys_paired_bootstrap():
     rng = np.random.default_rng(0)
     ours = rng.normal(50, 10, 80)
     theirs = ours + rng.normal(-1, 2, 80)
-    found = Bootstrap(samples=20_000).quality_difference([record(ours)], [record(theirs)])
+    difference = Bootstrap(samples=20_000).quality_difference([record(ours)], [record(theirs)])
     expected = stats.bootstrap(
         (ours, theirs), lambda x, y, axis: np.mean(x - y, axis), paired=True, n_resamples=20_000, method="percentile",
         rng=np.random.default_rng(1),
     ).confidence_interval  # fmt: skip
-    assert found.value == pytest.approx(np.mean(ours - theirs))
-    assert (found.low, found.high) == pytest.approx(tuple(expected), abs=0.02)
+    assert difference.value == pytest.approx(np.mean(ours - theirs))
+    assert (difference.low, difference.high) == pytest.approx(tuple(expected), abs=0.02)
 
 
 def test_what_makes_examples_hard_cancels():
     rng = np.random.default_rng(0)
     hard = rng.normal(50, 20, 100)
-    found = Bootstrap().quality_difference([record(hard + 1)], [record(hard + rng.normal(0, 1, 100))])
-    assert found.excludes(0) and found.high - found.low < 1  # of either mean alone: about 8
+    difference = Bootstrap().quality_difference([record(hard + 1)], [record(hard + rng.normal(0, 1, 100))])
+    # the interval of either mean is about 8 wide
+    assert difference.excludes(0) and difference.high - difference.low < 1
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
@@ -135,9 +147,9 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 
 def test_seeds_are_averaged_on_every_resample():
     rng = np.random.default_rng(0)
-    first, second, other = (rng.normal(50, 10, 40) for _ in range(3))
-    pooled = Bootstrap().quality_difference([record(first), record(second, seed=1)], [record(other)])
-    assert pooled == pytest.approx(Bootstrap().quality_difference([record((first + second) / 2)], [record(other)]))
+    first, second, third = (rng.normal(50, 10, 40) for _ in range(3))
+    pooled = Bootstrap().quality_difference([record(first), record(second, seed=1)], [record(third)])
+    assert pooled == pytest.approx(Bootstrap().quality_difference([record((first + second) / 2)], [record(third)]))
 
 
 def test_equal_seeds_give_equal_intervals():
@@ -158,44 +170,44 @@ def test_latencies_are_ratios_of_totals():
 
 
 def test_a_machine_that_drifts_makes_no_method_better():
-    """Equal methods, timed at different times: within each record examples agree to the last digit, trials do not."""
+    """Checks methods timed at different times: in each record examples agree to the last digit, trials do not."""
     target = np.linspace(50, 150, 16)
 
     def drifting(name, *ratios):
         return record(ms=[target * ratio for ratio in ratios], target_ms=[target] * len(ratios), method=name)
 
-    one, other = drifting("opt", 0.82, 0.77, 0.80, 0.79), drifting("diff", 0.825, 0.85, 0.81, 0.80)
-    alone, ratios = Bootstrap().latency_ratio([one]), np.asarray([0.82, 0.77, 0.80, 0.79])
+    first, second = drifting("opt", 0.82, 0.77, 0.80, 0.79), drifting("diff", 0.825, 0.85, 0.81, 0.80)
+    alone, ratios = Bootstrap().latency_ratio([first]), np.asarray([0.82, 0.77, 0.80, 0.79])
     half = stats.t.ppf(0.975, 3) * ratios.std(ddof=1) / ratios.mean() / 2
     assert np.log([alone.low, alone.high]) == pytest.approx(np.log(ratios.mean()) + [-half, half], abs=0.005)
-    assert not Bootstrap().latency_ratio([one], [other]).excludes(1)
-    assert Bootstrap().latency_ratio([one], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
+    assert not Bootstrap().latency_ratio([first], [second]).excludes(1)
+    assert Bootstrap().latency_ratio([first], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
 
 
 def test_rates_are_of_tokens_made_on_both_sides():
-    """Sampled outputs differ in length: twice the tokens in twice the time are no slower."""
+    """Checks sampled outputs, which differ in length: twice the tokens in twice the time are no slower."""
     rng = np.random.default_rng(0)
     target, tokens = rng.uniform(50, 150, (3, 12)), rng.integers(5, 50, (3, 12))
-    made = record(ms=target, target_ms=target / 2)
-    made["latency"] |= {f"per_example_{name}": 2 * tokens for name in TIMED}
-    made["target_latency"] |= {f"per_example_{name}": tokens for name in TIMED}
-    rate, over = Bootstrap().rates([made])
+    sampled = record(ms=target, target_ms=target / 2)
+    sampled["latency"] |= {f"per_example_{name}": 2 * tokens for name in TIMED}
+    sampled["target_latency"] |= {f"per_example_{name}": tokens for name in TIMED}
+    rate, over = Bootstrap().rates([sampled])
     assert rate[0] == pytest.approx(2 * tokens.sum() / target.sum() * 1e3) and over == pytest.approx(np.ones(1001))
-    assert Bootstrap().rates([made, made])[0][0] == pytest.approx(rate[0])
+    assert Bootstrap().rates([sampled, sampled])[0][0] == pytest.approx(rate[0])
 
 
 def test_whole_requests_sent_at_random_have_the_expected_statistics():
     ours, theirs = measured(0.1, 0), measured(0.3, 1)
     bootstrap = Bootstrap(samples=50)
-    both = bootstrap.qualities([ours], [theirs])
-    for share, expected in zip((0.0, 1.0), both, strict=True):
+    sides = bootstrap.qualities([ours], [theirs])
+    for share, expected in zip((0.0, 1.0), sides, strict=True):
         assert bootstrap.mixed([ours], [theirs], share) == pytest.approx(expected)
     half = bootstrap.mixed([ours], [theirs], 0.5)[0]
-    statistics = [np.asarray(each["quality"]["per_example"]["statistics"]["bleu"]) for each in (ours, theirs)]
+    statistics = [np.asarray(side["quality"]["per_example"]["statistics"]["bleu"]) for side in (ours, theirs)]
     drawn = [np.where(np.random.default_rng(n).random(60)[:, None] < 0.5, *statistics).sum(0) for n in range(500)]
     assert half == pytest.approx(quality.get_metric("bleu").from_sums(np.asarray(drawn), 60).mean(), abs=0.2)
     shares = np.linspace(0, 1, 51)
-    assert bootstrap.mixed([ours], [theirs], shares)[[0, -1]] == pytest.approx([both[0][0], both[1][-1]])
+    assert bootstrap.mixed([ours], [theirs], shares)[[0, -1]] == pytest.approx([sides[0][0], sides[1][-1]])
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -204,9 +216,9 @@ def test_whole_requests_sent_at_random_have_the_expected_statistics():
     ({"metric": "exact_match"}, "and chow .* have different metrics"),
 ])  # fmt: skip
 def test_what_is_not_a_pair_is_refused_by_name(change, message):
-    other = record([1.0] * 10, method="chow", **change)
+    changed = record([1.0] * 10, method="chow", **change)
     with pytest.raises(ValueError, match=message):
-        Bootstrap().quality_difference([record([1.0] * 10)], [other])
+        Bootstrap().quality_difference([record([1.0] * 10)], [changed])
 
 
 @pytest.mark.parametrize(("times", "first_example"), [(9, 0), (8, 8)])
@@ -233,34 +245,34 @@ def test_records_without_single_examples_or_with_too_few_are_refused():
     old = record([1.0] * 10, method="chow")
     del old["quality"]["per_example"], old["latency"]
     few = record([1.0] * 7, ms=[1.0] * 7, target_ms=[1.0] * 7)
-    for one in (old, few):
-        assert not paired.has_quality(one) and not paired.has_latency(one)
+    for untested in (old, few):
+        assert not paired.has_quality(untested) and not paired.has_latency(untested)
         with pytest.raises(ValueError, match="not hold the quality of 8 or more single examples; measure it again"):
-            Bootstrap().quality_difference([record([1.0] * 10)], [one])
+            Bootstrap().quality_difference([record([1.0] * 10)], [untested])
         with pytest.raises(ValueError, match="does not hold the latency"):
-            Bootstrap().latency_ratio([one])
+            Bootstrap().latency_ratio([untested])
 
 
 RATIO = 0.7
 
 
 def timed(rng, trials, examples, ratio=RATIO, spread=0.25, drift=0.03):
-    """Milliseconds of a method and of the target beside it, `[trials, examples]` each.
+    """Returns milliseconds of a method and of the target beside it, `[trials, examples]` each.
 
-    Outputs and speed-ups differ by example (log-normal), runs by 8%; one run in fifty takes twice as long; busy spells
-    of 20 runs on average slow down whatever runs then by 1.2 to 2.5; a whole trial of one of the two by `drift`.
+    Outputs and speed-ups differ by example (log-normal), runs by 8%; one run in fifty takes twice as long; busy periods
+    of 20 runs on average slow down all runs in them by 1.2 to 2.5; a whole trial of either side varies by `drift`.
     """
     target = np.exp(rng.normal(3.4, 0.4, examples))
-    own = target * ratio * np.exp(rng.normal(-(spread**2) / 2, spread, examples))
+    method_ms = target * ratio * np.exp(rng.normal(-(spread**2) / 2, spread, examples))
     runs = np.exp(rng.normal(0, 0.08, (2, trials, examples))) * np.where(rng.random((2, trials, examples)) < 0.02, 2, 1)
-    busy, at = np.ones(2 * trials * examples), 0
-    while at < len(busy):
-        at += rng.geometric(1 / 60)
+    busy, position = np.ones(2 * trials * examples), 0
+    while position < len(busy):
+        position += rng.geometric(1 / 60)
         length = rng.geometric(1 / 20)
-        busy[at : at + length] *= rng.uniform(1.2, 2.5)
-        at += length
+        busy[position : position + length] *= rng.uniform(1.2, 2.5)
+        position += length
     runs *= np.moveaxis(busy.reshape(trials, examples, 2), -1, 0)
-    return own * runs[0] * np.exp(rng.normal(0, drift, (trials, 1))), target * runs[1]
+    return method_ms * runs[0] * np.exp(rng.normal(0, drift, (trials, 1))), target * runs[1]
 
 
 def simulated(key, own, target):
@@ -268,8 +280,8 @@ def simulated(key, own, target):
 
 
 def found(rng, n, *, trials, examples, **world) -> Interval:
-    own, target = timed(rng, trials, examples, **world)
-    return Bootstrap(samples=400).latency_ratio([simulated(f"{n}-{rng.integers(1 << 30)}", own, target)])
+    method_ms, target = timed(rng, trials, examples, **world)
+    return Bootstrap(samples=400).latency_ratio([simulated(f"{n}-{rng.integers(1 << 30)}", method_ms, target)])
 
 
 @pytest.mark.laws
@@ -280,19 +292,19 @@ def test_intervals_hold_the_truth_in_93_to_97_of_100(trials):
         for spread in (0.05, 0.25):
             for drift in (0.0, 0.03):
                 for n in range(150):
-                    one = found(rng, n, trials=trials, examples=examples, spread=spread, drift=drift)
-                    assert 0 < one.low <= one.value <= one.high < np.inf
-                    inside, many = inside + (one.low <= RATIO <= one.high), many + 1
+                    interval = found(rng, n, trials=trials, examples=examples, spread=spread, drift=drift)
+                    assert 0 < interval.low <= interval.value <= interval.high < np.inf
+                    inside, many = inside + (interval.low <= RATIO <= interval.high), many + 1
     assert 0.93 <= inside / many <= 0.97, inside / many  # 0.0045 is one standard deviation
 
 
 def test_two_trials_far_apart_leave_no_interval_below_zero():
-    """What gave `2.01× [1.47, -28.09]`: extrapolated weights made totals negative."""
+    """Checks the data of a past error, `2.01× [1.47, -28.09]`: extrapolated weights gave negative totals."""
     target = np.linspace(50, 150, 12)
-    one = Bootstrap().latency_ratio([simulated("a", [target * 0.2, target * 1.4], [target, target])])
-    assert 0 < one.low < 0.2 and one.high > 1.4
-    both = Bootstrap().latency_ratio([simulated("a", [target, target * 7], [target * 7, target])])
-    assert 0 < both.low < both.value < both.high
+    ratio = Bootstrap().latency_ratio([simulated("a", [target * 0.2, target * 1.4], [target, target])])
+    assert 0 < ratio.low < 0.2 and ratio.high > 1.4
+    ratio_apart = Bootstrap().latency_ratio([simulated("a", [target, target * 7], [target * 7, target])])
+    assert 0 < ratio_apart.low < ratio_apart.value < ratio_apart.high
 
 
 def test_an_interval_is_no_narrower_than_the_floor():

@@ -1,4 +1,4 @@
-"""Two points side by side: who is meant, what is worst and best, what differs."""
+"""Tests of two points side by side: the selected records, the order of the examples, the marked differences."""
 
 import pytest
 
@@ -41,21 +41,21 @@ def test_points_are_found_by_key_method_and_alpha():
 
 
 def test_examples_are_sorted_from_the_seconds_worst_to_its_best(store):
-    found = example_diff.pairs(store, *RECORDS[:2])
-    assert [each.first.id for each in found] == [0, 2, 1]
-    assert found[0].gain < 0 == found[1].gain < found[2].gain
-    assert found[0].scores[0] == pytest.approx(100) == found[2].scores[1]
+    pairs = example_diff.pairs(store, *RECORDS[:2])
+    assert [pair.first.id for pair in pairs] == [0, 2, 1]
+    assert pairs[0].gain < 0 == pairs[1].gain < pairs[2].gain
+    assert pairs[0].scores[0] == pytest.approx(100) == pairs[2].scores[1]
 
 
 def test_scores_of_other_metrics_are_the_records_own(tmp_path):
-    """Also where they cannot be had from the text again: a metric that runs code."""
+    """Checks a metric whose scores cannot be computed from the text again, because it runs code."""
     records = []
-    for record, own in zip(RECORDS, ([1.0, 0.0, 1.0], [0.0, 1.0, 1.0]), strict=False):
-        judged = {"ids": [0, 1, 2], "statistics": {"pass_at_1": own}}
+    for record, correct in zip(RECORDS, ([1.0, 0.0, 1.0], [0.0, 1.0, 1.0]), strict=False):
+        judged = {"ids": [0, 1, 2], "statistics": {"pass_at_1": correct}}
         records.append(record | {"quality": {"metric": "pass_at_1", "per_example": judged}})
         outputs.write(tmp_path / "a.jsonl", records[-1], kept(TEXTS["first"]))
-    found = example_diff.pairs(tmp_path / "a.jsonl", *records)
-    assert [(each.first.id, each.gain) for each in found] == [(0, -100.0), (2, 0.0), (1, 100.0)]
+    pairs = example_diff.pairs(tmp_path / "a.jsonl", *records)
+    assert [(pair.first.id, pair.gain) for pair in pairs] == [(0, -100.0), (2, 0.0), (1, 100.0)]
 
 
 def test_what_differs_is_marked():
@@ -65,15 +65,15 @@ def test_what_differs_is_marked():
 
 
 def test_lines_show_both(store):
-    found = example_diff.pairs(store, *RECORDS[:2])
-    shown = "\n".join(line.plain for line in example_diff.shown(*RECORDS[:2], found[:1]))
+    pairs = example_diff.pairs(store, *RECORDS[:2])
+    shown = "\n".join(line.plain for line in example_diff.shown(*RECORDS[:2], pairs[:1]))
     assert "example 0, 100.0 → " in shown and TEXTS["second"][0] in shown and REFERENCES[0] in shown
 
 
 def test_what_cannot_be_compared_is_said(store):
     with pytest.raises(ValueError, match=rf"outputs of {RECORDS[4]['key']} were not kept"):
         example_diff.pairs(store, RECORDS[0], RECORDS[4])
-    other = RECORDS[1] | {"fingerprints": {"examples": "others"}}
-    outputs.write(store, other, kept(TEXTS["second"]))
+    elsewhere = RECORDS[1] | {"fingerprints": {"examples": "others"}}
+    outputs.write(store, elsewhere, kept(TEXTS["second"]))
     with pytest.raises(ValueError, match="judged on other examples"):
-        example_diff.pairs(store, RECORDS[0], other)
+        example_diff.pairs(store, RECORDS[0], elsewhere)

@@ -1,4 +1,4 @@
-"""Records into families: what differs in γ, what in h, and what is neither; fronts and verdicts on fronts."""
+"""Tests of families: points that differ in γ, in h, or in neither; fronts, and verdicts on fronts."""
 
 import numpy as np
 import pytest
@@ -10,110 +10,125 @@ from tests.support import measured_records as made
 
 
 def sizes(found):
-    """Name and number of points of each adaptive family."""
-    return [(each.name, len(each.spots)) for each in found.adaptive]
+    """Returns name and number of points of each adaptive family."""
+    return [(family.name, len(family.spots)) for family in found.adaptive]
 
 
 def test_points_are_sorted_by_their_number():
-    (found,) = families.of_records(reversed(made.sweep()))
+    (panel_families,) = families.of_records(reversed(made.sweep()))
     (longer,) = families.of_records([made.record("spec_decode", 0.25, 2.5, block=12), *made.sweep()])
     assert list(longer.fixed[0].spots) == [2, 4, 6, 8, 12]
-    (fixed,), (adaptive,) = found.fixed, found.adaptive
+    (fixed,), (adaptive,) = panel_families.fixed, panel_families.adaptive
     assert (fixed.name, fixed.symbol, list(fixed.spots)) == ("SpecDecode", "γ", [2, 4, 6, 8])
     assert (adaptive.name, adaptive.symbol) == ("SpecDec++", "h") and list(adaptive.spots) == list(made.ADAPTIVE)
-    assert found.rival(adaptive) is fixed and len(found.records) == 11
-    assert found.target.records[0]["point"]["method"] == "autoregressive"
+    assert panel_families.rival(adaptive) is fixed and len(panel_families.records) == 11
+    assert panel_families.target.records[0]["point"]["method"] == "autoregressive"
 
 
 def test_what_else_tells_methods_apart_stays_in_the_name():
     heads = [made.record("specdecpp", 0.3, 0.3, stop=h, rule="opt", head="x/w6.msgpack") for h in (0.3, 0.5)]
     entropy = made.record("stop_entropy", 0.4, 0.3, stop=0.3)
-    others = [made.record("opt", 0.3, 0.3, block=4, law="opt", alpha=alpha) for alpha in (0.1, 0.2)]
-    (found,) = families.of_records([*made.sweep(), entropy, *heads, *others])
-    assert [family.name for family in found.adaptive] == ["SpecDec++", "SpecDec++ [OPT] w6", "SpecDecode [entropy]"]
-    assert [family.on_rejection for family in found.adaptive] == [True, True, False]
+    cascades = [made.record("opt", 0.3, 0.3, block=4, law="opt", alpha=alpha) for alpha in (0.1, 0.2)]
+    (panel_families,) = families.of_records([*made.sweep(), entropy, *heads, *cascades])
+    assert [family.name for family in panel_families.adaptive] == [
+        "SpecDec++",
+        "SpecDec++ [OPT] w6",
+        "SpecDecode [entropy]",
+    ]
+    assert [family.on_rejection for family in panel_families.adaptive] == [True, True, False]
     laws = [("spec_decode", None, False), ("opt", 0.1, False), ("opt", 0.2, False)]
-    assert [family.law for family in found.fixed] == laws
-    assert found.fixed[1].name == "SpecCascade [OPT] α 0.1" and found.rival(found.adaptive[1]) is found.fixed[0]
+    assert [family.law for family in panel_families.fixed] == laws
+    assert (
+        panel_families.fixed[1].name == "SpecCascade [OPT] α 0.1"
+        and panel_families.rival(panel_families.adaptive[1]) is panel_families.fixed[0]
+    )
 
 
 def test_caps_bonuses_and_heads_are_families_of_their_own_with_all_their_points():
     stops = (0.3, 0.5)
     capped = [made.record("specdecpp", 0.3, 0.3, stop=h, block_size=10) for h in stops]
-    (found,) = families.of_records([*made.sweep(), *capped])
-    assert sizes(found) == [("SpecDec++ (γ = 10)", 2), ("SpecDec++ (γ = 20)", 5)]
+    (panel_families,) = families.of_records([*made.sweep(), *capped])
+    assert sizes(panel_families) == [("SpecDec++ (γ = 10)", 2), ("SpecDec++ (γ = 20)", 5)]
     target = [made.record("specdecpp", 0.3, 0.3, stop=h, bonus="target") for h in stops]
-    (found,) = families.of_records([*made.sweep(), *target])
-    assert [each.name for each in found.adaptive] == ["SpecDec++ (bonus rule)", "SpecDec++ (bonus target)"]
-    assert all(found.rival(each) is found.fixed[0] for each in found.adaptive)  # lossless: one law
+    (panel_families,) = families.of_records([*made.sweep(), *target])
+    assert [family.name for family in panel_families.adaptive] == ["SpecDec++ (bonus rule)", "SpecDec++ (bonus target)"]
+    # lossless, so all have the target's distribution
+    assert all(panel_families.rival(family) is panel_families.fixed[0] for family in panel_families.adaptive)
     heads = [made.headed(made.record("specdecpp", 0.3, 0.3, stop=h, seed=n), n * "a") for n in (1, 2) for h in stops]
-    (found,) = families.of_records(heads)
-    assert sizes(found) == [("SpecDec++ (head a)", 2), ("SpecDec++ (head aa)", 2)]
+    (panel_families,) = families.of_records(heads)
+    assert sizes(panel_families) == [("SpecDec++ (head a)", 2), ("SpecDec++ (head aa)", 2)]
 
 
 def test_a_bonus_from_the_target_is_another_law_where_the_rule_is_lossy():
     lossy = {"law": "opt", "alpha": 0.1}
     fixed = [made.record("opt", 0.3, 0.3, block=block, **lossy) for block in (2, 4)]
-    other = lossy | {"stop": 0.3, "rule": "opt", "lossless": False}
-    stops = [made.record("specdecpp", 0.3, 0.3, bonus=bonus, **other) for bonus in BONUSES]
-    (found,) = families.of_records([*fixed, *stops])
-    rivals = {each.name.partition("(")[2]: found.rival(each) for each in found.adaptive}
-    assert rivals == {"bonus none)": found.fixed[0], "bonus rule)": found.fixed[0], "bonus target)": None}
+    opt = lossy | {"stop": 0.3, "rule": "opt", "lossless": False}
+    stops = [made.record("specdecpp", 0.3, 0.3, bonus=bonus, **opt) for bonus in BONUSES]
+    (panel_families,) = families.of_records([*fixed, *stops])
+    rivals = {family.name.partition("(")[2]: panel_families.rival(family) for family in panel_families.adaptive}
+    assert rivals == {
+        "bonus none)": panel_families.fixed[0],
+        "bonus rule)": panel_families.fixed[0],
+        "bonus target)": None,
+    }
 
 
 def test_an_oracle_has_no_number_and_oracle_cascades_are_none():
     oracle = made.record("stop_oracle", 0.2, 0.0)
     cascade = made.record("oracle_cascade", 1.0, 0.0, law="diff", alpha=0.1)
-    (found,) = families.of_records([*made.sweep(), oracle, cascade])
+    (panel_families,) = families.of_records([*made.sweep(), oracle, cascade])
     capped = made.record("stop_oracle", 0.3, 0.0, block_size=5)
-    (both,) = families.of_records([*made.sweep(), oracle, capped])
-    assert list(both.oracles) == ["SpecDecode [oracle] (γ = 5)", "SpecDecode [oracle] (γ = 20)"]
-    assert list(found.oracles) == ["SpecDecode [oracle]"] and len(found.fixed) == len(found.adaptive) == 1
+    (with_capped,) = families.of_records([*made.sweep(), oracle, capped])
+    assert list(with_capped.oracles) == ["SpecDecode [oracle] (γ = 5)", "SpecDecode [oracle] (γ = 20)"]
+    assert (
+        list(panel_families.oracles) == ["SpecDecode [oracle]"]
+        and len(panel_families.fixed) == len(panel_families.adaptive) == 1
+    )
 
 
 def test_seeds_of_a_point_are_one_spot_and_tasks_are_apart():
-    found = families.of_records([*made.sweep(), *made.sweep(seed=1)[6:]])
-    assert len(found) == 1 and found[0].adaptive[0].spots[0.5].seeds == 2
-    other = [made.record("spec_decode", 0.3, 0.3, block=4, task="xsum")]
-    assert len(families.of_records([*made.sweep(), *other])) == 2
+    panel_families = families.of_records([*made.sweep(), *made.sweep(seed=1)[6:]])
+    assert len(panel_families) == 1 and panel_families[0].adaptive[0].spots[0.5].seeds == 2
+    xsum = [made.record("spec_decode", 0.3, 0.3, block=4, task="xsum")]
+    assert len(families.of_records([*made.sweep(), *xsum])) == 2
 
 
 def test_records_without_either_are_refused_and_a_missing_target_is_named():
     with pytest.raises(ValueError, match="neither fixed block sizes nor stop thresholds"):
         families.of_records(made.sweep()[:2])
-    (found,) = families.of_records(made.sweep()[2:])
+    (panel_families,) = families.of_records(made.sweep()[2:])
     with pytest.raises(ValueError, match="no record of the target alone"):
-        found.target  # noqa: B018
+        panel_families.target  # noqa: B018
 
 
 def verdicts(records):
-    (found,) = families.of_records(records)
-    return {each.block: each for each in families.compare(found, Bootstrap(samples=300))}
+    (panel_families,) = families.of_records(records)
+    return {comparison.block: comparison for comparison in families.compare(panel_families, Bootstrap(samples=300))}
 
 
 @pytest.mark.parametrize(("discard", "points", "rate"), [
-    # straight lines between points, whatever their order
+    # straight lines between points, in any order
     (0.4, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.3),
     (0.1, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.6 - 0.3 / 4),
     (0.6, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.25),
-    # points that another beats are not on it
+    # dominated points are not on the front
     (0.2, [(0.1, 0.5), (0.2, 0.6), (0.3, 0.3)], 0.4),
     (0.3, [(0.1, 0.5), (0.3, 0.9), (0.3, 0.3)], 0.3),
-    # beyond its end it is level, and before its beginning there is none
+    # beyond its last point the front is level, and before its first there is none
     (5.0, [(0.1, 0.5), (0.3, 0.3), (0.5, 0.4)], 0.3),
     (0.05, [(0.1, 0.5), (0.3, 0.3)], np.nan),
 ])  # fmt: skip
 def test_a_front_is_what_no_other_point_beats(discard, points, rate):
     front = [families.Rates(np.asarray([x]), np.asarray([y])) for x, y in points]
-    (found,) = families.front_at(front, np.asarray([discard]))
-    assert found == pytest.approx(rate, nan_ok=True)
+    (front_rate,) = families.front_at(front, np.asarray([discard]))
+    assert front_rate == pytest.approx(rate, nan_ok=True)
 
 
 def test_rates_are_ratios_of_sums():
     record = made.record("spec_decode", 0.4, 0.5, block=4)
     counts = record["per_example"]
-    (found,) = families.of_records([made.record("autoregressive", 1, 0), record])
-    rates = families.rates(found.fixed[0].spots[4], Bootstrap())
+    (panel_families,) = families.of_records([made.record("autoregressive", 1, 0), record])
+    rates = families.rates(panel_families.fixed[0].spots[4], Bootstrap())
     total = sum(counts["committed"])
     assert rates.discard[0] == sum(counts["discarded"]) / total
     assert rates.verification[0] == sum(counts["target_calls"]) / total
@@ -122,31 +137,36 @@ def test_rates_are_ratios_of_sums():
 
 def test_a_better_front_dominates_and_a_worse_one_loses():
     better = verdicts(made.sweep())
-    assert [each.verdict for each in better.values()] == [families.DOMINATES] * 4
-    assert all(each.difference.value == pytest.approx(each.front - each.rates[1]) for each in better.values())
+    assert [comparison.verdict for comparison in better.values()] == [families.DOMINATES] * 4
+    assert all(
+        comparison.difference.value == pytest.approx(comparison.front - comparison.rates[1])
+        for comparison in better.values()
+    )
     worse = {h: (1.4 * v, d) for h, (v, d) in made.ADAPTIVE.items()}
-    found = verdicts(made.sweep(worse | {0.05: (0.7, 0.05)}))
-    assert [each.verdict for each in found.values()] == [families.LOSES] * 4
-    assert all(each.difference.low > 0 for each in found.values())
+    worse_verdicts = verdicts(made.sweep(worse | {0.05: (0.7, 0.05)}))
+    assert [comparison.verdict for comparison in worse_verdicts.values()] == [families.LOSES] * 4
+    assert all(comparison.difference.low > 0 for comparison in worse_verdicts.values())
 
 
 def test_the_same_policy_under_another_name_ties():
     same = {block / 10: rates for block, rates in made.FIXED.items()}
-    found = verdicts(made.sweep(same, seed=0, noise=0.1) + made.sweep(same, seed=1, noise=0.1)[6:])
-    assert {found[block].verdict for block in (4, 6, 8)} == {families.TIES}
+    same_verdicts = verdicts(made.sweep(same, seed=0, noise=0.1) + made.sweep(same, seed=1, noise=0.1)[6:])
+    assert {same_verdicts[block].verdict for block in (4, 6, 8)} == {families.TIES}
 
 
 def test_what_the_front_does_not_reach_is_not_judged():
-    found = verdicts(made.sweep({0.7: (0.27, 0.8), 0.9: (0.25, 1.4)}))
-    assert [found[block].verdict for block in (2, 4)] == [families.BEYOND] * 2
-    assert found[2].difference is None and np.isnan(found[2].front)
-    assert found[6].verdict == found[8].verdict == families.DOMINATES
+    high_verdicts = verdicts(made.sweep({0.7: (0.27, 0.8), 0.9: (0.25, 1.4)}))
+    assert [high_verdicts[block].verdict for block in (2, 4)] == [families.BEYOND] * 2
+    assert high_verdicts[2].difference is None and np.isnan(high_verdicts[2].front)
+    assert high_verdicts[6].verdict == high_verdicts[8].verdict == families.DOMINATES
 
 
 def test_resamples_below_the_front_do_not_speak_for_it():
-    """γ = 2 discards hardly more than the front's first point: on many resamples less."""
-    found = verdicts(made.sweep({0.1: (0.30, 0.28), 0.3: (0.28, 0.5)}, noise=0.6, seed=5))[2]
-    assert found.difference.value < -0.1 and found.difference.high > 0.4 and found.verdict == families.TIES
+    """Checks γ = 2, which discards slightly more than the front's first point: on many resamples it discards less."""
+    comparison = verdicts(made.sweep({0.1: (0.30, 0.28), 0.3: (0.28, 0.5)}, noise=0.6, seed=5))[2]
+    assert (
+        comparison.difference.value < -0.1 and comparison.difference.high > 0.4 and comparison.verdict == families.TIES
+    )
 
 
 def test_examples_are_paired_by_id_whatever_their_order():
@@ -158,14 +178,16 @@ def test_examples_are_paired_by_id_whatever_their_order():
 
 
 def test_only_fixed_blocks_of_the_same_law_are_rivals():
-    other = [made.record("opt", *rates, block=block, law="opt", alpha=0.2) for block, rates in made.FIXED.items()]
-    (found,) = families.of_records([*made.sweep(), *other])
-    assert {each.fixed.name for each in families.compare(found, Bootstrap(samples=10))} == {"SpecDecode"}
+    opt_blocks = [made.record("opt", *rates, block=block, law="opt", alpha=0.2) for block, rates in made.FIXED.items()]
+    (panel_families,) = families.of_records([*made.sweep(), *opt_blocks])
+    assert {comparison.fixed.name for comparison in families.compare(panel_families, Bootstrap(samples=10))} == {
+        "SpecDecode"
+    }
 
 
 def test_the_comparison_is_paired_over_examples():
-    """What makes an example hard is in both: the difference is far surer than either rate."""
-    found = verdicts(made.sweep())[4]
+    """Checks that example difficulty, which is in both sides, cancels: the difference is narrower than either rate."""
+    comparison = verdicts(made.sweep())[4]
     (families_,) = families.of_records(made.sweep())
     alone = Bootstrap(samples=300).interval(families.rates(families_.fixed[0].spots[4], Bootstrap(300)).verification)
-    assert found.difference.high - found.difference.low < 0.8 * (alone.high - alone.low)
+    assert comparison.difference.high - comparison.difference.low < 0.8 * (alone.high - alone.low)

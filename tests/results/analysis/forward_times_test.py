@@ -1,4 +1,4 @@
-"""Forward times: planted coefficients come back, scipy agrees, what cannot be told apart is refused; throughputs."""
+"""Tests of forward times: planted coefficients, agreement with scipy, refusal of collinear counts; throughputs."""
 
 import numpy as np
 import pytest
@@ -20,22 +20,22 @@ STEPS = RNG.integers(10, 150, 200)
 @given(st.floats(1e-5, 1.0), st.floats(1e-5, 1.0), st.floats(0, 1.0))
 def test_planted_times_come_back_exactly(draft, target, constant):
     seconds = constant + draft * STEPS + target * CALLS
-    found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS)
-    assert (found.draft, found.target) == pytest.approx((draft, target), rel=1e-6)
-    assert found.constant == pytest.approx(constant, rel=1e-6, abs=1e-9)
-    assert found.r_squared == pytest.approx(1.0) and found.generations == 200
-    assert found.seconds(200, STEPS.sum(), CALLS.sum()) == pytest.approx(seconds.sum())
+    fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS)
+    assert (fitted.draft, fitted.target) == pytest.approx((draft, target), rel=1e-6)
+    assert fitted.constant == pytest.approx(constant, rel=1e-6, abs=1e-9)
+    assert fitted.r_squared == pytest.approx(1.0) and fitted.generations == 200
+    assert fitted.seconds(200, STEPS.sum(), CALLS.sum()) == pytest.approx(seconds.sum())
 
 
 def test_one_regressor_is_scipys_line():
     seconds = 0.01 + 0.003 * CALLS + RNG.normal(0, 0.01, 200)
-    found, theirs = forward_times.fit(seconds, target_calls=CALLS), stats.linregress(CALLS, seconds)
-    assert (found.target, found.constant) == pytest.approx((theirs.slope, theirs.intercept))
-    # scipy's are of residuals of one variance, ours of any
-    assert found.errors["target_calls"] == pytest.approx(theirs.stderr, rel=0.1)
-    assert found.errors["generation"] == pytest.approx(theirs.intercept_stderr, rel=0.1)
-    assert found.r_squared == pytest.approx(theirs.rvalue**2) and 0.5 < found.r_squared < 0.999
-    assert found.draft == 0 and "draft_steps" not in found.errors
+    fitted, theirs = forward_times.fit(seconds, target_calls=CALLS), stats.linregress(CALLS, seconds)
+    assert (fitted.target, fitted.constant) == pytest.approx((theirs.slope, theirs.intercept))
+    # scipy assumes equal variance of the residuals, we do not
+    assert fitted.errors["target_calls"] == pytest.approx(theirs.stderr, rel=0.1)
+    assert fitted.errors["generation"] == pytest.approx(theirs.intercept_stderr, rel=0.1)
+    assert fitted.r_squared == pytest.approx(theirs.rvalue**2) and 0.5 < fitted.r_squared < 0.999
+    assert fitted.draft == 0 and "draft_steps" not in fitted.errors
 
 
 def test_standard_errors_are_how_far_estimates_scatter():
@@ -46,20 +46,20 @@ def test_standard_errors_are_how_far_estimates_scatter():
 
 
 def drifting(rng) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds and clusters: ten records of twenty generations, each ran on a machine of another speed."""
+    """Returns seconds and clusters: ten records of twenty generations, each run on a machine of a different speed."""
     records = np.repeat(np.arange(10), 20)
     speed = np.exp(rng.normal(0, 0.1, 10))[records]
     return (0.01 + 0.002 * STEPS + 0.01 * CALLS) * speed + rng.normal(0, 0.002, 200), records
 
 
 def test_errors_are_of_records_not_of_their_generations():
-    """Of generations as witnesses each, estimates scatter by over 1.5 of the errors that they report."""
+    """Checks clustered errors; per generation, estimates scatter by over 1.5 times their reported errors."""
     off = {"records": [], "generations": []}
     for n in range(300):
         seconds, records = drifting(np.random.default_rng(n))
         for name, clusters in (("records", records), ("generations", None)):
-            found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=clusters)
-            off[name].append((found.target - 0.01) / found.errors["target_calls"])
+            fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=clusters)
+            off[name].append((fitted.target - 0.01) / fitted.errors["target_calls"])
     assert np.std(off["records"]) < 1.5 < np.std(off["generations"])
 
 
@@ -68,26 +68,26 @@ def test_draws_hold_the_true_time_as_often_as_they_say():
     true = 0.01 + 0.002 * 100 + 0.01 * 30
     for n in range(300):
         seconds, records = drifting(np.random.default_rng(n))
-        found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=records)
-        drawn = found.draws(1000, (n, 0)).seconds(1, 100 * counts, 30 * counts)
-        assert drawn[0] == pytest.approx(found.seconds(1, 100, 30)) and drawn.min() > 0
+        fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, clusters=records)
+        drawn = fitted.draws(1000, (n, 0)).seconds(1, 100 * counts, 30 * counts)
+        assert drawn[0] == pytest.approx(fitted.seconds(1, 100, 30)) and drawn.min() > 0
         inside += np.quantile(drawn[1:], 0.025) <= true <= np.quantile(drawn[1:], 0.975)
     assert 0.9 <= inside / 300 <= 0.99, inside / 300
 
 
 def test_few_clusters_are_few_witnesses():
-    """Four records: the sandwich with its factor 4/3, and draws from Student's t of what four leave."""
+    """Checks four records: the sandwich with its factor 4/3, and draws from Student's t with few degrees of freedom."""
     rng, records = np.random.default_rng(5), np.repeat(np.arange(4), 50)
     seconds = 0.01 + 0.01 * CALLS * np.exp(rng.normal(0, 0.1, 4))[records]
-    found = forward_times.fit(seconds, target_calls=CALLS, clusters=records)
+    fitted = forward_times.fit(seconds, target_calls=CALLS, clusters=records)
     design = np.stack([CALLS, np.ones(200)], axis=-1)
-    residuals = seconds - design @ [found.target, found.constant]
+    residuals = seconds - design @ [fitted.target, fitted.constant]
     scores = np.stack([(design * residuals[:, None])[records == n].sum(0) for n in range(4)])
     bread = np.linalg.inv(design.T @ design)
     expected = 4 / 3 * bread @ scores.T @ scores @ bread
-    assert found.errors["target_calls"] == pytest.approx(np.sqrt(expected[0, 0]), rel=1e-6)
-    off = found.draws(40_000, (0, 0)).off[:, 1] / found.errors["target_calls"]
-    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; of a normal law 1.28
+    assert fitted.errors["target_calls"] == pytest.approx(np.sqrt(expected[0, 0]), rel=1e-6)
+    off = fitted.draws(40_000, (0, 0)).off[:, 1] / fitted.errors["target_calls"]
+    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; a normal one has 1.28
 
 
 def test_errors_wider_than_the_times_leave_them_positive():
@@ -99,15 +99,15 @@ def test_errors_wider_than_the_times_leave_them_positive():
 
 def test_without_a_constant_its_time_goes_elsewhere_and_the_fit_is_worse():
     seconds = 0.2 + 0.002 * STEPS + 0.01 * CALLS
-    found = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, intercept=False)
-    assert found.constant == 0 and found.draft > 0.0025 and found.r_squared < 0.99
+    fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, intercept=False)
+    assert fitted.constant == 0 and fitted.draft > 0.0025 and fitted.r_squared < 0.99
     exact = forward_times.fit(seconds - 0.2, draft_steps=STEPS, target_calls=CALLS, intercept=False)
     assert (exact.draft, exact.target, exact.r_squared) == pytest.approx((0.002, 0.01, 1.0))
 
 
 @pytest.mark.parametrize("intercept", [True, False])
 def test_one_block_size_cannot_tell_the_two_apart(intercept):
-    steps = 5 * CALLS - RNG.integers(0, 2, 200)  # a last block is shorter
+    steps = 5 * CALLS - RNG.integers(0, 2, 200)  # the last block is shorter
     with pytest.raises(ValueError, match=r"nearly collinear over these 200 .* \(r = [01]\..*several block siz"):
         forward_times.fit(0.1 * CALLS, draft_steps=steps, target_calls=CALLS, intercept=intercept)
     mixed = np.where(np.arange(200) < 100, 2, 8) * CALLS
@@ -123,12 +123,12 @@ def test_too_few_generations_and_outputs_of_one_length_are_refused():
 
 def test_records_give_what_was_planted_in_them():
     records = made.sweep()
-    both = forward_times.speculative(records)
-    assert (both.draft, both.target, both.constant) == pytest.approx((0.002, 0.011, 0.004))
-    assert both.generations == 9 * 32 and both.r_squared == pytest.approx(1.0)
+    fitted = forward_times.speculative(records)
+    assert (fitted.draft, fitted.target, fitted.constant) == pytest.approx((0.002, 0.011, 0.004))
+    assert fitted.generations == 9 * 32 and fitted.r_squared == pytest.approx(1.0)
     target, draft = forward_times.alone(records, TARGET), forward_times.alone(records, DRAFT)
     assert (target.target, target.constant, target.draft) == pytest.approx((0.010, 0.003, 0.0))
-    assert target.generations == 12 * 32  # its own record's, and those beside all eleven
+    assert target.generations == 12 * 32  # the runs of its own record, and those beside all eleven others
     assert (draft.draft, draft.target, draft.generations) == (pytest.approx(0.002), 0.0, 32)
 
     del records[2]["latency"], records[2]["target_latency"]
@@ -146,26 +146,27 @@ def test_the_suggested_threshold_is_the_theorems():
 
 
 def of(records) -> Throughputs:
-    (found,) = families.of_records(records)
-    return Throughputs(found, Bootstrap(samples=100))
+    (panel_families,) = families.of_records(records)
+    return Throughputs(panel_families, Bootstrap(samples=100))
 
 
 def test_with_planted_times_predictions_are_exact():
-    found = of(made.sweep())
-    for family in (*found.families.fixed, *found.families.adaptive):
+    throughputs = of(made.sweep())
+    for family in (*throughputs.families.fixed, *throughputs.families.adaptive):
         for spot in family.spots.values():
-            assert found.error(spot) == pytest.approx(0, abs=1e-9)
-    assert found.error(found.families.target) == pytest.approx(0, abs=1e-9)
-    (tokens, *resampled), target = found.predicted(found.families.target), made.TOKENS
+            assert throughputs.error(spot) == pytest.approx(0, abs=1e-9)
+    assert throughputs.error(throughputs.families.target) == pytest.approx(0, abs=1e-9)
+    (tokens, *resampled), target = throughputs.predicted(throughputs.families.target), made.TOKENS
     assert tokens == pytest.approx(target.sum() / (0.003 * len(target) + 0.010 * target.sum()))
     assert len(resampled) == 100 and np.std(resampled) > 0
 
 
 def test_a_run_slower_than_the_rest_shows_as_its_error():
-    records = [*made.sweep(), *(made.sweep(seed=seed)[6] for seed in range(1, 20))]  # many beside it fix the times
+    # many runs beside this record determine the forward times
+    records = [*made.sweep(), *(made.sweep(seed=seed)[6] for seed in range(1, 20))]
     slow = made.record("spec_decode", *made.FIXED[4], block=4, slower=1.25)
-    found = of([record for record in records if record["point"]["block_size"] != 4] + [slow])
-    assert found.error(found.families.fixed[0].spots[4]) == pytest.approx(1.25 - 1, abs=0.05)
+    throughputs = of([record for record in records if record["point"]["block_size"] != 4] + [slow])
+    assert throughputs.error(throughputs.families.fixed[0].spots[4]) == pytest.approx(1.25 - 1, abs=0.05)
 
 
 def test_forward_times_of_noise_predict_nothing():
@@ -173,51 +174,53 @@ def test_forward_times_of_noise_predict_nothing():
     for record in records[2:]:
         timed = record["latency"]
         timed["per_example_ms"] = (1000 - np.asarray(timed["per_example_draft_steps"])).tolist()
-    found = of(records)
+    throughputs = of(records)
     with pytest.raises(ValueError, match="t_draft = -1 ms, fitted with R² 1.000, predicts nothing.* quiet machine"):
-        found.predicted(found.families.fixed[0].spots[4])
+        throughputs.predicted(throughputs.families.fixed[0].spots[4])
 
 
 def test_the_best_setting_of_each_kind():
     records = made.sweep()
-    found = of(records)
-    fixed, adaptive = found.families.fixed[0], found.families.adaptive[0]
+    throughputs = of(records)
+    fixed, adaptive = throughputs.families.fixed[0], throughputs.families.adaptive[0]
     seconds = {h: 0.002 * (1 + d - v) + 0.011 * v for h, (v, d) in made.ADAPTIVE.items()}
-    best = found.best_predicted(adaptive)
-    assert best.at == min(seconds, key=seconds.get) == 0.5
-    assert best.speed_up[0] == pytest.approx(best.tokens[0] / found.predicted(found.families.target)[0])
-    assert best.speed_up[0] > found.best_predicted(fixed).speed_up[0] > 1
-    assert found.best_measured(adaptive).at == 0.5
+    best = throughputs.best_predicted(adaptive)
+    assert best.number == min(seconds, key=seconds.get) == 0.5
+    assert best.speed_up[0] == pytest.approx(best.tokens[0] / throughputs.predicted(throughputs.families.target)[0])
+    assert best.speed_up[0] > throughputs.best_predicted(fixed).speed_up[0] > 1
+    assert throughputs.best_measured(adaptive).number == 0.5
 
 
 def test_the_best_measured_is_the_best_beside_its_own_target():
     records = made.sweep()
-    for entry in ("latency", "target_latency"):  # an hour in which all took twice as long
+    for entry in ("latency", "target_latency"):  # a period in which all runs took twice as long
         timed = np.asarray(records[8][entry]["per_example_ms"])
         records[8][entry]["per_example_ms"] = (2 * timed).tolist()
-    found = of(records)
+    throughputs = of(records)
     assert records[8]["point"]["stop_threshold"] == 0.5
-    assert found.best_measured(found.families.adaptive[0]).at == 0.5
+    assert throughputs.best_measured(throughputs.families.adaptive[0]).number == 0.5
 
 
 def test_what_the_theorems_threshold_leaves_on_the_table():
-    found = of(made.sweep())
-    given = found.suggestion(found.families.adaptive[0])
-    assert given.at == pytest.approx(1 - 0.002 / 0.011) and given.between == (0.7, 0.9)
-    low, high = (found.predicted(found.families.adaptive[0].spots[h])[0] for h in given.between)
-    weight = (given.at - 0.7) / 0.2
-    assert given.tokens[0] == pytest.approx((1 - weight) * low + weight * high)
-    assert given.best.at == 0.5 and given.lost[0] == pytest.approx(1 - given.tokens[0] / given.best.tokens[0])
-    assert given.lost[0] > 0
+    throughputs = of(made.sweep())
+    suggestion = throughputs.suggestion(throughputs.families.adaptive[0])
+    assert suggestion.threshold == pytest.approx(1 - 0.002 / 0.011) and suggestion.between == (0.7, 0.9)
+    low, high = (throughputs.predicted(throughputs.families.adaptive[0].spots[h])[0] for h in suggestion.between)
+    weight = (suggestion.threshold - 0.7) / 0.2
+    assert suggestion.tokens[0] == pytest.approx((1 - weight) * low + weight * high)
+    assert suggestion.best.number == 0.5 and suggestion.lost[0] == pytest.approx(
+        1 - suggestion.tokens[0] / suggestion.best.tokens[0]
+    )
+    assert suggestion.lost[0] > 0
 
 
 def test_a_measured_threshold_needs_no_line_and_one_beyond_takes_the_nearest():
     suggested = 1 - 0.002 / 0.011
     measured = of(made.sweep({0.3: (0.38, 0.25), suggested: (0.26, 0.4), 0.9: (0.245, 1.40)}))
-    given = measured.suggestion(measured.families.adaptive[0])
-    assert given.between == (pytest.approx(suggested),) and given.lost[0] == 0
+    suggestion = measured.suggestion(measured.families.adaptive[0])
+    assert suggestion.between == (pytest.approx(suggested),) and suggestion.lost[0] == 0
     short = of(made.sweep({0.3: (0.38, 0.25), 0.5: (0.31, 0.45)}))
-    given = short.suggestion(short.families.adaptive[0])
-    assert given.between == (0.5,) and given.tokens[0] == given.best.tokens[0]
+    suggestion = short.suggestion(short.families.adaptive[0])
+    assert suggestion.between == (0.5,) and suggestion.tokens[0] == suggestion.best.tokens[0]
     with pytest.raises(ValueError, match="has no stop threshold"):
         short.suggestion(short.families.fixed[0])

@@ -1,4 +1,4 @@
-"""Table 2's two summaries and the sorting of records into panels, on records made by hand; curves' names."""
+"""Tests of Table 2's summaries, of the grouping of records into panels, and of curve names, on handmade records."""
 
 import copy
 
@@ -14,9 +14,16 @@ from tests.support import fake_records as fake
 
 def _record(method, alpha=None, quality=20.0, latency=1.0, seed=0, inconclusive=False, **point):
     block = None if method in (summary.TARGET, summary.DRAFT) else 5
-    given = {**fake.coordinates()[0], "method": method, "alpha": alpha, "seed": seed, "block_size": block, **point}
-    given["bonus"] = None if given["block_size"] is None else given.get("bonus") or "rule"
-    record = copy.deepcopy(fake.run(given))
+    point_settings = {
+        **fake.coordinates()[0],
+        "method": method,
+        "alpha": alpha,
+        "seed": seed,
+        "block_size": block,
+        **point,
+    }
+    point_settings["bonus"] = None if point_settings["block_size"] is None else point_settings.get("bonus") or "rule"
+    record = copy.deepcopy(fake.run(point_settings))
     record["quality"] |= {"value": quality, "low": quality - 1, "high": quality + 1}
     record["relative_latency"] |= {"value": latency, "low": latency - 0.1, "high": latency + 0.1}
     return record | {"inconclusive": inconclusive}
@@ -32,8 +39,8 @@ def _rows(*records, **how):
 
 def test_the_two_summaries():
     measured = {0.1: (21.0, 0.9), 0.2: (20.0, 0.7), 0.3: (19.9, 0.5), 0.0: (25.0, 1.1)}
-    row = _rows(*(_record("opt", alpha, *both) for alpha, both in measured.items()))["opt"]
-    assert row.fastest.alpha == 0.2  # exactly the target's quality is enough
+    row = _rows(*(_record("opt", alpha, *values) for alpha, values in measured.items()))["opt"]
+    assert row.fastest.alpha == 0.2  # a quality equal to the target's is enough
     assert row.best.alpha == 0.1  # the better point is slower than the target
 
 
@@ -45,9 +52,9 @@ def test_tolerance_and_margin():
 
 
 def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
-    """46.05 against 46.12 is no speed-up at all where only equal quality counts."""
+    """Checks 46.05 against 46.12, which has no speed-up if only equal quality counts."""
     measured = {0.1: (19.93, 0.9), 0.3: (19.0, 0.5), 0.5: (18.9, 0.2)}
-    records = [_record("opt", alpha, *both) for alpha, both in measured.items()]
+    records = [_record("opt", alpha, *values) for alpha, values in measured.items()]
     row = _rows(*records)["opt"]
     assert row.fastest is None and row.near.alpha == 0.3  # a loss of 1 is allowed, 1.1 is not
     assert [_rows(*records, loss=loss)["opt"].near.alpha for loss in (0.5, 2.0)] == [0.1, 0.5]
@@ -57,19 +64,22 @@ def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
 def test_the_target_at_lower_temperatures_stands_beside_a_panel():
     hot = [*_ENDS, _record("opt", 0.3, quality=21.0, latency=0.8)]
     cold = [copy.deepcopy(_ENDS[0]) for _ in range(2)]
-    for record, at, quality in zip(cold, (0.5, 0.0), (20.5, 22.0), strict=True):
-        record["key"] += f"{at}"
-        record["point"] |= {"temperature": at, "latency_examples": 0}
+    for record, temperature, quality in zip(cold, (0.5, 0.0), (20.5, 22.0), strict=True):
+        record["key"] += f"{temperature}"
+        record["point"] |= {"temperature": temperature, "latency_examples": 0}
         record["quality"]["value"] = quality
         del record["latency"], record["relative_latency"]
-    found = panels([*hot, *cold])
-    (panel,) = (each for each in found if each.curves)
+    all_panels = panels([*hot, *cold])
+    (panel,) = (candidate for candidate in all_panels if candidate.curves)
     assert panel.setting["temperature"] == 1.0
-    assert [(at, spot.quality.value) for at, spot in panel.cooler.items()] == [(0.0, 22.0), (0.5, 20.5)]
-    assert not [each for each in found if each.setting["temperature"] == 0.0][0].cooler
-    (grid,) = tables.table2_grids(found)
-    told = "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
-    assert told in grid.notes
+    assert [(temperature, spot.quality.value) for temperature, spot in panel.cooler.items()] == [
+        (0.0, 22.0),
+        (0.5, 20.5),
+    ]
+    assert not [candidate for candidate in all_panels if candidate.setting["temperature"] == 0.0][0].cooler
+    (grid,) = tables.table2_grids(all_panels)
+    note = "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
+    assert note in grid.notes
 
 
 def test_a_method_without_a_qualifying_point_has_a_dash():
@@ -102,10 +112,10 @@ def test_panels_keep_apart_what_cannot_be_compared():
     changes = {"block_size": 3, "bonus": "none", "temperature": 0.0, "task": "multi30k", "quality_examples": 500}
     records = [*_ENDS, _record("opt", 0.1), *(_record("opt", 0.1, **{n: value}) for n, value in changes.items())]
     assert len(panels(records)) == 6
-    others = [_record("opt", 0.1), _record("opt", 0.1)]
-    others[0]["device"]["kind"] = "another"
-    others[1]["fingerprints"] = others[1]["fingerprints"] | {"examples": "others"}
-    assert len(panels([*records, others[0]])) == len(panels([*records, others[1]])) == 7
+    repeated = [_record("opt", 0.1), _record("opt", 0.1)]
+    repeated[0]["device"]["kind"] = "another"
+    repeated[1]["fingerprints"] = repeated[1]["fingerprints"] | {"examples": "others"}
+    assert len(panels([*records, repeated[0]])) == len(panels([*records, repeated[1]])) == 7
     assert sum(panel.target is not None for panel in panels(records)) == 3  # one per block size and bonus
 
 
@@ -119,7 +129,7 @@ def test_methods_come_in_the_papers_order_and_alphas_rise():
     (panel,) = panels([fake.run(point) for point in reversed(fake.coordinates())])
     assert list(panel.curves) == ["spec_decode", "lossy", "chow", "diff", "opt", "token_v3"]
     alphas = [[spot.alpha for spot in curve] for curve in panel.curves.values()]
-    assert alphas == [sorted(each) for each in alphas] and max(map(len, alphas)) > 1
+    assert alphas == [sorted(curve_alphas) for curve_alphas in alphas] and max(map(len, alphas)) > 1
 
 
 def test_records_without_latency_still_make_curves():
@@ -148,9 +158,9 @@ def test_what_is_put_together_shares_a_panel_and_says_so_in_its_name():
     assert list(rule.curves) == ["opt (γ = 3)", "opt (γ = 5)", "token_v3"]
     assert rule.setting["block_size"] is None and rule.title().endswith("T = 1, bonus rule")
     assert rule.asides() == ["SpecCascade [Token]: γ = 3."]
-    assert list(none.curves) == ["opt"] and none.setting["block_size"] == 5  # all of its curves have this one
-    (both,) = panels(records, together=("block_size", "bonus"))
-    assert list(both.curves)[:2] == ["opt (γ = 3, bonus rule)", "opt (γ = 5, bonus none)"]
+    assert list(none.curves) == ["opt"] and none.setting["block_size"] == 5  # all of its curves have this size
+    (joined,) = panels(records, together=("block_size", "bonus"))
+    assert list(joined.curves)[:2] == ["opt (γ = 3, bonus rule)", "opt (γ = 5, bonus none)"]
     with pytest.raises(ValueError, match="together='temperature' is not one of block_size, bonus, draft_temperature"):
         panels(records, together=("temperature",))
 
@@ -164,8 +174,8 @@ def test_drafts_of_two_temperatures_stand_side_by_side_and_the_first_is_the_end(
 
 
 def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
-    own = {"swept_block": False, "bonus": "target"}
-    cascade = [_record("token_cascade", alpha, block_size=10, **own) for alpha in (0.1, 0.2)]
+    changes = {"swept_block": False, "bonus": "target"}
+    cascade = [_record("token_cascade", alpha, block_size=10, **changes) for alpha in (0.1, 0.2)]
     whole = _record("seq_cascade", -3.0, swept_block=False) | {"inconclusive": False}
     whole["point"] |= {"block_size": None, "bonus": None}
     three, five = panels([*_ENDS, *cascade, whole, _record("opt", 0.1), _record("opt", 0.1, block_size=3)])
@@ -173,13 +183,13 @@ def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
         assert panel.setting["block_size"] == size
         assert list(panel.curves) == ["seq_cascade", "token_cascade", "opt"]
         assert panel.asides() == ["TokenCascade [Chow]: γ = 10, bonus target."]
-    (alone,) = panels([*_ENDS, *cascade, _record("token_cascade", 0.1, block_size=5, **own)])
+    (alone,) = panels([*_ENDS, *cascade, _record("token_cascade", 0.1, block_size=5, **changes)])
     assert list(alone.curves) == ["token_cascade (γ = 5)", "token_cascade (γ = 10)"] and "γ" not in alone.title()
 
 
 def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
-    own = {"family": "specdecpp", "block_size": 20, "swept_block": False}
-    stopped = [_record("specdecpp", stop_threshold=h, **own) for h in (0.7, 0.3)]
+    changes = {"family": "specdecpp", "block_size": 20, "swept_block": False}
+    stopped = [_record("specdecpp", stop_threshold=h, **changes) for h in (0.7, 0.3)]
     with_alpha = _record("bild", 2.0, stop_threshold=0.5, family="bild", block_size=10, swept_block=False)
     (panel,) = panels([*_ENDS, *stopped, with_alpha])
     assert [(spot.alpha, spot.axis) for spot in panel.curves["specdecpp"]] == [(0.3, "h"), (0.7, "h")]
@@ -206,7 +216,7 @@ def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called
 
 
 def test_what_is_numbered_stands_in_the_order_of_its_numbers():
-    """Curves of methods without a place of their own, what sets curves apart, and panels."""
+    """Checks the numeric order of curves of methods without a fixed rank, of curve suffixes, and of panels."""
     sizes = (5, 10, 3, 20)
     records = [_record("autoregressive"), *(_record(f"my.token_v{n}", 0.5) for n in (10, 2, 1))]
     records += [_record("opt", 0.5, block_size=n) for n in sizes]
@@ -247,5 +257,5 @@ def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_run
 
 def test_curves_come_in_the_papers_order():
     ordered = ["bild", "spec_decode", "opt", "token_v3", "fuzzy"]
-    given = [ordered[n] for n in (3, 4, 0, 2, 1)]
-    assert sorted(given, key=lambda name: summary.place(labelled(method=name), name)) == ordered
+    shuffled = [ordered[n] for n in (3, 4, 0, 2, 1)]
+    assert sorted(shuffled, key=lambda name: summary.place(labelled(method=name), name)) == ordered

@@ -1,4 +1,4 @@
-"""Tables say where numbers of several versions of the code meet in them, and nothing where they do not."""
+"""Tests of the notes in tables that mix records of several versions of the code."""
 
 import copy
 
@@ -15,14 +15,14 @@ METHODS = (panels.TARGET, panels.DRAFT, "chow", "opt")
 
 
 def _records(*packages, records=None):
-    """Records, each of the next of these packages; `None`: it does not say."""
-    made = copy.deepcopy(records or [hand.point(name) for name in METHODS])
-    for number, record in enumerate(made):
+    """Returns records, measured by these packages in turn; `None`: the record does not name its package."""
+    records_copy = copy.deepcopy(records or [hand.point(name) for name in METHODS])
+    for number, record in enumerate(records_copy):
         package = packages[number % len(packages)]
         record["versions"] = {"python": f"3.{number}", "jax": "0.10"}
         if package is not None:
             record["package"] = package
-    return made
+    return records_copy
 
 
 SAID = (
@@ -37,20 +37,20 @@ def test_one_version_is_not_worth_a_word():
 
 
 def test_several_revisions_are_named_in_one_line_of_every_table():
-    found = panels.panels(_records(FIRST, SECOND))
-    assert provenance.notes(found) == [SAID]
-    beside = table2.beside_grid(found[0], "chow", "rejection_rate")
-    for grid in (*table2.table2_grids(found), table2.points_grid(found[0]), beside):
+    all_panels = panels.panels(_records(FIRST, SECOND))
+    assert provenance.notes(all_panels) == [SAID]
+    beside_grid = table2.beside_grid(all_panels[0], "chow", "rejection_rate")
+    for grid in (*table2.table2_grids(all_panels), table2.points_grid(all_panels[0]), beside_grid):
         assert grid.notes.count(SAID) == 1
 
 
 @pytest.mark.parametrize("name", ["forward_times", "throughput", "dominance"])
 def test_so_they_are_in_paper_3s(name):
-    told = []
+    notes = []
     for packages in ((FIRST,), (FIRST, SECOND)):
         (every,) = families.of_records(_records(*packages, records=measured_records.sweep()))
-        told.append([note for grid in stopping.GRIDS[name](every) for note in grid.notes if note == SAID])
-    assert list(map(len, told)) == [0, 1]
+        notes.append([note for grid in stopping.GRIDS[name](every) for note in grid.notes if note == SAID])
+    assert list(map(len, notes)) == [0, 1]
 
 
 def test_panels_of_one_revision_each_that_stand_in_one_table_are_named_too():
@@ -58,9 +58,9 @@ def test_panels_of_one_revision_each_that_stand_in_one_table_are_named_too():
     for record in _records(SECOND):
         record["point"]["pair"] = "another"
         records.append(record)
-    found = panels.panels(records)
-    assert [provenance.notes([panel]) for panel in found] == [[], []]
-    (grid,) = table2.table2_grids(found)
+    all_panels = panels.panels(records)
+    assert [provenance.notes([panel]) for panel in all_panels] == [[], []]
+    (grid,) = table2.table2_grids(all_panels)
     assert SAID in grid.notes
 
 
@@ -74,9 +74,9 @@ def test_other_libraries_and_records_that_do_not_say_are_named():
 def test_points_of_one_curve_whose_rule_changed_between_them_are_named():
     records = _records(FIRST)
     for alpha, code in ((0.1, "x"), (0.2, "y"), (0.3, "x")):
-        one = hand.point("token_v3") | {"package": FIRST, "versions": {"jax": "0.10"}}
-        one["point"] |= {"alpha": alpha}
-        one["provenance"] = {"code": code, "toolchain": {"jax": "0.10"}}
-        records.append(copy.deepcopy(one))
+        record = hand.point("token_v3") | {"package": FIRST, "versions": {"jax": "0.10"}}
+        record["point"] |= {"alpha": alpha}
+        record["provenance"] = {"code": code, "toolchain": {"jax": "0.10"}}
+        records.append(copy.deepcopy(record))
     (note,) = provenance.notes(panels.panels(records))
     assert note == "Rule, stop policy or drafter changed between points of SpecCascade [Token]: measure them again."

@@ -1,4 +1,4 @@
-"""Who is best, who is tied, and what requests sent at random do, on records whose examples are made by hand."""
+"""Tests of marks for best and tied entries, and of the line of random requests, on handmade examples."""
 
 import copy
 
@@ -29,22 +29,22 @@ def latency_marks(*records):
 @pytest.mark.parametrize(("marks_of", "methods", "marks"), [
     (quality_marks, {"chow": {}, "diff": {"gain": 5}, "opt": {"gain": 1}}, ["", "*", ""]),
     (latency_marks, {"chow": {"ratio": 0.9}, "diff": {"ratio": 0.95}, "opt": {"ratio": 0.5}}, ["", "", "*"]),
-    # ties are marked on both sides, and nobody is best
+    # ties are marked on both sides, and no entry is best
     (quality_marks, {"chow": {"gain": -5}, "diff": {"own": 7}, "opt": {"own": 8}}, ["", "≈", "≈"]),
     (latency_marks, {"chow": {"ratio": 0.9}, "diff": {"ratio": 0.5, "own": 7}, "opt": {"ratio": 0.5, "own": 8}},
      ["", "≈", "≈"]),
-    # equal outputs tie
+    # equal outputs are tied
     (quality_marks, {"chow": {"gain": 1, "noise": 0}, "diff": {"gain": 1, "noise": 0}, "opt": {"noise": 0}},
      ["≈", "≈", ""]),
-    # a noisy third that ties leaves no best
+    # with a noisy third that ties, no entry is best
     (quality_marks, {"chow": {"gain": 3, "noise": 0.5}, "diff": {"gain": 2, "noise": 0.5},
                      "opt": {"gain": 1, "noise": 40}}, ["≈", "", "≈"]),
-    # examples are paired: the two intervals of the records, each 7 points wide, would call this a tie
+    # examples are paired: the two separate intervals, each 7 points wide, would make this a tie
     (quality_marks, {"chow": {"noise": 0.5}, "opt": {"gain": 0.5, "noise": 0.5}}, ["", "*"]),
     (quality_marks, {"opt": {"gain": 9}}, [""]),
 ])  # fmt: skip
 def test_entries_are_best_or_tied(marks_of, methods, marks):
-    assert marks_of(*(point(name, **given) for name, given in methods.items())) == marks
+    assert marks_of(*(point(name, **changes) for name, changes in methods.items())) == marks
 
 
 def test_an_entry_alone_is_not_best_of_anything():
@@ -96,7 +96,7 @@ def test_fewer_than_three_trials_are_no_ground_to_call_a_latency_better():
     assert any("No mark for latencies of fewer than 3 trials" in note for note in notes(*two))
     seeds = [fewer(point(name, ratio=ratio, seed=seed), 2)
              for name, ratio in (("chow", 0.9), ("opt", 0.5)) for seed in (0, 1)]  # fmt: skip
-    assert latency_marks(*seeds) == ["", "*"]  # two trials of two seeds are four
+    assert latency_marks(*seeds) == ["", "*"]  # two seeds of two trials are four trials
 
 
 def notes(*records):
@@ -110,7 +110,7 @@ def busy(ratio):
 
 
 def test_the_target_timed_against_itself_is_the_noise_floor():
-    """Two methods 14% apart on a machine whose target is off by 17%: nothing is told apart."""
+    """Checks methods 14% apart on a machine whose target differs from itself by 17%: no latency is marked as best."""
     quiet, loud = busy(1.01), busy(1.17)
     for panel, marks in ((quiet, ["", "*"]), (loud, ["≈", "≈"])):
         shown, floor = [curve[0] for curve in panel.curves.values()], significance.noise(panel)
@@ -125,17 +125,17 @@ def test_the_target_timed_against_itself_is_the_noise_floor():
 
 
 def test_what_made_the_same_calls_is_never_told_apart():
-    """`lossy_greedy` 1.53x beside `token_v3` 1.35x wrote the same tokens by the same calls."""
+    """Checks `lossy_greedy` at 1.53x and `token_v3` at 1.35x, which wrote the same tokens by the same calls."""
     ours, theirs = point("lossy", ratio=0.65), point("token_v3", ratio=0.74)
-    other = point("chow", ratio=0.5)
+    chow = point("chow", ratio=0.5)
     assert latency_marks(ours, theirs) == ["*", ""]
     same = [working(ours, 1), working(theirs, 1)]
     assert latency_marks(*same) == ["≈", "≈"]
-    panel, _ = spots(*same, working(other, 2))
+    panel, _ = spots(*same, working(chow, 2))
     assert significance.noise(panel) == pytest.approx(np.log(0.74 / 0.65), abs=0.02)
     shown = spots(*same)[1]
-    assert significance.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # whatever their latencies say
-    # the best of all ties with one of the two within noise, and then with the other
+    assert significance.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # for any latencies
+    # the best one ties with one of the two within noise, and so with the other
     best = working(point("chow", ratio=0.64), 2)
     assert latency_marks(*same, best) == ["≈", "≈", "≈"]
     assert sorted(latency_marks(*same, working(point("chow", ratio=0.3), 2))) == ["", "", "*"]
@@ -150,10 +150,13 @@ def test_identical_methods_are_told_apart_in_at_most_5_of_100_tables(methods, tr
     for n in range(200):
         records = []
         for record in base[: 1 + methods]:
-            own, target = timed(rng, trials, 16, ratio=1.0 if record is base[0] else 0.7, spread=0.0)
-            made = record | {"key": f"{record['key']} {n}", "latency": record["latency"] | {"per_example_ms": own}}
-            made |= {"relative_latency": record["relative_latency"] | {"value": own.sum() / target.sum()}}
-            records.append(made | {"target_latency": record["target_latency"] | {"per_example_ms": target}})
+            method_ms, target = timed(rng, trials, 16, ratio=1.0 if record is base[0] else 0.7, spread=0.0)
+            retimed = record | {
+                "key": f"{record['key']} {n}",
+                "latency": record["latency"] | {"per_example_ms": method_ms},
+            }
+            retimed |= {"relative_latency": record["relative_latency"] | {"value": method_ms.sum() / target.sum()}}
+            records.append(retimed | {"target_latency": record["target_latency"] | {"per_example_ms": target}})
         (panel,) = panels.panels(records)
         shown = [curve[0] for curve in panel.curves.values()]
         marks = significance.latency_marks(shown, Bootstrap(samples=400), significance.noise(panel))
@@ -162,19 +165,19 @@ def test_identical_methods_are_told_apart_in_at_most_5_of_100_tables(methods, tr
 
 
 def failing(record, count=2):
-    """The record with its first examples left out, as one of which a model failed on them."""
+    """Returns the record without its first examples, as if a model had failed on them."""
     lost, judged = record["quality"]["per_example"]["ids"][:count], record["quality"]["per_example"]
     judged = {"ids": judged["ids"][count:], "statistics": {n: x[count:] for n, x in judged["statistics"].items()}}
     return record | {"quality": record["quality"] | {"per_example": judged}, "failed_examples": lost}
 
 
 def test_a_point_that_left_examples_out_has_no_interval_and_the_table_says_so():
-    """On other examples it is compared with no one; nobody is best of a column in which it stands."""
+    """Checks that a point with fewer examples is compared with no other, and no entry of its column is best."""
     records = [failing(point("chow", gain=9)), point("diff", gain=5), point("opt")]
     assert quality_marks(*records) == ["", "", ""]
-    panel, (spot, *others) = spots(*records)
+    panel, (spot, *rest) = spots(*records)
     assert significance.quality_gain(panel, spot, Bootstrap()) is None
-    assert significance.quality_gain(panel, others[0], Bootstrap()) is not None
+    assert significance.quality_gain(panel, rest[0], Bootstrap()) is not None
     (said,) = significance.uncompared(panel)
     assert "NaN or infinite logits" in said and f"{spot.label}: 2 examples" in said
 
@@ -183,32 +186,32 @@ ENDS = [TARGET, point(panels.DRAFT, gain=-9, ratio=0.1, noise=0)]
 
 
 def between(*records):
-    (found,) = panels.panels([*ENDS, *(records or (point("opt", gain=1, ratio=0.5),))])
-    return found
+    (panel,) = panels.panels([*ENDS, *(records or (point("opt", gain=1, ratio=0.5),))])
+    return panel
 
 
 def test_the_line_runs_from_the_target_to_the_draft():
-    found = significance.random_line(between())
-    assert (found.latency[0], found.latency[-1]) == pytest.approx((1.0, 0.1))
-    assert found.quality == pytest.approx(np.linspace(HARD.mean(), HARD.mean() - 9, 41))
+    line = significance.random_line(between())
+    assert (line.latency[0], line.latency[-1]) == pytest.approx((1.0, 0.1))
+    assert line.quality == pytest.approx(np.linspace(HARD.mean(), HARD.mean() - 9, 41))
 
 
 def test_corpus_scores_are_those_of_mixed_statistics_not_a_straight_line():
     statistics = {0: [30, 20, 12, 8, 40, 36, 32, 28, 40, 40], 1: [10, 4, 1, 0, 30, 26, 22, 18, 30, 40]}
     ends = [record | {"quality": record["quality"] | {"metric": "bleu"}} for record in ENDS]
     for n, record in enumerate(ends):
-        held = {"ids": list(range(64)), "statistics": {"bleu": [statistics[n]] * 64}}
-        record["quality"] = record["quality"] | {"per_example": held}
-    (found,) = panels.panels([*ends, point("opt") | {"quality": ends[0]["quality"]}])
-    line = significance.random_line(found)
+        per_example = {"ids": list(range(64)), "statistics": {"bleu": [statistics[n]] * 64}}
+        record["quality"] = record["quality"] | {"per_example": per_example}
+    (panel,) = panels.panels([*ends, point("opt") | {"quality": ends[0]["quality"]}])
+    line = significance.random_line(panel)
     assert np.abs(np.diff(line.quality, 2)).max() > 1e-6 and (np.diff(line.quality) < 0).all()
 
 
 def test_without_single_examples_the_line_is_straight_and_without_an_end_there_is_none():
     for record in (stripped := [strip(point(end)) for end in (panels.TARGET, panels.DRAFT)]):
         record["quality"]["value"] = 30.0 if record is stripped[0] else 20.0
-    (found,) = panels.panels([*stripped, point("opt")])
-    assert significance.random_line(found).quality == pytest.approx(np.linspace(30, 20, 41))
+    (panel,) = panels.panels([*stripped, point("opt")])
+    assert significance.random_line(panel).quality == pytest.approx(np.linspace(30, 20, 41))
     (alone,) = panels.panels([TARGET, point("opt")])
     assert significance.random_line(alone) is None
     assert significance.gain_over_random(alone, alone.spots[0], Bootstrap()) is None
@@ -216,10 +219,11 @@ def test_without_single_examples_the_line_is_straight_and_without_an_end_there_i
 
 
 def test_gains_are_over_the_line_at_equal_latency():
-    found = between(point("opt", gain=-2, ratio=0.55, noise=0))
-    gain = significance.gain_over_random(found, found.spots[0], Bootstrap())
+    panel = between(point("opt", gain=-2, ratio=0.55, noise=0))
+    gain = significance.gain_over_random(panel, panel.spots[0], Bootstrap())
     assert gain.value == pytest.approx(-2 + 9 * 0.5) and gain.low <= gain.value <= gain.high
-    fast = between(point("opt", gain=-2, ratio=0.05, noise=0))  # faster than the draft: the draft's quality counts
+    # faster than the draft: compared with the draft's quality
+    fast = between(point("opt", gain=-2, ratio=0.05, noise=0))
     assert significance.gain_over_random(fast, fast.spots[0], Bootstrap()).value == pytest.approx(7)
     slow = between(point("opt", gain=-2, ratio=3.0, noise=0))
     assert significance.gain_over_random(slow, slow.spots[0], Bootstrap()).value == pytest.approx(-2)
@@ -227,12 +231,12 @@ def test_gains_are_over_the_line_at_equal_latency():
 
 def test_places_are_paired_differences_to_the_target():
     (panel, *_) = panels.panels([fake_records.run(point) for point in fake_records.coordinates()])
-    found = significance.places(panel)
-    target = next(each for each in found.ends if each.spot is panel.target)
+    panel_places = significance.places(panel)
+    target = next(end for end in panel_places.ends if end.spot is panel.target)
     assert target.difference == (0.0, 0.0, 0.0)
-    for name, curve in found.curves.items():
+    for name, curve in panel_places.curves.items():
         for place, spot in zip(curve, panel.curves[name], strict=True):
             assert place.difference.value == pytest.approx(spot.quality.value - panel.target.quality.value)
             assert place.difference.low <= place.difference.value <= place.difference.high
-    if found.chosen:
-        assert found.chosen.difference.value >= -found.margin and found.chosen.latency.value < 1
+    if panel_places.chosen:
+        assert panel_places.chosen.difference.value >= -panel_places.margin and panel_places.chosen.latency.value < 1

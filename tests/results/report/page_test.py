@@ -1,4 +1,4 @@
-"""The report: what stands in it, that every text is escaped, and how large it gets; progress with the time left."""
+"""Tests of the report: its contents, the escaping of every text, and its size; progress with the time left."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} </s
 
 @pytest.fixture(scope="module")
 def trace():
-    """A trace of ten rounds: in the even ones the second draft is replaced, in the others there is a bonus."""
+    """Returns a trace of ten rounds: in even ones the second draft is replaced, the others have a bonus."""
 
     def token(number, text):
         return Candidate(number, text, q=0.25, p=0.5, q_tilde=0.2, p_tilde=0.6, pi=0.4, rank_q=1, rank_p=2)
@@ -50,7 +50,7 @@ def kept(trace, count, text="Guten Tag", traced=4):
 
 
 def stored(folder, records, trace=None, count=8, text="Guten Tag"):
-    """A store; with outputs where a trace is given for the first of them."""
+    """Returns a store; with a trace, the first point has outputs."""
     path = folder / "mine.jsonl"
     entry = {outputs.ENTRY: kept(trace, count, text)} if trace else {}
     return written(path, *(record | entry for record in records))
@@ -62,13 +62,13 @@ def sweep(**more):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, trace):
-    """A sweep's store and its page's text."""
+    """Returns a sweep's store and its page's text."""
     path = stored(tmp_path_factory.mktemp("plain"), sweep(), trace)
     return path, page.write(panels(read_records(path)), path).read_text()
 
 
 class Reader(HTMLParser):
-    """Tags, ids, scripts and shown text of a page."""
+    """Parser that collects tags, ids, scripts and shown text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -76,11 +76,11 @@ class Reader(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
+        values = dict(attributes)
         self.tags.append(tag)
         self._inside = tag
-        self.ids |= {given["id"]} if "id" in given else set()
-        self.links += [given[name] for name in ("src", "href") if name in given]
+        self.ids |= {values["id"]} if "id" in values else set()
+        self.links += [values[name] for name in ("src", "href") if name in values]
 
     def handle_endtag(self, tag):
         self._inside = ""
@@ -101,8 +101,8 @@ def test_it_holds_every_point_with_its_command_and_outputs(plain):
     shown = " ".join(read.shown)
     assert "times as fast as the target alone" in shown or "No point is faster" in shown
     assert shown.count("drafted and kept") > 4 and "Configuration and machine" in shown
-    anchors = set(re.findall(r'"(point-\d+)"', text))  # what the chart's places lead to
-    assert anchors == {each for each in read.ids if re.fullmatch(r"point-\d+", each)}
+    anchors = set(re.findall(r'"(point-\d+)"', text))  # the link targets of the chart's places
+    assert anchors == {name for name in read.ids if re.fullmatch(r"point-\d+", name)}
 
 
 def test_nothing_is_asked_of_a_network(plain):
@@ -112,7 +112,7 @@ def test_nothing_is_asked_of_a_network(plain):
 
 
 def test_every_text_of_users_and_models_is_escaped(tmp_path, trace, plain):
-    """Outputs, titles and configurations."""
+    """Checks outputs, titles and configurations."""
     records = sweep()[:8]
     for record in records:
         record["point"]["pair"] = record["configuration"] = "<b onclick=1>pair</b>"
@@ -127,14 +127,14 @@ def test_every_text_of_users_and_models_is_escaped(tmp_path, trace, plain):
 
 @pytest.mark.laws
 def test_forty_points_of_64_outputs_stay_under_5_mb(tmp_path, trace):
-    words = "Es regnete als ich das Haus verließ"  # 35 tokens each, as the shipped sentences have
+    words = "Es regnete als ich das Haus verließ"  # 35 tokens each, as the provided sentences have
     path = stored(tmp_path, [*sweep(), *sweep(temperature=0.0)][:40], trace, count=64, text=words)
     records = read_records(path)
     assert page.write(panels(records), path).stat().st_size < 5_000_000
 
 
 def test_every_panel_has_its_own_verdict_also_without_outputs_or_times(tmp_path):
-    untimed = [{k: v for k, v in each.items() if "latency" not in k} for each in sweep(temperature=0.0)]
+    untimed = [{k: v for k, v in record.items() if "latency" not in k} for record in sweep(temperature=0.0)]
     path = stored(tmp_path, [*sweep(), *untimed])
     text = page.write(panels(read_records(path)), path).read_text()
     assert "Outputs were not kept" in text and text.count("Nothing was timed.") == 1
@@ -143,27 +143,27 @@ def test_every_panel_has_its_own_verdict_also_without_outputs_or_times(tmp_path)
 
 def test_damaged_outputs_are_said_and_the_rest_is_shown(tmp_path, trace):
     path = stored(tmp_path, sweep()[:8], trace)
-    own = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
-    own.write_text(own.read_text()[:-9])
+    outputs_file = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
+    outputs_file.write_text(outputs_file.read_text()[:-9])
     with pytest.warns(UserWarning, match="is damaged"):
         text = page.write(panels(read_records(path)), path).read_text()
     assert text.count("Outputs were not kept") == 1
 
 
 def test_a_store_without_the_target_is_refused(tmp_path):
-    records = [each for each in sweep() if each["point"]["method"] != "autoregressive"]
+    records = [record for record in sweep() if record["point"]["method"] != "autoregressive"]
     with pytest.raises(ValueError, match="no record of the target alone"):
         page.write(panels(records), tmp_path / "a.jsonl")
 
 
 def test_rejections_by_position_are_the_counters(trace):
-    told = [{"examined": [10, 8, 0], "kept": [9, 2, 0]}, {"examined": [10, 2], "kept": [6, 1]}]
-    spot = SimpleNamespace(records=[{"by_position": each} for each in told])
+    positions = [{"examined": [10, 8, 0], "kept": [9, 2, 0]}, {"examined": [10, 2], "kept": [6, 1]}]
+    spot = SimpleNamespace(records=[{"by_position": entry} for entry in positions])
     assert charts.by_position(spot) == [(1, pytest.approx(0.25)), (2, pytest.approx(0.7))]
     shares = charts.by_divergence([trace])
     counts = trace.counts()
     assert counts["rejected"] > 0 and all(0 <= share <= 1 for _, share in shares)
-    alone = dataclasses.replace(trace, rounds=tuple(each for each in trace.rounds if not each.rejected))
+    alone = dataclasses.replace(trace, rounds=tuple(entry for entry in trace.rounds if not entry.rejected))
     assert all(share == 0 for _, share in charts.by_divergence([alone]))
 
 
@@ -174,7 +174,7 @@ def test_spans_are_written_short():
 
 def test_progress_estimates_from_what_this_process_measured(capsys):
     now = iter([0.0, 10.0, 20.0, 20.0])
-    with printing.Progress(10, present=4, where="store.jsonl", clock=lambda: next(now)) as progress:
+    with printing.Progress(10, present=4, store="store.jsonl", clock=lambda: next(now)) as progress:
         for point in fake_records.coordinates()[2:4]:
             progress.advance(fake_records.run(point))
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Stores of format 2: read, resumed and added to under today's keys, and never rewritten."""
+"""Tests of stores of format 2: read, resumed and appended to under today's keys, and never rewritten."""
 
 import json
 import re
@@ -80,7 +80,7 @@ def test_only_the_hardware_in_the_old_key_is_in_the_new_one():
         record = migration.migrated(old | {"device": old["device"] | {name: value}})
         assert record["key"] != key and record["judged_key"] == KEYS[old["key"]]["judged_key"]
     on_a_mesh = old | {"configuration": old["configuration"].replace("mesh = (1, 1, )", "mesh = (1, 2, )")}
-    # programs on a mesh had XLA's products whatever the device could
+    # a program on a mesh used XLA's products on every device
     devices = [old["device"] | {"products": has} for has in ("own", "xla")]
     keys = {migration.migrated(on_a_mesh | {"device": device})["key"] for device in devices}
     assert len(keys) == 1 and key not in keys
@@ -92,8 +92,8 @@ def test_records_of_other_formats_are_refused(tmp_path, number):
     path.write_text(to_line(OLD[0] | {"format": number}))
     with pytest.raises(ValueError, match=f"holds records of format {number}, this version reads and writes {FORMAT}: "):
         check_format(read_records(path), path)
-    other = {"key": "k", "format": 2, "question": "of no point"}
-    assert migration.migrated(other) is other
+    no_point = {"key": "k", "format": 2, "question": "of no point"}
+    assert migration.migrated(no_point) is no_point
 
 
 TEXTS = st.text(max_size=8) | st.text(alphabet="'\"\\@()/#,\n{}ä = ", max_size=8)
@@ -138,7 +138,7 @@ def test_a_record_that_says_nothing_of_its_point_keeps_its_key_and_is_read(tmp_p
 
 
 def test_of_two_old_records_of_one_point_the_later_counts_and_none_is_damaged(tmp_path):
-    """Format 2 had the code in its key, so that a changed rule was another record."""
+    """Checks two records whose keys differed in format 2 because the code of a rule was part of the key."""
     path, first = tmp_path / "twice.jsonl", OLD[0]
     later = first | {"key": "e" * 32, "fingerprints": first["fingerprints"] | {"code": "changed"}, "started": "later"}
     path.write_text("".join(map(to_line, (first, OLD[1], later))))
@@ -176,11 +176,11 @@ def test_outputs_of_a_superseded_record_are_not_those_of_its_successor(tmp_path)
         store.append(record | {outputs.ENTRY: [_output("a")]})
         store.append(record | {"provenance": {"code": "b"}, "supersedes": "a", outputs.ENTRY: [_output("b")]})
         assert outputs.read(store.path, store.records[0]) == [_output("b")]
-    with ResultStore(tmp_path / "b.jsonl") as other:
-        other.append(record | {outputs.ENTRY: [_output("a")]})
-        former = other.records[0]
-        assert other.take_over(["k"], [store.path]) == 1
-        assert outputs.read(other.path, other.records[0]) == [_output("b")]
-        assert outputs.read(other.path, former) == [_output("a")], "as a kill before the new record would leave it"
-        other.append(record | {"provenance": {"code": "c"}, "supersedes": "b"})
-        assert not outputs.kept(other.path, other.records[0])
+    with ResultStore(tmp_path / "b.jsonl") as second:
+        second.append(record | {outputs.ENTRY: [_output("a")]})
+        former = second.records[0]
+        assert second.take_over(["k"], [store.path]) == 1
+        assert outputs.read(second.path, second.records[0]) == [_output("b")]
+        assert outputs.read(second.path, former) == [_output("a")], "as a kill before the new record would leave it"
+        second.append(record | {"provenance": {"code": "c"}, "supersedes": "b"})
+        assert not outputs.kept(second.path, second.records[0])

@@ -1,4 +1,4 @@
-"""Keys of records: equal in every Python, and unmoved by new fields, changed defaults and moved classes."""
+"""Tests of record keys: equal in every Python; new fields, changed defaults and moved classes change none."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def test_golden_keys_are_those_of_the_points_and_of_their_old_records():
 
 
 def _version(python: str) -> tuple[int, ...]:
-    """Returns an interpreter's version; empty where it does not run."""
+    """Returns an interpreter's version; empty if it does not run."""
     try:
         command = [python, "-c", "import sys; print(*sys.version_info[:2])"]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -39,7 +39,7 @@ def _version(python: str) -> tuple[int, ...]:
 
 
 def _other_pythons() -> dict[tuple[int, ...], str]:
-    """Returns every Python beside this one that the package supports: version -> path."""
+    """Returns version -> path of every other installed Python that the package supports."""
     by_name = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
     installed = map(str, Path("~/.pyenv/versions").expanduser().glob("*/bin/python3"))
     versions = {_version(path): path for path in (*filter(None, by_name), *installed)}

@@ -1,4 +1,4 @@
-"""The store of results: durable appends, keys, two writers, and twenty kills."""
+"""Tests of the store of results: durable appends, keys, two writers, and twenty kills."""
 
 import json
 import os
@@ -86,12 +86,12 @@ def test_a_write_that_the_disk_cut_short_leaves_no_trace(path, monkeypatch):
 
 
 def test_records_of_other_stores_are_taken_over_once(path, tmp_path):
-    other, nowhere = tmp_path / "other.jsonl", tmp_path / "nowhere.jsonl"
-    filled(other, 3)
+    second, nowhere = tmp_path / "other.jsonl", tmp_path / "nowhere.jsonl"
+    filled(second, 3)
     with ResultStore(path) as store:
         store.append(record(1, own=True))
         wanted = [record(n)["key"] for n in (1, 2, 7)]
-        assert store.take_over(wanted, (other, nowhere)) == 1 and store.take_over(wanted, (other,)) == 0
+        assert store.take_over(wanted, (second, nowhere)) == 1 and store.take_over(wanted, (second,)) == 0
     assert [(record["n"], "own" in record) for record in read_records(path)] == [(1, True), (2, False)]
 
 
@@ -135,7 +135,7 @@ def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
         records, damaged = results.parse_lines(whole[:cut])
         assert _codes(records) == [(0, "a")] and [line.number for line in damaged] == [2]
         if cut % 9:
-            continue  # each store that is opened and added to takes some writes to the disk
+            continue  # stores are slow to open and append to, because every write goes to the disk
         path.write_bytes(whole[:cut])
         with pytest.warns(UserWarning, match="line 2 "), ResultStore(path) as store:
             assert _codes(store.records) == [(0, "a")]
@@ -156,7 +156,7 @@ def test_of_several_files_the_superseding_record_counts(tmp_path, names):
 
 
 def _filled_with(path: Path, code: str | None, groups: list, stale: set, **more) -> tuple[int, list]:
-    """Fills a store with groups of numbers; returns how many records were added, and what was asked for."""
+    """Fills a store with groups of numbers; returns how many records were added, and which numbers were measured."""
     asked = []
 
     def evaluate(jobs):
@@ -219,8 +219,8 @@ def test_writing_atomically_replaces_and_leaves_no_temporary_file(tmp_path):
 
 def test_a_checksum_is_of_what_a_record_says_and_not_of_how(path):
     filled(path, 1)
-    told = json.loads(path.read_bytes())
-    path.write_text(json.dumps(dict(reversed(told.items())), ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
+    line = json.loads(path.read_bytes())
+    path.write_text(json.dumps(dict(reversed(line.items())), ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
     assert [record["n"] for record in read_records(path)] == [0]
 
 
@@ -236,9 +236,9 @@ def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
 
 @given(groups=st.lists(st.integers()), parts=st.integers(1, 9))
 def test_every_group_is_in_exactly_one_part(groups, parts):
-    found = [shards.share(list(enumerate(groups)), number, parts) for number in range(parts)]
-    assert sorted(one for part in found for one in part) == list(enumerate(groups))
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+    shares = [shards.share(list(enumerate(groups)), number, parts) for number in range(parts)]
+    assert sorted(group for part in shares for group in part) == list(enumerate(groups))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.mark.parametrize(("shard_id", "num_shards", "message"), [
@@ -252,7 +252,7 @@ def test_a_part_that_is_none_is_refused(shard_id, num_shards, message):
 
 
 def test_a_store_is_read_with_its_parts(tmp_path):
-    """The whole need not be there; others' parts are not read, and a key that two hold comes once."""
+    """Checks that the whole store may be missing, parts of other stores are not read, and shared keys appear once."""
     whole, keys = tmp_path / "a.jsonl", {"a.shard-0-of-2": "x", "a.shard-1-of-2": "y", "ab.shard-0-of-2": "z"}
     for name, key in keys.items():
         written(tmp_path / f"{name}.jsonl", {"key": key})
@@ -264,8 +264,8 @@ def test_a_store_is_read_with_its_parts(tmp_path):
     assert [record["key"] for record in read_records(whole)] == ["y", "x"]
 
 
-# A sweep with a fake runner in a process of its own. It loads the module by its file: the package would import
-# JAX. What it has stored it says on its output, so that the parent knows what must not be lost.
+# A sweep with a fake runner in a separate process. It loads the module from its file, because the package would import
+# JAX. It prints every record that it has stored, so that the parent knows which ones must not be lost.
 _CHILD = """
 import sys
 from speccascade_jax.storage import files
@@ -293,7 +293,7 @@ def _spawn(path: Path, count: int, code: str = "x") -> subprocess.Popen:
 
 
 def _kill(child: subprocess.Popen) -> list[int]:
-    """Kill, and return the points that the child said it had stored."""
+    """Kills the process, and returns the points that it reported as stored."""
     child.send_signal(signal.SIGKILL)
     said, _ = child.communicate()
     return [int(line) for line in said.splitlines() if line.isdigit()]
@@ -305,7 +305,7 @@ def _rebuilt(point: int, code: str = "x") -> dict:
 
 
 def _killed(path: Path, count: int, times: int, longest: float, code: str = "x"):
-    """Starts a sweep and kills it, over and over; yields the records, and the points that it said it had stored."""
+    """Starts a sweep and kills it, repeatedly; yields the records, and the points that it reported as stored."""
     chance, stored = random.Random(20), set[int]()
     for _ in range(times):
         child = _spawn(path, count, code)
@@ -313,13 +313,13 @@ def _killed(path: Path, count: int, times: int, longest: float, code: str = "x")
         time.sleep(chance.uniform(0.0, longest))
         stored |= set(_kill(child))
         records, damaged = results.parse_lines(path.read_bytes())
-        assert len(damaged) <= 1  # a torn last line at most: the next start sets it aside
+        assert len(damaged) <= 1  # at most a torn last line, which the next start sets aside
         yield records, stored
     assert times < len(stored) < count, f"the kills were to hit a running sweep ({len(stored)} of {count} points)"
 
 
 def _whole(path: Path, count: int, code: str = "x") -> list[dict]:
-    """Lets a sweep run to its end; returns its records."""
+    """Runs a sweep to its end; returns its records."""
     child = _spawn(path, count, code)
     child.communicate(timeout=60)
     records, damaged = results.parse_lines(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The store's file: torn and damaged lines, strangers in its place, and stores taken away while they are written."""
+"""Tests of the store's file: torn and damaged lines, other files at its path, and stores removed while in use."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def path(tmp_path) -> Path:
 
 
 def numbers(path: Path) -> list[int]:
-    """The numbers of a store's records, in their order."""
+    """Returns the numbers of a store's records, in order."""
     return [record["n"] for record in read_records(path)]
 
 
@@ -101,15 +101,15 @@ def test_neither_a_folder_nor_a_stranger_in_the_locks_place_is_touched(path):
 
 def test_damaged_lines_are_kept_byte_for_byte_and_so_are_the_others(path):
     filled(path, 3)
-    one, two, three = path.read_bytes().splitlines(keepends=True)
+    first, two, three = path.read_bytes().splitlines(keepends=True)
     crlf, torn = b'{"key": \xff}\r\n', b'{"key": "torn'
-    spaced = json.dumps(json.loads(two)).encode() + b"\r\n"  # of another writer, but whole
-    path.write_bytes(one + crlf + spaced + three + torn)
+    spaced = json.dumps(json.loads(two)).encode() + b"\r\n"  # by another JSON writer, but complete
+    path.write_bytes(first + crlf + spaced + three + torn)
     with pytest.warns(UserWarning, match="2 damaged"):
         ResultStore(path).close()
     aside = path.with_name("sweep.jsonl.damaged")
-    assert path.read_bytes() == one + spaced + three and aside.read_bytes() == crlf + torn
-    path.write_bytes(one + b"again\n")
+    assert path.read_bytes() == first + spaced + three and aside.read_bytes() == crlf + torn
+    path.write_bytes(first + b"again\n")
     with pytest.warns(UserWarning, match="1 damaged"):
         ResultStore(path).close()
     assert aside.read_bytes() == crlf + torn + b"\nagain\n"
@@ -136,14 +136,14 @@ def test_every_flipped_digit_of_a_record_is_noticed(path):
 
 
 def _replace(path: Path) -> None:
-    others = path.with_name("others.jsonl")
-    filled(others, 1)
-    written(others, record(77))
-    others.replace(path)
+    others_path = path.with_name("others.jsonl")
+    filled(others_path, 1)
+    written(others_path, record(77))
+    others_path.replace(path)
 
 
 def _link(path: Path, copied: bool = True) -> None:
-    """Moves a store to another disk, and leaves a link in its place; or leaves a link into nothing."""
+    """Moves a store to another disk and leaves a link in its place, or leaves a link to a missing file."""
     away = path.with_name("elsewhere") / "other.jsonl"
     if copied:
         away.parent.mkdir()
@@ -162,7 +162,7 @@ CHANGES = {
     "linked": _link,
     "linked into nothing": lambda path: _link(path, copied=False),
 }
-"""What may happen to a store while it is written."""
+"""Events that may happen to a store while it is written."""
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")
@@ -180,15 +180,15 @@ def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how)
         with pytest.raises(StoreLockedError):
             ResultStore(path)
         assert read_records(path) == store.records
-    found = read_records(path)
-    assert {record["n"] for record in found} == {0, 1, 2, 3, 4} | ({77} if how == "replaced" else set())
+    records = read_records(path)
+    assert {record["n"] for record in records} == {0, 1, 2, 3, 4} | ({77} if how == "replaced" else set())
     assert path.is_symlink() == how.startswith("linked")
     assert not list(path.parent.rglob("*.lock"))
 
 
 @pytest.mark.parametrize("superseded_before", [True, False])
 def test_superseding_records_come_back_where_the_file_was_replaced(path, superseded_before):
-    """The record that comes next, or one of before, supersedes what an older copy of the store holds."""
+    """Checks that the next record, or an earlier one, supersedes the record in an older copy of the store."""
     code = {"provenance": {"code": "a"}}
     with ResultStore(path) as store:
         store.append(record(0, **code))

@@ -1,4 +1,4 @@
-"""Where products are the package's own, what leaves them to XLA, and what is said where that is slower."""
+"""Availability of own products, reasons to leave them to XLA, and the warning if that is slower."""
 
 import platform
 import sys
@@ -16,7 +16,7 @@ on_a_cpu = pytest.mark.skipif(not ON_LINUX, reason="for Linux's CPUs")
 
 @on_a_cpu
 def test_the_usual_machine_has_them(monkeypatch):
-    """Or all that is tested of them would be skipped, and nobody would know."""
+    """Otherwise all tests of products would be skipped without notice."""
     monkeypatch.delenv(native.SWITCH, raising=False)
     if platform.machine() in ("x86_64", "aarch64"):
         assert native.unavailable.__wrapped__() is None
@@ -57,7 +57,7 @@ print(json.dumps([written[0].tolist(), said, "llvmlite" in sys.modules and sys.m
 @on_a_cpu
 def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster(tmp_path):
     pytest.importorskip("llvmlite", reason="compares with and without")
-    # what a program prints: tokens, what was said of llvmlite, and whether it was imported
+    # a program's output: tokens, its warning about llvmlite, and whether it was imported
     pair = tiny_pair.write(tmp_path, more=2**15)  # so many pieces that its last matrix is `LARGE`
     faster, said_with, imported = new_process.answer(DECODE, "with", pair)
     assert imported and not said_with

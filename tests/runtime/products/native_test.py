@@ -1,4 +1,4 @@
-"""The compiled products: right for every shape and kind, the same bits for every number of rows, from any thread."""
+"""The compiled products: correct for every shape and kind, the same bits for any number of rows, from any thread."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ call = jax.jit(native.call)
 
 
 def made(inputs, columns, kind, seed=0):
-    """A packed matrix and, as float64, what it stands for."""
+    """Returns a packed matrix and its values as float64."""
     matrix = np.random.default_rng(seed).normal(size=(inputs, columns)).astype(np.float32)
     packed = panels(matrix, kind, products.width())
     return packed, np.asarray(packed).astype(np.float64)
@@ -65,7 +65,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(kind):
 
 
 def test_many_at_once_from_many_threads():
-    """Jobs of several callers share XLA's threads; a lost or doubled panel would show, and a lock-up never end."""
+    """Jobs of several callers share XLA's threads; a lost or doubled panel would show, and a deadlock never end."""
     packed, _ = made(128, 4096, "float32")
 
     @jax.jit
@@ -75,7 +75,7 @@ def test_many_at_once_from_many_threads():
         return x
 
     x = [inputs_of(rows, 128, seed=rows) for rows in (1, 2, 5, 8)]
-    expected = [np.asarray(chain(each, packed.panels)) for each in x]
+    expected = [np.asarray(chain(sample, packed.panels)) for sample in x]
     wrong = []
 
     def repeat(number):
@@ -92,7 +92,7 @@ def test_many_at_once_from_many_threads():
 
 
 def test_every_panel_is_made_in_every_call():
-    """Different inputs in one buffer: a panel that no thread made, or made too late, would show the call before."""
+    """Different inputs in one buffer: a panel computed too late or not at all would show the previous call."""
     packed, matrix = made(512, 8192, "float32")
     xs = inputs_of(2 * 300, 512).reshape(300, 2, 512)  # so many that helpers come in time for some on a busy machine
 
@@ -107,7 +107,7 @@ def test_every_panel_is_made_in_every_call():
 @pytest.mark.parametrize("comes", [True, False])
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
 def test_jobs_are_given_back(comes, request):
-    """Also those that wait in the letter box for a helper who never `comes`, and are taken out of it again."""
+    """Also frees jobs that wait in the letter box for a helper who never `comes`, and are taken out again."""
     packed, _ = made(128, 256, "float32")  # large enough to ask for help
 
     @jax.jit
@@ -121,12 +121,12 @@ def test_jobs_are_given_back(comes, request):
     x = inputs_of(1, 128)
     often(x, packed.panels, 1000).block_until_ready()
     if not comes:
-        time.sleep(0.1)  # whoever looks is gone by then; from now on one seems to
+        time.sleep(0.1)  # any waiting helper has ended by then; from now on one seems to wait
         handler._BOX[8] = 1
         request.addfinalizer(lambda: handler._BOX.__setitem__(8, 0))
     before = resident()
     often(x, packed.panels, 200_000).block_until_ready()
-    assert resident() - before < 1e7  # a job is 170 bytes: kept, they would be 34 MB
+    assert resident() - before < 1e7  # a job is 170 bytes: without the release, they would take 34 MB
 
 
 def test_infinities_and_nan_reach_the_result():
@@ -139,7 +139,7 @@ def test_infinities_and_nan_reach_the_result():
 
 @pytest.mark.parametrize(("processor", "lines"), [("sapphirerapids", 4), ("znver4", 0), ("znver5", 0), ("generic", 4)])
 def test_only_where_it_pays_lines_are_asked_for(monkeypatch, processor, lines):
-    """One for each 64 bytes of a row of the panel."""
+    """There is one prefetch for each 64 bytes of a row of the panel."""
     monkeypatch.setattr(handler.llvm, "get_host_cpu_name", lambda: processor)
     monkeypatch.setattr(handler, "ahead", handler.ahead.__wrapped__)
     module = handler.ir.Module()

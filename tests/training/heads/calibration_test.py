@@ -1,4 +1,4 @@
-"""Measures of predicted acceptance against their definitions, and predictions that are known to be good or bad."""
+"""Tests of measures of predicted acceptance, by their definitions and by known good and bad predictions."""
 
 import itertools
 
@@ -39,12 +39,12 @@ def test_brier_and_log_loss_are_expectations_over_the_coin():
 def test_reliability_bins_by_hand():
     predicted = np.array([0.0, 0.05, 0.5, 0.55, 1.0])
     kept = np.array([0.0, 0.2, 1.0, 0.0, 1.0])
-    found = calibration.reliability(predicted, kept, bins=2)
-    np.testing.assert_allclose(found.share, [0.4, 0.6])
-    np.testing.assert_allclose(found.predicted, [0.025, 2.05 / 3])
-    np.testing.assert_allclose(found.kept, [0.1, 2 / 3])
-    assert found.ece == pytest.approx(0.4 * 0.075 + 0.6 * 0.05 / 3)
-    assert calibration.reliability(predicted, kept).ece > found.ece  # the finer bins see the 0.5 and the 0.55 apart
+    diagram = calibration.reliability(predicted, kept, bins=2)
+    np.testing.assert_allclose(diagram.share, [0.4, 0.6])
+    np.testing.assert_allclose(diagram.predicted, [0.025, 2.05 / 3])
+    np.testing.assert_allclose(diagram.kept, [0.1, 2 / 3])
+    assert diagram.ece == pytest.approx(0.4 * 0.075 + 0.6 * 0.05 / 3)
+    assert calibration.reliability(predicted, kept).ece > diagram.ece  # only the finer bins separate 0.5 from 0.55
     even = calibration.reliability(predicted, kept, bins=5, equal_mass=True)
     np.testing.assert_allclose(even.share, 0.2)
     np.testing.assert_allclose(even.predicted, predicted)
@@ -53,8 +53,8 @@ def test_reliability_bins_by_hand():
 def test_equal_predictions_share_a_bin_of_equal_mass():
     kept = np.sort(np.random.default_rng(0).uniform(size=1000))
     assert calibration.reliability(np.full(1000, kept.mean()), kept, equal_mass=True).ece == pytest.approx(0, abs=1e-9)
-    found = calibration.reliability(np.repeat([0.1, 0.3, 0.5, 0.9], [3, 1, 3, 3]), np.zeros(10), 5, equal_mass=True)
-    np.testing.assert_allclose(found.share, [0.3, 0.1, 0.3, 0, 0.3])
+    diagram = calibration.reliability(np.repeat([0.1, 0.3, 0.5, 0.9], [3, 1, 3, 3]), np.zeros(10), 5, equal_mass=True)
+    np.testing.assert_allclose(diagram.share, [0.3, 0.1, 0.3, 0, 0.3])
 
 
 @given(st.integers(1, 40), st.integers(1, 20))
@@ -65,27 +65,27 @@ def test_bins_of_equal_mass_differ_by_one_position_at_most_where_nothing_ties(co
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=30), st.randoms())
 def test_no_measure_hangs_on_the_order_of_rows(rows, random):
-    """Labels whose sums are exact: what is compared is which rows are taken together."""
+    """Uses labels with exact sums, so that rounding cannot depend on the order."""
     shuffled = random.sample(rows, len(rows))
-    both = [(np.array([r[0] for r in some]) / 8, np.array([r[1] for r in some]) / 8) for some in (rows, shuffled)]
-    one, other = (calibration.measures(*each) for each in both)
-    np.testing.assert_allclose(list(one.values()), list(other.values()), rtol=1e-9, atol=1e-12)
-    one, other = (calibration.isotonic(*each) for each in both)
-    np.testing.assert_array_equal(one.scores, other.scores)
-    np.testing.assert_array_equal(one.values, other.values)
+    orders = [(np.array([r[0] for r in some]) / 8, np.array([r[1] for r in some]) / 8) for some in (rows, shuffled)]
+    first, second = (calibration.measures(*arrays) for arrays in orders)
+    np.testing.assert_allclose(list(first.values()), list(second.values()), rtol=1e-9, atol=1e-12)
+    first, second = (calibration.isotonic(*arrays) for arrays in orders)
+    np.testing.assert_array_equal(first.scores, second.scores)
+    np.testing.assert_array_equal(first.values, second.values)
 
 
 def test_a_prediction_that_means_what_it_says_is_calibrated():
     draws = np.random.default_rng(0)
     kept = draws.beta(2, 1, 200_000)
     outcome = (draws.uniform(size=kept.size) < kept).astype(float)
-    found = calibration.measures(kept, outcome)
-    assert found["ece"] < 0.005 and found["ece_equal_mass"] < 0.006
-    assert found["brier"] == pytest.approx(calibration.brier(kept, kept), abs=2e-3)
-    assert found["log_loss"] == pytest.approx(calibration.log_loss(kept, kept), abs=3e-3)
-    assert found["auc"] == pytest.approx(calibration.auc(kept, kept), abs=3e-3)
+    result = calibration.measures(kept, outcome)
+    assert result["ece"] < 0.005 and result["ece_equal_mass"] < 0.006
+    assert result["brier"] == pytest.approx(calibration.brier(kept, kept), abs=2e-3)
+    assert result["log_loss"] == pytest.approx(calibration.log_loss(kept, kept), abs=3e-3)
+    assert result["auc"] == pytest.approx(calibration.auc(kept, kept), abs=3e-3)
     assert calibration.measures(kept**2, outcome)["ece"] > 0.1
-    assert (found["positions"], found["kept"]) == (kept.size, outcome.mean())
+    assert (result["positions"], result["kept"]) == (kept.size, outcome.mean())
 
 
 @given(LABELS)

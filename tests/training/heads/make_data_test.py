@@ -1,4 +1,4 @@
-"""Acceptance data: labels against brute force, kills and resumption, what is refused."""
+"""Tests of acceptance data: labels against brute force, kills and resumption, refused input."""
 
 import dataclasses
 import itertools
@@ -47,7 +47,7 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def made(loaded, tmp_path_factory):
-    """A folder of seven examples in shards of four, and what it holds."""
+    """Returns a folder of seven examples in shards of four, the counts, and the data."""
     folder = tmp_path_factory.mktemp("made") / "data"
     counts = make_data.write(loaded, point(), 4, folder)
     return folder, counts, shards.read(folder)
@@ -63,43 +63,45 @@ def test_labels_are_the_rules_ratio_at_the_drawn_token(rule, alpha, temperature)
     q, p = (jnp.asarray(x, jnp.float32)[None] for x in (q_logits, p_logits))
     controls = make_controls(1, alpha=alpha or 0.0, temperature=temperature)
     uniforms = jnp.asarray(np.random.default_rng(2).uniform(size=(1, 6)), jnp.float32)
-    found = jax.device_get(make_data.label(q, p, controls, uniforms, deferral.get(rule)))
+    labels = jax.device_get(make_data.label(q, p, controls, uniforms, deferral.get(rule)))
     for i in range(6):
         drawn, raw = reference.scale(q_logits[i], temperature), reference.softmax(q_logits[i])
         law = reference.target_law(rule, q_logits[i], p_logits[i], alpha or 0.0, temperature)
-        token = found["proposals"][0, i]
+        token = labels["proposals"][0, i]
         assert token == np.argmax(np.cumsum(drawn) > float(uniforms[0, i]) * drawn.sum())
-        assert found["kept"][0, i] == pytest.approx(min(1.0, law[token] / drawn[token]), abs=1e-4)
-        assert found["max_q"][0, i] == pytest.approx(raw.max(), abs=1e-5)
-        assert found["entropy_q"][0, i] == pytest.approx(reference.entropy(raw), abs=1e-4)
-        assert found["q_of_proposal"][0, i] == pytest.approx(drawn[token], abs=1e-5)
+        assert labels["kept"][0, i] == pytest.approx(min(1.0, law[token] / drawn[token]), abs=1e-4)
+        assert labels["max_q"][0, i] == pytest.approx(raw.max(), abs=1e-5)
+        assert labels["entropy_q"][0, i] == pytest.approx(reference.entropy(raw), abs=1e-4)
+        assert labels["q_of_proposal"][0, i] == pytest.approx(drawn[token], abs=1e-5)
     if temperature == 0:
-        assert set(found["kept"].ravel().tolist()) <= {0.0, 1.0}
+        assert set(labels["kept"].ravel().tolist()) <= {0.0, 1.0}
 
 
 def test_examples_are_the_targets_outputs_labelled_at_their_own_prefixes(loaded, made):
     _, counts, data = made
-    found, stops = data.examples, loaded.pair.vocabulary.stop_ids
-    assert counts == {"prompts": 7, "positions": int(found.lengths.sum())}
-    assert found.ids.tolist() == [e.id for e in loaded.examples]
+    stored, stops = data.examples, loaded.pair.vocabulary.stop_ids
+    assert counts == {"prompts": 7, "positions": int(stored.lengths.sum())}
+    assert stored.ids.tolist() == [e.id for e in loaded.examples]
     q, p = (np.asarray(bound.params) for bound in (loaded.pair.draft, loaded.pair.target))
-    assert len(set(found.lengths.tolist())) > 1
-    for row, length in enumerate(found.lengths):
-        before = [found.prompt_tokens[row, found.prompt_lengths[row] - 1], *found.tokens[row, : length - 1]]
-        assert length == 6 or found.tokens[row, length - 1] in stops
+    assert len(set(stored.lengths.tolist())) > 1
+    for row, length in enumerate(stored.lengths):
+        before = [stored.prompt_tokens[row, stored.prompt_lengths[row] - 1], *stored.tokens[row, : length - 1]]
+        assert length == 6 or stored.tokens[row, length - 1] in stops
         for i, previous in enumerate(before):
-            token, q_law, p_law = found.proposals[row, i], *(reference.softmax(x[previous]) for x in (q, p))
-            assert found.kept[row, i] == pytest.approx(min(1, p_law[token] / q_law[token]), rel=1e-3)
-            assert found.q_of_proposal[row, i] == pytest.approx(q_law[token], rel=1e-3)
-    padding = ~found.counted
-    assert padding.any() and not any(x[padding].any() for x in (found.tokens, found.proposals, found.kept, found.max_q))
+            token, q_law, p_law = stored.proposals[row, i], *(reference.softmax(x[previous]) for x in (q, p))
+            assert stored.kept[row, i] == pytest.approx(min(1, p_law[token] / q_law[token]), rel=1e-3)
+            assert stored.q_of_proposal[row, i] == pytest.approx(q_law[token], rel=1e-3)
+    padding = ~stored.counted
+    assert padding.any() and not any(
+        x[padding].any() for x in (stored.tokens, stored.proposals, stored.kept, stored.max_q)
+    )
 
 
 def test_proposals_hang_on_seed_id_and_position_alone():
     all_of_them = make_data.proposal_uniforms(3, np.arange(8), 6)
     np.testing.assert_array_equal(make_data.proposal_uniforms(3, np.array([5, 2]), 4), all_of_them[[5, 2], :4])
-    other = make_data.proposal_uniforms(4, np.arange(8), 6)
-    assert len(np.unique(np.concatenate([all_of_them, other]))) == 2 * 8 * 6
+    other_seed = make_data.proposal_uniforms(4, np.arange(8), 6)
+    assert len(np.unique(np.concatenate([all_of_them, other_seed]))) == 2 * 8 * 6
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -110,7 +112,7 @@ def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, last):
     with pytest.raises(ValueError, match=f"lacks {2 - last} of 2 shards"):
         shards.read(tmp_path / "data")
     before = files(tmp_path / "data")
-    for _ in range(2):  # the second time nothing is left to be made
+    for _ in range(2):  # the second call has nothing to do
         assert make_data.write(loaded, point(), 4, tmp_path / "data") == counts
     assert files(tmp_path / "data") == files(whole)
     assert before.items() <= files(tmp_path / "data").items()
@@ -118,7 +120,7 @@ def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, last):
 
 @pytest.mark.parametrize("model", ["target", "draft"])
 def test_nothing_is_labelled_by_a_model_that_fails(loaded, model):
-    """Neither by the one that writes nor by the one that only reads."""
+    """Covers failures of the decoding model and of the model that only scores."""
     (written, *_) = make_data.surveying.write(loaded, point(temperature=0.0))
     pair, _ = text_pair.damaged(loaded.pair, np.asarray(written.generation.tokens), model)
     broken = session.Session(SOURCE, SMALL, pair)
@@ -139,10 +141,10 @@ def test_a_folder_of_other_settings_is_refused(loaded, made):
 def test_folders_are_read_together_where_labels_mean_the_same(loaded, made, tmp_path):
     folder, _, data = made
     make_data.write(loaded, point(seed=1), 4, tmp_path / "more")
-    both = shards.read([folder, tmp_path / "more"])
-    assert len(both.examples.ids) == 14 and both.key not in {data.key, shards.read(tmp_path / "more").key}
-    np.testing.assert_array_equal(both.examples.kept[:7, : data.examples.kept.shape[1]], data.examples.kept)
-    assert not np.array_equal(both.examples.proposals[:7], both.examples.proposals[7:])
+    joined = shards.read([folder, tmp_path / "more"])
+    assert len(joined.examples.ids) == 14 and joined.key not in {data.key, shards.read(tmp_path / "more").key}
+    np.testing.assert_array_equal(joined.examples.kept[:7, : data.examples.kept.shape[1]], data.examples.kept)
+    assert not np.array_equal(joined.examples.proposals[:7], joined.examples.proposals[7:])
     make_data.write(loaded, point(temperature=0.5), 4, tmp_path / "cold")
     with pytest.raises(ValueError, match="cold does not go with .*: temperature is 0.5, not 1.0; train on one"):
         shards.read([folder, tmp_path / "cold"])
@@ -172,22 +174,22 @@ def test_foreign_and_damaged_shards_are_refused(loaded, made, tmp_path):
 
 
 def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
-    """Every seventh byte; some say nothing that counts, such as a date in the archive's directory."""
+    """Flips every seventh byte; some bytes do not affect the data, such as a date in the archive's directory."""
     folder, _, _ = made
     manifest, path = json.loads((folder / shards.MANIFEST).read_text()), tmp_path / "shard-00000.npz"
     content = shards.shard_path(folder, 0).read_bytes()
-    whole, found = shards.read_shard(shards.shard_path(folder, 0), manifest), 0
-    for at, mask in itertools.product(range(0, len(content), 7), (1, 0xFF)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ mask]) + content[at + 1 :])
+    whole, refused = shards.read_shard(shards.shard_path(folder, 0), manifest), 0
+    for position, mask in itertools.product(range(0, len(content), 7), (1, 0xFF)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ mask]) + content[position + 1 :])
         try:
             read = shards.read_shard(path, manifest)
         except ValueError as error:
             assert "shard-00000.npz is damaged" in str(error) and "remove it and make it again" in str(error)
-            found += 1
+            refused += 1
         else:
             for field in dataclasses.fields(whole):
                 np.testing.assert_array_equal(getattr(read, field.name), getattr(whole, field.name))
-    assert found > len(content) / 7  # half of the flips and more
+    assert refused > len(content) / 7  # at least half of the flips
 
 
 def test_a_folder_that_was_begun_under_another_law_of_the_rules_name_is_refused(loaded, made, monkeypatch):
@@ -218,9 +220,9 @@ def test_the_manifest_says_whose_data_these_are(loaded, made):
     ],
 )
 def test_what_has_no_meaning_is_refused_before_anything_is_loaded(changes, message, tmp_path):
-    given = {"pair": SOURCE, "evaluation": SMALL, "settings": Settings(temperature=1.0), "output": str(tmp_path)}
+    arguments = {"pair": SOURCE, "evaluation": SMALL, "settings": Settings(temperature=1.0), "output": str(tmp_path)}
     with pytest.raises(ValueError, match=message):
-        make_data.make(**(given | changes))
+        make_data.make(**(arguments | changes))
     assert not list(tmp_path.iterdir())
 
 
@@ -248,7 +250,7 @@ def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
 
 
 def check_refused(folder, said):
-    """Reading the folder is refused, and takes little memory."""
+    """Checks that reading the folder is refused, and takes little memory."""
 
     def refused():
         with pytest.raises(ValueError, match=said):
@@ -258,7 +260,7 @@ def check_refused(folder, said):
 
 
 def repacked(path, change):
-    """A shard with its members changed, and right checksums."""
+    """Rewrites a shard with changed members and valid checksums."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -268,8 +270,10 @@ def repacked(path, change):
 
 def long_header(members):
     name = "kept.npy"
-    at = members[name].index(b"(4, ")
-    return members | {name: members[name][:at] + b"(4000000000, " + members[name][at + 4 :].replace(b" " * 9, b"", 1)}
+    start = members[name].index(b"(4, ")
+    return members | {
+        name: members[name][:start] + b"(4000000000, " + members[name][start + 4 :].replace(b" " * 9, b"", 1)
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recorded blocks: which prefix each token stands behind, what is known of it, and the report made of them."""
+"""Tests of recorded blocks: the prefix and the measures of each token, and the report."""
 
 import dataclasses
 import json
@@ -39,13 +39,13 @@ def blocks(loaded):
 
 def test_behind_puts_each_block_after_what_was_committed():
     committed = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])
-    found = acceptance_report.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
-    assert found[0, :3].tolist() == [5, 1, 2] and found[1, :4].tolist() == [5, 6, 3, 4]
+    sequences = acceptance_report.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
+    assert sequences[0, :3].tolist() == [5, 1, 2] and sequences[1, :4].tolist() == [5, 6, 3, 4]
 
 
 @pytest.mark.laws
 def test_every_drafted_token_is_judged_at_its_own_prefix(loaded, blocks):
-    """Replayed by hand: the first block of each example stands behind the prompt alone."""
+    """Recomputes the first block of each example, whose prefix is the prompt alone."""
     assert set(blocks.rows.tolist()) == {0, 1, 2} and blocks.counted.any(-1).all()
     for row in range(3):
         first = int(np.argmax(blocks.rows == row))
@@ -73,38 +73,38 @@ def test_a_report_of_heads_and_baselines(blocks, tmp_path):
     trained = {name: head_files.Head(random_params(card.depth), card) for name, card in cards.items()}
     card = dataclasses.replace(CARD, depth=1, w_rej=1.0, law=True)
     trained["depth1_wrej1_law"] = head_files.Head(random_params(1, features=CARD.features + 2), card)
-    found = acceptance_report.judge(blocks, examples(), trained)
+    report = acceptance_report.judge(blocks, examples(), trained)
     kept = blocks.kept[blocks.counted]
-    assert found["tokens"] == len(kept) and found["blocks"] == len(blocks.rows)
-    assert set(found["slot"]) == {"1", "2", "3"}
+    assert report["tokens"] == len(kept) and report["blocks"] == len(blocks.rows)
+    assert set(report["slot"]) == {"1", "2", "3"}
     for kind in ("label", "slot"):
-        assert sum(group["the mean"]["positions"] for group in found[kind].values()) == len(kept)
-    assert found["slot"]["1"]["the mean"]["kept"] == pytest.approx(blocks.kept[:, 0].mean(), rel=1e-5)
+        assert sum(group["the mean"]["positions"] for group in report[kind].values()) == len(kept)
+    assert report["slot"]["1"]["the mean"]["kept"] == pytest.approx(blocks.kept[:, 0].mean(), rel=1e-5)
     logits = np.asarray(heads.logits(trained["depth2_wrej6"].params, blocks.hidden[blocks.counted]), np.float64)
     undone, as_it_is = (1 / (1 + np.exp(-logits - shift)) for shift in (np.log(6), 0))
-    of_head = found["overall"]["depth2_wrej6"]
+    of_head = report["overall"]["depth2_wrej6"]
     assert of_head["brier"] == pytest.approx(calibration.brier(undone, kept), rel=1e-4)
     assert of_head["ece_as_it_is"] == pytest.approx(calibration.reliability(as_it_is, kept).ece, rel=1e-3)
     known = np.stack([blocks.max_q, blocks.q_of_proposal], axis=-1)
     inputs = np.concatenate([blocks.hidden, np.log(np.maximum(known, 1e-6))], axis=-1)[blocks.counted]
     logits = np.asarray(heads.logits(trained["depth1_wrej1_law"].params, inputs), np.float64)
     brier = calibration.brier(1 / (1 + np.exp(-logits)), kept)
-    assert found["overall"]["depth1_wrej1_law"]["brier"] == pytest.approx(brier, rel=1e-4)
-    label = found["overall"][acceptance_report.LABEL]
+    assert report["overall"]["depth1_wrej1_law"]["brier"] == pytest.approx(brier, rel=1e-4)
+    label = report["overall"][acceptance_report.LABEL]
     assert label["ece"] == pytest.approx(0, abs=1e-6)
-    assert label["brier"] <= min(one["brier"] for one in found["overall"].values())
-    assert found["overall"]["max q"]["auc"] == pytest.approx(calibration.auc(blocks.max_q[blocks.counted], kept))
-    found |= {"shown": ["depth0_wrej1"]}
-    said = acceptance_report.overall(found).markdown() + acceptance_report.by_group(found, "slot").markdown()
+    assert label["brier"] <= min(values["brier"] for values in report["overall"].values())
+    assert report["overall"]["max q"]["auc"] == pytest.approx(calibration.auc(blocks.max_q[blocks.counted], kept))
+    report |= {"shown": ["depth0_wrej1"]}
+    said = acceptance_report.overall(report).markdown() + acceptance_report.by_group(report, "slot").markdown()
     assert "depth2_wrej6" in said and "entropy of q, mapped" in said and "nan" not in said
     predicted = acceptance_report.predictions(blocks, examples(), trained)
     acceptance_report.draw(predicted, kept, tmp_path / "new" / "reliability.png")
     assert (tmp_path / "new" / "reliability.png").stat().st_size > 10_000
-    json.dumps(found)
+    json.dumps(report)
 
 
 def test_a_report_on_prompts_of_the_training_data_is_refused(loaded):
-    """Two of the evaluation's three prompts, padded otherwise."""
+    """Puts two of the evaluation's three prompts into the data, with other padding."""
     prompts, data = loaded.prompts, examples()
     encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
     encoder[:, :12] = data.encoder_tokens

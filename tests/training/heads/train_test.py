@@ -1,4 +1,4 @@
-"""Training acceptance heads on a micro draft: what is mixed, what is learnt, and resumption bit for bit."""
+"""Tests of acceptance-head training on a micro draft: mixes, learning, and resumption bit for bit."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ W_REJS = (("depth0_wrej1", 1.0), ("depth2_wrej6", 6.0))
 
 
 def examples(seed=0, prompts=PROMPTS, shortest=9):
-    """Random tokens, few different proposals of which odd ones are always kept and even ones hardly ever."""
+    """Returns random tokens and few distinct proposals; odd proposals are always kept, even ones rarely."""
     draws = np.random.default_rng(seed)
     lengths = draws.integers(min(shortest, 6), LENGTH + 1, prompts).astype(np.int32)
     inside = np.arange(LENGTH)[None] < lengths[:, None]
@@ -43,7 +43,7 @@ def examples(seed=0, prompts=PROMPTS, shortest=9):
 
 
 def write_data(folder, pair, shard_size=PROMPTS, **more):
-    """A folder of `examples` as the pair's; `more` entries of its manifest."""
+    """Writes a folder of `examples` for the pair; `more` updates its manifest."""
     manifest = dict.fromkeys(shards.MEANING) | {"format": 1, "rule": "spec_decode", "temperature": 1.0, "top_p": 1.0}
     manifest |= {"top_k": 0, "pair": "tiny", "prompts": PROMPTS, "shard_size": shard_size}
     manifest |= {"pair_fingerprint": pair.fingerprint, "draft_fingerprint": fingerprints.of_model(pair.draft)} | more
@@ -55,7 +55,7 @@ def write_data(folder, pair, shard_size=PROMPTS, **more):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A pair on disk in `pair`, data of its draft in `data`."""
+    """Writes a pair to `pair`, and data of its draft to `data`."""
     path = tmp_path_factory.mktemp("heads")
     (path / "pair").mkdir()
     tiny_pair.write(path / "pair")
@@ -64,9 +64,9 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, run_dir):
-    """What every training on the folder's data is given here."""
-    where = {"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
-    return where | {"batch_positions": 96, "epochs": 2, "held_out": 0.1, "save_every_seconds": 0.0, "log_every": 3}
+    """Returns the settings of every training on the folder's data."""
+    base = {"run_dir": str(run_dir), "pair": ModelPair(name=str(folder / "pair")), "data": (str(folder / "data"),)}
+    return base | {"batch_positions": 96, "epochs": 2, "held_out": 0.1, "save_every_seconds": 0.0, "log_every": 3}
 
 
 def trainer(folder, run_dir, **changes):
@@ -76,7 +76,7 @@ def trainer(folder, run_dir, **changes):
 
 @pytest.fixture(scope="module")
 def finished(folder, tmp_path_factory):
-    """A run that is done, and what it found."""
+    """Returns a finished run and its result."""
     run = acceptance.Run(trainer(folder, tmp_path_factory.mktemp("finished") / "run"))
     return run, run.finish()
 
@@ -93,10 +93,10 @@ def test_a_mix_takes_some_tokens_of_the_targets_and_counts_the_others():
     assert (z[inside & ~counted] == batch.tokens[inside & ~counted]).all()
     assert 0.03 < (inside & ~counted).sum() / inside.sum() < 0.35
     assert mixing.mix(key, batch, 0.0)[1].sum() == inside.sum()
-    other = np.asarray(mixing.mix(mixing.mix_key(0, 4), batch, 0.15)[1])
-    assert (other != counted).any()
+    other_epoch = np.asarray(mixing.mix(mixing.mix_key(0, 4), batch, 0.15)[1])
+    assert (other_epoch != counted).any()
     again = np.asarray(mixing.mix(key, batch_of([7, 3]), 0.15)[1])
-    np.testing.assert_array_equal(again, counted[[7, 3]])  # whatever else is in the batch
+    np.testing.assert_array_equal(again, counted[[7, 3]])  # independent of the rest of the batch
 
 
 def test_an_epoch_is_every_prompt_once_and_a_function_of_seed_and_epoch():
@@ -113,9 +113,9 @@ def test_an_epoch_is_every_prompt_once_and_a_function_of_seed_and_epoch():
         width = batch.tokens.shape[1]
         np.testing.assert_array_equal(batch.lengths[batch.rows >= 0], various.lengths[real])
         assert batch.lengths.max() <= width and np.count_nonzero(various.encoder_tokens[real], axis=1).max() <= width
-    same, other = batches.epoch(rows, 0, 1), batches.epoch(rows, 0, 2)
+    same, next_epoch = batches.epoch(rows, 0, 1), batches.epoch(rows, 0, 2)
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(epoch, same, strict=True))
-    assert not all(np.array_equal(a.rows, b.rows) for a, b in zip(epoch, other, strict=True))
+    assert not all(np.array_equal(a.rows, b.rows) for a, b in zip(epoch, next_epoch, strict=True))
     with pytest.raises(ValueError, match="batch_positions=8 holds no row of width"):
         mixing.Batches(examples(), 8)
 
@@ -124,7 +124,7 @@ def test_the_split_holds_prompts_out():
     prompts = [b"%d" % n for n in range(100)]
     train, held_out = mixing.split(prompts, 0.1, 0)
     assert sorted([*train, *held_out]) == list(range(100))
-    # what the shipped head was trained on hangs on these numbers
+    # the training data of the shipped head depend on these numbers
     assert held_out.tolist() == [5, 19, 24, 47, 55, 65, 67, 80, 90, 91]
     assert mixing.split(prompts, 0.1, 1)[1].tolist() != held_out.tolist()
     assert [len(x) for x in mixing.split(prompts[:2], 0.01, 0)] == [1, 1]
@@ -147,8 +147,8 @@ def test_no_prompt_is_both_trained_on_and_held_out(prompts, held_out, seed):
 
 def test_the_same_prompts_under_two_seeds_are_held_out_together(folder, tmp_path):
     write_data(tmp_path / "data", load_pair(folder / "pair"), seed=1)
-    both = (str(folder / "data"), str(tmp_path / "data"))
-    run = acceptance.Run(trainer(folder, tmp_path / "run", data=both, held_out=0.3))
+    folders = (str(folder / "data"), str(tmp_path / "data"))
+    run = acceptance.Run(trainer(folder, tmp_path / "run", data=folders, held_out=0.3))
     assert len(run.data.examples.ids) == 2 * PROMPTS and len(run.held_out_rows)
     assert not {row % PROMPTS for row in run.train_rows} & {row % PROMPTS for row in run.held_out_rows}
 
@@ -159,8 +159,8 @@ def test_prompts_are_told_apart_by_context_and_encoder_not_by_padding():
 
     narrow, wide = keys([[5, 6], [5, 0]], [2, 1]), keys([[5, 6, 9], [5, 7, 9]], [2, 1])
     assert narrow == wide and len(set(narrow)) == 2
-    one, other = keys([[0], [0]], [1, 1], np.array([[7, 8, 0], [7, 0, 8]]))
-    assert one != other and [one] == keys([[0]], [1], np.array([[7, 8]]))
+    first, second = keys([[0], [0]], [1, 1], np.array([[7, 8, 0], [7, 0, 8]]))
+    assert first != second and [first] == keys([[0]], [1], np.array([[7, 8]]))
     assert keys([[5]], [1], np.array([[6]])) != keys([[5, 6]], [2])
 
 
@@ -226,7 +226,7 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
 
 
 def metrics(run):
-    """Returns the stored log, after a look at it: every epoch ends with what was found on the held-out prompts."""
+    """Returns the stored log, and checks that every epoch ends with an evaluation on the held-out prompts."""
     content = (run.directory / storage.METRICS_FILE).read_bytes()
     records = [json.loads(line) for line in content.splitlines()]
     judged = [record["step"] for record in records if "held_out" in record]
@@ -266,9 +266,9 @@ def test_a_finished_run_that_is_started_again_changes_nothing(finished):
 
 
 def test_every_head_of_the_grid_is_written_with_its_card(finished, folder):
-    run, found = finished
+    run, result = finished
     paths = sorted((run.directory / "heads").iterdir())
-    assert [path.stem for path in paths] == sorted(found) == sorted(run.trainer.grid)
+    assert [path.stem for path in paths] == sorted(result) == sorted(run.trainer.grid)
     head = head_files.load(run.directory / "heads" / "depth2_wrej6.msgpack")
     head.check(load_pair(folder / "pair").draft, "pair")
     assert (head.card.depth, head.card.features, head.card.w_rej) == (2, 16, 6.0)
@@ -321,6 +321,6 @@ def test_what_has_no_meaning_is_refused(changes, message, tmp_path):
 def test_the_weight_of_rejections_shifts_the_logit_alone():
     kept, w_rej = 0.8, 6.0
     z = jnp.linspace(-4, 4, 4001)
-    losses = jax.vmap(lambda one: heads.weighted_bce(one[None], jnp.full(1, kept), jnp.ones(1, bool), w_rej))(z)
+    losses = jax.vmap(lambda logit: heads.weighted_bce(logit[None], jnp.full(1, kept), jnp.ones(1, bool), w_rej))(z)
     best = float(z[jnp.argmin(losses)])
     assert acceptance.probability(np.asarray(best), w_rej) == pytest.approx(kept, abs=2e-3)

@@ -1,4 +1,4 @@
-"""Training batches: every pair once, both sides aligned, a fixed number of shapes."""
+"""Tests of training batches: every pair once, both sides aligned, a fixed number of shapes."""
 
 import gzip
 from collections import Counter
@@ -13,7 +13,7 @@ WIDTHS = (4, 8, 16)
 
 
 def _pairs(count: int = 200) -> list[sentence_pairs.TokenPair]:
-    """Pair `i` has source tokens 10 + i and target tokens 1000 + i, so that members can be read back."""
+    """Returns pairs; pair `i` has source tokens 10 + i and target tokens 1000 + i, so members can be read back."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, size=(count, 2)).tolist()
     rows = enumerate(lengths)
@@ -61,10 +61,10 @@ def test_shapes_are_one_per_width_and_rows_fit_the_narrowest():
 
 def test_epochs_differ_and_repeat_under_the_same_seed():
     pairs, corpus = _pairs(), _corpus()
-    first, again, other = (corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 1))
+    first, again, next_epoch = (corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 1))
     assert all(np.array_equal(a.source, b.source) for a, b in zip(first, again, strict=True))
-    pairs_of_batches = zip(first, other, strict=False)
-    assert len(first) != len(other) or any(not np.array_equal(a.source, b.source) for a, b in pairs_of_batches)
+    pairs_of_batches = zip(first, next_epoch, strict=False)
+    assert len(first) != len(next_epoch) or any(not np.array_equal(a.source, b.source) for a, b in pairs_of_batches)
 
 
 def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
@@ -86,11 +86,11 @@ def test_group_sizes_are_spread_over_the_whole_range():
 def test_texts_are_grouped_and_joined_in_step():
     pairs = [(f"a{i}", f"b{i}") for i in range(101)]
     groups = sentence_pairs.group(pairs, 4, np.random.default_rng(3))
-    joined = [sentence_pairs.join_texts(pairs, one) for one in groups]
+    joined = [sentence_pairs.join_texts(pairs, members) for members in groups]
     assert [source.replace("a", "b") for source, _ in joined] == [target for _, target in joined]
     assert sorted(word for source, _ in joined for word in source.split()) == sorted(a for a, _ in pairs)
-    same, other = (sentence_pairs.group(pairs, 4, np.random.default_rng(seed)) for seed in (3, 4))
-    assert groups == same != other
+    same, other_seed = (sentence_pairs.group(pairs, 4, np.random.default_rng(seed)) for seed in (3, 4))
+    assert groups == same != other_seed
 
 
 def test_join_tokens_keeps_the_order():
@@ -116,13 +116,13 @@ def test_examples_that_do_not_fit_are_refused():
 
 def test_targets_are_padded_to_widths_of_their_own():
     pairs = [sentence_pairs.TokenPair([7] * 6, [8] * length) for length in (1, 2, 3)]
-    cases = (((), 3, 8), ((4,), 3, 4), ((2, 4), 1, 2), ((2,), 2, 8))  # the source's width where none holds them
+    cases = (((), 3, 8), ((4,), 3, 4), ((2, 4), 1, 2), ((2,), 2, 8))  # the source's width if no target width fits
     for widths, count, width in cases:
         assert batching.bucketed(pairs[:count], (8,), 32, widths)[0].target.shape == (4, width)
 
 
 class Numbers:
-    """A vocabulary of numbers, which are their own ids."""
+    """Vocabulary of numbers, which are their own ids."""
 
     def encode(self, text):
         return [int(word) for word in text.split()]
@@ -132,9 +132,9 @@ def test_a_corpus_reads_some_of_the_lines_and_cuts_sources(tmp_path):
     lines = "".join(f"{i} {' '.join(['5'] * (i % 7))}\t{i + 100}\n" for i in range(10, 40))
     (tmp_path / "a.tsv").write_text(lines, encoding="utf-8")
     path = str(tmp_path / "a.tsv")
-    found = _corpus(path=path, widths=(5,), limit=20, every=3, cut=2).tokens(Numbers())
-    assert [pair.source[0] for pair in found] == list(range(10, 30, 3))
-    assert [len(pair.source) for pair in found] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
+    tokens = _corpus(path=path, widths=(5,), limit=20, every=3, cut=2).tokens(Numbers())
+    assert [pair.source[0] for pair in tokens] == list(range(10, 30, 3))
+    assert [len(pair.source) for pair in tokens] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
     whole = _corpus(path=path, widths=(5,), limit=20).tokens(Numbers())
     assert [pair.source[0] for pair in whole] == [i for i in range(10, 30) if i % 7 < 4]  # longer ones are left out
     swapped = _corpus(path=path, widths=(5,), columns=(1, 0), cut=2).tokens(Numbers())
@@ -144,18 +144,18 @@ def test_a_corpus_reads_some_of_the_lines_and_cuts_sources(tmp_path):
 def test_a_mixture_is_all_of_its_parts_and_joins_none_of_two():
     parts = tuple(_corpus(max_joined=most) for most in (1, 3))
     mixed = batching.MixedCorpus(parts, widths=WIDTHS, tokens_per_batch=64)
-    one = _pairs(60)
-    other = [sentence_pairs.TokenPair([t + 3000 for t in p.source], [t + 3000 for t in p.target]) for p in _pairs(60)]
-    batches = mixed.epoch([one, other], seed=0, epoch=0)
-    assert _tokens(batches, "source") == Counter(token for pair in [*one, *other] for token in pair.source)
+    first = _pairs(60)
+    second = [sentence_pairs.TokenPair([t + 3000 for t in p.source], [t + 3000 for t in p.target]) for p in _pairs(60)]
+    batches = mixed.epoch([first, second], seed=0, epoch=0)
+    assert _tokens(batches, "source") == Counter(token for pair in [*first, *second] for token in pair.source)
     rows = [row[row > 1] for batch in batches for row in batch.target]
     assert all((row > 3000).all() or (row < 3000).all() for row in rows)
 
 
 def test_the_first_examples_of_a_mixture_are_of_every_part():
     mixed = batching.MixedCorpus((_corpus(max_joined=1), _corpus(max_joined=1)), widths=WIDTHS)
-    other = [sentence_pairs.TokenPair([3000], [3000])] * 200
-    first = mixed.examples([_pairs(200), other], np.random.default_rng(0))[:100]
+    second_part = [sentence_pairs.TokenPair([3000], [3000])] * 200
+    first = mixed.examples([_pairs(200), second_part], np.random.default_rng(0))[:100]
     assert 30 < sum(example.source == [3000] for example in first) < 70
 
 

@@ -1,4 +1,4 @@
-"""Growing a model: the same function at first, and every part of what was added learns."""
+"""Tests of growing a model: the same function at first, and every new part learns."""
 
 import dataclasses
 
@@ -36,12 +36,12 @@ def test_logits_are_the_smaller_models(wanted, tied):
     grown = growth.grow(params, old, new, _params(new, 1))
     inputs = steps.shift_right(TARGET)
     logits = jax.jit(teacher_forced_logits, static_argnums=0)
-    expected, found = logits(T5(old), params, SOURCE, inputs), logits(T5(new), grown, SOURCE, inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    expected, logits_grown = logits(T5(old), params, SOURCE, inputs), logits(T5(new), grown, SOURCE, inputs)
+    np.testing.assert_allclose(logits_grown, expected, atol=1e-5)
 
 
 def _unlike(params):
-    """Scales of norms that are not all 1, as trained ones are."""
+    """Returns parameters whose norm scales are not all 1, as in trained models."""
     return jax.tree.map(lambda leaf: leaf * np.linspace(0.5, 1.5, len(leaf)) if leaf.ndim == 1 else leaf, params)
 
 
@@ -53,11 +53,11 @@ def test_the_tree_is_the_larger_models(small, wanted):
 
 
 def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
-    """Five layers of two: 0, 0, 0, 1, 1, of which the first of each writes."""
+    """Grows two layers to five: origins 0, 0, 0, 1, 1; only the first layer of each origin writes."""
     for i, origin in enumerate((0, 0, 0, 1, 1)):
-        layer, of = grown["decoder"][f"layers_{i}"], small["decoder"][f"layers_{origin}"]
-        found, wanted = (each["self_attention"]["query"]["kernel"] for each in (layer, of))
-        np.testing.assert_array_equal(found, wanted)
+        layer, origin_layer = grown["decoder"][f"layers_{i}"], small["decoder"][f"layers_{origin}"]
+        kernel, wanted = (parameters["self_attention"]["query"]["kernel"] for parameters in (layer, origin_layer))
+        np.testing.assert_array_equal(kernel, wanted)
         writes = [np.any(layer[part]["out"]["kernel"]) for part in ("self_attention", "encoder_decoder_attention")]
         assert [*writes, np.any(layer["mlp"]["wo"]["kernel"])] == [i in (0, 3)] * 3
 
@@ -65,17 +65,17 @@ def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
 @pytest.mark.laws
 @pytest.mark.parametrize("wanted", [LARGE, WIDER])
 def test_two_steps_move_everything_that_was_added(small, wanted):
-    """Zeros that never move would be a larger model in name only; here no array shares its buffer with another."""
+    """Checks that new zeros move; every array has its own buffer here, because steps donate buffers."""
     optimizer = steps.Optimizer(min_scale=1e-2)
     step = steps.make_train_step(wanted, optimizer, steps.Objective(smoothing=0.0))
     grown = growth.grow(small, SMALL, wanted, _params(wanted, 1))
     before = jax.tree.map(np.array, grown)
     state = TrainState.fresh(jax.tree.map(jnp.array, grown), optimizer.transformation())
-    for _ in range(2):  # what reads learns once what it reads for writes
+    for _ in range(2):  # input arrays get gradients only after the output arrays leave zero
         state, _ = step(state, SOURCE, TARGET, np.float32(1e-2), jax.random.key(0, impl="rbg"))
     for old, new in zip(_written(before), _written(state.params), strict=True):
         moved = np.asarray(old) != np.asarray(new)
-        assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))  # every unit and head, every dimension
+        assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))  # every unit, head and dimension
 
 
 def _written(params):
@@ -99,7 +99,7 @@ def test_what_cannot_grow_is_refused(small, changes):
 
 @pytest.mark.laws
 def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(finished, tmp_path):
-    """The first evaluation is the smaller model's; killed after three steps it ends with the same bits."""
+    """Checks that the first evaluation is the smaller model's, and that a killed run ends with the same bits."""
     trainer, result, exported = finished
     config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3, dropout_rate=0.1)
     changes = {"run_dir": str(tmp_path / "larger"), "config": config, "init_from": str(exported)}
@@ -112,7 +112,7 @@ def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(f
     for _, batch in zip(range(3), killed.batches(), strict=False):
         killed._step(batch, larger.schedule.rate(int(killed.state.step), 0.0))
     killed.save()
-    resumed = loop.Run(dataclasses.replace(broken, init_from=""))  # what it starts from is in its state
+    resumed = loop.Run(dataclasses.replace(broken, init_from=""))  # its saved state replaces init_from
     resumed.finish()
-    for wanted, found in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
-        np.testing.assert_array_equal(wanted, found)
+    for wanted, leaf in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(wanted, leaf)

@@ -1,4 +1,4 @@
-"""Training on a micro model: it learns, resumes bit for bit after a kill, and distils; the shipped gin files."""
+"""Tests of training a micro model: learning, resumption bit for bit, distillation; the shipped gin files."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ def _leaves(state):
 
 
 def _left(trainer):
-    """What a run left: the leaves of its state, and its log without what hangs on the clock."""
+    """Returns a run's results: the leaves of its state, and its log without values that depend on the clock."""
     text = (Path(trainer.run_dir) / runs.METRICS_FILE).read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     metrics = [{k: v for k, v in line.items() if k not in ("minutes", "tokens_per_second")} for line in lines]
@@ -34,10 +34,10 @@ def _left(trainer):
 @pytest.mark.laws
 @pytest.mark.parametrize("deaths", [(1,), (9,), (14, 3), (20, 12), (31, 2, 5), (34,)])
 def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
-    """Killed before the n-th step, save or record of each process, with reports and evaluations of odd lengths."""
+    """Kills each process before its n-th step, save or record, with reports and evaluations of odd lengths."""
     whole = dataclasses.replace(trainer, log_every=5, evaluate_every=6, save_every_minutes=0.0)
-    result, left = whole.run(), _left(whole)
-    assert [line["step"] for line in left[1]] == [5, 6, 10, 12, 12]
+    result, traces = whole.run(), _left(whole)
+    assert [line["step"] for line in traces[1]] == [5, 6, 10, 12, 12]
     broken, taken = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), []
     for death in (*deaths, None):
         seen = itertools.count(1)
@@ -52,15 +52,15 @@ def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(trainer, monkeypatch, 
             return call
 
         with monkeypatch.context() as patch:
-            for where, name in ((loop.Run, "_step"), (loop.Run, "save"), (runs.MetricsLog, "append")):
-                patch.setattr(where, name, watched(getattr(where, name)))
+            for owner, name in ((loop.Run, "_step"), (loop.Run, "save"), (runs.MetricsLog, "append")):
+                patch.setattr(owner, name, watched(getattr(owner, name)))
             try:
-                found = broken.run()
+                final = broken.run()
             except KilledError:
                 continue
-    assert found == result and _left(broken) == left
+    assert final == result and _left(broken) == traces
     assert taken.count("_step") <= 12 + len(deaths), "a resumed run begins at the last save"
-    assert broken.run() == result and _left(broken) == left  # a finished one is trained no further and logs nothing
+    assert broken.run() == result and _left(broken) == traces  # a finished run does not train or log again
 
 
 def test_a_second_trainer_of_a_folder_is_refused(trainer):
@@ -137,7 +137,7 @@ def test_a_setting_without_a_value_is_refused():
 
 
 def _shipped(name, bindings, monkeypatch):
-    # The vocabulary they name exists only once it has been trained.
+    # The configurations name a vocabulary that exists only after its training.
     monkeypatch.setattr(loop.Trainer, "__post_init__", lambda self: None)
     gin.clear_config()
     try:

@@ -1,4 +1,4 @@
-"""A model's own outputs as a corpus: what is written, what is left out, resuming after a kill, refusals."""
+"""Tests of a model's own outputs as a corpus: kept and omitted outputs, resumption after a kill, refused input."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ EXAMPLES, SEED, WIDTH = 20, 3, 64
 
 @pytest.fixture
 def make(finished, tmp_path):
-    """A function that makes `Outputs` of the trained micro model; sampled, so that some end and some do not."""
+    """Returns a function that creates `Outputs` of the trained micro model; sampled, so only some outputs end."""
     trainer, _, exported = finished
 
     def make_outputs(name="outputs.pieces", **changes):
@@ -34,20 +34,20 @@ def make(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def alone(finished):
-    """Source and output ids of every example, each decoded alone by the front door."""
+    """Returns source and output ids of every example, each decoded alone by `sc.decode`."""
     trainer, vocabulary = finished[0], Vocabulary(finished[0].vocabulary)
     bound, _ = loop.trained(trainer)
     sources = [example.source for example in joined_examples(trainer.corpus, vocabulary, SEED, EXAMPLES)]
-    found = []
+    decoded = []
     for number, source in enumerate(sources):
-        found.append((source, sampled(bound, vocabulary, source, [number])[0]))
-    return found
+        decoded.append((source, sampled(bound, vocabulary, source, [number])[0]))
+    return decoded
 
 
 def sampled(bound, vocabulary, source, ids):
-    """What the front door samples for a source, once for each id."""
-    given = {"method": "autoregressive", "temperature": 1.0, "seed": SEED, "max_new_tokens": WIDTH}
-    out = sc.decode(Pair(bound, bound, vocabulary), [[*source, 1]] * len(ids), example_ids=ids, **given)
+    """Returns the samples of `sc.decode` for a source, one for each id."""
+    settings = {"method": "autoregressive", "temperature": 1.0, "seed": SEED, "max_new_tokens": WIDTH}
+    out = sc.decode(Pair(bound, bound, vocabulary), [[*source, 1]] * len(ids), example_ids=ids, **settings)
     return [row[:length].tolist() for row, length in zip(out.tokens, out.lengths, strict=True)]
 
 
@@ -61,7 +61,7 @@ def test_the_file_holds_the_very_tokens_that_ended_and_counts_the_others(make, a
     assert [tuple(pair) for pair in read_tokens(outputs.path, vocabulary)] == ended
     assert (result["examples"], result["left_out"]) == (len(ended), EXAMPLES - len(ended))
     assert result["tokens"] == sum(len(ids) + 1 for _, ids in ended)
-    # text would not do
+    # decoded text would encode to other tokens
     assert any(vocabulary.encode(vocabulary.decode(ids)) != ids for _, ids in ended)
 
 
@@ -94,9 +94,9 @@ def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch
     pairs = corpus.tokens(vocabulary)
     epochs = [[b.source[b.target.any(1)] for b in corpus.epoch(pairs, SEED, epoch)] for epoch in (0, 1)]
     rows = [[tuple(row[row > 1].tolist()) for row in np.concatenate(epoch)] for epoch in epochs]
-    found = [tuple(one.source) for one in joined_examples(corpus, vocabulary, SEED, sum(map(len, rows)))]
-    assert sorted(found[: len(rows[0])]) == sorted(rows[0])
-    assert sorted(found[len(rows[0]) :]) == sorted(rows[1])
+    sources = [tuple(example.source) for example in joined_examples(corpus, vocabulary, SEED, sum(map(len, rows)))]
+    assert sorted(sources[: len(rows[0])]) == sorted(rows[0])
+    assert sorted(sources[len(rows[0]) :]) == sorted(rows[1])
 
 
 @pytest.mark.parametrize("least", [0.0, 1.0])

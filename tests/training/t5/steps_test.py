@@ -1,4 +1,4 @@
-"""One step: what the optimiser does to arrays of different size, what the decoder is fed, losses against NumPy."""
+"""Tests of one training step: updates of arrays of different size, decoder inputs, losses against NumPy."""
 
 import math
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_evaluation_counts_target_tokens():
 
 
 def _case(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits `[2, 5, 9]` whose last two entries are vocabulary padding, targets with padding."""
+    """Returns logits `[2, 5, 9]`, the last two entries vocabulary padding, and targets with padding."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(2, 5, ROWS)).astype(np.float32) * 3
     logits[..., VOCAB:] = -np.inf
@@ -74,8 +74,8 @@ def test_smoothed_cross_entropy_equals_a_cross_entropy_with_smoothed_targets(smo
     log_probabilities = real - np.log(np.exp(real).sum(-1, keepdims=True))
     wanted = smoothing / VOCAB + (1 - smoothing) * np.eye(VOCAB)[targets]
     losses_by_hand = -(wanted * log_probabilities).sum(-1)[targets > 0].sum()
-    found = steps.smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(targets), VOCAB, smoothing)
-    np.testing.assert_allclose(found, losses_by_hand, rtol=1e-5)
+    losses = steps.smoothed_cross_entropy(jnp.asarray(logits), jnp.asarray(targets), VOCAB, smoothing)
+    np.testing.assert_allclose(losses, losses_by_hand, rtol=1e-5)
 
 
 def test_gradients_are_finite_and_vanish_at_padding():
@@ -97,15 +97,15 @@ def test_distillation_is_the_kl_divergence_from_the_teacher():
     (student, targets), (teacher, _) = _case(0), _case(1)
     softmax = [np.exp(x[..., :VOCAB]) / np.exp(x[..., :VOCAB]).sum(-1, keepdims=True) for x in (student, teacher)]
     wanted = (softmax[1] * np.log(softmax[1] / softmax[0])).sum(-1)[targets > 0].sum()
-    found = steps.distillation(jnp.asarray(student), jnp.asarray(teacher), jnp.asarray(targets), VOCAB)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    divergence = steps.distillation(jnp.asarray(student), jnp.asarray(teacher), jnp.asarray(targets), VOCAB)
+    np.testing.assert_allclose(divergence, wanted, rtol=1e-4)
 
 
 DEEP = T5Config(10, 12, 8, 2, 4, 8, 1, 3)
 
 
 def _loss(objective, step):
-    """Of one step with the weights of `DEEP`."""
+    """Returns the loss of one step with the weights of `DEEP`."""
     start = steps.init_state(DEEP, steps.Optimizer(), jax.random.key(1)).replace(step=jnp.int32(step))
     train = steps.make_train_step(DEEP, steps.Optimizer(), objective)
     return float(train(start, SOURCE, TARGET, np.float32(0.01), jax.random.key(0))[1]["loss"])
@@ -125,8 +125,8 @@ def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
     for step, layer in ((0, 1), (1, 2), (2, 1)):
         weight = 0.6 * layer / 3
         expected = (loss_at(3) + weight * loss_at(layer)) / (1 + weight)
-        found = _loss(steps.Objective(smoothing=0.0, exit_weight=0.6), step)
-        assert found == pytest.approx(expected, rel=1e-5), layer
+        loss = _loss(steps.Objective(smoothing=0.0, exit_weight=0.6), step)
+        assert loss == pytest.approx(expected, rel=1e-5), layer
     assert _loss(plain, 0) == pytest.approx(loss_at(3), rel=1e-5)
 
 
@@ -137,10 +137,10 @@ def test_layers_are_left_out_the_more_often_the_higher_they_are():
     params = random_t5.parameters(config, 1)
     run = jax.jit(partial(T5Module(config).apply, deterministic=False, mutable=[EXITS]))
     _, sown = run({"params": params}, source, inputs, rngs={"dropout": jax.random.key(3)})
-    hidden = [np.asarray(each)[:, 0] for each in sown[EXITS]["decoder"]["hidden"]]
+    hidden = [np.asarray(states)[:, 0] for states in sown[EXITS]["decoder"]["hidden"]]
     left_out = [(after == before).all(-1).mean() for before, after in zip(hidden, hidden[1:], strict=False)]
     np.testing.assert_allclose(left_out, [0.9 * (2**0.5 - 1), 0.9], atol=0.03)
-    # the first one never is, and nothing is where training is over
+    # the first layer is never dropped, and evaluation drops none
     assert len(np.unique(hidden[0].round(4), axis=0)) == 1
     plain, same = (steps.make_eval_step(c)(params, SOURCE, TARGET)[0] for c in (DEEP, config))
     assert float(plain) == float(same)
@@ -174,8 +174,8 @@ def test_minutes_and_steps_plan_alike_and_the_first_to_come_ends_the_run():
     by_time = steps.Schedule(peak=1.0, warmup_steps=1, max_minutes=20)
     by_steps = steps.Schedule(peak=1.0, warmup_steps=1, max_steps=200)
     assert by_time.rate(3, 5.0) == pytest.approx(by_steps.rate(50, 99.0))
-    both = steps.Schedule(max_steps=200, max_minutes=20)
-    assert both.progress(200, 1.0) == both.progress(1, 20.0) == 1.0
+    by_first = steps.Schedule(max_steps=200, max_minutes=20)
+    assert by_first.progress(200, 1.0) == by_first.progress(1, 20.0) == 1.0
 
 
 def test_rsqrt_keeps_falling_without_a_plan_of_its_own():

@@ -1,1 +1,1 @@
-"""Finding the setting for a tolerance: successive halving over method × α × γ, and paper 2's Appendix D."""
+"""Search for the setting within a tolerance: successive halving, and Appendix D of Holsman et al. (2025, paper 2)."""

@@ -1,6 +1,7 @@
-"""From a pair, a task and a tolerance to a setting: what gin/calibrate.gin binds and experiments/calibrate.py calls.
+"""The search for a setting that keeps a tolerance for a pair and a task; experiments/calibrate.py calls it.
 
-Settings are told with numbers on examples that the search never saw: as a table, as JSON and as gin to paste.
+gin/calibrate.gin binds its arguments. The result is a table, JSON and gin to paste, with numbers from examples that the
+search never saw.
 """
 
 import json
@@ -31,7 +32,7 @@ MODES = ("halving", "appendix_d")
 
 
 class Split(NamedTuple):
-    """The examples that are searched on; behind them those that the last candidates are tested on; then all unseen."""
+    """The examples to search on, then those to test the last candidates on, then those that stay unseen."""
 
     search: Window
     test: Window
@@ -39,7 +40,7 @@ class Split(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search came to: what the report says of it, the gin file, and what is wrong if no setting will do."""
+    """The result of a search: its part of the report, the gin file, and the error if no setting keeps the tolerance."""
 
     report: dict[str, Any]
     pasted: str
@@ -67,25 +68,25 @@ def calibrate(
     seeds: Sequence[int] = (0,),
     output: str = "results/calibration.jsonl",
 ) -> dict[str, Any]:
-    """Find the fastest (or best) setting that keeps a tolerance, and measure it on examples that the search never saw.
+    """Finds the fastest (or best) setting that keeps a tolerance, and measures it on unseen examples.
 
-    Prints the setting, the runners-up and the target with intervals, and gin to paste; the same goes beside the store
-    as `.json` and `.gin`. A calibration that was killed goes on where it stopped. All is checked before anything is
+    Prints the setting, the runners-up and the target with intervals, and gin to paste; writes the same beside the store
+    as `.json` and `.gin`. A killed calibration resumes where it stopped. All settings are checked before anything is
     loaded.
 
     Args:
         pair, seeds: as for a sweep; settings: how all methods sample; every setting is measured with each seed.
-        evaluation: on what; the search takes its examples from `first_example` on, and times `latency_examples` of
-            them (few on few); those after them are held out. Its `quality_examples` does not matter.
-        methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is one too.
+        evaluation: the examples: the search takes its own from `first_example` on, and times `latency_examples` of them
+            (fewer on short windows); later ones are held out. Its `quality_examples` is ignored.
+        methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is also one.
         max_loss, max_latency, confidence: the tolerance (`Tolerance`).
-        mode: "halving", or "appendix_d" for paper 2's procedure, which has candidates and bounds of its own
-            (`thresholds`): there, `methods` to `confidence` mean nothing.
-        appendix_d: its settings; the paper's if none.
-        search_examples, test_examples, held_out_examples: how many of each (`halving`; Appendix D searches on the first
-            two together).
-        runners_up: how many further settings are measured on the held-out examples.
-        output: the store.
+        mode: "halving", or "appendix_d" for the procedure of Holsman et al. (2025, paper 2), which has its own
+            candidates and bounds (`thresholds`); it ignores `methods` to `confidence`.
+        appendix_d: its settings; `None`: the paper's.
+        search_examples, test_examples, held_out_examples: the number of each (`halving`; Appendix D searches on the
+            first two together).
+        runners_up: number of further settings that are measured on the held-out examples.
+        output: the store's path.
 
     Returns:
         The report, as in the `.json`.
@@ -119,61 +120,61 @@ def calibrate(
     with ResultStore(output) as store:
         check_format(store.records, output)
         loaded = replace(split.search, judged=split.held_out.end - split.search.first)
-        found = find(Bench(store, Session(pair, loaded.of(evaluation)), seeds))
-    examples = {name: asdict(each) for name, each in split._asdict().items()}
-    report = plain({"mode": mode} | examples | found.report)
+        result = find(Bench(store, Session(pair, loaded.of(evaluation)), seeds))
+    examples = {name: asdict(window) for name, window in split._asdict().items()}
+    report = plain({"mode": mode} | examples | result.report)
     write_atomically(Path(output).with_suffix(".json"), json.dumps(report, indent=1, allow_nan=False) + "\n")
-    write_atomically(Path(output).with_suffix(".gin"), found.pasted)
-    print(f"\n{found.pasted}\nresults: {output}, beside it the report (.json) and the gin file (.gin)")
-    if found.refusal:
-        raise ValueError(found.refusal)
+    write_atomically(Path(output).with_suffix(".gin"), result.pasted)
+    print(f"\n{result.pasted}\nresults: {output}, beside it the report (.json) and the gin file (.gin)")
+    if result.refusal:
+        raise ValueError(result.refusal)
     return report
 
 
 def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
-    """Which examples are searched on, tested on and held out, all with as many timed; ValueError for too few of any."""
-    given = {"search_examples": search_examples, "test_examples": test_examples}
-    given |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
-    searched, tested, held, timed = (checks.whole(name, value, 0) for name, value in given.items())
-    for name, value in given.items():
+    """Returns the windows to search on, test on and hold out, with as many timed examples; ValueError for too few."""
+    counts = {"search_examples": search_examples, "test_examples": test_examples}
+    counts |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
+    searched, tested, held_out, timed = (checks.whole(name, value, 0) for name, value in counts.items())
+    for name, value in counts.items():
         if value < LEAST_EXAMPLES:
             raise ValueError(f"{name}={value} is too few for an interval: give at least {LEAST_EXAMPLES}")
     first = checks.whole("first_example", evaluation.first_example, 0)
     search = Window(first=first, judged=searched, timed=min(timed, searched))
     test = Window(first=search.end, judged=tested, timed=min(timed, tested))
-    return Split(search, test, Window(first=test.end, judged=held, timed=min(timed, held)))
+    return Split(search, test, Window(first=test.end, judged=held_out, timed=min(timed, held_out)))
 
 
-def candidates(*, seeds: Sequence[int], **given: Any) -> list[Point]:
-    """The target, then every candidate with the first seed, the draft alone first of all; as `enumerate_points`."""
-    groups = enumerate_points(seeds=seeds, **given)
+def candidates(*, seeds: Sequence[int], **shared: Any) -> list[Point]:
+    """Returns the target, the draft alone, then all other candidates, with the first seed."""
+    groups = enumerate_points(seeds=seeds, **shared)
     return [point for group in groups for point in group if point.seed == seeds[0]]
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
-    """Search, then measure what was found on the held-out examples; on those of the test, if nothing will do."""
-    target, *others = points
+    """Searches, then measures the settings found on the held-out examples; on the test's if no setting passed."""
+    target, *tried = points
     bench.session.check(point.settings for point in points)
-    found = halving.search(bench, others, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
-    best = [found.chosen, *found.others] if found.chosen else found.others  # the safest first
-    names = ["chosen" if found.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
+    choice = halving.search(bench, tried, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
+    best = [choice.chosen, *choice.others] if choice.chosen else choice.others  # the safest first
+    names = ["chosen" if choice.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
     named = dict(zip(names, best, strict=False))
-    window = split.held_out if found.chosen else split.test
+    window = split.held_out if choice.chosen else split.test
     print(f"{len(named)} settings and the target on {window.judged} examples, {window.first} to {window.end - 1}")
-    entries = measure_settings(bench, {name: each.point for name, each in named.items()}, target, window, tolerance)
-    seen = "that nothing was chosen by" if found.chosen else "of the test"
+    entries = measure_settings(bench, {name: v.point for name, v in named.items()}, target, window, tolerance)
+    seen = "that nothing was chosen by" if choice.chosen else "of the test"
     heading = f"Asked for: {tolerance.describe()}. Measured on {window.judged} examples {seen}"
     show_settings(heading, entries)
-    if found.chosen and not entries[0]["kept"]:
+    if choice.chosen and not entries[0]["kept"]:
         print(
             "The setting found does not keep the tolerance on these examples: give more test_examples, or allow more."
         )
-    settings = [(each.point, said(told)) for each, told in zip(named.values(), entries, strict=False)]
-    head = [*([] if found.chosen else ["No setting will do; these come nearest."]), heading, *_about(target)]
-    shares = {name: each.share for name, each in named.items()}
-    report = {"tolerance": asdict(tolerance), "candidates": len(others), "settings": entries, "share_in_test": shares}
-    pasted = paste(settings, head, live=found.chosen is not None)
-    if found.chosen:
+    settings = [(v.point, said(entry)) for v, entry in zip(named.values(), entries, strict=False)]
+    head = [*([] if choice.chosen else ["No setting will do; these come nearest."]), heading, *_about(target)]
+    shares = {name: v.share for name, v in named.items()}
+    report = {"tolerance": asdict(tolerance), "candidates": len(tried), "settings": entries, "share_in_test": shares}
+    pasted = paste(settings, head, live=choice.chosen is not None)
+    if choice.chosen:
         return Found(report, pasted)
     refusal = (
         f"no setting keeps the tolerance ({tolerance.describe()}) in {tolerance.confidence:.0%} of the resamples of "
@@ -184,7 +185,7 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:
-    """Appendix D on the examples searched on, then its three levels on the held-out ones."""
+    """Runs Appendix D on the examples to search on, then measures its three levels on the held-out ones."""
     searched = replace(split.search, judged=split.test.end - split.search.first)
     subset = searched.part(max(searched.judged // 4, LEAST_EXAMPLES))
     trail = thresholds.run(bench, base, settings, searched, subset)
@@ -196,8 +197,8 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     entries = measure_settings(bench, trail.levels, target, window)
     heading = f"Appendix D with {settings.rule}: on {window.judged} examples that nothing was chosen by"
     show_settings(heading, entries)
-    # the fastest takes effect: its quality was still held
-    pasted = [(trail.levels[each["name"]], said(each)) for each in reversed(entries[:-1])]
+    # the last level is the fastest that held, so it becomes the active one
+    pasted = [(trail.levels[entry["name"]], said(entry)) for entry in reversed(entries[:-1])]
     report = {"appendix_d": asdict(settings), "trail": trail.plain(), "settings": entries}
     return Found(report, paste(pasted, [heading, *_about(base)]))
 
@@ -206,14 +207,14 @@ _USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, 
 
 
 def _about(target: Point) -> list[str]:
-    """What settings were found for, and how a file of them is used."""
+    """Returns the lines about the pair and task of the settings, and the use of their file."""
     task = get_task(target.evaluation.task).name
     return [f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.", _USE]
 
 
 NOTE = "[low, high]: 95% of paired resamples of the examples. Latency: batch 1, beside the target."
 Entry = dict[str, Any]
-"""One setting with its numbers, as JSON knows them; `_entry` says what is in it."""
+"""One setting with its numbers, in JSON's types; see `_entry`."""
 
 
 def measure_settings(
@@ -222,8 +223,8 @@ def measure_settings(
     """Measures settings and the target on a window.
 
     Args:
-        bench: what measures; named: what a setting is called, for instance "chosen" -> setting.
-        target: the target alone; it comes last.
+        bench: measures; named: name of a setting, for instance "chosen" -> setting.
+        target: the target alone; its entry comes last.
     """
     measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
     entries = [
@@ -238,13 +239,13 @@ def _entry(
     """Returns a setting's numbers with 95% intervals over examples, paired with the target's: `[value, low, high]`.
 
     `quality`; `difference_percent` to the target's quality; `latency` over the target's, and `None` for the target
-    itself; `kept`: whether the tolerance is kept on all examples; `share`: in how many resamples of them.
+    itself; `kept`: whether the tolerance is kept on all examples; `share`: the share of resamples in which it is kept.
     """
     quality, reference = bootstrap.qualities(records, target)
     timed = point.settings.method != TARGET
-    told: Entry = {
+    entry: Entry = {
         "name": name,
-        "setting": point.label().rpartition(" seed=")[0],  # seeds are told once for all
+        "setting": point.label().rpartition(" seed=")[0],  # seeds are the same for all settings
         "settings": asdict(point.settings),
         "metric": records[0]["quality"]["metric"],
         "quality": bootstrap.interval(quality),
@@ -253,29 +254,29 @@ def _entry(
     }
     if tolerance is not None:
         kept = tolerance.kept(records, target, bootstrap)
-        told |= {"kept": bool(kept[0]), "share": float(kept[1:].mean())}
-    return told
+        entry |= {"kept": bool(kept[0]), "share": float(kept[1:].mean())}
+    return entry
 
 
 def show_settings(title: str, entries: Sequence[Entry]) -> None:
     """Prints the entries as a table."""
     rows = []
-    for each in entries:
-        numbers = [_cell(each["quality"], "{:.2f}"), _cell(each["difference_percent"], "{:+.1f}%")]
-        numbers.append(_cell(each["latency"], "{:.2f}"))
-        kept = f"{'yes' if each['kept'] else 'no'}, {each['share']:.0%}" if "kept" in each else NONE
-        rows.append([each["name"], each["setting"], *numbers, kept])
+    for entry in entries:
+        numbers = [_cell(entry["quality"], "{:.2f}"), _cell(entry["difference_percent"], "{:+.1f}%")]
+        numbers.append(_cell(entry["latency"], "{:.2f}"))
+        kept = f"{'yes' if entry['kept'] else 'no'}, {entry['share']:.0%}" if "kept" in entry else NONE
+        rows.append([entry["name"], entry["setting"], *numbers, kept])
     header = ["", "setting", entries[0]["metric"], "to the target", "latency / target's", "kept, in resamples"]
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
 
 
 def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:
-    """Returns a gin file for `experiments/run.py`, beside gin/run.gin, a pair's file and a task's.
+    """Returns a gin file for `experiments/run.py`, to be used with gin/run.gin, a pair's file and a task's.
 
-    The first setting takes effect (none, if not `live`), the others stand below as comments to be uncommented.
+    The first setting is active (none, if not `live`); the others follow as comments.
 
     Args:
-        settings: with what is to be said of each; head: the file's first lines.
+        settings: settings, each with its comment; head: the file's first lines.
     """
     lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]
     lines += ["from speccascade_jax.evaluation import points"]
@@ -285,15 +286,15 @@ def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool
     return "\n".join(lines) + "\n"
 
 
-def said(each: Entry) -> str:
-    """Says an entry in one line."""
-    words = [f"{each['name']}: {each['setting']}", f"{each['metric']} {_cell(each['quality'], '{:.2f}')}"]
-    if each["difference_percent"]:
-        words.append(f"{_cell(each['difference_percent'], '{:+.1f}%')} to the target")
-    if each["latency"]:
-        words.append(f"latency {_cell(each['latency'], '{:.2f}')} of the target's")
-    if "kept" in each:
-        words.append(f"tolerance {'kept' if each['kept'] else 'not kept'} (kept in {each['share']:.0%} of resamples)")
+def said(entry: Entry) -> str:
+    """Returns an entry in one line of text."""
+    words = [f"{entry['name']}: {entry['setting']}", f"{entry['metric']} {_cell(entry['quality'], '{:.2f}')}"]
+    if entry["difference_percent"]:
+        words.append(f"{_cell(entry['difference_percent'], '{:+.1f}%')} to the target")
+    if entry["latency"]:
+        words.append(f"latency {_cell(entry['latency'], '{:.2f}')} of the target's")
+    if "kept" in entry:
+        words.append(f"tolerance {'kept' if entry['kept'] else 'not kept'} (kept in {entry['share']:.0%} of resamples)")
     return ", ".join(words)
 
 

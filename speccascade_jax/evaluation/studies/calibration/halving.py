@@ -1,14 +1,16 @@
 """Successive halving under a tolerance: all candidates on few examples, the better half of them on twice as many.
 
-Jamieson and Talwalkar 2016, with two changes: who cannot keep the tolerance goes whatever the half is, and whoever
-keeps it most surely stays, so that the search ends with an answer wherever there is one.
+It follows Jamieson and Talwalkar (2016), with two changes. A candidate that cannot keep the tolerance is dropped
+whatever the half is. The candidate that keeps it most surely stays, so that the search ends with an answer if there is
+one.
 
-The best of many is in part the luckiest: examples that chose it flatter it. So those that are left are tested on fresh
-examples, in an order that was fixed before: the safest first, each at the full confidence, up to the first that fails.
-The probability that any of those that passed breaks the tolerance is then at most that of a single test (fixed-sequence
-testing; Angelopoulos et al. 2021, "Learn then Test"), as far as resamples tell it. Needs no JAX.
+The best of many candidates is partly the luckiest: the examples that chose it overstate it. So the remaining candidates
+are tested on fresh examples, in an order that was fixed before: the safest first, each at the full confidence, up to
+the first that fails. Then the probability that any passed candidate breaks the tolerance is at most that of a single
+test (fixed-sequence testing; Angelopoulos et al., 2021, "Learn then Test"), up to the accuracy of the resamples. Needs
+no JAX.
 
-`Bench` turns a calibration's points into records: one store, one session, windows of its examples.
+`Bench` turns a calibration's points into records, with one store, one session and windows of its examples.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from speccascade_jax.results.store.record import Record, get_entry
 from speccascade_jax.results.store.result_store import ResultStore
 
 Records = tuple[Record, ...]
-"""One point's, one per seed."""
+"""The records of one point, one per seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Neighbouring examples: `judged` of them from `first` on, of which the first `timed` are timed too."""
+    """Consecutive examples: `judged` of them from `first` on; the first `timed` of these are timed too."""
 
     first: int
     judged: int
@@ -44,26 +46,26 @@ class Window:
 
     @property
     def end(self) -> int:
-        """The first example behind it."""
+        """The index of the first example after the window."""
         return self.first + self.judged
 
     def of(self, evaluation: Evaluation) -> Evaluation:
-        """Returns the evaluation, on these examples."""
+        """Returns the evaluation on these examples."""
         return replace(evaluation, first_example=self.first, quality_examples=self.judged, latency_examples=self.timed)
 
     def part(self, judged: int) -> Window:
-        """Returns its first `judged` examples, with the same share of them timed, but enough for an interval."""
+        """Returns the window's first `judged` examples, with the same share timed, but enough for an interval."""
         timed = max(math.ceil(self.timed * judged / self.judged), LEAST_EXAMPLES)
         return replace(self, judged=judged, timed=min(timed, judged, self.timed))
 
 
 class Bench:
-    """Measures points and remembers them in a store, so that a calibration that was killed goes on.
+    """Measures points and stores their records, so that a killed calibration resumes.
 
     Args:
-        store: where records go, and where those of an earlier calibration are found; their keys hold all examples that
-            were loaded, so that one with other numbers of examples begins anew.
-        session: with the examples of all windows loaded.
+        store: receives the records, and holds those of an earlier calibration. Their keys contain all loaded examples,
+            so a calibration with other numbers of examples starts anew.
+        session: holds the examples of all windows.
         seeds: each point is measured once with each.
     """
 
@@ -74,30 +76,30 @@ class Bench:
         """Measures points on a window; the α's of one method and block size share batches and programs.
 
         Args:
-            points: of one sampling; their own window and seed do not matter.
+            points: points of one sampling; their own window and seed are ignored.
 
         Raises:
-            FloatingPointError: a point failed on some example, and so cannot be compared with the others.
+            FloatingPointError: a point failed on some example, so it cannot be compared with the others.
         """
-        # the target is timed like the others: a table of the store needs it in their panel
+        # the target is timed like the others, because a table of the store needs it in their panel
         placed = {
             point: [replace(point, evaluation=window.of(point.evaluation), seed=seed) for seed in self.seeds]
             for point in points
         }
         groups: dict[tuple[Settings, int], list[Point]] = defaultdict(list)
-        for one in itertools.chain(*placed.values()):
-            groups[replace(one.settings, alpha=None), one.seed].append(one)
+        for run in itertools.chain(*placed.values()):
+            groups[replace(run.settings, alpha=None), run.seed].append(run)
         experiment.measure(list(groups.values()), self.store, self.session)
-        held = {record["key"]: record for record in self.store.records}
-        for one in itertools.chain(*placed.values()):
-            if failed := {"failed_examples", "failed_timings"} & held[self.session.key(one)].keys():
-                why = held[self.session.key(one)].get("failure", "runs that were timed ended early")
-                raise FloatingPointError(f"{one.label()} has {min(failed)} and cannot be compared: {why}")
-        return {point: tuple(held[self.session.key(one)] for one in ones) for point, ones in placed.items()}
+        records = {record["key"]: record for record in self.store.records}
+        for run in itertools.chain(*placed.values()):
+            if failed := {"failed_examples", "failed_timings"} & records[self.session.key(run)].keys():
+                why = records[self.session.key(run)].get("failure", "runs that were timed ended early")
+                raise FloatingPointError(f"{run.label()} has {min(failed)} and cannot be compared: {why}")
+        return {point: tuple(records[self.session.key(run)] for run in runs) for point, runs in placed.items()}
 
 
 def mean(records: Records, part: str, name: str) -> float:
-    """Returns the mean over seeds of a number of the records, `measures` that are undefined counted as 0."""
+    """Returns the mean over seeds of a number of the records; undefined `measures` count as 0."""
     return statistics.fmean(get_entry(record, part)[name] or 0.0 for record in records)
 
 
@@ -105,12 +107,13 @@ def mean(records: Records, part: str, name: str) -> float:
 class Tolerance:
     """Bounds of quality and latency relative to the target alone; at least one of them.
 
-    Under a bound of quality the fastest setting is looked for, under one of latency alone the best.
+    Under a bound of quality, the search looks for the fastest setting; under a bound of latency alone, for the best
+    one.
 
     Attributes:
         max_loss: share of the target's quality that may be lost: at 0.01, quality >= 0.99 of the target's.
-        max_latency: largest latency over the target's: 0.6 is no slower than 0.6 of the target.
-        confidence: share of paired resamples of the examples in which every bound must be kept.
+        max_latency: largest latency over the target's: at 0.6, latency <= 0.6 of the target's.
+        confidence: share of paired resamples of the examples in which every bound must hold.
 
     Raises:
         ValueError: no bound, or a value without meaning.
@@ -133,16 +136,16 @@ class Tolerance:
             raise ValueError(f"confidence={self.confidence} is not between 0.5 and 1: 0.9 is the usual choice")
 
     def describe(self) -> str:
-        """Says the bounds in words."""
+        """Returns the bounds in words."""
         loss, latency = self.max_loss, self.max_latency
         bounds = [] if loss is None else [f"at most {100 * loss:g}% of the target's quality lost"]
         bounds += [] if latency is None else [f"latency at most {latency:g} of the target's"]
         return " and ".join(bounds)
 
     def kept(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> np.ndarray:
-        """Tells whether every bound is kept, bool `[1 + samples]`: first on all examples, then on each resample.
+        """Returns whether every bound holds, bool `[1 + samples]`: first on all examples, then on each resample.
 
-        Examples judged and examples timed are resampled each on their own.
+        Judged examples and timed examples are resampled separately.
 
         Args:
             ours, target: records of one setting and of the target alone, one per seed, on the same examples; ValueError
@@ -157,7 +160,7 @@ class Tolerance:
         return kept
 
     def check(self, target: Sequence[Record]) -> None:
-        """Refuses a target without quality: chance, on few examples, but every candidate keeps the bound."""
+        """Refuses a target with quality 0, for which every candidate keeps the bound; few examples may cause this."""
         quality = target[0]["quality"]
         if self.max_loss is not None and not quality["value"] > 0:
             raise ValueError(
@@ -166,11 +169,11 @@ class Tolerance:
             )
 
     def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
-        """Returns the share of resamples in which every bound is kept; arguments and errors as `kept`."""
+        """Returns the share of resamples in which every bound holds; arguments and errors as for `kept`."""
         return float(self.kept(ours, target, bootstrap)[1:].mean())
 
     def cost(self, ours: Sequence[Record]) -> float:
-        """Returns what is to be low: relative latency, or minus quality where nothing bounds it; a mean over seeds."""
+        """Returns the value to minimise, a mean over seeds: relative latency, or minus quality if nothing bounds it."""
         if self.max_loss is None:
             return -statistics.fmean(record["quality"]["value"] for record in ours)
         return statistics.fmean(record["relative_latency"]["value"] for record in ours)
@@ -186,7 +189,7 @@ FIRST_RUNG = 32
 
 
 class Verdict(NamedTuple):
-    """A candidate on a window: its records, the share of resamples in which it keeps the tolerance, what it costs."""
+    """A candidate's result on a window: records, share of resamples in which it keeps the tolerance, and cost."""
 
     point: Point
     records: Records
@@ -195,14 +198,14 @@ class Verdict(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How a search ended: the best that keeps the tolerance surely enough, if any does; the others, best first."""
+    """The result of a search: the best candidate that passed, or `None`; the other candidates, best first."""
 
     chosen: Verdict | None
     others: list[Verdict]
 
 
 def rungs(whole: Window, first: int = FIRST_RUNG) -> list[Window]:
-    """Returns windows from one example on, each twice as long as the last, up to `whole`; none below `first`."""
+    """Returns windows that begin at one example, each twice as long as the last, up to `whole`; none below `first`."""
     sizes = [whole.judged]
     while math.ceil(sizes[0] / 2) >= first:
         sizes.insert(0, math.ceil(sizes[0] / 2))
@@ -218,17 +221,17 @@ def search(
     fresh: Window,
     least: int = 4,
 ) -> Choice:
-    """Measures candidates on one window after the other, fewer and fewer of them; tests the last on fresh examples.
+    """Measures candidates on one window after another, fewer each time; tests the last ones on fresh examples.
 
     Args:
-        bench: what measures and remembers; target: the target alone.
-        windows: as `rungs` gives them; fresh: examples of none of them.
-        least: how many candidates go on at least, as long as they may hold.
+        bench: measures and stores; target: the target alone.
+        windows: as `rungs` returns them; fresh: a window that shares no example with them.
+        least: smallest number of candidates that go on, as long as they may keep the tolerance.
     """
     bootstrap = Bootstrap()
 
     def judge(measured: Mapping[Point, Records]) -> list[Verdict]:
-        """Every candidate held against the target on the same examples."""
+        """Compares every candidate with the target on the same examples."""
         return [
             Verdict(point, ours, tolerance.share(ours, measured[target], bootstrap), tolerance.cost(ours))
             for point, ours in measured.items()
@@ -248,32 +251,32 @@ def search(
 
 
 def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Ranks in layers: first those than whom nobody is both surer and cheaper, then so of the rest.
+    """Ranks in layers: first the candidates that no other dominates in certainty and cost, then the same for the rest.
 
-    On few examples nobody can tell where on the way from safe to cheap the answer lies: a layer holds all of that way.
-    Within a layer those come first who more likely than not keep the tolerance, by cost.
+    Few examples cannot show where between safe and cheap the answer is, so a layer holds the whole range. In a layer,
+    candidates that probably keep the tolerance come first, then by cost.
     """
     rest, order = sorted(verdicts, key=lambda verdict: (verdict.share < 0.5, verdict.cost)), list[Verdict]()
     while rest:
-        layer = [each for each in rest if not any(_dominates(other, each) for other in rest)]
+        layer = [candidate for candidate in rest if not any(_dominates(rival, candidate) for rival in rest)]
         order += layer
-        rest = [each for each in rest if not any(each is one for one in layer)]
+        rest = [candidate for candidate in rest if not any(candidate is placed for placed in layer)]
     return order
 
 
-def _dominates(one: Verdict, other: Verdict) -> bool:
-    """Tells whether one is at least as sure and at most as dear as the other, and not its equal in both."""
-    no_worse = one.share >= other.share and one.cost <= other.cost
-    return no_worse and (one.share > other.share or one.cost < other.cost)
+def _dominates(verdict: Verdict, other: Verdict) -> bool:
+    """Returns whether a verdict is at least as sure and at most as expensive as the other, and not equal in both."""
+    no_worse = verdict.share >= other.share and verdict.cost <= other.cost
+    return no_worse and (verdict.share > other.share or verdict.cost < other.cost)
 
 
 def _safety(verdict: Verdict) -> tuple[float, float]:
-    """Returns a key of sorting: first who keeps the tolerance most surely; among equals, at the lowest cost."""
+    """Returns a sort key: candidates that keep the tolerance most surely come first; among equals, the cheapest."""
     return -verdict.share, verdict.cost
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
-    """Returns who goes on: half, but at least `least`; the safest always, nobody else below `1 − confidence`."""
+    """Returns half of the candidates, but at least `least`; always the safest, no other one below `1 − confidence`."""
     half, safe = max(math.ceil(len(verdicts) / 2), least), min(verdicts, key=_safety)
     possible = [verdict for verdict in ranked(verdicts) if verdict.share >= 1 - confidence][:half]
     if any(verdict is safe for verdict in possible):
@@ -282,13 +285,13 @@ def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> lis
 
 
 def choose(verdicts: Sequence[Verdict], confidence: float) -> Choice:
-    """Chooses the cheapest of those that pass.
+    """Chooses the cheapest candidate that passes.
 
     Args:
-        verdicts: in the order of the test; one passes that keeps the tolerance in at least `confidence` of the
-            resamples, and all before it too.
+        verdicts: in the order of the test. A candidate passes if it and all before it keep the tolerance in at least
+            `confidence` of the resamples.
     """
-    passed = list(itertools.takewhile(lambda each: each.share >= confidence, verdicts))
+    passed = list(itertools.takewhile(lambda verdict: verdict.share >= confidence, verdicts))
     failed = sorted(verdicts[len(passed) :], key=_safety)
-    passed.sort(key=lambda each: each.cost)
+    passed.sort(key=lambda verdict: verdict.cost)
     return Choice(passed[0], [*passed[1:], *failed]) if passed else Choice(None, failed)

@@ -1,6 +1,7 @@
-"""Paper 2's Appendix D: the threshold of fuzzy decoding, from where it keeps as much as speculative decoding upwards.
+"""The threshold procedure for fuzzy decoding of Holsman et al. (2025, paper 2), Appendix D.
 
-METHODS section 5. Needs no JAX.
+It starts at the threshold that keeps as many tokens as speculative decoding and goes upwards (METHODS section 5). Needs
+no JAX.
 """
 
 import math
@@ -26,17 +27,17 @@ _NUMBERS = {
     "quality": ("quality", "value"), "latency": ("relative_latency", "value"),
     "acceptance": ("measures", "acceptance_rate"), "utilisation": ("measures", "draft_utilisation"),
 }  # fmt: skip
-"""Number of a step -> where records have it."""
+"""Number of a step -> its place in records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppendixD:
-    """What the procedure is run with.
+    """The settings of the procedure.
 
     Attributes:
         rule: a fuzzy rule; the paper's thresholds belong to `fuzzy_js_reference`.
-        baseline: the speculative decoding whose speed chooses the block and whose kept share the first threshold: the
-            lossless `spec_decode`, or the authors' `sd_reference`.
+        baseline: the speculative decoding that sets the block size (by its speed) and the first threshold (by its kept
+            share): the lossless `spec_decode`, or the authors' `sd_reference`.
         lengths: block sizes L, rising.
         lost: the share of the difference between target and draft that quality may lose.
     """
@@ -49,7 +50,7 @@ class AppendixD:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One threshold, measured: means over seeds; `held`: whether quality had not fallen too low yet."""
+    """One measured threshold, with means over seeds; `held`: whether quality was not below the floor."""
 
     threshold: float
     block_size: int
@@ -62,14 +63,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trail:
-    """What the procedure found.
+    """The result of the procedure.
 
     Attributes:
-        block_size, baseline_acceptance: of the fastest baseline; the latter the share of drafted tokens that it keeps.
-        threshold: the one that keeps as large a share.
-        target, draft, floor: their quality, and the lowest that is accepted.
-        steps: every threshold tried, rising, and why there is none after the last.
-        levels: name -> point, from the smallest threshold to the largest; none where the first lost too much already.
+        block_size, baseline_acceptance: of the fastest baseline; the latter is the share of drafted tokens that it
+            keeps.
+        threshold: the threshold that keeps the closest share.
+        target, draft, floor: their quality, and the lowest accepted quality.
+        steps: every threshold tried, rising; stopped: why there is none after the last.
+        levels: name -> point, from the smallest threshold to the largest; empty if the first threshold already lost too
+            much.
     """
 
     block_size: int
@@ -83,7 +86,7 @@ class Trail:
     levels: dict[str, Point]
 
     def check(self) -> None:
-        """ValueError for a procedure that ended where it began: the first threshold loses too much already."""
+        """Raises ValueError if the first threshold already loses too much, so that there are no levels."""
         if not self.levels:
             first = self.steps[0]
             raise ValueError(
@@ -92,12 +95,12 @@ class Trail:
             )
 
     def plain(self) -> dict[str, Any]:
-        """For a report in JSON; the levels are told elsewhere."""
+        """Returns the trail for a report in JSON, without the levels, which the report lists elsewhere."""
         return asdict(replace(self, levels={}))
 
 
 def show(trail: Trail, settings: AppendixD) -> None:
-    """Print the steps as a table."""
+    """Prints the steps as a table."""
     title = f"{settings.rule}: quality of the target {trail.target:.2f}, of the draft {trail.draft:.2f}"
     note = (
         f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of drafted "
@@ -113,25 +116,25 @@ def show(trail: Trail, settings: AppendixD) -> None:
 
 
 def point_of(base: Point, settings: Settings) -> Point:
-    """Returns `base` with a method, the draft greedy as the paper's unless `base` names its temperature."""
+    """Returns `base` with a method; the draft is greedy, as the paper's, unless `base` sets its temperature."""
     sampling = sampling_of(base.settings)
     sampling["draft_temperature"] = sampling["draft_temperature"] or 0.0
     return replace(base, settings=replace(settings, **sampling))
 
 
 def baseline(base: Point, settings: AppendixD, length: int) -> Point:
-    """Speculative decoding with blocks of `length`, one more token from the target after a block that is kept."""
+    """Returns speculative decoding with blocks of `length`, and a bonus token from the target after a kept block."""
     return point_of(base, Settings(method=settings.baseline, block_size=length, bonus="target"))
 
 
 def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Point:
-    """Fuzzy decoding with blocks of `length`."""
+    """Returns fuzzy decoding with blocks of `length`."""
     chosen = Settings(method="fuzzy", rule=settings.rule, alpha=threshold, block_size=length, bonus="target")
     return point_of(base, chosen)
 
 
 def check(base: Point, settings: AppendixD) -> None:
-    """ValueError for settings that have no meaning, naming value and remedy, before anything is loaded."""
+    """Refuses settings without a meaning before anything is loaded, with a ValueError that names value and remedy."""
     rule, lengths = settings.rule, settings.lengths
     if not deferral.get(rule).name.startswith("fuzzy_"):
         raise ValueError(f"rule={rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule")
@@ -143,16 +146,16 @@ def check(base: Point, settings: AppendixD) -> None:
     if not 0 < settings.lost < 1:
         raise ValueError(f"lost={settings.lost} is no share between 0 and 1: the paper's is 0.2")
     for length in lengths:
-        for each in (baseline(base, settings, length), fuzzy(base, settings, length, STEP)):
-            validate(each)
+        for point in (baseline(base, settings, length), fuzzy(base, settings, length, STEP)):
+            validate(point)
 
 
 def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: Window) -> Trail:
-    """The procedure; block size and first threshold are found on `subset`, qualities are those of `window`.
+    """Runs the procedure; finds block size and first threshold on `subset`, and measures qualities on `window`.
 
-    The paper takes the next length where "close to all" candidates are kept; here, where at least `NEARLY_ALL` of the
-    drafted tokens are. It does not say what happens where quality never falls: here it ends where everything is kept or
-    the rule's range ends.
+    The paper takes the next length when "close to all" candidates are kept; here, when at least `NEARLY_ALL` of the
+    drafted tokens are. The paper does not say what happens if quality never falls; here the procedure ends when
+    everything is kept or the rule's range ends.
 
     Raises:
         ValueError: the target is not better than the draft.
@@ -181,7 +184,7 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
 
 
 def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
-    """The baseline's fastest block size, and the share of drafted tokens that it keeps with it."""
+    """Returns the baseline's fastest block size, and the share of drafted tokens that it keeps with it."""
     print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
     points = {length: baseline(base, settings, length) for length in settings.lengths}
     measured = bench.measure(list(points.values()), subset)
@@ -192,7 +195,7 @@ def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> 
 def _climb(
     bench: Bench, base: Point, settings: AppendixD, window: Window, start: tuple[int, float, float]
 ) -> tuple[list[Step], str]:
-    """Raise the threshold until quality is below the floor; every step, and why the last one is the last."""
+    """Raises the threshold until quality is below the floor; returns every step, and why the last one is the last."""
     (length, threshold, floor), steps = start, list[Step]()
     print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
     trade_off = deferral.get(settings.rule).alpha
@@ -201,8 +204,8 @@ def _climb(
         point = fuzzy(base, settings, length, threshold)
         records = bench.measure([point], window)[point]
         numbers = {name: mean(records, *place) for name, place in _NUMBERS.items()}
-        held = numbers["quality"] >= floor
-        step = Step(threshold=threshold, block_size=length, held=held, **numbers)
+        is_held = numbers["quality"] >= floor
+        step = Step(threshold=threshold, block_size=length, held=is_held, **numbers)
         steps.append(step)
         if not step.held:
             return steps, "quality fell below the floor"
@@ -215,14 +218,17 @@ def _climb(
 
 
 def _levels(base: Point, settings: AppendixD, steps: Sequence[Step]) -> dict[str, Point]:
-    """Low, Med and High: a third, two thirds and all of the way from the first threshold to the last that held."""
-    held = [step for step in steps if step.held]
-    if not held:
+    """Returns the levels Low, Med and High.
+
+    They are a third, two thirds and all of the way from the first threshold to the last one that held.
+    """
+    held_steps = [step for step in steps if step.held]
+    if not held_steps:
         return {}
-    low, high = held[0].threshold, held[-1].threshold
+    low, high = held_steps[0].threshold, held_steps[-1].threshold
     levels = {}
     for share, name in enumerate(("Low", "Med", "High"), start=1):
         threshold = round(low + share / 3 * (high - low), 3)
-        length = next(step.block_size for step in held if step.threshold >= threshold)
+        length = next(step.block_size for step in held_steps if step.threshold >= threshold)
         levels[name] = fuzzy(base, settings, length, threshold)
     return levels

@@ -1,1 +1,1 @@
-"""Where a generation's time goes."""
+"""Profiles of the time of a generation."""

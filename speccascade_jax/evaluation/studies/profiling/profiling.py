@@ -1,7 +1,7 @@
-"""Where a generation's time goes: one configuration, traced, each instruction placed in the engine's parts, as tables.
+"""Profile of a generation: one traced configuration, with each instruction's time in the engine's parts, as tables.
 
-Tracing costs about as much as a small instruction itself. What it adds to one execution is measured on a loop of such
-instructions (`tracing_cost`) and taken off; the sum is shown beside the time of the same program without the profiler.
+Tracing costs about as much as a small instruction. `tracing_cost` measures this cost per execution on a loop of small
+instructions, and the tables subtract it. They show the sum beside the time of the same program without the profiler.
 """
 
 import json
@@ -45,15 +45,15 @@ def profile(
     output: str | None = None,
     keep: str | None = None,
 ) -> Row:
-    """Trace some generations and print where their time went.
+    """Traces some generations and prints the time of their parts.
 
     Args:
-        pair, evaluation, settings, seed: the point, as `experiment.run` takes it; of the evaluation only task,
-            split and output length matter.
-        batch: rows decoded together; generations: how many batches, each of other examples.
-        trials: how often all of it is timed, and traced; the quickest time counts.
-        top: how many of the dearest single instructions to list.
-        output: a JSON file for the numbers; keep: a folder for the traces themselves, which XProf and Perfetto read.
+        pair, evaluation, settings, seed: the point, as `experiment.run` takes it; of the evaluation, only task, split
+            and output length are used.
+        batch: rows decoded together; generations: number of batches, each of other examples.
+        trials: number of times that everything is timed, and traced; the shortest time counts.
+        top: number of most expensive single instructions to list.
+        output: a JSON file for the numbers; keep: a folder for the traces, which XProf and Perfetto read.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded.
@@ -78,10 +78,11 @@ def profile(
 
 
 def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Row:
-    """Compile, time without the profiler, trace into `folder`, and place every instruction.
+    """Compiles, times without the profiler, traces into `folder`, and places every instruction.
 
     Returns:
-        JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same.
+        JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same
+        generations.
     """
     console = Console(stderr=True)
     console.print(f"{point.label()}, batch {batch}: compiling …")
@@ -95,7 +96,7 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     with tempfile.TemporaryDirectory() as scratch:
         cost = tracing_cost(Path(scratch))
     folders = [folder / f"trial_{n}" for n in range(trials)]
-    untraced, traced = zip(*(_pass(compiled, calls, each) for each in folders), strict=True)
+    untraced, traced = zip(*(_pass(compiled, calls, trial_folder) for trial_folder in folders), strict=True)
     best = int(np.argmin(traced))
     text = compiled.as_text()
     runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
@@ -117,7 +118,7 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
 
 
 def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the compiled program, and its arguments of each call."""
+    """Returns the compiled program, and its arguments for each call."""
     longest = prepared[0].keywords["max_new_tokens"]
     calls = [{**call.keywords, "prompt": call.args[0], "seed": np.uint32(seed)} for call in prepared]
     for arguments in calls:
@@ -128,7 +129,7 @@ def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) 
 
     name = "jax_compilation_cache_include_metadata_in_key"
     before = jax.config.values[name]
-    jax.config.update(name, True)  # or a program may come from the persistent cache with the names of an older source
+    jax.config.update(name, True)  # otherwise the persistent cache may return a program with an older source's names
     try:
         return jax.jit(generation).lower(**calls[0]).compile(), calls
     finally:
@@ -136,10 +137,10 @@ def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) 
 
 
 def _pass(compiled: Any, calls: Sequence[Mapping[str, Any]], folder: Path) -> tuple[float, float]:
-    """Seconds of all calls, and seconds of the same under the profiler, which writes to `folder`."""
+    """Returns the seconds of all calls, without and with the profiler, which writes to `folder`."""
     untraced = _seconds(compiled, calls)
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python's own calls would only slow it down
+    options.python_tracer_level = 0  # tracing Python's calls would only slow it down
     with jax.profiler.trace(str(folder), profiler_options=options):
         return untraced, _seconds(compiled, calls)
 
@@ -152,34 +153,34 @@ def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
 
 
 def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
-    """µs that tracing adds to the execution of one instruction: from a loop of small ones, the quickest of passes."""
+    """Measures the µs that tracing adds to one execution: the fastest pass over a loop of small instructions."""
 
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ x), x)
 
-    given = [{"x": jnp.eye(8)}] * calls
-    compiled = jax.jit(loop).lower(**given[0]).compile()
-    _seconds(compiled, given)  # warms the caches, as the first pass below does for the profiler's own memory
-    timed = np.asarray([_pass(compiled, given, folder / str(n)) for n in range(passes)])
+    arguments = [{"x": jnp.eye(8)}] * calls
+    compiled = jax.jit(loop).lower(**arguments[0]).compile()
+    _seconds(compiled, arguments)  # warms the caches, as the first pass below does for the profiler's own memory
+    timed = np.asarray([_pass(compiled, arguments, folder / str(n)) for n in range(passes)])
     runs = traces.read_runs(folder / str(passes - 1), "jit_loop", calls)
     untraced, traced = timed.min(axis=0)
     return max(float(traced - untraced), 0.0) * 1e6 / sum(len(run) for run in runs)
 
 
 def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Row]:
-    """One entry per instruction: where it belongs, what it is, and its µs, waiting and running, over all calls."""
-    found = []
-    for name, each in traces.own_times(runs, program.is_control).items():
-        place, one = program.place(name), program.instructions.get(name)
+    """Returns one entry per instruction: place, kind, and µs of waiting and running, over all calls."""
+    entries = []
+    for name, spent in traces.own_times(runs, program.is_control).items():
+        place, instruction = program.place(name), program.instructions.get(name)
         entry: Row = {"name": name, "phase": list(place.phase), "module": place.module}
-        entry |= {what: getattr(one, what) if one else "" for what in ("opcode", "shape", "op_name")}
-        entry |= {"us": without_profiler(each, cost), "traced_us": each.total / 1e3}
-        found.append(entry | {"waiting_us": each.waiting / 1e3, "count": each.count})
-    return found
+        entry |= {field: getattr(instruction, field) if instruction else "" for field in ("opcode", "shape", "op_name")}
+        entry |= {"us": without_profiler(spent, cost), "traced_us": spent.total / 1e3}
+        entries.append(entry | {"waiting_us": spent.waiting / 1e3, "count": spent.count})
+    return entries
 
 
 def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
-    """µs of an instruction untraced: `cost` µs less per execution, but at `least` that part of what was seen."""
+    """Returns an instruction's µs without tracing: `cost` µs less per execution, but at least the share `least`."""
     traced = spent.total / 1e3
     return max(traced - cost * spent.count, least * traced)
 
@@ -188,7 +189,7 @@ _ORDER = ("draft", "score", "sampling", "verify", "commit", OTHER)
 
 
 def show(measured: Row, top: int) -> None:
-    """Prints the tables; the `top` dearest instructions, none for 0."""
+    """Prints the tables; also the `top` most expensive instructions, unless `top` is 0."""
     console = Console()
     for grid in (phases(measured), modules(measured), *([dearest(measured, top)] if top else [])):
         console.print(grid.rich())
@@ -196,14 +197,14 @@ def show(measured: Row, top: int) -> None:
 
 def phases(measured: Row) -> Grid:
     """Tabulates the parts of a round: µs, share, µs traced and waited, executions; the prefill per generation."""
-    sums = _sums(measured, lambda one: tuple(one["phase"]))
-    once = sum((each for phase, each in sums.items() if phase[0] == PREFILL), np.zeros(4)) / measured["generations"]
-    inside = {phase: each / measured["rounds"] for phase, each in sums.items() if phase[0] != PREFILL}
+    sums = _sums(measured, lambda entry: tuple(entry["phase"]))
+    once = sum((cost for phase, cost in sums.items() if phase[0] == PREFILL), np.zeros(4)) / measured["generations"]
+    inside = {phase: cost / measured["rounds"] for phase, cost in sums.items() if phase[0] != PREFILL}
     total = sum(inside.values(), np.zeros(4))
     rows: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
     for first in sorted({phase[0] for phase in inside}, key=_ORDER.index):
-        parts = {phase: each for phase, each in inside.items() if phase[0] == first}
+        parts = {phase: cost for phase, cost in inside.items() if phase[0] == first}
         bold |= {(len(rows), column) for column in range(6)}
         rows.append(_row(first, sum(parts.values(), np.zeros(4)), total))
         for phase in sorted(parts, key=lambda phase: -parts[phase][0]) if len(parts) > 1 else ():
@@ -214,44 +215,44 @@ def phases(measured: Row) -> Grid:
     return Grid(title=title, header=header, rows=rows, bold=bold, notes=_notes(measured))
 
 
-def _row(name: str, each: np.ndarray, total: np.ndarray | None) -> list[str]:
-    share = NONE if total is None else f"{each[0] / total[0]:.1%}"
-    return [name, f"{each[0]:.1f}", share, *(f"{value:.1f}" for value in each[1:])]
+def _row(name: str, cost: np.ndarray, total: np.ndarray | None) -> list[str]:
+    share = NONE if total is None else f"{cost[0] / total[0]:.1%}"
+    return [name, f"{cost[0]:.1f}", share, *(f"{value:.1f}" for value in cost[1:])]
 
 
 def _sums(measured: Row, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any, np.ndarray]:
-    """µs, µs traced, µs of that waiting, executions: of all instructions with the same `key`."""
+    """Sums µs, µs traced, µs of waiting in it, and executions over all instructions with the same `key`."""
     sums: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(4))
-    for one in measured["instructions"]:
-        sums[key(one)] += [one["us"], one["traced_us"], one["waiting_us"], one["count"]]
+    for entry in measured["instructions"]:
+        sums[key(entry)] += [entry["us"], entry["traced_us"], entry["waiting_us"], entry["count"]]
     return sums
 
 
 def _notes(measured: Row) -> list[str]:
-    each, rounds = measured["generations"], measured["rounds"]
-    traced, untraced = measured["traced_ms"] / each, measured["untraced_ms"] / each
-    shown, placed = (sum(one[name] for one in measured["instructions"]) / 1e3 / each for name in ("us", "traced_us"))
-    per_round = untraced * 1e3 * each / rounds
+    count, rounds = measured["generations"], measured["rounds"]
+    traced, untraced = measured["traced_ms"] / count, measured["untraced_ms"] / count
+    shown, placed = (sum(row[name] for row in measured["instructions"]) / 1e3 / count for name in ("us", "traced_us"))
+    per_round = untraced * 1e3 * count / rounds
     notes = [
-        f"{each} generations, {rounds / each:.1f} rounds each, "
+        f"{count} generations, {rounds / count:.1f} rounds each, "
         f"{measured['tokens_per_round']:.2f} tokens per round and row.",
         f"µs: traced, less {measured['tracing_us']:.2f} per execution: what tracing adds to a small instruction.",
         f"A generation: {shown:.2f} ms by this table; {untraced:.2f} ms timed without the profiler ({per_round:.0f} µs "
         f"per round, prefill included); {traced:.2f} ms traced, {placed / traced:.1%} of it in the table.",
         "Waiting: time before an instruction in which none ran, with what tracing adds.",
     ]
-    starting = traced - placed  # what starting a call costs is no instruction's
+    starting = traced - placed  # the cost of starting a call belongs to no instruction
     if not 0.8 < (shown + starting) / untraced < 1.25:
         notes.append("The table and the clock disagree: was the machine busy with something else? Run this again.")
     return notes
 
 
 def modules(measured: Row) -> Grid:
-    """Tabulates the parts of the models in the phases that run them: µs per round, of the prefill per generation."""
-    sums = _sums(measured, lambda one: (" / ".join(one["phase"]), one["module"]))
+    """Tabulates the parts of the models in the phases that run them: µs per round; for the prefill, per generation."""
+    sums = _sums(measured, lambda entry: (" / ".join(entry["phase"]), entry["module"]))
     columns = sorted({phase for phase, module in sums if module})
     per = {phase: measured["generations" if phase.startswith(PREFILL) else "rounds"] for phase in columns}
-    names = _sums(measured, lambda one: one["module"])
+    names = _sums(measured, lambda entry: entry["module"])
     rows = []
     for name in sorted(names.keys() - {""}, key=lambda name: -names[name][0]):
         cells = [sums[phase, name][0] / per[phase] if (phase, name) in sums else None for phase in columns]
@@ -261,14 +262,14 @@ def modules(measured: Row) -> Grid:
 
 
 def dearest(measured: Row, top: int) -> Grid:
-    """Tabulates the dearest instructions of a round; `written as`: where its name comes from, if it has one."""
-    inside = [one for one in measured["instructions"] if one["phase"][0] != PREFILL]
+    """Tabulates the most expensive instructions of a round; `written as` is the source of its name, if known."""
+    inside = [entry for entry in measured["instructions"] if entry["phase"][0] != PREFILL]
     rounds = measured["rounds"]
     rows = []
-    for one in sorted(inside, key=lambda one: -one["us"])[:top]:
-        name = f"{one['name']}: {one['opcode']} {one['shape'].partition('{')[0]}"
-        part = " / ".join(one["phase"]) + (f": {one['module']}" if one["module"] else "")
-        source = one["op_name"].partition(";")[0].rpartition("while/body/")[2] or NONE
-        rows.append([name, f"{one['us'] / rounds:.1f}", f"{one['count'] / rounds:.1f}", part, source])
+    for entry in sorted(inside, key=lambda entry: -entry["us"])[:top]:
+        name = f"{entry['name']}: {entry['opcode']} {entry['shape'].partition('{')[0]}"
+        part = " / ".join(entry["phase"]) + (f": {entry['module']}" if entry["module"] else "")
+        source = entry["op_name"].partition(";")[0].rpartition("while/body/")[2] or NONE
+        rows.append([name, f"{entry['us'] / rounds:.1f}", f"{entry['count'] / rounds:.1f}", part, source])
     header = ["instruction", "µs / round", "executions", "part", "written as"]
     return Grid(title=f"The {len(rows)} dearest instructions of a round", header=header, rows=rows, notes=[])

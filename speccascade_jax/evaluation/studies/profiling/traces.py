@@ -1,14 +1,14 @@
-"""What ran when and where it belongs: each instruction's own wall-clock time in a trace, and its part of a round.
+"""Traces: wall-clock time of each instruction of a compiled program, and its place in a round.
 
-XLA on a CPU runs a generation's instructions one after another, on whichever pool thread is free, and a large product
-on several threads at once. So time is wall-clock time on one axis, not time of a thread: a moment belongs to the
-instruction that runs then (halved between two that run at once), never to the loop around it, and a moment in which
-none runs is the waiting time of the one that starts next. On an accelerator the device's own plane is read; that path
-has not been tried on one.
+XLA on a CPU runs a generation's instructions one after another, each on any free pool thread, and a large product on
+several threads at once. So time is wall-clock time on one axis, not thread time. A moment belongs to the instruction
+that runs then (half each if two run at once), never to the loop around it. If none runs, the moment is waiting time of
+the instruction that starts next. On an accelerator the device's own plane is read; nobody has tested this path on one
+yet.
 
 The engine names the parts of a round with `jax.named_scope`, flax names its modules, and XLA writes both into an
 instruction's `op_name`: `jit(_generate)/while/body/draft/while/body/T5Module.extend/decoder/layers_0/mlp/mul`. The
-compiler drops the name of some instructions, among them most products: they are placed by the weights that they read
+compiler drops the name of some instructions, most products among them. They are placed by the weights that they read
 and by the named instructions next to them.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from jax.profiler import ProfileData
 
-_END = "end: "  # XLA:CPU's mark that other threads have finished an instruction too
+_END = "end: "  # XLA:CPU marks with it that other threads have finished an instruction too
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Event:
     """One execution of an instruction, in ns on the trace's clock.
 
     Attributes:
-        begin, end: of the thread's work that started it.
-        done: when other threads are known to have finished their parts of it. XLA may run what comes after before it
-            says so: an instruction that begins in between shows that they had.
-        run: which run of the program.
+        begin, end: of the work on the thread that started it.
+        done: time at which other threads are known to have finished their parts. XLA may run the next instruction
+            before it reports this; an instruction that begins earlier shows that they had finished.
+        run: number of the program's run.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(kw_only=True)
 class Spent:
-    """What an instruction cost in all its executions: ns while it ran, ns waited before it, how often."""
+    """The cost of an instruction over all executions: ns while it ran, ns of waiting before it, and their number."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -54,7 +54,7 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """Running and waiting, ns."""
+        """Running and waiting time, ns."""
         return self.running + self.waiting
 
 
@@ -62,8 +62,8 @@ def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
     """Returns the executions of one program's instructions in a trace, by run and by time.
 
     Args:
-        folder: what `jax.profiler.trace` wrote to; of several traces the newest is read.
-        module: the program's name, such as `jit_generate`; count: how often it ran.
+        folder: the folder that `jax.profiler.trace` wrote to; the newest of several traces is read.
+        module: the program's name, such as `jit_generate`; count: number of its runs.
 
     Raises:
         FileNotFoundError: no trace in the folder. ValueError: the trace does not have `count` runs of that program.
@@ -71,7 +71,7 @@ def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
     files = sorted(Path(folder).rglob("*.xplane.pb"))
     if not files:
         raise FileNotFoundError(f"no trace (*.xplane.pb) in {folder}; did the profiler start?")
-    # An accelerator has a plane of its own, on which the host's is only the launching; a CPU has the host's alone.
+    # An accelerator has its own plane, and the host's plane only shows the launches; a CPU has the host's plane only.
     planes = {plane.name: plane for plane in ProfileData.from_file(str(files[-1])).planes}
     devices = [name for name in sorted(planes) if name.startswith("/device:")] or ["/host:CPU"]
     runs: dict[int, list[Event]] = defaultdict(list)
@@ -87,7 +87,7 @@ def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
 
 
 def _events(plane, module: str) -> Iterable[Event]:  # type: ignore[no-untyped-def]
-    found, ends = [], {}
+    executions, ends = [], {}
     for line in plane.lines:
         for event in line.events:
             if event.name.startswith(_END):
@@ -95,17 +95,18 @@ def _events(plane, module: str) -> Iterable[Event]:  # type: ignore[no-untyped-d
                 continue
             stats = dict(event.stats)
             if "hlo_op" in stats and stats.get("hlo_module", module) == module:
-                found.append((str(stats["hlo_op"]), event.start_ns, max(event.duration_ns, 1), stats))
-    for name, begin, duration, stats in found:
+                executions.append((str(stats["hlo_op"]), event.start_ns, max(event.duration_ns, 1), stats))
+    for name, begin, duration, stats in executions:
         end = begin + duration
         yield Event(name, begin, end, max(end, ends.get(stats.get("_p"), end)), int(stats.get("run_id", 0)))
 
 
 def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]) -> dict[str, Spent]:
-    """Returns each instruction's share of the time from a run's first beginning to its last end; they add up to it.
+    """Returns each instruction's share of the time from a run's first begin to its last end; the shares add up to it.
 
     Args:
-        runs: each by time; is_control: whether other instructions run inside this one, which is then not in the answer.
+        runs: executions of each run, ordered by time; is_control: whether other instructions run inside this one, which
+            is then not in the result.
     """
     spent: dict[str, Spent] = defaultdict(Spent)
     for run in runs:
@@ -114,28 +115,28 @@ def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]
 
 
 def _share(run: Sequence[Event], is_control: Callable[[str], bool], spent: dict[str, Spent]) -> None:
-    """Walks along the run's beginnings and ends, charging the time since the last one to what was running."""
+    """Walks along the run's begins and ends; charges the time since the last one to the instructions that ran."""
     leaves = _leaves(run, is_control)
     points = sorted(point for n, (_, begin, end) in enumerate(leaves) for point in ((begin, 1, n), (end, 0, n)))
     active: set[int] = set()
     now = run[0].begin
-    for at, begins, n in points:
-        for other in active:
-            spent[leaves[other][0]].running += (at - now) / len(active)
+    for moment, begins, n in points:
+        for running in active:
+            spent[leaves[running][0]].running += (moment - now) / len(active)
         if not active:
-            spent[leaves[n][0]].waiting += at - now
+            spent[leaves[n][0]].waiting += moment - now
         if begins:
             active.add(n)
             spent[leaves[n][0]].count += 1
         else:
             active.remove(n)
-        now = at
+        now = moment
 
 
 def _leaves(run: Sequence[Event], is_control: Callable[[str], bool]) -> list[tuple[str, float, float]]:
-    """Returns name, begin and end of the executions inside which no other runs.
+    """Returns name, begin and end of the executions inside which no other instruction runs.
 
-    A loop, branch or call that XLA made one kernel of has none inside: it is an instruction like any other.
+    A loop, branch or call that XLA compiled into one kernel contains no other: it counts like any instruction.
     """
     following = [event.begin for event in run[1:]] + [run[-1].end]
     return [
@@ -164,7 +165,7 @@ _WRITES = ("scatter", "dynamic_update_slice")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction belongs: `phase`, a path of scopes, and the model's `module` inside it, or ""."""
+    """The place of an instruction: `phase`, a path of scopes, and the model's `module` inside it, or ""."""
 
     phase: tuple[str, ...]
     module: str = ""
@@ -176,7 +177,7 @@ class Instruction:
 
     Attributes:
         operands, called: names of instructions and of computations.
-        op_name: "" where the compiler gives none; a parameter's is what the caller calls it, `params['target']['…']`.
+        op_name: "" if the compiler gives none; for a parameter, the argument's name, `params['target']['…']`.
         index: of a get-tuple-element, or a parameter's number.
     """
 
@@ -191,7 +192,7 @@ class Instruction:
 
     @property
     def path(self) -> str:
-        """`op_name` if it is a path from the program's start, else ""."""
+        """The `op_name` if it is a path from the program's start, else ""."""
         return self.op_name if self.op_name.startswith("jit(") else ""
 
 
@@ -203,128 +204,128 @@ class HloText:
 
     @classmethod
     def parse(cls, text: str) -> HloText:
-        """Reads `compiled.as_text()`."""
-        found, computation = {}, ""
+        """Parses the text of `compiled.as_text()`."""
+        instructions, computation = {}, ""
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 computation = header[1]
             elif match := _INSTRUCTION.match(line):
-                found[match[1]] = _instruction(match, computation)
-        return cls(found)
+                instructions[match[1]] = _instruction(match, computation)
+        return cls(instructions)
 
     @cached_property
     def callers(self) -> Mapping[str, Instruction]:
-        """Computation -> the instruction that runs it."""
-        return {name: one for one in self.instructions.values() for name in one.called}
+        """The instruction that runs each computation, by the computation's name."""
+        return {name: instruction for instruction in self.instructions.values() for name in instruction.called}
 
     @cached_property
     def _users(self) -> Mapping[str, list[Instruction]]:
-        out: dict[str, list[Instruction]] = {}
-        for one in self.instructions.values():
-            for name in one.operands:
-                out.setdefault(name, []).append(one)
-        return out
+        users: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for name in instruction.operands:
+                users.setdefault(name, []).append(instruction)
+        return users
 
     @cached_property
     def _bodies(self) -> Mapping[str, list[Instruction]]:
-        out: dict[str, list[Instruction]] = {}
-        for one in self.instructions.values():
-            out.setdefault(one.computation, []).append(one)
-        return out
+        bodies: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            bodies.setdefault(instruction.computation, []).append(instruction)
+        return bodies
 
     def is_control(self, name: str) -> bool:
-        """Tells whether other instructions run inside this one: a loop, a branch or a call."""
+        """Returns whether other instructions run inside this one: a loop, a branch or a call."""
         return name in self.instructions and self.instructions[name].opcode in _CONTROL
 
     def place(self, name: str) -> Place:
-        """Returns where an instruction belongs; phase `(OTHER,)` where nothing tells."""
-        one = self.instructions.get(name)
-        if one is None:
+        """Returns the place of an instruction; phase `(OTHER,)` if it is unknown."""
+        instruction = self.instructions.get(name)
+        if instruction is None:
             return Place((OTHER,))
-        found = self._by_name(one)
-        if found.phase[-1] not in ("draft", "catch_up", "score", PREFILL):
-            return found
-        module = self._weights(one) or found.module
-        return Place((*found.phase, MODEL) if module and found.phase[-1] == "draft" else found.phase, module)
+        place = self._by_name(instruction)
+        if place.phase[-1] not in ("draft", "catch_up", "score", PREFILL):
+            return place
+        module = self._weights(instruction) or place.module
+        return Place((*place.phase, MODEL) if module and place.phase[-1] == "draft" else place.phase, module)
 
-    def _by_name(self, one: Instruction) -> Place:
-        around = place_of(self._enclosing(one))
-        if not one.path and one.opcode.startswith("copy"):
+    def _by_name(self, instruction: Instruction) -> Place:
+        around = place_of(self._enclosing(instruction))
+        if not instruction.path and instruction.opcode.startswith("copy"):
             return Place((*around.phase, COPIES))
-        named = place_of(one.path or next(self._near(one), ""))
-        if around.phase == (PREFILL,):  # whatever its name: the compiler takes out of a loop what does not change
+        named = place_of(instruction.path or next(self._near(instruction), ""))
+        if around.phase == (PREFILL,):  # whatever its name: the compiler moves invariant code out of loops
             return Place(around.phase, named.module)
         return around if OTHER in named.phase else named
 
-    def _enclosing(self, one: Instruction) -> str:
-        """The path of the innermost loop or branch around an instruction that has one, or ""."""
-        caller = self.callers.get(one.computation)
+    def _enclosing(self, instruction: Instruction) -> str:
+        """Returns the path of the innermost loop or branch around an instruction that has one, or ""."""
+        caller = self.callers.get(instruction.computation)
         while caller is not None and not caller.path:
             caller = self.callers.get(caller.computation)
         if caller is None:
             return "jit()/"
         return caller.path + ("/body/" if caller.opcode == "while" else "/")
 
-    def _near(self, one: Instruction, reach: int = 4) -> Iterator[str]:
-        """The paths nearest to an instruction: inside it, of those that read it, of its operands."""
-        for name in one.called:
+    def _near(self, instruction: Instruction, reach: int = 4) -> Iterator[str]:
+        """Yields the paths nearest to an instruction: inside it, of its users, of its operands."""
+        for name in instruction.called:
             yield from (x.path for x in reversed(self._bodies.get(name, [])) if x.path)
         for ahead in (True, False):
-            front = [one]
+            front = [instruction]
             for _ in range(reach):
                 front = [y for x in front for y in (self._users.get(x.name, []) if ahead else self._operands(x))]
                 yield from (x.path for x in front if x.path)
 
-    def _operands(self, one: Instruction) -> list[Instruction]:
-        return [self.instructions[name] for name in one.operands if name in self.instructions]
+    def _operands(self, instruction: Instruction) -> list[Instruction]:
+        return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
-    def _weights(self, one: Instruction) -> str:
-        """The module whose parameters an instruction reads, or ""."""
-        for name in one.operands:
+    def _weights(self, instruction: Instruction) -> str:
+        """Returns the module whose parameters an instruction reads, or ""."""
+        for name in instruction.operands:
             origin = self._origin(name)
             if origin.startswith("params[") and (module := _module(re.findall(r"\['(\w+)'\]", origin)[1:-1])):
                 return module
         return ""
 
     def _origin(self, name: str) -> str:
-        """The program's argument behind an operand, through views and the states of loops; "" if it is computed."""
-        while (one := self.instructions.get(name)) is not None:
-            if one.opcode in _VIEWS:
-                name = one.operands[0]
-            elif one.opcode == "get-tuple-element":
-                name = self._element(one)
+        """Returns the program's argument behind an operand, through views and loop states; "" if it is computed."""
+        while (instruction := self.instructions.get(name)) is not None:
+            if instruction.opcode in _VIEWS:
+                name = instruction.operands[0]
+            elif instruction.opcode == "get-tuple-element":
+                name = self._element(instruction)
             else:
-                entry = one.opcode == "parameter" and one.computation not in self.callers
-                return one.op_name if entry else ""
+                entry = instruction.opcode == "parameter" and instruction.computation not in self.callers
+                return instruction.op_name if entry else ""
         return ""
 
-    def _element(self, one: Instruction) -> str:
-        """What the state of a loop or branch holds at an index when it starts; "" if unknown."""
-        state = self.instructions.get(one.operands[0])
+    def _element(self, instruction: Instruction) -> str:
+        """Returns the operand that the state of a loop or branch starts with at an index; "" if unknown."""
+        state = self.instructions.get(instruction.operands[0])
         if state is not None and state.opcode == "parameter" and state.computation in self.callers:
             caller = self.callers[state.computation]
             branch = caller.opcode == "conditional"
-            at = 1 + caller.called.index(state.computation) if branch else state.index
-            state = self.instructions.get(caller.operands[at])
-        return state.operands[one.index] if state is not None and state.opcode == "tuple" else ""
+            operand = 1 + caller.called.index(state.computation) if branch else state.index
+            state = self.instructions.get(caller.operands[operand])
+        return state.operands[instruction.index] if state is not None and state.opcode == "tuple" else ""
 
 
 def place_of(path: str) -> Place:
-    """Returns where an `op_name` points to; of the joined names of merged instructions, the first."""
+    """Returns the place that an `op_name` names; for merged instructions with joined names, the first one's."""
     path = path.partition(";")[0]
     path = path[path.rindex(path.partition("/")[0]) :]  # inlining puts the caller's path before the callee's
     inside = _ROUND.match(path)
     if inside is None:
         return Place((PREFILL,), _module(path.split("/")[1:-1], path)) if path else Place((OTHER,))
     *tokens, primitive = inside[1].split("/")
-    at = [n for n, token in enumerate(tokens) if token in SCOPES]
-    if not at:
+    scope_indices = [n for n, token in enumerate(tokens) if token in SCOPES]
+    if not scope_indices:
         return Place((OTHER,))
-    return Place(tuple(tokens[n] for n in at), _module(tokens[at[-1] + 1 :], primitive))
+    return Place(tuple(tokens[n] for n in scope_indices), _module(tokens[scope_indices[-1] + 1 :], primitive))
 
 
 def _module(tokens: Sequence[str], primitive: str = "") -> str:
-    """The part of the model that flax's names point to: the first below the layer, norms together."""
+    """Returns the part of the model that flax's names point to: the first below the layer; all norms are one part."""
     names = [token.partition(".")[0] for token in tokens if not _PLUMBING.match(token)]
     for name in names:
         if not _MODEL.match(name):

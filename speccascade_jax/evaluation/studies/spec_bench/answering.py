@@ -1,13 +1,13 @@
-"""Spec-Bench (Xia et al. 2024) with one of our methods: conversations at batch 1, timed, beside the target alone.
+"""Spec-Bench (Xia et al., 2024) with one method: conversations at batch 1, timed, beside the target alone.
 
-No row of `data.tasks.table`: it compares speed, most of its questions have no reference that a metric could use, and
-its second turns contain the model's own answers.
+It has no row in `data.tasks.table`: it compares speed, most of its questions have no reference for a metric, and its
+second turns contain the model's own answers.
 
-Answers are written in the schema that Spec-Bench's own `evaluation/speed.py` and `evaluation/equal.py` read
-(github.com/hemingkx/Spec-Bench), one file for the method and one for the target; the table printed here follows the
-same definitions. One difference: that script counts the target's tokens by cutting its answers up again, we count the
-tokens that were generated, a final stop token included, on both sides. Lines have two entries more: `key` makes a run
-that was stopped go on where it stood, `checksum` tells damaged lines.
+Answers have the schema that Spec-Bench's own `evaluation/speed.py` and `evaluation/equal.py` read
+(github.com/hemingkx/Spec-Bench), in one file for the method and one for the target. The table printed here has the same
+definitions, with one difference: that script counts the target's tokens by tokenizing its answers again; here both
+sides count generated tokens, a final stop token included. Lines have two more entries: `key` lets a stopped run resume,
+and `checksum` reveals damaged lines.
 """
 
 import time
@@ -47,14 +47,14 @@ from speccascade_jax.results.store.result_store import ResultStore, parse_lines
 from speccascade_jax.storage.files import expanded, point_key
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""The sub-categories that count as one category, "mt_bench"."""
+"""Sub-categories that count as one category, "mt_bench"."""
 
 CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: what is said in each turn. `category` is as in the file, sub-categories apart."""
+    """One conversation with the user's text of each turn. `category` is the file's, sub-categories included."""
 
     question_id: int
     category: str
@@ -62,19 +62,20 @@ class Question:
 
     @property
     def group(self) -> str:
-        """The one of the six categories that it counts for."""
+        """The category, of the six, that the question counts for."""
         return "mt_bench" if self.category in MT_BENCH else self.category
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """How a conversation is written as one text, without what a tokenizer puts in front of every text.
+    """The template that writes a conversation as one text, without the prefix that a tokenizer adds to every text.
 
     Attributes:
-        user: a turn of the user, `{text}`, up to where the model answers; answer: an answer of the model, `{text}`.
-        system: an instruction, `{text}`; left out where there is none. system_in_turn: it is part of the first turn,
-            where otherwise it stands before it.
-        stop: what ends an answer; where the vocabulary has it as one token, generation stops there too.
+        user: a turn of the user, `{text}`, up to the start of the model's answer; answer: an answer of the model,
+            `{text}`.
+        system: an instruction, `{text}`, left out if there is none. system_in_turn: whether it is part of the first
+            turn; otherwise it comes before it.
+        stop: texts that end an answer; if the vocabulary has one as a single token, generation stops there too.
     """
 
     user: str
@@ -84,7 +85,7 @@ class Conversation:
     stop: tuple[str, ...] = ()
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str], instruction: str = "") -> str:
-        """Returns the text before the next answer; ValueError if there is not one more turn than answers."""
+        """Returns the text before the next answer; ValueError unless there is one more turn than answers."""
         if len(turns) != len(answers) + 1:
             raise ValueError(f"{len(turns)} turns and {len(answers)} answers; the model answers the last turn only")
         begin = self.system.format(text=instruction) if instruction else ""
@@ -95,9 +96,9 @@ class Conversation:
         return begin + "".join(said) + self.user.format(text=turns[-1])
 
     def postprocess(self, text: str) -> str:
-        """Returns an answer without what follows its end."""
+        """Returns an answer without the text after its end."""
         text = text.lstrip()
-        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        ends = [end for stop in self.stop if (end := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))].strip()
 
 
@@ -108,7 +109,7 @@ OVERALL = "overall"
 class Row:
     """A category of the table: speeds in tokens per second, mean over questions; accepted tokens, mean over rounds.
 
-    `same`: how many questions both sides answered with the same texts.
+    `same`: number of questions that both sides answered with the same texts.
     """
 
     category: str
@@ -125,12 +126,12 @@ class Row:
 
 
 def table(answers: Sequence[JsonRow], of_target: Sequence[JsonRow]) -> list[Row]:
-    """A row for each of the six categories that has answers, and one over all; ValueError if the questions differ."""
-    if [one["question_id"] for one in answers] != [one["question_id"] for one in of_target]:
+    """Returns a row for each category that has answers, and one over all; ValueError if the questions differ."""
+    if [answer["question_id"] for answer in answers] != [answer["question_id"] for answer in of_target]:
         raise ValueError("the two lists answer different questions; compare answers of one run")
     pairs = list(zip(answers, of_target, strict=True))
-    own = [Question(one["question_id"], one["category"], ()).group for one in answers]
-    groups = {name: [pair for pair, group in zip(pairs, own, strict=True) if group == name] for name in CATEGORIES}
+    kinds = [Question(answer["question_id"], answer["category"], ()).group for answer in answers]
+    groups = {name: [pair for pair, group in zip(pairs, kinds, strict=True) if group == name] for name in CATEGORIES}
     return [_row(name, group) for name, group in (groups | {OVERALL: pairs}).items() if group]
 
 
@@ -142,7 +143,7 @@ def _row(category: str, pairs: Sequence[tuple[JsonRow, JsonRow]]) -> Row:
         speed=float(np.mean([_speed(choice) for choice in ours])),
         target_speed=float(np.mean([_speed(choice) for choice in theirs])),
         accepted=float(np.mean([length for choice in ours for length in choice["accept_lengths"]])),
-        same=sum(one["turns"] == other["turns"] for one, other in zip(ours, theirs, strict=True)),
+        same=sum(answer["turns"] == baseline["turns"] for answer, baseline in zip(ours, theirs, strict=True)),
     )
 
 
@@ -151,7 +152,7 @@ def _speed(choice: dict[str, Any]) -> float:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print the table."""
+    """Prints the table."""
     printed = Table("category", "questions", "tokens/s", "target alone", "speed-up", "accepted", "same answers")
     for row in rows:
         speeds = (f"{row.speed:.1f}", f"{row.target_speed:.1f}", f"{row.speed_up:.2f}", f"{row.accepted:.2f}")
@@ -173,22 +174,22 @@ def run(
     seed: int = 0,
     output: str = "results/spec_bench",
 ) -> list[Row]:
-    """Answer the questions with a method and with the target alone, write both files, print the table.
+    """Answers the questions with a method and with the target alone, writes both files, prints the table.
 
     Args:
-        pair, settings, seed: as of a point; the target alone decodes under the same sampling.
+        pair, settings, seed: as for a point; the target alone decodes under the same sampling.
         conversation: a name in `CONVERSATIONS`; instruction: the system's, if any.
         questions: a file in Spec-Bench's format, relative to the data directory.
-        categories: of the six; per_category: how many questions of each at most, `None` for all.
+        categories: some of the six; per_category: largest number of questions of each, `None` for all.
         max_new_tokens: of one answer.
-        max_prompt_length: of a conversation, in tokens. A first turn that is longer is refused before anything is
-            answered; a question whose later turns outgrow it, with the answers before them, is left out of both files
-            and named at the end. So it is with the positions that the models were made for.
-        output: a folder; the files in it are called after pair and method. What they hold of this very run is not
-            answered again.
+        max_prompt_length: of a conversation, in tokens. A longer first turn is refused before anything is answered. A
+            question whose later turns are too long with the answers before them is left out of both files and named at
+            the end. The same holds for the number of positions that the models have.
+        output: a folder; pair and method give the names of its files. Answers of the same run in them are not generated
+            again.
 
     Returns:
-        The table's rows; none without an answer.
+        The table's rows; empty without an answer.
 
     Raises:
         ValueError: a value without meaning; a first turn that is too long; files with answers of another run.
@@ -202,8 +203,8 @@ def run(
     form, asked = get_conversation(conversation), read_questions(questions)
     chosen = choose(asked, categories, per_category)
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
-    both = settings, Settings(method=TARGET, **sampling_of(settings))
-    speakers = [Speaker(loaded, each, form, instruction, max_new_tokens, seed) for each in both]
+    both_settings = settings, Settings(method=TARGET, **sampling_of(settings))
+    speakers = [Speaker(loaded, item, form, instruction, max_new_tokens, seed) for item in both_settings]
     check_first_turns(speakers[0], chosen)
     code = code_digests.digest(speakers[0].decoder, lambda: speakers[0].controls)
     identity: JsonRow = {"settings": record_key.canonical(settings), "form": asdict(form)}
@@ -214,10 +215,10 @@ def run(
     for file in files:
         check_file(file, [_key(question, file, identity) for question in asked])
     with ResultStore(files[0]) as ours, ResultStore(files[1]) as theirs:
-        sides = [Side(*each, identity) for each in zip(speakers, (ours, theirs), strict=True)]
+        sides = [Side(*item, identity) for item in zip(speakers, (ours, theirs), strict=True)]
         left_out = answer_all(sides, chosen)
-        answers = [{q.question_id: found for q in chosen if (found := side.answer_to(q))} for side in sides]
-    rows = table(*([each[n] for n in answers[0] if n in answers[1]] for each in answers))
+        answers = [{q.question_id: answer for q in chosen if (answer := side.answer_to(q))} for side in sides]
+    rows = table(*([item[n] for n in answers[0] if n in answers[1]] for item in answers))
     show(rows)
     for reason in left_out:
         print(f"left out: {reason}")
@@ -228,7 +229,7 @@ def run(
 
 
 def choose(questions: Sequence[Question], categories: Sequence[str], per_category: int | None = None) -> list[Question]:
-    """The first questions of each category; ValueError on an unknown category, or where there are none."""
+    """Returns the first questions of each category; ValueError for an unknown category, or without questions."""
     several("categories", categories, 1)
     if unknown := [name for name in categories if name not in CATEGORIES]:
         raise ValueError(f"categories: {unknown[0]!r} is not one of {', '.join(CATEGORIES)}")
@@ -251,8 +252,8 @@ class Turn:
     accept_lengths: list[int]
 
 
-class ConversationTooLong(ValueError):  # noqa: N818 (no fault of anyone's: answers grow as they like)
-    """A turn has no room left; says which, and how much it needs."""
+class ConversationTooLong(ValueError):  # noqa: N818 (no error of the caller: answers have any length)
+    """An error that names a turn without room left, and the room that it needs."""
 
 
 def committed(turn: Round) -> Array:
@@ -262,15 +263,15 @@ def committed(turn: Round) -> Array:
 
 @dataclass(eq=False)
 class Speaker:
-    """One method that holds conversations; it stops at the ends of turns that the vocabulary has as one token.
+    """One method that holds conversations; it stops at those ends of turns that the vocabulary has as one token.
 
     Args:
-        pair: with a vocabulary; settings: as of a point.
-        conversation: how texts are written; instruction: what the system says first.
-        max_new_tokens: of one answer; seed: of all randomness.
+        pair: a pair with a vocabulary; settings: as for a point.
+        conversation: the template of texts; instruction: the system's first text.
+        max_new_tokens: of one answer; seed: the random seed.
 
     Raises:
-        ValueError: as `build` and `Method.controls`; a method that is more than one generation; a pair without a
+        ValueError: the errors of `build` and `Method.controls`; a method with several generations; a pair without a
             vocabulary.
     """
 
@@ -298,7 +299,7 @@ class Speaker:
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
-        """Returns all turns of a question; each prompt contains the answers before it; errors as `prompt`."""
+        """Returns all turns of a question; each prompt contains the answers before it; errors as for `prompt`."""
         said: list[Turn] = []
         for _ in question.turns:
             said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
@@ -308,23 +309,23 @@ class Speaker:
         """Returns the text before a question's next answer.
 
         Raises:
-            ConversationTooLong: it has more tokens than the pair takes, or than the models have positions for.
+            ConversationTooLong: it has more tokens than the pair accepts, or than the models have positions for.
         """
         turn = len(answers) + 1
         text = self.conversation.prompt(question.turns[:turn], answers, self.instruction)
         if too_long := excess(self.pair, len(text_ids(self.pair, text)), self.max_new_tokens):
-            where = f"question {question.question_id} ({question.group}), turn {turn}"
-            raise ConversationTooLong(f"{where}, has {too_long}")
+            place = f"question {question.question_id} ({question.group}), turn {turn}"
+            raise ConversationTooLong(f"{place}, has {too_long}")
         return text
 
     def answer(self, text: str, example_id: int = 0) -> Turn:
-        """Lets the models write after `text`; compilation is not timed."""
+        """Generates and times an answer after `text`; compilation is not timed."""
         prompt = jax.device_put(make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens))
         inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
 
-        given: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}
-        given |= {"example_ids": np.asarray([example_id])}
-        run = partial(self.decoder.generate, prompt, self.seed, **given)
+        extra: dict[str, Any] = {"controls": self.controls, "max_new_tokens": self.max_new_tokens, "record": committed}
+        extra |= {"example_ids": np.asarray([example_id])}
+        run = partial(self.decoder.generate, prompt, self.seed, **extra)
         if inputs.shape not in self._compiled:
             jax.block_until_ready(run())
             self._compiled.add(inputs.shape)
@@ -344,7 +345,7 @@ class Speaker:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that answer: who speaks, where its answers go, and all that they depend on but the question."""
+    """One of the two sides: its speaker, its store, and everything that its answers depend on except the question."""
 
     speaker: Speaker
     store: ResultStore
@@ -354,13 +355,13 @@ class Side:
         return _key(question, self.store.path, self.settings)
 
     def answer_to(self, question: Question) -> JsonRow | None:
-        """The stored answer; `None` without one."""
+        """Returns the stored answer; `None` without one."""
         key = self.key(question)
         answers = cast(list[JsonRow], self.store.records)
         return next((answer for answer in answers if answer["key"] == key), None)
 
     def answer(self, question: Question) -> JsonRow:
-        """A new answer: one line of a file in Spec-Bench's schema, but for the key."""
+        """Returns a new answer: one line of a file in Spec-Bench's schema, with the key."""
         turns = self.speaker.converse(question)
         choice = {
             "index": 0,
@@ -382,12 +383,12 @@ class Side:
 
 
 def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str]:
-    """The sides answer what they have not answered yet; who begins alternates.
+    """Generates the answers that the sides lack; the side that begins alternates.
 
-    A question is stored once both have answered it, so that the files hold the same ones in the same order.
+    A question is stored after both have answered it, so that the files hold the same questions in the same order.
 
     Returns:
-        Why questions were left out: a later turn of theirs had no room.
+        Why questions were left out: a later turn had no room.
     """
     left_out = []
     for number, question in enumerate(questions):
@@ -406,7 +407,7 @@ def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str
 
 
 def check_first_turns(speaker: Speaker, questions: Sequence[Question]) -> None:
-    """Refuses questions that cannot even be asked; ValueError naming the first of them."""
+    """Refuses questions whose first turn has no room; the ValueError names the first of them."""
     for question in questions:
         try:
             speaker.prompt(question)
@@ -418,10 +419,10 @@ def check_first_turns(speaker: Speaker, questions: Sequence[Question]) -> None:
 
 
 def check_file(path: Path, keys: Sequence[str]) -> None:
-    """Refuses a file that holds other answers than those of the `keys`; half a line at its end is no answer."""
+    """Refuses a file with answers for other keys than `keys`; an incomplete last line is no answer."""
     content = path.read_bytes() if path.exists() else b""
-    records, others = parse_lines(content[: content.rfind(b"\n") + 1])
-    if others or not {record["key"] for record in records} <= set(keys):
+    records, damaged = parse_lines(content[: content.rfind(b"\n") + 1])
+    if damaged or not {record["key"] for record in records} <= set(keys):
         raise ValueError(
             f"{path} holds answers of another run already (other settings, weights, questions or another device); "
             "remove it, or choose another output"
@@ -442,9 +443,9 @@ def read_questions(file: str = "spec_bench/dev_half.jsonl") -> list[Question]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a question of no known category, or without a turn.
+        ValueError: a question with an unknown category or without a turn.
     """
-    found = []
+    all_questions = []
     for record in json_lines(directory.require(file)):
         question = Question(record["question_id"], record["category"], tuple(record["turns"]))
         if question.group not in CATEGORIES or not question.turns:
@@ -452,12 +453,12 @@ def read_questions(file: str = "spec_bench/dev_half.jsonl") -> list[Question]:
                 f"question {question.question_id} has category {question.category!r} and {len(question.turns)} turns; "
                 f"Spec-Bench's categories are {', '.join((*CATEGORIES, *MT_BENCH))}"
             )
-        found.append(question)
-    return found
+        all_questions.append(question)
+    return all_questions
 
 
 def get_conversation(name: str) -> Conversation:
-    """Returns the row of `CONVERSATIONS` called `name`; ValueError if there is none."""
+    """Returns the entry `name` of `CONVERSATIONS`; ValueError if there is none."""
     if name in CONVERSATIONS:
         return CONVERSATIONS[name]
     raise ValueError(
@@ -465,7 +466,7 @@ def get_conversation(name: str) -> Conversation:
     )
 
 
-# Marks and spaces are those that the models were trained with; the beginning-of-sequence token is the tokenizer's.
+# Marks and spaces are those of the models' training; the tokenizer adds the beginning-of-sequence token.
 CONVERSATIONS = {
     "plain": Conversation(user="User: {text}\nAssistant:", answer=" {text}\n", stop=("\nUser:",)),
     "vicuna": Conversation(

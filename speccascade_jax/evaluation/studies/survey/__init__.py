@@ -1,1 +1,1 @@
-"""Every rule's rates from one pass over given outputs; bounds; histograms."""
+"""Estimates of every rule's rates from one pass over given outputs; bounds; histograms."""

@@ -1,20 +1,21 @@
-"""One pass, all rules: what every rule would decide along given outputs, for every α, without decoding with any.
+"""Estimates of what every rule would decide along given outputs, for every α, without decoding with any rule.
 
-Both models read the same outputs once, in one call each; at every position each rule's law is compared with the draft's
-over a grid of α. From that follow a rule's rejection rate `E [1 − Σ min(π, q̃)]` and deferral rate `E [η]` at any α
-between. They are *estimates*: a rule that runs writes other prefixes than those surveyed here.
+Both models read the same outputs in one call each. At every position, each rule's distribution is compared with the
+draft's over a grid of α. This gives a rule's rejection rate `E [1 − Σ min(π, q̃)]` and deferral rate `E [η]` at any α
+between. They are *estimates*: a running rule generates other prefixes than the surveyed ones.
 
-How far fuzzy decoding goes from the target: the divergence it incurs, beside the bound `N · share · τ` of paper 2
-(§4.2, Appendix B), which bounds the divergence between two laws of whole outputs, the target's and the method's, by
-the number of tokens `N` times the share that the draft decides times the threshold. What of that holds (METHODS
-section 5, and `tests/evaluation/studies/survey/estimates_test.py` by enumerating all outputs of small models):
+The divergence of fuzzy decoding from the target is compared with the bound `N · share · τ` of Holsman et al. (2025,
+paper 2, §4.2 and Appendix B). The bound concerns the divergence between two distributions of whole outputs, the
+target's and the method's: at most the number of tokens `N`, times the share that the draft decides, times the
+threshold. These parts of it hold (METHODS section 5; `tests/evaluation/studies/survey/estimates_test.py` enumerates all
+outputs of small models):
 
 * Both KLs obey the chain rule: the divergence of outputs *is* the expected sum of `Div` over the tokens that the draft
-  decides, under the first argument's law of prefixes: the method's for `kl_reversed`, the target's for `kl`.
-* `tv` is at most that sum, under either law of prefixes.
+  decides, under the first argument's distribution of prefixes: the method's for `kl_reversed`, the target's for `kl`.
+* `tv` is at most that sum, under either distribution of prefixes.
 * `js` obeys neither, and the bound fails: by a fifth for outputs of 2 tokens, a third for 3, three fifths for 8.
-* All of it is about the laws that are sampled. A decision on the raw laws says nothing about them, least of all where
-  the draft is greedy: a one-hot may lie anywhere from a target that its soft law resembles.
+* All of this concerns the distributions that are sampled. A decision on the raw distributions says nothing about them,
+  least of all for a greedy draft: a one-hot can be at any distance from a target that resembles its soft distribution.
 """
 
 import warnings
@@ -37,7 +38,7 @@ from speccascade_jax.rules.rule import Rule
 
 
 class Estimate(NamedTuple):
-    """Of a rule at an α: expected share of examined drafts that are rejected, and mean `η` over positions.
+    """A rule's rates at an α: the expected share of examined drafts that are rejected, and the mean `η` over positions.
 
     `deferral` is `None` for rules that are no deferral.
     """
@@ -48,7 +49,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A rule along the surveyed positions: `alphas` `[A]`, `rejection` and `deferral` `[A, N]` at each of them."""
+    """A rule's values along the surveyed positions: `alphas` `[A]`, `rejection` and `deferral` `[A, N]` for each α."""
 
     alphas: np.ndarray
     rejection: np.ndarray
@@ -57,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What one pass found.
+    """The result of one pass.
 
     Attributes:
         positions: name -> float32 `[N]`, one number per surveyed position: see `quantities`.
@@ -70,7 +71,7 @@ class Survey:
     rows: np.ndarray
 
     def estimate(self, rule: str, alpha: float | None = None) -> Estimate:
-        """Rejection and deferral rate at `alpha`, linear between the grid's α's; ValueError if it was not surveyed."""
+        """Returns the rates at `alpha`, linear between the grid's α's; ValueError if it was not surveyed."""
         curve = self._curve(rule)
         if len(curve.alphas) == 1:
             alpha = float(curve.alphas[0])
@@ -82,16 +83,16 @@ class Survey:
         return Estimate(rejection, deferral)
 
     def plan(self, rule: str, count: int) -> tuple[float, ...]:
-        """`count` >= 2 α's, between which the estimated rejection rate moves by equal steps; errors as `estimate`."""
+        """Returns `count` >= 2 α's at equal steps of the estimated rejection rate; errors as for `estimate`."""
         if count < 2:
             raise ValueError(f"count={count}: a curve has two ends at least")
         alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
         if len(alphas) == 1:
             return (float(alphas[0]),)
-        # acceptance need not rise with α everywhere: what is divided evenly is the way the curve goes
-        way = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(rates)))])
-        way = way + np.arange(len(way)) * 1e-9  # a level stretch is still a way
-        chosen = np.interp(np.linspace(0.0, way[-1], count), way, alphas)
+        # acceptance may fall with α in places, so the steps divide the length of the curve's path evenly
+        path = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(rates)))])
+        path = path + np.arange(len(path)) * 1e-9  # `np.interp` needs rising values, also where the curve is level
+        chosen = np.interp(np.linspace(0.0, path[-1], count), path, alphas)
         return tuple(float(f"{alpha:.3g}") for alpha in chosen)
 
     def _curve(self, rule: str) -> Curve:
@@ -108,15 +109,15 @@ def survey(
     controls: Controls,
     grids: Mapping[str, Sequence[float]],
 ) -> Survey:
-    """Survey outputs: every position of every row, the stop id included.
+    """Surveys every position of every output, the stop id included.
 
-    Rows along which a model gives NaN or infinite logits are left out, and a warning says how many.
+    Outputs along which a model gives NaN or infinite logits are left out, and a warning says how many.
 
     Args:
         pair: the models.
-        prompt: `[B, P]`, what the outputs answer.
-        tokens: int32 `[B, L]`, whoever wrote them; lengths: int32 `[B]`.
-        controls: temperature, top-p and top-k of both models per row; its α is not read.
+        prompt: `[B, P]`, the prompts of the outputs.
+        tokens: int32 `[B, L]`, the outputs of any writer; lengths: int32 `[B]`.
+        controls: temperature, top-p and top-k of both models per row; its α is ignored.
         grids: rule -> rising α's (one number for rules without α).
 
     Raises:
@@ -126,23 +127,23 @@ def survey(
     logits = [along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)]
     counted = np.arange(tokens.shape[1])[None] < _well(logits, lengths)[:, None]
     pair_of_laws = _laws(*logits, controls)
-    found = jax.device_get(quantities(pair_of_laws, jnp.asarray(tokens)))
+    values = jax.device_get(quantities(pair_of_laws, jnp.asarray(tokens)))
     curves = {}
     for name, (rule, grid) in chosen.items():
         kept, eta = (np.asarray(x)[:, counted] for x in _along_grid(rule, pair_of_laws, jnp.asarray(grid, jnp.float32)))
         curves[name] = Curve(alphas=grid, rejection=1.0 - kept, deferral=None if rule.deferral is None else eta)
     rows = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)[counted]
-    return Survey(positions={name: x[..., 0][counted] for name, x in found.items()}, curves=curves, rows=rows)
+    return Survey(positions={name: x[..., 0][counted] for name, x in values.items()}, curves=curves, rows=rows)
 
 
 def join(parts: Sequence[Survey]) -> Survey:
-    """Surveys of different examples under the same settings as one; rows are numbered on."""
+    """Joins surveys of different examples under the same settings; continues the numbering of rows."""
     starts = np.cumsum([0, *(int(part.rows.max(initial=-1)) + 1 for part in parts)])
     curves = {}
     for name, curve in parts[0].curves.items():
-        each = [part.curves[name] for part in parts]
-        deferral = None if curve.deferral is None else np.concatenate([c.deferral for c in each], axis=1)
-        rejection = np.concatenate([c.rejection for c in each], axis=1)
+        rule_curves = [part.curves[name] for part in parts]
+        deferral = None if curve.deferral is None else np.concatenate([c.deferral for c in rule_curves], axis=1)
+        rejection = np.concatenate([c.rejection for c in rule_curves], axis=1)
         curves[name] = Curve(alphas=curve.alphas, rejection=rejection, deferral=deferral)
     positions = {name: np.concatenate([part.positions[name] for part in parts]) for name in parts[0].positions}
     rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
@@ -150,12 +151,12 @@ def join(parts: Sequence[Survey]) -> Survey:
 
 
 def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
-    """The lengths, 0 where the draft's or the target's logits fail along the output."""
-    lost = [np.asarray(failing(each, jnp.asarray(lengths))) for each in logits]
+    """Returns the lengths, but 0 for outputs along which the draft's or the target's logits fail."""
+    lost = [np.asarray(failing(model_logits, jnp.asarray(lengths))) for model_logits in logits]
     for name, rows in zip(("draft", "target"), lost, strict=True):
         if rows.any():
-            said = f"{rows.sum()} outputs are left out: the {name} model gives NaN or infinite logits along them"
-            warnings.warn(said, stacklevel=3)
+            message = f"{rows.sum()} outputs are left out: the {name} model gives NaN or infinite logits along them"
+            warnings.warn(message, stacklevel=3)
     return np.where(np.logical_or(*lost), 0, lengths)
 
 
@@ -177,24 +178,24 @@ def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
 
 @jax.jit
 def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
-    """What rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each; entropies in nats.
+    """Computes the quantities that rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each.
 
-    Every divergence twice: `<name>` of `p` and `q`, `<name>_scaled` of `p̃` and `q̃`.
+    Entropies are in nats. Every divergence appears twice: `<name>` of `p` and `q`, `<name>_scaled` of `p̃` and `q̃`.
     """
     chosen = laws.at_tokens(pair, tokens)
-    found = {"q_of_token": chosen.q, "p_of_token": chosen.p}
+    values = {"q_of_token": chosen.q, "p_of_token": chosen.p}
     for name, law in (("q", pair.q), ("p", pair.p)):
-        found |= {f"max_{name}": measures.max_of(law), f"entropy_{name}": measures.entropy(law)}
+        values |= {f"max_{name}": measures.max_of(law), f"entropy_{name}": measures.entropy(law)}
     for name in divergences.DIVERGENCES:
         for scaled in (False, True):
             compared = divergences.Threshold(name, scaled=scaled)
-            found[f"{name}_scaled" if scaled else name] = compared.of(pair)
-    return found
+            values[f"{name}_scaled" if scaled else name] = compared.of(pair)
+    return values
 
 
 @partial(jax.jit, static_argnames="rule")
 def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
-    """`Σ min(π, q̃)` and `η`, `[A, B, L]`, α by α: no more laws are alive than one of them needs."""
+    """Returns `Σ min(π, q̃)` and `η`, `[A, B, L]`; one α at a time, to bound the memory of distributions."""
 
     def at(alpha: Array) -> tuple[Array, Array]:
         column = jnp.full(pair.greedy.shape, alpha)
@@ -208,18 +209,18 @@ def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
 
 
 OUTPUTS = {"tv": ("rule", "target"), "kl_reversed": ("rule",), "kl": ("target",), "js": ("rule",)}
-"""Divergence -> whose outputs its share must be taken along, the method's own first where both will do."""
+"""Divergence -> the outputs along which its share is valid; the method's own come first if both are."""
 HEURISTIC = "heuristic (may fail by a fifth, on long outputs by more)"
 
 
 class Bound(NamedTuple):
-    """A fuzzy rule at a threshold, along given outputs.
+    """The bound of a fuzzy rule at a threshold, along given outputs.
 
     Attributes:
         tokens: `N`, mean positions per output, the stop id included.
-        share: of these positions, those with `Div < τ`: there the law is the draft's.
+        share: the share of these positions with `Div < τ`, where tokens have the draft's distribution.
         incurred: mean over outputs of the sum of `Div(p̃, q̃)` over these positions, in the divergence's unit.
-        bound: `N · share · τ`; standing: what it is worth, in words.
+        bound: `N · share · τ`; standing: whether it is proven, in words.
     """
 
     tokens: float
@@ -229,33 +230,34 @@ class Bound(NamedTuple):
     standing: str
 
 
-def bound(found: Survey, rule: str, tau: float, along: str = "rule", greedy: bool = False) -> Bound:
-    """Returns the bound and what is really incurred.
+def bound(surveyed: Survey, rule: str, tau: float, along: str = "rule", greedy: bool = False) -> Bound:
+    """Returns the bound and the divergence that is incurred.
 
     Args:
-        found: a survey with `rule` at `tau` in its grid.
+        surveyed: a survey with `rule` at `tau` in its grid.
         rule: a fuzzy rule's name.
-        along: who wrote the surveyed outputs: "rule" (the fuzzy method itself, `bonus="rule"`, at this `tau`),
-            "target", or anyone else.
+        along: the writer of the surveyed outputs: "rule" (the fuzzy method itself, `bonus="rule"`, at this `tau`),
+            "target", or any other.
         greedy: whether the draft was greedy.
 
     Raises:
         ValueError: no fuzzy rule, or one that was not surveyed at `tau`.
     """
     form = threshold(rule)
-    curve = found.curves.get(rule)
+    curve = surveyed.curves.get(rule)
     if curve is None or curve.deferral is None or tau not in curve.alphas:
         raise ValueError(f"rule {rule!r} was not surveyed at τ = {tau:g}: put it into the grid of the survey")
-    kept = curve.deferral[list(curve.alphas).index(tau)] == 0  # what the rule itself decided: δ is 0 or 1
-    outputs = int(found.rows.max()) + 1
+    kept = curve.deferral[list(curve.alphas).index(tau)] == 0  # the rule's own decision: δ is 0 or 1
+    outputs = int(surveyed.rows.max()) + 1
     tokens, share = len(kept) / outputs, float(kept.mean())
-    # whatever the rule compares, the laws that differ are the scaled ones; elsewhere it may be infinite
-    incurred = float(np.where(kept, found.positions[f"{form.name}_scaled"], 0.0).sum()) / outputs
+    # Tokens are drawn from the scaled distributions, whatever the rule compares. Other positions may have an
+    # infinite divergence.
+    incurred = float(np.where(kept, surveyed.positions[f"{form.name}_scaled"], 0.0).sum()) / outputs
     return Bound(tokens, share, incurred, tokens * share * tau, standing(form, along, greedy))
 
 
 def threshold(rule: str) -> Threshold:
-    """Returns what a fuzzy rule compares with τ; ValueError if there is no such rule, or it is not a fuzzy one."""
+    """Returns the comparison of a fuzzy rule with τ; ValueError for an unknown rule or one that is not fuzzy."""
     decision = deferral.get(rule).deferral
     if not isinstance(decision, Threshold):
         raise ValueError(f"rule {rule!r} compares no divergence with a threshold: name one of fuzzy_…")
@@ -263,19 +265,20 @@ def threshold(rule: str) -> Threshold:
 
 
 def is_fuzzy(rule: str) -> bool:
-    """Tells whether the rule compares a divergence with a threshold."""
+    """Returns whether the rule compares a divergence with a threshold."""
     return isinstance(deferral.get(rule).deferral, Threshold)
 
 
 def outputs_of(form: Threshold) -> str:
-    """Returns whose outputs to survey for the bound: "rule" or "target"."""
+    """Returns the outputs to survey for the bound: "rule" or "target"."""
     return OUTPUTS.get(form.name, ("rule",))[0]
 
 
 def standing(form: Threshold, along: str, greedy: bool) -> str:
-    """Says what `N · share · τ` is worth for a decision: "proven", "heuristic …", or why it is no bound.
+    """Returns what `N · share · τ` is worth for a decision: "proven", "heuristic …", or why it is no bound.
 
-    A greedy draft under a decision on the scaled laws is no exception: `q̃` is then the one-hot that is drawn from.
+    A greedy draft under a decision on the scaled distributions is no exception: `q̃` is then the one-hot that tokens
+    are drawn from.
     """
     if not form.scaled:
         read = "it reads the raw laws, but tokens come from the scaled ones"

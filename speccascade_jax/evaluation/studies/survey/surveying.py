@@ -1,4 +1,4 @@
-"""Taking a survey of a task, printing it, holding it against real runs: what `experiments/survey.py` calls."""
+"""Surveys of a task: taking, printing, and comparison with real runs; `experiments/survey.py` calls them."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ from speccascade_jax.storage.files import check_replaceable, plain, write_atomic
 
 
 class Written(NamedTuple):
-    """A batch of outputs: the prompts, what was generated for them, and which rows count, bool `[B]`."""
+    """A batch of outputs: the prompts, the generation for them, and the rows that count, bool `[B]`."""
 
     prompt: Prompt
     generation: Generation
@@ -41,7 +41,7 @@ WRITERS = {
     "draft": Settings(method=DRAFT),
     "mixed": Settings(rule="random_accept", alpha=0.5),
 }
-"""Who writes the outputs that are surveyed; "mixed": each token from the draft's law or the target's, evenly."""
+"""Writers of the outputs that are surveyed; "mixed" samples each token from the draft or the target, evenly."""
 
 
 def survey(
@@ -59,20 +59,20 @@ def survey(
     seed: int = 0,
     output: str = "",
 ) -> list[dict[str, Any]]:
-    """Estimate every rule's rejection and deferral rate from one pass, and print them.
+    """Estimates every rule's rejection and deferral rate from one pass, and prints them.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: how both models sample; examples are the
-            evaluation's for quality.
+        pair, evaluation, seed: as for a run; settings: how both models sample; the examples are the evaluation's for
+            quality.
         rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
-        along: whose outputs are read, a name in `WRITERS`.
+        along: the writer of the surveyed outputs, a name in `WRITERS`.
         alphas: size of each rule's grid over its usual range.
-        check: shares of each rule's range, in [0, 1], at which the rule is really run and the error reported.
-        bounds: thresholds τ at which the fuzzy rules among `rules` are really run, the draft sampled unless
-            `settings` give it temperature 0, and the divergence incurred is held against `N · share · τ`.
+        check: shares of each rule's range, in [0, 1], at which the rule really runs and the error is reported.
+        bounds: thresholds τ at which the fuzzy rules among `rules` really run, with a sampled draft unless `settings`
+            give it temperature 0; the divergence incurred is compared with `N · share · τ`.
         histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
         block_size: γ of these runs.
-        output: a JSON file for the printed rows, the bounds and the histogram; none if empty.
+        output: a JSON file for the printed rows, the bounds and the histogram; empty: no file.
 
     Raises:
         ValueError: a value without meaning, or an output that is another file, before anything is loaded.
@@ -95,50 +95,52 @@ def survey(
     runs = _fuzzy_points(point, rules, bounds, block_size)
 
     session = Session(point.pair, point.evaluation)
-    found = take(session, point, grids)
-    rows = [_row(found, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
+    surveyed = take(session, point, grids)
+    rows = [_row(surveyed, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
     if check:
         rows = [row | _checked(session, point, row, block_size) for row in rows]
-    show(rows, along, len(found.rows))
-    counted = histograms.count(histogram, found.positions[histogram])
+    show(rows, along, len(surveyed.rows))
+    counted = histograms.count(histogram, surveyed.positions[histogram])
     print(histograms.line(counted))
     bounded = [_bounded(session, run) for run in runs]
     if bounded:
         show_bounds(bounded, point.evaluation.quality_examples)
     if output:
-        at = point.coordinates()
-        kept = {name: at[name] for name in ("pair", "task", *sampling)}
-        kept |= {"along": along, "positions": len(found.rows), "rows": rows, "bounds": bounded, "histogram": counted}
+        coordinates = point.coordinates()
+        kept = {name: coordinates[name] for name in ("pair", "task", *sampling)}
+        kept |= {"along": along, "positions": len(surveyed.rows), "rows": rows, "bounds": bounded, "histogram": counted}
         write_atomically(output, json.dumps(plain(kept), indent=1))
     return rows
 
 
 def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
-    """`count` α's over a rule's usual range, ends inside its domain; `(0.0,)` for a rule without α."""
+    """Returns `count` α's over a rule's usual range, with ends inside its domain; `(0.0,)` for a rule without α."""
     alpha = deferral.get(rule).alpha
     return (0.0,) if alpha is None else tuple(alpha.even(count, vocab_size).tolist())
 
 
 def plan(session: Session, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
-    """`count` α's for every rule of `names` that has an α, placed where a survey along mixed outputs sees it move.
+    """Plans `count` α's for every rule of `names` that has an α.
+
+    They are spread over the rejection rate that a survey along mixed outputs estimates.
 
     Args:
-        session: with the pair and its examples; point: whose evaluation, sampling and seed are surveyed.
+        session: holds the pair and its examples; point: its evaluation, sampling and seed are surveyed.
     """
     swept = [name for name in names if deferral.get(name).alpha is not None]
-    found = take(session, written_by("mixed", point), {name: grid(name, 65) for name in swept})
-    return {name: found.plan(name, count) for name in swept}
+    surveyed = take(session, written_by("mixed", point), {name: grid(name, 65) for name in swept})
+    return {name: surveyed.plan(name, count) for name in swept}
 
 
 def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -> Survey:
-    """Let the point's method write the evaluation's examples in batches, and survey what it wrote."""
+    """Generates outputs for the evaluation's examples with the point's method, in batches, and surveys them."""
     return read(session, point, write(session, point), grids)
 
 
 def write(session: Session, point: Point) -> list[Written]:
-    """The evaluation's examples as the point's method writes them, in batches of one size.
+    """Generates outputs for the evaluation's examples with the point's method, in batches of one size.
 
-    Rows that met NaN or infinite logits don't count.
+    Rows that met NaN or infinite logits do not count.
     """
     out = []
     for rows, counted in session.batches(point.evaluation):
@@ -148,76 +150,79 @@ def write(session: Session, point: Point) -> list[Written]:
         failed = failures(generation.failed_at, model_names(point.method.draft_alone))
         if failed:
             print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")
-        well = ~np.isin(np.arange(len(rows)), [each.row for each in failed])
+        well = ~np.isin(np.arange(len(rows)), [failure.row for failure in failed])
         out.append(Written(prompt, generation, well & (np.arange(len(rows)) < counted)))
     return out
 
 
 def rates(written: Sequence[Written]) -> dict[str, Any]:
-    """What was measured while it was written (METHODS section 9)."""
-    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(each.generation.stats for each in written))
-    return summarise(stats, rows=np.concatenate([each.counts for each in written]))
+    """Summarises the measures of generated outputs (METHODS section 9)."""
+    stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(batch.generation.stats for batch in written))
+    return summarise(stats, rows=np.concatenate([batch.counts for batch in written]))
 
 
 def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
-    """Survey what was written, under the point's sampling.
+    """Surveys generated outputs under the point's sampling.
 
     Raises:
         FloatingPointError: every output met NaN or infinite logits, so that there is nothing to survey.
     """
     parts = []
-    # a model that writes alone has controls of its own temperature; the laws to compare are the pair's
+    # a model that decodes alone has one temperature; the comparison needs the controls of both models
     compared = written_by("mixed", point)
-    for each in written:
-        tokens, lengths = np.asarray(each.generation.tokens), np.asarray(each.generation.lengths)
+    for batch in written:
+        tokens, lengths = np.asarray(batch.generation.tokens), np.asarray(batch.generation.lengths)
         controls = session.controls(compared, [0.0] * len(lengths))
-        counted = np.where(each.counts, lengths, 0)
-        parts.append(estimates.survey(session.pair, each.prompt, tokens, counted, controls, grids))
-    found = estimates.join(parts)
-    if not len(found.rows):
+        counted = np.where(batch.counts, lengths, 0)
+        parts.append(estimates.survey(session.pair, batch.prompt, tokens, counted, controls, grids))
+    surveyed = estimates.join(parts)
+    if not len(surveyed.rows):
         raise FloatingPointError(
             "no output is left to survey: draft or target gives NaN or infinite logits along each; check their weights"
         )
-    return found
+    return surveyed
 
 
 def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
-    """The α's that are printed: those to be checked, or five over the range."""
+    """Returns the α's to print: those to be checked, or five over the range."""
     if len(alphas) == 1:
         return list(alphas)
     shares = check or (0.1, 0.3, 0.5, 0.7, 0.9)
     return [float(f"{alphas[0] + share * (alphas[-1] - alphas[0]):.4g}") for share in shares]
 
 
-def _row(found: Survey, rule: str, alpha: float) -> dict[str, Any]:
-    estimate = found.estimate(rule, alpha)
+def _row(surveyed: Survey, rule: str, alpha: float) -> dict[str, Any]:
+    estimate = surveyed.estimate(rule, alpha)
     alpha_or_none = None if deferral.get(rule).alpha is None else alpha
     return {"rule": rule, "alpha": alpha_or_none, "rejection": estimate.rejection, "deferral": estimate.deferral}
 
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """The rule really run, and surveyed along what it wrote: the error that is left then is no prefix's."""
+    """Runs the rule and surveys its own outputs; returns both errors.
+
+    The error along its own outputs is not due to other prefixes.
+    """
     real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
     validate(real)
     written = write(session, real)
-    own = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
+    own_estimate = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
     measured = rates(written)
     return {
         "real_rejection": measured["rejection_rate"],
         "real_deferral": measured["deferral_rate"],
         "error": row["rejection"] - measured["rejection_rate"],
-        "error_along_its_own_outputs": own.rejection - measured["rejection_rate"],
+        "error_along_its_own_outputs": own_estimate.rejection - measured["rejection_rate"],
     }
 
 
 def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
-    """The fuzzy method at every τ for every fuzzy rule of `names`, checked; its draft is sampled unless told."""
+    """Returns checked points of the fuzzy method for every τ and fuzzy rule; the draft is sampled by default."""
     if any(not 0 < tau < math.inf for tau in taus):
         raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
     fuzzy = [name for name in names if estimates.is_fuzzy(name)]
     if len(taus) and not fuzzy:
         raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
-    chosen = point.settings  # the method's own draft is greedy unless a temperature is named
+    chosen = point.settings  # the method's own default is a greedy draft
     drafted = chosen.temperature if chosen.draft_temperature is None else chosen.draft_temperature
     points = []
     for name, tau in itertools.product(fuzzy, taus):
@@ -228,24 +233,24 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
 
 
 def _under(point: Point, settings: Settings) -> Point:
-    """Returns the point under other settings, its own sampling kept."""
+    """Returns the point under other settings, but with its own sampling."""
     return replace(point, settings=replace(settings, **sampling_of(point.settings)))
 
 
 def written_by(along: str, point: Point) -> Point:
-    """Returns the point as a writer of `WRITERS` would measure it, its own sampling kept."""
+    """Returns the point with a writer's settings from `WRITERS`, but with its own sampling."""
     return _under(point, WRITERS[along])
 
 
 def _bounded(session: Session, run: Point) -> dict[str, Any]:
-    """A row of bounds: the method run, or for `kl` the target, and its outputs surveyed."""
+    """Returns a row of bounds: runs the method, or the target for `kl`, and surveys its outputs."""
     rule, tau = run.method.rule(run.settings).name, run.settings.alpha
     assert tau is not None
     along = estimates.outputs_of(estimates.threshold(rule))
     writer = run if along == "rule" else written_by("target", run)
-    found = take(session, writer, {rule: (tau,)})
+    surveyed = take(session, writer, {rule: (tau,)})
     greedy = run.settings.draft_temperature == 0
-    return {"rule": rule, "tau": tau, "along": along} | estimates.bound(found, rule, tau, along, greedy)._asdict()
+    return {"rule": rule, "tau": tau, "along": along} | estimates.bound(surveyed, rule, tau, along, greedy)._asdict()
 
 
 RATES = {
@@ -281,12 +286,12 @@ def show_bounds(rows: Sequence[Mapping[str, Any]], outputs: int) -> None:
 def _print(
     title: str, note: str, heads: Mapping[str, str], rows: Sequence[Mapping[str, Any]], unbroken: str = ""
 ) -> None:
-    """Prints the entries of rows that have a head; `unbroken` is a column whose cells are not wrapped."""
+    """Prints the entries of rows that have a header; `unbroken` names a column whose cells are not wrapped."""
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
     names = [name for name in heads if name in rows[0]]
     for name in names:
-        left = name in ("rule", "along", "standing")
-        table.add_column(heads[name], justify="left" if left else "right", no_wrap=name == unbroken)
+        is_text = name in ("rule", "along", "standing")
+        table.add_column(heads[name], justify="left" if is_text else "right", no_wrap=name == unbroken)
     for row in rows:
         table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
     Console(width=120).print(table)

@@ -1,1 +1,1 @@
-"""Figures; they load matplotlib."""
+"""Figures. Importing them loads matplotlib."""

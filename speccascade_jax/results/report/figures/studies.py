@@ -1,8 +1,9 @@
-"""Figures of what studies wrote: divergences, acceptance between models, and policies that choose a drafter.
+"""Figures of studies: divergences, acceptance between models, and policies that choose a drafter.
 
-Histograms of divergences are paper 2's Figure 3. Of acceptance: who accepts whose tokens, as a heat map, and where a
-token's time goes in the stacks that were run (paper 4). Of policies: by what they have seen, what they are rewarded
-for, while they serve (paper 5). Each figure replaces an old one in a single step.
+Histograms of divergences are Figure 3 of Holsman et al. (2025). Acceptance is a heat map of which model accepts whose
+tokens, and the time per token in the stacks that were run (Globerson et al., 2025). Policies are drawn by training
+queries, by alignment weight, and while they serve (Huang et al., 2024 (assistant selection)). Each figure replaces an
+old file atomically.
 """
 
 import itertools
@@ -21,12 +22,12 @@ from speccascade_jax.results.report.figures import tradeoff
 from speccascade_jax.storage.files import expanded
 
 Report = dict[str, Any]
-"""What a study wrote: a survey, an optimised stack, or a row of a comparison of policies."""
+"""File of a study: a survey, an optimised stack, or a row of a comparison of policies."""
 MARKS = ("o-", "s--", "^:", "d-.", "v-")
 
 
 def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
-    """Draws paper 2's Figure 3: histograms of divergences, one panel per survey."""
+    """Draws histograms of divergences, one panel per survey (Holsman et al., 2025, Figure 3)."""
     columns = min(len(surveys), 3)
     rows = -(-len(surveys) // columns)
     size = (0.6 + 3.6 * columns, 0.9 + 2.6 * rows)
@@ -36,14 +37,14 @@ def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
     for axes in plots.flat[len(surveys) :]:
         axes.set_visible(False)
     for axes in plots.flat[max(0, len(surveys) - columns) : len(surveys)]:
-        axes.tick_params(labelbottom=True)  # also above a place that stays empty
+        axes.tick_params(labelbottom=True)  # the axes above an empty place show labels too
     figure.supxlabel(f"{name_of(surveys[0]['histogram']['quantity'])} of draft and target", fontsize=10)
     figure.supylabel("share of positions", fontsize=10)
     tradeoff.save(figure, path)
 
 
 def _histogram(axes: Axes, survey: Report) -> None:
-    """Bars, the median as a line, and in words what is beyond the last edge."""
+    """Draws the bars, the median as a line, and the share beyond the last edge as text."""
     histogram = survey["histogram"]
     edges, counts = np.asarray(histogram["edges"]), np.asarray(histogram["counts"])
     total = counts.sum() + histogram["above"]
@@ -54,20 +55,20 @@ def _histogram(axes: Axes, survey: Report) -> None:
         axes.axvline(median, color="#D55E00", ls="--", lw=1.2)
     notes = [f"median {'infinite' if median is None else f'{median:.3g}'}{' (dashed)' if shown else ''}"]
     notes += [f"{histogram['above'] / total:.1%} beyond {last:g}", f"{total:,} positions"]
-    backing = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # the dashed line may pass behind the words
+    backing = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # keeps the text readable over the dashed line
     look: Report = {"ha": "right", "va": "top", "fontsize": 8.5, "color": "0.25", "bbox": backing}
     axes.text(0.98, 0.96, "\n".join(notes), transform=axes.transAxes, **look)
     axes.set_title(f"{survey['task']}, {short_name(survey['pair'])}\nalong {survey['along']} outputs", fontsize=9.5)
     axes.set_xlim(edges[0], last)
-    axes.locator_params(axis="x", nbins=4)  # more would touch the next panel's
+    axes.locator_params(axis="x", nbins=4)  # more labels would overlap the next panel's
     tradeoff.plain(axes, alpha=0.25, axis="y")
 
 
 def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
-    """Reads what `experiments.optimize_hierarchy` wrote.
+    """Reads the reports that `experiments.optimize_hierarchy` wrote.
 
     Raises:
-        ValueError: a file that is none of these; names it.
+        ValueError: a file that is none of these; the message names it.
     """
     reports = []
     for path in paths:
@@ -81,7 +82,10 @@ def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
 
 
 def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
-    """Draws who accepts whose tokens as heat maps, one per report, and below it the stacks that were run (paper 4)."""
+    """Draws heat maps of which model accepts whose tokens, one per report, and below them the stacks that were run.
+
+    They show the analysis of Globerson et al. (2025).
+    """
     size = 1.6 + 0.55 * max(len(report["names"]) for report in reports)
     bars = max(len(_ran(report)) for report in reports)
     heights = [size, 0.9 + 0.4 * bars] if bars else [size]
@@ -95,23 +99,23 @@ def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
 
 
 def _ran(report: Report) -> list[Report]:
-    """The stacks whose calls were counted."""
+    """Returns the rows of stacks whose calls were counted."""
     return [row for row in report.get("rows", ()) if "calls_per_token" in row]
 
 
 def _stacks(axes: Axes, report: Report) -> None:
-    """A bar for every stack: calls of each model per token at their cost; beside it the time that was measured."""
+    """Draws a bar per stack: calls of each model per token times their cost, and beside it the measured time."""
     colours = dict(zip(report["names"], itertools.cycle(map(plt.get_cmap("tab10"), range(10))), strict=False))
     costs = dict(zip(report["names"], report["costs"], strict=True))
     scale, unit = _unit(report)
-    for at, row in enumerate(_ran(report)):
-        left = 0.0
+    for row_index, row in enumerate(_ran(report)):
+        start = 0.0
         for name in report["names"]:
             width = scale * costs[name] * row["calls_per_token"].get(name, 0.0)
-            axes.barh(at, width, left=left, height=0.6, color=colours[name], label=None if at else name)
-            left += width
+            axes.barh(row_index, width, left=start, height=0.6, color=colours[name], label=None if row_index else name)
+            start += width
         if "seconds_per_token" in row and unit:
-            axes.plot(1e3 * row["seconds_per_token"], at, "kD", ms=5, label=None if at else "measured")
+            axes.plot(1e3 * row["seconds_per_token"], row_index, "kD", ms=5, label=None if row_index else "measured")
             axes.axvline(1e3 * row["target_seconds_per_token"], color="0.4", ls="--", lw=1)
     axes.set_yticks(range(len(_ran(report))), [row["name"] for row in _ran(report)], fontsize=8)
     axes.invert_yaxis()
@@ -121,7 +125,7 @@ def _stacks(axes: Axes, report: Report) -> None:
 
 
 def _unit(report: Report) -> tuple[float, str]:
-    """By what costs are multiplied to be shown, and the unit behind them: none where the costs were given."""
+    """Returns the factor that costs are multiplied by for display, and their unit; "" if the user set the costs."""
     return (1e3, " ms") if report.get("unit", "ms") == "ms" else (1.0, "")
 
 
@@ -146,7 +150,7 @@ def _heat_map(axes: Axes, report: Report) -> None:
 
 
 def _links(report: Report) -> list[tuple[int, int]]:
-    """Row and column of each link of the stack that is best with overshoot counted, or of the last one."""
+    """Returns row and column of each link of the best stack with overshoot counted, or of the last stack."""
     if not (rows := report.get("rows")):
         return []
     best = next((row for row in rows if row.get("name") == "overshoot optimum"), rows[-1])
@@ -154,14 +158,17 @@ def _links(report: Report) -> list[tuple[int, int]]:
 
 
 def draw_curves(rows: Sequence[Report], path: Path) -> None:
-    """Held-out reward by the number of queries, a line per objective; dotted: one arm always, at random, the best."""
+    """Draws held-out reward by the number of training queries, a line per objective.
+
+    Dotted lines are the rewards of a single arm, of a random choice and of the best choice.
+    """
     figure, axes = plt.subplots(figsize=(5.6, 3.8), layout="constrained")
     for name, mark in zip(dict.fromkeys(row["objective"] for row in rows), itertools.cycle(MARKS), strict=False):
-        own = [row for row in rows if row["objective"] == name]
-        counts = sorted({row["queries"] for row in own})
-        found = [[row["reward"]["greedy"] for row in own if row["queries"] == count] for count in counts]
-        line = axes.plot(counts, [np.mean(each) for each in found], mark, ms=4, label=name)[0]
-        low, high = ([of(each) for each in found] for of in (min, max))
+        objective_rows = [row for row in rows if row["objective"] == name]
+        counts = sorted({row["queries"] for row in objective_rows})
+        rewards = [[row["reward"]["greedy"] for row in objective_rows if row["queries"] == count] for count in counts]
+        line = axes.plot(counts, [np.mean(run_rewards) for run_rewards in rewards], mark, ms=4, label=name)[0]
+        low, high = ([of(run_rewards) for run_rewards in rewards] for of in (min, max))
         axes.fill_between(counts, low, high, color=line.get_color(), alpha=0.15)
     levels = {name: np.mean([row["reward"][name] for row in rows]) for name in rows[0]["reward"]}
     for name, value in levels.items():
@@ -176,7 +183,7 @@ def draw_curves(rows: Sequence[Report], path: Path) -> None:
 
 
 def draw_weights(rows: Sequence[Report], path: Path) -> None:
-    """How often each arm is chosen by `alignment_weight`, a panel per domain."""
+    """Draws how often each arm is chosen by `alignment_weight`, a panel per domain."""
     domains = list(rows[0]["choices"])
     figure, plots = tradeoff.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
     weights = [row["alignment_weight"] for row in rows]
@@ -190,10 +197,10 @@ def draw_weights(rows: Sequence[Report], path: Path) -> None:
     tradeoff.save(figure, path)
 
 
-def draw_regret(rows: Sequence[Report], found: Report, path: Path) -> None:
-    """Above: regret per query so far against the best fixed arm; below: how often each learner took each phase's best.
+def draw_regret(rows: Sequence[Report], summary: Report, path: Path) -> None:
+    """Draws regret and choices of learners over the queries of a stream; vertical lines mark shifts of the domain.
 
-    Both over the queries of the stream; a vertical line is where the domain shifts.
+    Above: mean regret per query against the best fixed arm. Below: how often each learner took each phase's best arm.
     """
     count = len(rows)
     shifts = [n for n in range(1, count) if rows[n]["phase"] != rows[n - 1]["phase"]]
@@ -203,16 +210,16 @@ def draw_regret(rows: Sequence[Report], found: Report, path: Path) -> None:
         return np.asarray([1e3 * run["seconds"] / max(run["tokens"], 1) for run in runs])
 
     arms = list(rows[0]["arms"])
-    best = [arms.index(phase["best"].removeprefix("always ")) for phase in found["phases"]]
+    best = [arms.index(phase["best"].removeprefix("always ")) for phase in summary["phases"]]
     figure, plots = plt.subplots(2, 1, figsize=(6.4, 5.2), sharex=True, layout="constrained")
     queries, window = np.arange(1, count + 1), np.ones(max(1, count // 20))
-    for name in found["learners"]:
-        plots[0].plot(queries, np.cumsum(spent(name) - spent(found["best"])) / queries, lw=1.2, label=name)
+    for name in summary["learners"]:
+        plots[0].plot(queries, np.cumsum(spent(name) - spent(summary["best"])) / queries, lw=1.2, label=name)
         right = np.asarray([row["runs"][name]["arm"] == best[row["phase"]] for row in rows], float)
         mean = np.convolve(right, window, "same") / np.convolve(np.ones(count), window, "same")
         plots[1].plot(queries, mean, lw=1.2)
     plots[0].axhline(0.0, color="0.5", lw=0.8)
-    plots[0].set_ylabel(f"regret per query so far,\nms per token, against\n{found['best']}", fontsize=8)
+    plots[0].set_ylabel(f"regret per query so far,\nms per token, against\n{summary['best']}", fontsize=8)
     plots[1].set_ylabel("took the phase's best drafter\n(running mean)", fontsize=8)
     plots[1].set_xlabel("query")
     for axes in plots:

@@ -1,8 +1,9 @@
-"""The figures of panels, a file per setting: quality against latency and rejection rate, and fronts of thresholds.
+"""Figures of panels, a file per setting: quality against latency and rejection rate, and fronts of thresholds.
 
-Quality is less the target's, against relative latency and against the rejection rate: one line per rule through its
-α's; bars are paired 95% intervals of the difference to the target on the same examples, where records hold them; hollow
-markers are inconclusive points. Fronts are paper 3's Figure 4: verification rate over discard rate, a curve per family.
+Quality is minus the target's, against relative latency and against the rejection rate: one line per rule through its
+α's. Bars are paired 95% intervals of the difference to the target on the same examples, if records hold them; hollow
+markers are inconclusive points. Fronts are Figure 4 of Huang et al., 2024 (SpecDec++): verification rate over discard
+rate, a curve per family.
 """
 
 import io
@@ -36,7 +37,7 @@ Horizontal = Callable[[Place], Interval | None]
 def draw_all(
     panels: Sequence[Panel], folder: Path, stem: str, form: str = "png", share: str = "rejection_rate"
 ) -> list[Path]:
-    """One file per panel that has a curve, `<stem>.png` or `<stem>-<setting>.png`; returns the paths.
+    """Draws one file per panel that has a curve, `<stem>.png` or `<stem>-<setting>.png`; returns the paths.
 
     Raises:
         ValueError: there is no curve.
@@ -52,7 +53,7 @@ def draw_all(
 
 
 def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Path], alone: bool) -> Path:
-    """Returns a panel's file, numbered where another figure took it: titles leave out some settings."""
+    """Returns a panel's file, numbered if another figure has its name: titles leave out some settings."""
     title = re.sub(r"[^A-Za-z0-9._]+", "-", panel.title().replace("γ", "g").replace(" = ", "")).strip("-")
     name = stem if alone else f"{stem}-{title}"
     path = folder / f"{name}.{form}"
@@ -60,19 +61,20 @@ def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Pa
 
 
 def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
-    """Write one panel's figure, replacing an old one in a single step.
+    """Writes one panel's figure; it replaces an old file atomically.
 
-    Left: quality against latency as in paper 1's Figure 4, left out where none was measured; right: its Figure 3.
+    Left: quality against latency as in Figure 4 of Narasimhan et al. (2024), left out if no latency was measured;
+    right: as in its Figure 3.
     """
-    found = places(panel)
+    panel_places = places(panel)
     timed = any(spot.latency for spot in panel.spots)
     figure, plots = subplots(1, 1 + timed, (12 if timed else 7.5, 5.8), sharey=True)
     first, last = plots[0, 0], plots[0, -1]
     if timed:
-        _axes(first, panel, found, lambda place: place.latency)
+        _axes(first, panel, panel_places, lambda place: place.latency)
         _in_speed_ups(first)
-        _baselines(first, panel, found)
-    _axes(last, panel, found, lambda place: share_of(place.spot, share))
+        _baselines(first, panel, panel_places)
+    _axes(last, panel, panel_places, lambda place: share_of(place.spot, share))
     last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
     last.tick_params(labelleft=True)
     less = " less the target's" if panel.target else ""
@@ -86,63 +88,66 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
 
 
 _APART = 0.06
-"""Of the axis's length: what a label such as "1.25×" takes."""
+"""Width of a label such as "1.25×", as a share of the axis's length."""
 
 
 def _in_speed_ups(axes: Axes) -> None:
-    """Latency below, the speed-up that it is above."""
+    """Labels the axis with latency below and speed-up above."""
     axes.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
     axes.axvline(1.0, color="0.8", lw=1, zorder=0)
     low, high = axes.get_xlim()
-    low = max(low, 0.02)  # an inverse has no place at 0
+    low = max(low, 0.02)  # the speed-up of a latency of 0 is infinite
     axes.set_xlim(low, high)
     marks = list[float]()
-    for each in (1, 2, 1.5, 1.25, 0.8, 4, 3, 10, 6, 2.5, 20):  # the ones that say most first; none where another stands
-        if low <= 1 / each <= high and all(abs(1 / each - 1 / other) > _APART * (high - low) for other in marks):
-            marks.append(each)
+    # in the order of their importance: a label is left out if it would overlap an earlier one
+    for speed_up in (1, 2, 1.5, 1.25, 0.8, 4, 3, 10, 6, 2.5, 20):
+        if low <= 1 / speed_up <= high and all(
+            abs(1 / speed_up - 1 / taken) > _APART * (high - low) for taken in marks
+        ):
+            marks.append(speed_up)
     above = axes.secondary_xaxis("top")
-    above.set_xticks([1 / each for each in marks], [f"{each:g}×" for each in marks])
+    above.set_xticks([1 / speed_up for speed_up in marks], [f"{speed_up:g}×" for speed_up in marks])
     above.spines["top"].set_visible(False)
 
 
-def _baselines(axes: Axes, panel: Panel, found: Places) -> None:
-    """What needs no method at all: requests sent at random, and the target at lower temperatures (no faster)."""
-    if found.random:
-        axes.plot(*found.random, color="0.65", lw=2.5, zorder=0, label="Whole requests sent at random")
+def _baselines(axes: Axes, panel: Panel, panel_places: Places) -> None:
+    """Draws the baselines that need no method: random requests, and the target at lower temperatures (no faster)."""
+    if panel_places.random:
+        axes.plot(*panel_places.random, color="0.65", lw=2.5, zorder=0, label="Whole requests sent at random")
     if panel.cooler and panel.target:
         gaps = [spot.quality.value - panel.target.quality.value for spot in panel.cooler.values()]
-        named = ", ".join(f"{at:g}" for at in panel.cooler)
+        named = ", ".join(f"{temperature:g}" for temperature in panel.cooler)
         axes.scatter([1.0] * len(gaps), gaps, marker="_", s=260, color="0.25", lw=2, zorder=4,
                      label=f"Target alone at T = {named}")  # fmt: skip
-    if found.chosen and found.chosen.latency:
-        axes.scatter([found.chosen.latency.value], [found.chosen.difference.value], s=420, facecolors="none",
-                     edgecolors="#2E7D32", lw=2, zorder=4,
-                     label=f"Fastest within {found.margin:g} of the target")  # fmt: skip
+    if panel_places.chosen and panel_places.chosen.latency:
+        axes.scatter([panel_places.chosen.latency.value], [panel_places.chosen.difference.value], s=420,
+                     facecolors="none", edgecolors="#2E7D32", lw=2, zorder=4,
+                     label=f"Fastest within {panel_places.margin:g} of the target")  # fmt: skip
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, Any]:
-    """Makes a figure and its axes `[rows, columns]`, laid out so that nothing overlaps."""
+    """Returns a figure and its axes `[rows, columns]`, in a layout without overlaps."""
     return plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **more)
 
 
 def plain(axes: Axes, **grid: Any) -> None:
-    """Gives axes a faint grid, and no frame at the top and on the right."""
+    """Gives axes a faint grid, and removes the frame at the top and on the right."""
     axes.grid(**grid, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, replacing an old one in a single step, and close it."""
+    """Writes a figure, replacing an old file atomically, and closes it."""
     content = io.BytesIO()
     figure.savefig(content, dpi=150, format=path.suffix.removeprefix("."))
     plt.close(figure)
     write_atomically(path, content.getvalue())
 
 
-def _axes(axes: Axes, panel: Panel, found: Places, horizontal: Horizontal) -> None:
-    """The curves, the target's quality as a dotted line with the margin below it, and both ends."""
+def _axes(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal) -> None:
+    """Draws the curves, the target's quality as a dotted line with the margin below it, and both ends."""
     looks = styles(panel.curves)
-    for name, curve in found.curves.items():
+    for name, curve in panel_places.curves.items():
         colour, marker = looks[name]
         shown = [(place, x) for place in curve if (x := horizontal(place)) is not None]
         if not shown:
@@ -157,32 +162,32 @@ def _axes(axes: Axes, panel: Panel, found: Places, horizontal: Horizontal) -> No
             axes.scatter(xs[-1:], ys[-1:], s=230, facecolors="none", edgecolors=colour, lw=1.2, zorder=3)
         spots = [place.spot for place in curve]
         alphas = [spot.alpha for spot in spots if spot.alpha is not None]
-        told = spots[0].label + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
-        axes.plot([], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=told)
+        legend = spots[0].label + (f", {spots[0].axis} {alphas[0]:g} … {alphas[-1]:g}" if alphas else "")
+        axes.plot([], [], color=colour, marker=marker, lw=1.6, ms=10 if marker == "*" else 6.5, label=legend)
     if panel.target:
         axes.axhline(0.0, color="0.25", ls=":", lw=1.4, zorder=0, label="Target's quality")
-        axes.axhspan(-found.margin, 0.0, color="#2E7D32", alpha=0.06, lw=0, zorder=0)
+        axes.axhspan(-panel_places.margin, 0.0, color="#2E7D32", alpha=0.06, lw=0, zorder=0)
     plain(axes, alpha=0.25)
-    _ends(axes, panel, found, horizontal)
+    _ends(axes, panel, panel_places, horizontal)
 
 
-def _ends(axes: Axes, panel: Panel, found: Places, horizontal: Horizontal) -> None:
-    """Target and draft alone, named where they stand; nothing where they have no place on the axis."""
-    shown = [(place, x) for place in found.ends if (x := horizontal(place)) is not None]
+def _ends(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal) -> None:
+    """Draws target and draft alone with their names; skips those without a value on the axis."""
+    shown = [(place, x) for place in panel_places.ends if (x := horizontal(place)) is not None]
     for place, x in shown:
-        at, marker = (x.value, place.difference.value), "s" if place.spot is panel.target else "o"
-        axes.errorbar(*at, xerr=bars([x]), yerr=bars([place.difference]), fmt=marker, ms=9, color="0.25",
+        position, marker = (x.value, place.difference.value), "s" if place.spot is panel.target else "o"
+        axes.errorbar(*position, xerr=bars([x]), yerr=bars([place.difference]), fmt=marker, ms=9, color="0.25",
                       mfc="white", mew=2, elinewidth=0.8, zorder=4)  # fmt: skip
         label = place.spot.label
-        text = axes.annotate(label[0].lower() + label[1:], at, xytext=(10, -14), textcoords="offset points",
+        text = axes.annotate(label[0].lower() + label[1:], position, xytext=(10, -14), textcoords="offset points",
                              fontsize=10, weight="bold", zorder=5)  # fmt: skip
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
     low, high = axes.get_xlim()
-    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # room for the names
+    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # space for the names
 
 
 def bars(values: Sequence[Interval]) -> list[list[float]]:
-    """Distances below and above, never negative: a resampled interval need not hold the value."""
+    """Returns distances below and above, never negative: a resampled interval may exclude the value."""
     return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
 
 
@@ -192,10 +197,10 @@ LINES = 7
 
 
 def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = "png") -> tuple[list[Path], list[str]]:
-    """Draws paper 3's Figure 4: one file per panel, `<stem>-pareto.png` or `<stem>-pareto-<setting>.png`.
+    """Draws Figure 4 of Huang et al., 2024 (SpecDec++): a file per panel, `<stem>-pareto[-<setting>].png`.
 
     Returns:
-        The paths, and why panels have none: records without counts of single examples, or of too few.
+        The paths, and the reasons why panels have none: records without counts of single examples, or of too few.
     """
     bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
     for families in every:
@@ -210,13 +215,13 @@ def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = 
 
 
 def _draw_front(families: Families, path: Path, bootstrap: Bootstrap) -> None:
-    """Writes one panel's figure, replacing an old one in a single step.
+    """Writes one panel's figure; it replaces an old file atomically.
 
     Raises:
         ValueError: records without counts of single examples, or of too few.
     """
     every = (*families.fixed, *families.adaptive)
-    # refused before a figure is begun; the bootstrap keeps what it has computed
+    # raises errors before the figure is created; the bootstrap caches these rates
     _rates([*families.oracles.values(), *(spot for family in every for spot in family.spots.values())], bootstrap)
     figure, axes = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
     spare, fixed = itertools.cycle(SYMBOLS), itertools.cycle(("-", "--", ":"))
@@ -244,7 +249,7 @@ def _rates(spots: Sequence[Spot], bootstrap: Bootstrap) -> list[list[Interval]]:
 
 
 def _family(axes: Axes, family: Family, bootstrap: Bootstrap, colour: str, marker: str, line: str) -> None:
-    """A family's points in the order of γ or h, its numbers beside them."""
+    """Draws a family's points in the order of γ or h, labelled with these numbers."""
     xs, ys = _rates(list(family.spots.values()), bootstrap)
     places = [x.value for x in xs], [y.value for y in ys]
     axes.errorbar(*places, xerr=bars(xs), yerr=bars(ys), fmt="none", ecolor=colour, elinewidth=0.8,
@@ -252,22 +257,22 @@ def _family(axes: Axes, family: Family, bootstrap: Bootstrap, colour: str, marke
     name = f"{family.name}, {family.symbol} {min(family.spots):g} … {max(family.spots):g}"
     axes.plot(*places, color=colour, marker=marker, ls=line, lw=1.4, ms=5.5, label=name, zorder=3)
     side = (6, 5) if family.symbol == GAMMA else (-6, -11)
-    for at, x, y in zip(family.spots, *places, strict=True):
-        axes.annotate(f"{at:g}", (x, y), xytext=side, textcoords="offset points", fontsize=7.5, color=colour,
+    for value, x, y in zip(family.spots, *places, strict=True):
+        axes.annotate(f"{value:g}", (x, y), xytext=side, textcoords="offset points", fontsize=7.5, color=colour,
                       ha="left" if side[0] > 0 else "right")  # fmt: skip
 
 
 def _iso_latency(axes: Axes, families: Families) -> str:
-    """Lines of equal time per token by equation 2.3, slope −c_1/c_2; says so, or why there are none."""
+    """Draws lines of equal time per token by equation 2.3, slope −c_1/c_2; returns the note, or "" without lines."""
     try:
         times = forward_times.speculative(families.records)
-        forward_times.suggested_threshold(times.draft, times.target)  # refuses times that make no line
+        forward_times.suggested_threshold(times.draft, times.target)  # refuses times without valid lines
     except ValueError:
         return ""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    (x_low, x_high), (low, high) = axes.get_xlim(), axes.get_ylim()
     slope = -times.draft / (times.target - times.draft)
-    for start in np.linspace(low, high - slope * (right - left), LINES + 2)[1:-1]:
-        axes.plot([left, right], [start, start + slope * (right - left)], color="0.85", lw=0.8, zorder=0)
-    axes.set_xlim(left, right)
+    for start in np.linspace(low, high - slope * (x_high - x_low), LINES + 2)[1:-1]:
+        axes.plot([x_low, x_high], [start, start + slope * (x_high - x_low)], color="0.85", lw=0.8, zorder=0)
+    axes.set_xlim(x_low, x_high)
     axes.set_ylim(low, high)
     return f"; grey: equal time, slope −{-slope:.2f}"

@@ -1,1 +1,1 @@
-"""Tables: cells, what must be said below them, and their forms."""
+"""Tables: their cells, the notes below them, and their output forms."""

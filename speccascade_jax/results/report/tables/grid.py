@@ -1,4 +1,4 @@
-"""A table before it has a form, and its forms: terminal, Markdown, LaTeX, CSV."""
+"""A table independent of its form, and its forms: terminal, Markdown, LaTeX, CSV."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ _LATEX = str.maketrans(
     | {
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}",
         "<": "$<$", ">": "$>$",
-        "[": "{[}", "]": "{]}", "*": "{*}",  # \\ takes a bracket or star that begins the next line for its own
+        "[": "{[}", "]": "{]}", "*": "{*}",  # else \\ reads a bracket or star that begins the next line as its argument
         "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "π": r"$\pi$", "η": r"$\eta$", "×": r"$\times$",
         "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "−": "$-$", "–": "--", "…": r"\dots{}",
     }
@@ -27,11 +27,11 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table before it has a form: strings, the winners of each column, and what must be said below it.
+    """A table independent of its form: text cells, the winners of each column, and the notes below it.
 
     Attributes:
         title: above it; header, rows: one string per cell, the first column names the row; notes: below it.
-        bold: (row, column) of the cells to be set in bold.
+        bold: (row, column) of the bold cells.
     """
 
     title: str
@@ -41,11 +41,11 @@ class Grid:
     bold: set[tuple[int, int]] = field(default_factory=set)
 
     def rich(self) -> Table:
-        """For a terminal."""
+        """Returns the table for a terminal."""
         table = Table(title=escape(self.title), caption=escape("\n".join(self.notes)), title_justify="left")
         table.caption_justify = "left"
         for n, name in enumerate(self.header):
-            # a header wraps before it makes its column wider than the cells are
+            # a header wraps instead of making its column wider than the cells
             width = max(map(len, [*(row[n] for row in self.rows), *name.split()]), default=1)
             justify: JustifyMethod = "left" if n == 0 else "right"
             table.add_column(escape(name), justify=justify, overflow="fold", max_width=width)
@@ -54,7 +54,7 @@ class Grid:
         return table
 
     def markdown(self) -> str:
-        """For a page; the notes follow as a list."""
+        """Returns the table for a page in Markdown; the notes follow as a list."""
         aligned = ["---"] + ["---:"] * (len(self.header) - 1)
         rows = self._cells(_markdown, "**{}**")
         lines = [f"| {' | '.join(cells)} |" for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
@@ -62,15 +62,15 @@ class Grid:
         return "\n".join([f"**{_markdown(self.title)}**", "", *lines, "", *notes]) + "\n"
 
     def csv(self) -> str:
-        """The cells as they are, below their header; title and notes are left out."""
+        """Returns the cells unformatted below their header; title and notes are left out."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
         return out.getvalue()
 
     def latex(self) -> str:
-        r"""For a paper: a `table` with the rules of booktabs, the title as its caption, the notes below.
+        r"""Returns a LaTeX `table` with the rules of booktabs, the title as its caption and the notes below.
 
-        It needs `\usepackage{booktabs}` and nothing else; long headers are stacked. Wide tables want a wide page.
+        It needs `\usepackage{booktabs}` and nothing else; long headers are stacked. Wide tables need a wide page.
         """
         rows = [" & ".join(cells) + r" \\" for cells in self._cells(_latex, r"\textbf{{{}}}")]
         notes = [rf"{_latex(note)}\par" for note in self.notes]
@@ -84,7 +84,7 @@ class Grid:
         return "\n".join(["% \\usepackage{booktabs}", *lines]) + "\n"
 
     def _cells(self, write: Callable[[str], str], bold: str) -> list[list[str]]:
-        """The rows in a form's own characters, the bold cells in its brackets."""
+        """Returns the rows, escaped for a form, with the bold cells in its markup."""
         return [
             [bold.format(write(x)) if (r, c) in self.bold else write(x) for c, x in enumerate(row)]
             for r, row in enumerate(self.rows)
@@ -96,7 +96,7 @@ def _markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a hyphen is too short to be read as a sign
+    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a hyphen is too short for a minus sign
     return minus.translate(_LATEX)
 
 

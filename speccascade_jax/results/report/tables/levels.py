@@ -1,4 +1,4 @@
-"""What every level of a stack did (paper 4): how often its model was called, and what became of the drafts for it.
+"""Table of the levels of a stack (Globerson et al., 2025): calls of each model, and the fate of the drafts for it.
 
 Needs no JAX.
 """
@@ -11,7 +11,7 @@ HEADER = ["Method", "α", "model", "calls per token", "tokens per call", "accept
 
 
 def level_grids(panel: Panel) -> list[Grid]:
-    """A row for the target and for each level below it, of every stack of a panel.
+    """Returns a table with a row for the target and for each level below it, of every stack of a panel.
 
     Raises:
         ValueError: no record has levels.
@@ -35,14 +35,14 @@ def _rows(record: Record) -> list[list[str]]:
     alpha, tokens = record["point"]["alpha"], record["counts"]["committed"]
     first = [label(record), NONE if alpha is None else f"{alpha:g}"]
     engines = [{"model": "target", **record["counts"], **record["measures"]}, *record["levels"]]
-    # what an engine counts as steps of its draft, without its tail's, is how often the model below was called
+    # an engine's draft steps, minus its tail's, are the calls of the model below
     below = [engine["draft_steps"] - engine.get("tail_steps", 0) for engine in engines]
     calls = [engines[0]["target_calls"], *below]
     forms = {"block_efficiency": ".2f", "acceptance_rate": ".1%", "draft_utilisation": ".1%"}
     rows = []
-    for engine, own in zip(engines, calls, strict=False):
+    for engine, call_count in zip(engines, calls, strict=False):
         shown = [NONE if engine[name] is None else f"{engine[name]:{form}}" for name, form in forms.items()]
-        rows.append([engine["model"], f"{own / tokens:.3f}", *shown])
+        rows.append([engine["model"], f"{call_count / tokens:.3f}", *shown])
     rows.append(["lowest draft", f"{calls[-1] / tokens:.3f}", NONE, NONE, NONE])
     if tails := sum(engine.get("tail_steps", 0) for engine in engines):
         rows.append(["tails", f"{tails / tokens:.3f}", NONE, NONE, NONE])

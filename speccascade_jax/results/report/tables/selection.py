@@ -1,9 +1,9 @@
-"""Drafters chosen for each query beside each of them always (paper 5, Tables 1 to 6 and 11 to 14).
+"""Tables of drafter choice per query against fixed drafters (Huang et al., 2024 (assistant selection)).
 
-A row for every way of choosing, a group of columns for every domain, which is a task. Several sets of drafters stand in
-one table, each with its own rows; beside them drafters that nothing chose among. Two rows are made of others: each
-query's best arm, known afterwards, and with it what a perfect policy would have gained. Times are per token. Needs no
-JAX.
+They correspond to the paper's Tables 1 to 6 and 11 to 14. A row is a way of choosing, a group of columns is a domain,
+which is a task. One table holds several sets of drafters, each with its own rows, and drafters used without a choice.
+Two rows are computed from others: each query's best arm in hindsight, and the gain of a perfect policy. Times are per
+token. Needs no JAX.
 """
 
 import itertools
@@ -23,15 +23,15 @@ from speccascade_jax.results.store.record import TIMES, Latency, Record, Row
 _APART = (
     "task", "split", "max_new_tokens", "first_example", "quality_examples", "latency_examples", "examples", "stop_ids",
 )  # fmt: skip
-"""What domains of one table may differ in."""
+"""Settings in which the domains of one table may differ."""
 Drafters = tuple[str, ...]
 ORACLE = "each query's best arm"
 ALONE = " alone"
-"""Behind a drafter's name: nothing chose it, it is the method's only one."""
+"""Suffix of a drafter that is the method's only one, so that nothing was chosen."""
 
 
 def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
-    """A table for every setting, all its domains side by side; behind it what choosing costs, where that was timed.
+    """Returns a table per setting, all its domains side by side, and after it the cost of choosing, if it was timed.
 
     Raises:
         ValueError: no record chose among drafters.
@@ -55,16 +55,16 @@ def _setting(panel: Panel) -> str:
 
 
 def _setting_title(panels: list[Panel]) -> str:
-    """Returns what all panels share: the title without a task."""
+    """Returns the panels' shared title, without a task."""
     return panels[0].title().partition(", ")[2]
 
 
 def _sets(panels: list[Panel]) -> dict[Drafters, str]:
-    """Every set of drafters among which was chosen, the smaller one first -> what rows add; nothing for one alone."""
-    found = dict.fromkeys(_drafters(spot) for panel in panels for spot in panel.spots if selects(spot))
-    if len(found) == 1:
-        return dict.fromkeys(found, "")
-    return {each: f" of {chr(ord('A') + n)}" for n, each in enumerate(sorted(found, key=len))}
+    """Returns every set of drafters that was chosen from, smaller first -> the suffix of its rows; "" for one set."""
+    drafter_sets = dict.fromkeys(_drafters(spot) for panel in panels for spot in panel.spots if selects(spot))
+    if len(drafter_sets) == 1:
+        return dict.fromkeys(drafter_sets, "")
+    return {drafters: f" of {chr(ord('A') + n)}" for n, drafters in enumerate(sorted(drafter_sets, key=len))}
 
 
 def _drafters(spot: Spot) -> Drafters:
@@ -72,15 +72,18 @@ def _drafters(spot: Spot) -> Drafters:
 
 
 def _way(spot: Spot) -> str:
-    """How a spot chooses among its drafters."""
-    told = spot.records[0]["selection"]
+    """Returns the name of a spot's way of choosing."""
+    selection = spot.records[0]["selection"]
     if fixed_arm(spot) is not None:
-        return f"always {told['choose']}"
-    return f"{told['choose']} π ({told['trained']})" if "trained" in told else str(told["choose"])
+        return f"always {selection['choose']}"
+    return f"{selection['choose']} π ({selection['trained']})" if "trained" in selection else str(selection["choose"])
 
 
 def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str]:
-    """Rows: a drafter alone, one always, at random, a policy, what none can know; of each the first set's first."""
+    """Returns the rows in order: a drafter alone, a fixed one, at random, a policy, the oracle.
+
+    Rows of the first set come first within each kind.
+    """
 
     def order(way: str) -> tuple[int, int]:
         kinds = [way.endswith(ALONE), way.startswith("always "), way.startswith("random"), not way.startswith(ORACLE)]
@@ -90,25 +93,26 @@ def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str
 
 
 def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
-    """Row -> its spot, with times per token; and each query's best arm of every set, where that can be told."""
-    found = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
-    arms = defaultdict[tuple[str, ...], list[Spot]](list)  # what an oracle may choose among: by one method and α
-    for _, spot in found:
+    """Returns row -> its spot, with times per token; and each set's oracle, if it can be computed."""
+    named_spots = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
+    arms = defaultdict[tuple[str, ...], list[Spot]](list)  # an oracle chooses among arms of the same method and α
+    for _, spot in named_spots:
         point = spot.records[0]["point"]
         arms[sets[_drafters(spot)], point["method"], str(point["rule"]), str(point["alpha"])].append(spot)
     for (name, *_), spots in sorted(arms.items()):
         if best := oracle(spots):
-            found.append((ORACLE + name, best))
-    found += [(name, per_token(spot)) for name, spot in _alone(panel)]
-    names = [name for name, _ in found]
-    return {name if names.count(name) == 1 else f"{name}, {spot.name()}": spot for name, spot in found}
+            named_spots.append((ORACLE + name, best))
+    named_spots += [(name, per_token(spot)) for name, spot in _alone(panel)]
+    names = [name for name, _ in named_spots]
+    return {name if names.count(name) == 1 else f"{name}, {spot.name()}": spot for name, spot in named_spots}
 
 
 def _alone(panel: Panel) -> list[tuple[str, Spot]]:
-    """The drafters of the sets each as a method's only one, by their names in the sets."""
+    """Returns the spots in which a drafter of the sets is a method's only one, by the drafter's name in the sets."""
     called: dict[str, str] = {}
-    for told in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
-        called |= dict(zip(told["drafts"] if "drafts" in told else told["arms"], told["arms"], strict=True))
+    for selection in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
+        drafts = selection["drafts"] if "drafts" in selection else selection["arms"]
+        called |= dict(zip(drafts, selection["arms"], strict=True))
     plain = [spot for spot in panel.spots if not selects(spot) and len(_drafters(spot)) == 1]
     return [(called[_drafters(spot)[0]] + ALONE, spot) for spot in plain if _drafters(spot)[0] in called]
 
@@ -118,7 +122,7 @@ def _grid(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafte
     ways = _ways(columns, sets)
     header, rows = ["Drafter"], [["target alone"], *([way] for way in ways)]
     for panel, column in zip(panels, columns, strict=True):
-        header += [f"{panel.setting['task']}: {what}" for what in (panel.metric, *_SHOWN)]
+        header += [f"{panel.setting['task']}: {heading}" for heading in (panel.metric, *_SHOWN)]
         spots, noise = [column.get(way) for way in ways], significance.noise(panel)
         real = [None if spot and spot.label == ORACLE else spot for spot in spots]
         marks = significance.latency_marks(real, bootstrap, noise)
@@ -149,16 +153,16 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
         *(f"{panel.setting['task']}: {panel.sizes()}." for panel in panels),
     ]
     lossy = set[str]()
-    for told in (spot.records[0]["selection"] for panel in panels for spot in panel.spots if selects(spot)):
-        rules = dict(zip(told["arms"], told["rules"], strict=True))
-        lossy |= {f"{arm} ({rules[arm]})" for arm in told["lossy_arms"] or ()}
+    for selection in (spot.records[0]["selection"] for panel in panels for spot in panel.spots if selects(spot)):
+        rules = dict(zip(selection["arms"], selection["rules"], strict=True))
+        lossy |= {f"{arm} ({rules[arm]})" for arm in selection["lossy_arms"] or ()}
     if lossy:
         notes.append(f"LOSSY: outputs of rows that {' or '.join(sorted(lossy))} drafted do not have the target's law.")
     return notes
 
 
 def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> Grid | None:
-    """Time per token of rows that differ in one thing: within a selection or not, among more drafters or fewer."""
+    """Returns times per token of rows that differ in one thing: selection or none, more drafters or fewer."""
     bootstrap, rows = Bootstrap(), list[list[str]]()
     ways = _ways(columns, sets)
     for way, over in _pairs(ways, list(sets.values())):
@@ -178,14 +182,18 @@ def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Draft
 
 
 def _pairs(ways: list[str], sets: list[str]) -> list[tuple[str, str]]:
-    """Always a drafter over that drafter alone, and every way among a further set over the same among the first."""
+    """Returns pairs of rows to compare.
+
+    They are: a drafter always over the same drafter alone; and each way of a further set over the same way of the
+    first.
+    """
     alone = [name for name in ways if name.endswith(ALONE)]
-    found = [(f"always {name.removesuffix(ALONE)}{of}", name) for name in alone for of in sets]
+    candidates = [(f"always {name.removesuffix(ALONE)}{of}", name) for name in alone for of in sets]
     first, *further = sets
     for way, name in itertools.product(ways, further):
         if way.endswith(name):
-            found.append((way, way.removesuffix(name) + first))
-    return [(way, over) for way, over in found if way in ways and over in ways]
+            candidates.append((way, way.removesuffix(name) + first))
+    return [(way, over) for way, over in candidates if way in ways and over in ways]
 
 
 def _ms(spot: Spot) -> str:
@@ -210,34 +218,34 @@ def _speed_up(spot: Spot) -> float | None:
 
 
 def _choices(spot: Spot) -> str:
-    """How often each arm was chosen; nothing where that is in the name."""
+    """Returns how often each arm was chosen; `NONE` if the row's name determines it."""
     if not selects(spot) or fixed_arm(spot) is not None:
         return NONE
-    told = spot.records[0]["selection"]
-    counts = np.zeros(len(told["arms"]))
+    selection = spot.records[0]["selection"]
+    counts = np.zeros(len(selection["arms"]))
     for record in spot.records:
         counts += np.bincount(record["per_example"]["arm"], minlength=len(counts))
     shares = counts / max(counts.sum(), 1)
-    return ", ".join(f"{arm} {share:.0%}" for arm, share in zip(told["arms"], shares, strict=True))
+    return ", ".join(f"{arm} {share:.0%}" for arm, share in zip(selection["arms"], shares, strict=True))
 
 
 def selects(spot: Spot) -> bool:
-    """Whether a drafter was chosen for each query."""
+    """Returns whether a drafter was chosen for each query."""
     return "selection" in spot.records[0]
 
 
 def fixed_arm(spot: Spot) -> int | None:
-    """The place of the arm that a selection always takes; `None` where it is no such."""
-    told: Row = spot.records[0].get("selection", {"choose": None, "arms": ()})
-    return told["arms"].index(told["choose"]) if told["choose"] in told["arms"] else None
+    """Returns the index of the arm that a selection always takes; `None` if it is no fixed selection."""
+    selection: Row = spot.records[0].get("selection", {"choose": None, "arms": ()})
+    return selection["arms"].index(selection["choose"]) if selection["choose"] in selection["arms"] else None
 
 
 def per_token(spot: Spot) -> Spot:
-    """The spot with every query's time divided by the tokens that it wrote: sampled outputs differ in length."""
+    """Returns the spot with every query's time divided by its number of tokens: sampled outputs differ in length."""
 
     def divided(timed: Latency) -> Latency:
-        each = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
-        return {**timed, "per_example_ms": each.tolist()}
+        ms_per_token = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
+        return {**timed, "per_example_ms": ms_per_token.tolist()}
 
     def of(record: Record) -> Record:
         if not record.get("latency"):
@@ -248,34 +256,34 @@ def per_token(spot: Spot) -> Spot:
 
 
 def ratio(spot: Spot) -> float | None:
-    """Time per token over the target's, of a spot of `per_token`; mean over seeds."""
+    """Returns time per token over the target's, for a spot of `per_token`; mean over seeds."""
     timed = [record for record in spot.records if record.get("latency")]
     times = [[np.sum(record[name]["per_example_ms"]) for name in TIMES] for record in timed]
-    return float(np.mean([own / beside for own, beside in times])) if times else None
+    return float(np.mean([method_ms / target_ms for method_ms, target_ms in times])) if times else None
 
 
 def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
-    """Returns the spot with these records, and the latency that they make."""
+    """Returns the spot with other records and the latency that follows from them."""
     spot = replace(spot, records=tuple(records))
     latency = ratio(spot)
     return spot if latency is None else replace(spot, latency=Interval(latency, latency, latency))
 
 
 def oracle(spots: Sequence[Spot]) -> Spot | None:
-    """What each query's best arm would have taken, from spots of `per_token`; `None` without enough trials.
+    """Returns a spot made of each query's best arm, from spots of `per_token`; `None` without enough trials.
 
-    The arm is the fastest one in the other trials, as a ratio to the target beside it: the fastest of one trial is
-    partly luck, which would be counted as speed.
+    The best arm is the fastest one in the other trials, as a ratio to the target beside it. The fastest arm of the same
+    trial would count luck as speed.
 
     Args:
-        spots: of one set of drafters, by one method; those that always take one arm are what the best is taken from.
+        spots: of one set of drafters, by one method; the best is taken from those that always use one arm.
     """
     always = [spot for spot in spots if fixed_arm(spot) is not None]
     by_seed = [{record["point"]["seed"]: record for record in spot.records if _tried(record)} for spot in always]
     if len(always) < 2 or not (seeds := set.intersection(*map(set, by_seed))):
         return None
     places = np.asarray([fixed_arm(spot) for spot in always])
-    records = [_best_of([found[seed] for found in by_seed], places) for seed in sorted(seeds)]
+    records = [_best_of([seed_records[seed] for seed_records in by_seed], places) for seed in sorted(seeds)]
     like = replace(always[0], method=ORACLE, label=ORACLE, ms_per_example=None, measures={}, seeds=len(seeds))
     return _with_ratio(replace(like, inconclusive=False), records)
 
@@ -285,23 +293,24 @@ def _tried(record: Record) -> bool:
 
 
 def _best_of(timed: list[Record], places: np.ndarray) -> Record:
-    """A record of each query's best arm, from records of one arm always each; `places`: of these arms."""
-    own, beside = (np.asarray([each[name]["per_example_ms"] for each in timed]) for name in TIMES)
-    ratios = own / beside  # [arms, trials, examples]
+    """Returns a record of each query's best arm, from one record per arm; `places`: indices of these arms."""
+    arm_ms, target_ms = (np.asarray([record[name]["per_example_ms"] for record in timed]) for name in TIMES)
+    ratios = arm_ms / target_ms  # [arms, trials, examples]
     best = (ratios.sum(1, keepdims=True) - ratios).argmin(0)[None]
 
     def picked(values: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.take_along_axis(values, best, axis=0)[0]
-        return found
+        chosen: np.ndarray = np.take_along_axis(values, best, axis=0)[0]
+        return chosen
 
-    tokens = np.maximum(picked(np.asarray([each["latency"]["per_example_tokens"] for each in timed])), 1)
-    like, total = timed[0], (picked(own) * tokens).sum(1) / tokens.sum(1)  # as every record's: all time over all tokens
-    latency = {"per_example_ms": picked(own).tolist(), "per_example_tokens": tokens.tolist()}
+    tokens = np.maximum(picked(np.asarray([record["latency"]["per_example_tokens"] for record in timed])), 1)
+    # the total is all time over all tokens, as in other records
+    like, total = timed[0], (picked(arm_ms) * tokens).sum(1) / tokens.sum(1)
+    latency = {"per_example_ms": picked(arm_ms).tolist(), "per_example_tokens": tokens.tolist()}
     best_arms: Row = {
         **like,
         "key": ORACLE,
         "latency": {**like["latency"], **latency, "ms_per_token": {"value": float(np.median(total))}},
-        "target_latency": {**like["target_latency"], "per_example_ms": picked(beside).tolist()},
+        "target_latency": {**like["target_latency"], "per_example_ms": picked(target_ms).tolist()},
         "selection": {**like["selection"], "choose": ORACLE},
         "per_example": {"arm": places[best].ravel().tolist()},
     }

@@ -1,8 +1,9 @@
-"""Tables of families: paper 3's, and block-wise verification beside token-wise.
+"""Tables of families: those of Huang et al., 2024 (SpecDec++), and block-wise against token-wise verification.
 
-Forward times (paper 3, Table 2), throughputs (Table 1), theorem 3.1's threshold, dominance (Figure 4), and tokens per
-call of the target both ways (METHODS section 10). What stands in the cells and what must be said below; the numbers
-come from `results.analysis`: `forward_times` and `families`. Brackets hold 95% bootstrap intervals over examples.
+They are forward times (the paper's Table 2), throughputs (Table 1), theorem 3.1's threshold, dominance (Figure 4), and
+tokens per target call with both verifications (METHODS section 10). This module formats cells and notes;
+`forward_times` and `families` of `results.analysis` compute the numbers. Brackets hold 95% bootstrap intervals over
+examples.
 """
 
 from collections import defaultdict
@@ -39,7 +40,7 @@ _MEASURED = (
 
 
 def forward_time_grids(families: Families) -> list[Grid]:
-    """Paper 3's Table 2: where both models take part (all, and family by family), and each of them alone."""
+    """Returns the paper's Table 2: forward times of both models together (all, and by family), and of each alone."""
     records, notes, rows = families.records, list[str](), list[list[str]]()
     fits = {"Both models, all": partial(forward_times.speculative, records)}
     for family in (*families.fixed, *families.adaptive):
@@ -68,91 +69,106 @@ def forward_time_grids(families: Families) -> list[Grid]:
 
 def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
     cells = [str(fit.generations)]
-    for one, names in ((fit, forward_times.COEFFICIENTS), (plain, forward_times.NAMES)):
-        values, errors = dict(zip(forward_times.COEFFICIENTS, one.times, strict=True)), one.errors
+    for table_fit, names in ((fit, forward_times.COEFFICIENTS), (plain, forward_times.NAMES)):
+        values, errors = dict(zip(forward_times.COEFFICIENTS, table_fit.times, strict=True)), table_fit.errors
         cells += [f"{values[n] * 1e3:.3f} ± {errors[n] * 1e3:.3f}" if n in errors else NONE for n in names]
-        cells.append(f"{one.r_squared:.3f}")
+        cells.append(f"{table_fit.r_squared:.3f}")
     return cells
 
 
 def throughput_grids(families: Families) -> list[Grid]:
-    """Paper 3's Table 1, every point's prediction beside what was measured, and theorem 3.1's threshold.
+    """Returns the paper's Table 1, every point's prediction beside its measurement, and theorem 3.1's threshold.
 
     Raises:
         ValueError: records without counts or without timings, no target alone, or forward times that cannot be fitted.
     """
-    found = Throughputs(families, Bootstrap())
-    grids = [_best_grid(found), _prediction_grid(found)]
+    throughputs = Throughputs(families, Bootstrap())
+    grids = [_best_grid(throughputs), _prediction_grid(throughputs)]
     heads = any(family.on_rejection or family.w_rej is not None for family in _token_wise(families))
-    return [*grids, _threshold_grid(found)] if heads else grids
+    return [*grids, _threshold_grid(throughputs)] if heads else grids
 
 
-def _best_grid(found: Throughputs) -> Grid:
-    families, rows, bold = found.families, list[list[str]](), set[tuple[int, int]]()
+def _best_grid(throughputs: Throughputs) -> Grid:
+    families, rows, bold = throughputs.families, list[list[str]](), set[tuple[int, int]]()
     for family in (*families.fixed, *families.adaptive):
         rival = None if family.symbol == GAMMA else families.rival(family)
         row = [_family_name(family)]
-        for best in (found.best_predicted, found.best_measured):
-            own = best(family)
-            over = found.bootstrap.interval(own.speed_up / best(rival).speed_up - 1) if rival else None
-            row += [f"{family.symbol} = {own.at:g}", _rate(found, own.tokens), _rate(found, own.speed_up, ".2f", "×")]
+        for best in (throughputs.best_predicted, throughputs.best_measured):
+            best_setting = best(family)
+            over = throughputs.bootstrap.interval(best_setting.speed_up / best(rival).speed_up - 1) if rival else None
+            row += [
+                f"{family.symbol} = {best_setting.number:g}",
+                _rate(throughputs, best_setting.tokens),
+                _rate(throughputs, best_setting.speed_up, ".2f", "×"),
+            ]
             row.append(_percent(over) if over else NONE)
             if over and over.low > 0:
                 bold.add((len(rows), len(row) - 1))
         rows.append(row)
-    ways = ((found.predicted, found.speed_up_predicted), (found.measured, found.speed_up_measured))
+    ways = (
+        (throughputs.predicted, throughputs.speed_up_predicted),
+        (throughputs.measured, throughputs.speed_up_measured),
+    )
     for name, spot in {families.target.label: families.target, **families.oracles}.items():
-        row = [name]  # nothing with a number to choose, and an oracle need not have been timed
+        row = [name]  # these have no number to choose, and an oracle may not have been timed
         for tokens, speed_up in ways[: 1 + _timed(spot)]:
-            faster = "1.00×" if spot is families.target else _rate(found, speed_up(spot), ".2f", "×")
-            row += [NONE, _rate(found, tokens(spot)), faster, NONE]
+            faster = "1.00×" if spot is families.target else _rate(throughputs, speed_up(spot), ".2f", "×")
+            row += [NONE, _rate(throughputs, tokens(spot)), faster, NONE]
         rows.append(row if len(row) > 5 else [*row, *[NONE] * 4])
     columns = ("best at", "tokens/s", "speed-up", "over best fixed γ")
-    header = ["Method", *(f"{how}: {what}" for how in ("predicted", "measured") for what in columns)]
-    notes = [_resting(found), _MEASURED, _RESAMPLES, "Bold: faster than the best fixed γ beyond the interval.", _CHOSEN]
+    header = ["Method", *(f"{how}: {column}" for how in ("predicted", "measured") for column in columns)]
+    notes = [
+        _resting(throughputs),
+        _MEASURED,
+        _RESAMPLES,
+        "Bold: faster than the best fixed γ beyond the interval.",
+        _CHOSEN,
+    ]
     notes += provenance.notes([families.panel])
     return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
 
 
-def _prediction_grid(found: Throughputs) -> Grid:
+def _prediction_grid(throughputs: Throughputs) -> Grid:
     rows, errors = list[list[str]](), list[float]()
-    for name, at, spot in _places(found.families):
-        discard, verification = (_rate(found, each, ".3f") for each in comparing.rates(spot, found.bootstrap))
-        row = [name, at, verification, discard, _rate(found, found.predicted(spot))]
+    for name, setting, spot in _places(throughputs.families):
+        discard, verification = (
+            _rate(throughputs, scores, ".3f") for scores in comparing.rates(spot, throughputs.bootstrap)
+        )
+        row = [name, setting, verification, discard, _rate(throughputs, throughputs.predicted(spot))]
         if _timed(spot):
-            errors.append(found.error(spot))
-            row += [_rate(found, found.measured(spot)), f"{errors[-1]:+.1%}"]
+            errors.append(throughputs.error(spot))
+            row += [_rate(throughputs, throughputs.measured(spot)), f"{errors[-1]:+.1%}"]
         rows.append(row if len(row) > 5 else [*row, NONE, NONE])
     header = ["Method", "at", "verification rate", "discard rate", "predicted tokens/s", "measured tokens/s", "error"]
     notes = [
-        _resting(found),
+        _resting(throughputs),
         _MEASURED,
         f"Error: predicted over measured, less 1, both of the timed runs; at most {max(map(abs, errors)):.1%}.",
         _RESAMPLES,
     ]
-    title = f"Predicted and measured throughput: {found.families.panel.title()}"
+    title = f"Predicted and measured throughput: {throughputs.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
-def _threshold_grid(found: Throughputs) -> Grid:
+def _threshold_grid(throughputs: Throughputs) -> Grid:
     rows, notes = list[list[str]](), list[str]()
-    own = _token_wise(found.families)
-    for family in (each for each in own if each.on_rejection):
+    token_wise = _token_wise(throughputs.families)
+    for family in (member for member in token_wise if member.on_rejection):
         try:
-            given = found.suggestion(family)
+            suggestion = throughputs.suggestion(family)
         except ValueError as error:
             notes.append(f"{family.name}: {error}.")
             rows.append([family.name, *[NONE] * 6])
             continue
-        near = [f"{h:g}" for h in given.between]
+        near = [f"{h:g}" for h in suggestion.between]
         how = f"between {near[0]} and {near[1]}" if len(near) == 2 else f"measured at {near[0]}"
-        if len(near) == 1 and not np.isclose(given.at, given.between[0]):
+        if len(near) == 1 and not np.isclose(suggestion.threshold, suggestion.between[0]):
             how = f"that of {near[0]}, the nearest"
-        best, lost = f"{given.best.at:g}", found.bootstrap.interval(given.lost)
-        row = [family.name, f"{given.at:.3f}", _rate(found, given.tokens), how, best]
-        rows.append([*row, _rate(found, given.best.tokens), _percent(lost)])
-    weighted = [f"{each.name} ({each.w_rej:g})" for each in own if each.w_rej not in (None, 1.0)]
-    jointly = [each.name for each in found.families.adaptive if each not in own]
+        best, lost = f"{suggestion.best.number:g}", throughputs.bootstrap.interval(suggestion.lost)
+        row = [family.name, f"{suggestion.threshold:.3f}", _rate(throughputs, suggestion.tokens), how, best]
+        rows.append([*row, _rate(throughputs, suggestion.best.tokens), _percent(lost)])
+    weighted = [f"{member.name} ({member.w_rej:g})" for member in token_wise if member.w_rej not in (None, 1.0)]
+    jointly = [member.name for member in throughputs.families.adaptive if member not in token_wise]
     header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
     notes += [
         "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
@@ -160,10 +176,10 @@ def _threshold_grid(found: Throughputs) -> Grid:
         *_left_out(f"the loss of their heads weighed rejections {_WEIGHED}", weighted),
         *_left_out("blocks do not end at the first token that is rejected", jointly),
         "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
-        _resting(found),
+        _resting(throughputs),
         _RESAMPLES,
     ]
-    title = f"Theorem 3.1's threshold: {found.families.panel.title()}"
+    title = f"Theorem 3.1's threshold: {throughputs.families.panel.title()}"
     return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
@@ -172,15 +188,15 @@ def _left_out(why: str, names: list[str]) -> list[str]:
 
 
 def _token_wise(families: Families) -> list[Family]:
-    """Those of which the theorem speaks: a rejected token ends the block there."""
-    return [each for each in families.adaptive if each.verify == "token"]
+    """Returns the families that the theorem is about: a rejected token ends their block."""
+    return [family for family in families.adaptive if family.verify == "token"]
 
 
 def dominance_grids(families: Families) -> list[Grid]:
-    """Figure 4 in numbers: the adaptive fronts against every fixed γ of their law.
+    """Returns Figure 4 in numbers: adaptive fronts against every fixed γ with the same output distribution.
 
     Raises:
-        ValueError: records without counts, or with no fixed blocks and stop thresholds of one law.
+        ValueError: records without counts, or no fixed blocks and stop thresholds with the same distribution.
     """
     compared = list(comparing.compare(families, Bootstrap()))
     if not compared:
@@ -188,7 +204,7 @@ def dominance_grids(families: Families) -> list[Grid]:
             "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
             "(spec_decode) over several block_sizes"
         )
-    bold = {(n, 6) for n, each in enumerate(compared) if each.verdict == comparing.DOMINATES}
+    bold = {(n, 6) for n, comparison in enumerate(compared) if comparison.verdict == comparing.DOMINATES}
     alone = [family.name for family in families.adaptive if not families.rival(family)]
     header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
     notes = [
@@ -203,25 +219,33 @@ def dominance_grids(families: Families) -> list[Grid]:
         *provenance.notes([families.panel]),
     ]
     rows = []
-    for each in compared:
-        front = NONE if np.isnan(each.front) else f"{each.front:.4f}" + (" (level)" if each.level else "")
-        row = [each.family.name, f"{each.fixed.name}, γ = {each.block}", *(f"{rate:.4f}" for rate in each.rates)]
-        rows.append([*row, front, each.difference.text("+.4f") if each.difference else NONE, each.verdict])
+    for comparison in compared:
+        front = (
+            NONE if np.isnan(comparison.front) else f"{comparison.front:.4f}" + (" (level)" if comparison.level else "")
+        )
+        row = [
+            comparison.family.name,
+            f"{comparison.fixed.name}, γ = {comparison.block}",
+            *(f"{rate:.4f}" for rate in comparison.rates),
+        ]
+        rows.append(
+            [*row, front, comparison.difference.text("+.4f") if comparison.difference else NONE, comparison.verdict]
+        )
     title = f"Verification against discard rate: {families.panel.title()}"
     return [Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)]
 
 
 def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
-    """Every point of a panel: method, γ or h, and what was measured."""
+    """Yields every point of a panel: method, γ or h, and its spot."""
     for family in (*families.fixed, *families.adaptive):
-        for at, spot in family.spots.items():
-            yield _family_name(family), f"{family.symbol} = {at:g}", spot
+        for number, spot in family.spots.items():
+            yield _family_name(family), f"{family.symbol} = {number:g}", spot
     for name, spot in {**families.oracles, families.target.label: families.target}.items():
         yield name, NONE, spot
 
 
-def _resting(found: Throughputs) -> str:
-    times, examples = found.times, found.families.panel.setting["quality_examples"]
+def _resting(throughputs: Throughputs) -> str:
+    times, examples = throughputs.times, throughputs.families.panel.setting["quality_examples"]
     values = (1e3 * times.draft, 1e3 * times.target, 1e3 * times.constant, times.r_squared)
     return _PREDICTED.format(examples, *values)
 
@@ -234,32 +258,32 @@ def _timed(spot: Spot) -> bool:
     return all(record.get("latency") for record in spot.records)
 
 
-def _rate(found: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
-    """`scores` `[1 + samples]` with their interval."""
-    return found.bootstrap.interval(scores).text(form, unit)
+def _rate(throughputs: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
+    """Returns `scores` `[1 + samples]` as text with their interval."""
+    return throughputs.bootstrap.interval(scores).text(form, unit)
 
 
 def _percent(interval: Interval) -> str:
-    return Interval(*(100 * each for each in interval)).text("+.1f") + " %"
+    return Interval(*(100 * end for end in interval)).text("+.1f") + " %"
 
 
 _TOKEN_WISE = "token"
 _NO_PART = ("verify", "curve", "family", "details")
-"""What of a point says no more than how it is verified."""
+"""Fields of a point that depend on its verification only."""
 
 
 class _Both(NamedTuple):
-    """A point verified token by token, and jointly; `name` and `symbol` (of γ or h, which is `at`) are its row's."""
+    """A point verified both ways; `name` and `symbol` (of γ or h, whose value is `number`) name its row."""
 
     name: str
     symbol: str
-    at: float
+    number: float
     token_wise: Spot
     jointly: Spot
 
 
 def verification_grids(families: Families) -> list[Grid]:
-    """Block efficiency both ways: a column per block size, and per stop threshold in a table of its own.
+    """Returns block efficiency with both verifications: a column per block size; stop thresholds have their own table.
 
     Raises:
         ValueError: no method was verified both ways; records without counts of single examples.
@@ -273,18 +297,18 @@ def verification_grids(families: Families) -> list[Grid]:
 
 
 def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]]) -> Grid:
-    """Makes the table of rows that run along γ, or along one stop threshold."""
+    """Returns the table of rows that run along γ, or along one stop threshold."""
     panel, bootstrap = families.panel, Bootstrap()
-    columns, lower, cells = sorted({each.at for row in rows for each in row}), 0, list[list[str]]()
+    columns, lower, cells = sorted({point.number for row in rows for point in row}), 0, list[list[str]]()
     for row in rows:
-        found = dict.fromkeys(columns, NONE)
-        for each in row:
-            counts = [bootstrap.counts(spot.records) for spot in (each.token_wise, each.jointly)]
+        by_number = dict.fromkeys(columns, NONE)
+        for point in row:
+            counts = [bootstrap.counts(spot.records) for spot in (point.token_wise, point.jointly)]
             before, after = (count["committed"] / count["target_calls"] for count in counts)
             gain = bootstrap.interval(after / before - 1)
-            found[each.at] = f"{before[0]:.2f} → {after[0]:.2f} {gain.text('+.1%')}"
+            by_number[point.number] = f"{before[0]:.2f} → {after[0]:.2f} {gain.text('+.1%')}"
             lower += gain.high < 0
-        cells.append([row[0].name, *found.values()])
+        cells.append([row[0].name, *by_number.values()])
     notes = [
         "Committed tokens per call of the target, token-wise → block-wise, and the gain [95% bootstrap over examples, "
         f"{bootstrap.samples:,} resamples, both ways on the same ones]; seeds are averaged, not resampled.",
@@ -292,12 +316,12 @@ def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]])
         f"{panel.sizes()}.",
         *provenance.notes([panel]),
     ]
-    header = ["Method", *(f"{symbol} = {at:g}" for at in columns)]
+    header = ["Method", *(f"{symbol} = {number:g}" for number in columns)]
     return Grid(title=f"Verification: {panel.title()}", header=header, rows=cells, notes=notes)
 
 
 def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
-    """Returns points that were verified both ways, those together that differ in γ or h alone."""
+    """Returns points that were verified both ways, grouped if they differ in γ or h only."""
     alike = defaultdict[str, dict[str, Spot]](dict)
     for spot in spots:
         record = spot.records[0]
@@ -306,13 +330,13 @@ def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
     rows = defaultdict[str, list[_Both]](list)
     for ways in alike.values():
         if _TOKEN_WISE in ways and len(ways) > 1:
-            both = ways.pop(_TOKEN_WISE), next(iter(ways.values()))
-            record = both[0].records[0]
+            pair = ways.pop(_TOKEN_WISE), next(iter(ways.values()))
+            record = pair[0].records[0]
             point, swept = record["point"], panels.is_swept(record)
             number, symbol = ("block_size", "γ") if swept else ("stop_threshold", str(point["symbol"]))
             name = panels.label(record, threshold=False) + ("" if point["alpha"] is None else f" α {point['alpha']:g}")
-            if (at := get_entry(point, number)) is not None:  # neither γ nor h: no column
-                rows[_same(record, number)].append(_Both(name, symbol, at, *both))
+            if (at_value := get_entry(point, number)) is not None:  # a point with neither γ nor h belongs to no column
+                rows[_same(record, number)].append(_Both(name, symbol, at_value, *pair))
     return sorted(rows.values(), key=lambda row: panels.place(row[0].token_wise.records[0], row[0].name))
 
 
@@ -327,4 +351,4 @@ GRIDS: dict[str, Callable[[Families], list[Grid]]] = {
     "dominance": dominance_grids,
     "verification": verification_grids,
 }
-"""What `experiments/tables.py` is asked for -> the tables of one panel."""
+"""Name of a table in `experiments/tables.py` -> function that returns the tables of one panel."""

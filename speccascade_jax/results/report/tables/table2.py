@@ -1,4 +1,4 @@
-"""Paper 1's Table 2 and the list of all points, from panels: what stands in the cells, and what must be said below.
+"""Table 2 of Narasimhan et al. (2024) and the list of all points: cells and notes, computed from panels.
 
 Numbers in brackets are paired bootstrap intervals against the target alone; the marks compare within a column
 (`significance`). Needs no JAX.
@@ -25,8 +25,12 @@ MEASURES = (
 
 
 def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list[Grid]:
-    """Table 2, or with `points` the list of all points, for every setting; `limits` are those of `panels.table2`."""
-    if points:  # ends without a method stand beside another panel, or are all there is
+    """Returns Table 2, or with `points` the list of all points, for every setting.
+
+    Args:
+        limits: as in `panels.table2`.
+    """
+    if points:  # panels with target and draft only are listed if there are no others
         return [points_grid(panel) for panel in panels if panel.curves] or [points_grid(panel) for panel in panels]
     return table2_grids(panels, *limits)
 
@@ -34,9 +38,9 @@ def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list
 def table2_grids(
     panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS
 ) -> list[Grid]:
-    """Paper 1's Table 2, one grid per sampling, block size and bonus, three columns per task and pair.
+    """Returns Table 2, one grid per sampling, block size and bonus, three columns per task and pair.
 
-    Arguments and errors as `panels.table2`; panels without any method beside the two ends are left out.
+    Arguments and errors are those of `panels.table2`; panels with only target and draft alone are left out.
     """
     tables: dict[tuple, list[Panel]] = defaultdict(list)
     same = ("temperature", "draft_temperature", "top_p", "top_k", "block_size", "bonus", "device")
@@ -48,16 +52,16 @@ def table2_grids(
 
 def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss: float) -> Grid:
     results = [{row.method: row for row in table2(panel, tolerance, margin, loss)} for panel in panels]
-    found = {name: curve[0] for panel in panels for name, curve in panel.curves.items()}
-    methods, bootstrap = sorted(found, key=lambda name: found[name].order()), Bootstrap()
+    first_spots = {name: curve[0] for panel in panels for name, curve in panel.curves.items()}
+    methods, bootstrap = sorted(first_spots, key=lambda name: first_spots[name].order()), Bootstrap()
     names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
     header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
     header += [f"Speed-up at {loss:g} {p.metric} less at most: {n}" for p, n in zip(panels, names, strict=True)]
     header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
-    rows_of = [[each.get(method) for method in methods] for each in results]
+    rows_of = [[rows_by_method.get(method) for method in methods] for rows_by_method in results]
     by_panel = [_columns(panel, rows, bootstrap) for panel, rows in zip(panels, rows_of, strict=True)]
     columns = [column for same in zip(*by_panel, strict=True) for column in same]
-    rows = [[found[method].label, *cells] for method, *cells in zip(methods, *columns, strict=True)]
+    rows = [[first_spots[method].label, *cells] for method, *cells in zip(methods, *columns, strict=True)]
     bold = {(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if c and x.endswith(BEST)}
     for end, speeds in (("target", [_alone(p, bootstrap) for p in panels]), ("draft", [NONE] * len(panels))):
         spots = [getattr(panel, end) for panel in panels]
@@ -70,7 +74,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
 
 
 def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> tuple[list[str], ...]:
-    """Returns the three columns of a panel. Speed-ups at a loss say what they cost in quality, and are not marked."""
+    """Returns the three columns of a panel. Speed-ups at a loss show their cost in quality, and are not marked."""
     fast, near, best = ([getattr(row, name) if row else None for row in rows] for name in Row._fields[1:])
     floor = significance.noise(panel)
 
@@ -95,7 +99,7 @@ def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> 
 
 
 def _alone(panel: Panel, bootstrap: Bootstrap) -> str:
-    """The target timed against itself: what else than 1 comes out is noise."""
+    """Returns the target's speed-up over itself: its difference from 1 is noise."""
     if panel.target is None or panel.target.latency is None:
         return NONE
     ratio = significance.latency(panel.target, bootstrap)
@@ -107,7 +111,7 @@ def _times(spot: Spot) -> str:
 
 
 def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> str:
-    """Returns quality less the target's, or another spot's, with its interval; empty where there is none."""
+    """Returns quality minus the target's, or another spot's, with its interval; empty if there is none."""
     gain = significance.quality_gain(panel, spot, bootstrap, over)
     return gain.text("+.2f") if gain else ""
 
@@ -137,17 +141,19 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
 
 
 def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
-    """What a panel's numbers do not show by themselves."""
+    """Returns notes on a panel's numbers that readers need."""
     notes = [*significance.uncompared(panel), *significance.noise_notes(panel)]
     notes += significance.random_notes(panel, bootstrap)
     if panel.setting["temperature"] and panel.cooler:
-        listed = ", ".join(f"{spot.quality.value:.2f} at T = {at:g}" for at, spot in panel.cooler.items())
+        listed = ", ".join(
+            f"{spot.quality.value:.2f} at T = {temperature:g}" for temperature, spot in panel.cooler.items()
+        )
         notes.append(f"The target alone at lower temperatures, which sharpen as some rules do: {listed}.")
     return notes
 
 
 def _explained(brackets: str) -> list[str]:
-    """What brackets and marks mean."""
+    """Returns notes that explain brackets and marks."""
     samples = Bootstrap().samples
     return [
         f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds averaged, not resampled; "
@@ -158,54 +164,72 @@ def _explained(brackets: str) -> list[str]:
 
 
 def points_grid(panel: Panel) -> Grid:
-    """Every point of a panel: quality, relative latency where it was measured, what was rejected and who wrote."""
+    """Returns the table of a panel's points: quality, relative latency if measured, rejected share, draft share."""
     ends, spots, bootstrap = panel.ends, panel.spots, Bootstrap()
-    # The ends are what the points are compared with; an inconclusive point is no result.
+    # the target and draft alone are what points are compared with, and an inconclusive point is no result: no marks
     ranked = [None if spot.inconclusive else spot for spot in spots]
     floor = significance.noise(panel)
     quality, speed = significance.quality_marks(ranked, bootstrap), significance.latency_marks(ranked, bootstrap, floor)
     marks = [("", "")] * len(ends) + list(zip(quality, speed, strict=True))
     timed = any(spot.latency for spot in (*ends, *spots))
-    rows = [_cells(panel, spot, both, bootstrap, timed) for spot, both in zip([*ends, *spots], marks, strict=True)]
+    rows = [
+        _cells(panel, spot, spot_marks, bootstrap, timed)
+        for spot, spot_marks in zip([*ends, *spots], marks, strict=True)
+    ]
     brackets = "[low, high]: of the difference to the target's" + ("; of the relative latency" if timed else "")
     notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
     notes += provenance.notes([panel])
-    bold = {(r, c) for r, both in enumerate(marks) for c, mark in zip((2, 5), both, strict=True) if mark == BEST}
+    bold = {
+        (r, c) for r, spot_marks in enumerate(marks) for c, mark in zip((2, 5), spot_marks, strict=True) if mark == BEST
+    }
     cells = [list(row.values()) for row in rows]
     return Grid(title=panel.title(), header=list(rows[0]), rows=cells, notes=notes, bold=bold)
 
 
 def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
-    """Every point of a panel against the point of one method whose share is nearest: is it better at equal share?
+    """Returns every point of a panel beside the point of one method whose share is nearest.
+
+    It shows whether a point is better at equal share.
 
     Args:
-        panel: whose points; method: a curve of it, say "random_accept".
+        panel: the panel of the points; method: a curve of it, say "random_accept".
         share: a name in `panels.SHARES`.
 
     Raises:
-        ValueError: the panel has no such curve, or it has no such share.
+        ValueError: the panel has no such curve, or the curve has no such share.
     """
-    others = _placed(panel.curves.get(method, ()), share)
-    if not others:
+    references = _placed(panel.curves.get(method, ()), share)
+    if not references:
         raise ValueError(
             f"{panel.title()} has no points of {method!r} with a {share}: choose one of {', '.join(panel.curves)}"
         )
     rows, bootstrap = list[list[str]](), Bootstrap()
-    for own, spot in _placed([spot for spot in panel.spots if spot.method != method], share):
-        at, other = others[int(np.argmin([abs(each - own) for each, _ in others]))]
-        row = [spot.label, _number(spot.alpha), f"{own:.1%}", f"{spot.quality.value:.2f}"]
-        row += [_number(other.alpha), f"{at:.1%}", f"{other.quality.value:.2f}"]
-        rows.append([*row, _gain(panel, spot, bootstrap, other) or NONE])
+    for spot_share, spot in _placed([spot for spot in panel.spots if spot.method != method], share):
+        nearest_share, nearest = references[
+            int(np.argmin([abs(candidate_share - spot_share) for candidate_share, _ in references]))
+        ]
+        row = [spot.label, _number(spot.alpha), f"{spot_share:.1%}", f"{spot.quality.value:.2f}"]
+        row += [_number(nearest.alpha), f"{nearest_share:.1%}", f"{nearest.quality.value:.2f}"]
+        rows.append([*row, _gain(panel, spot, bootstrap, nearest) or NONE])
     words = share.replace("_", " ")
-    header = ["Method", "α", words, panel.metric, f"{others[0][1].label}: α", "its share", panel.metric, "difference"]
+    header = [
+        "Method",
+        "α",
+        words,
+        panel.metric,
+        f"{references[0][1].label}: α",
+        "its share",
+        panel.metric,
+        "difference",
+    ]
     notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
     notes += provenance.notes([panel])
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
 
 
 def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
-    """The spots that have the share, each behind it."""
-    return [(found.value, spot) for spot in spots if (found := share_of(spot, share))]
+    """Returns the spots that have the share, each after its share."""
+    return [(interval.value, spot) for spot in spots if (interval := share_of(spot, share))]
 
 
 def _number(alpha: float | None) -> str:
@@ -213,7 +237,7 @@ def _number(alpha: float | None) -> str:
 
 
 def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap, timed: bool) -> dict[str, str]:
-    """A row of the list of points: column -> cell; those of latency only where `timed`."""
+    """Returns a row of the list of points: column -> cell; latency columns only if `timed`."""
     cells = {
         "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
@@ -235,7 +259,7 @@ def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstra
 
 
 def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS) -> str:
-    """Table 2 as CSV, one line per panel and method, for further computation."""
+    """Returns Table 2 as CSV, one line per panel and method, for further computation."""
     lines: list[dict[str, Any]] = []
     for panel in panels:
         rows, bootstrap = table2(panel, tolerance, margin, loss) if panel.curves else [], Bootstrap()
@@ -251,7 +275,7 @@ def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 
 
 
 def _csv_columns(panel: Panel, row: Row, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Both summaries with their spreads, and with the intervals that stand in brackets in the other forms."""
+    """Returns both summaries with their spreads, and the intervals that the other forms show in brackets."""
     fast, near, best = row.fastest, row.near, row.best
     floor = significance.noise(panel)
 

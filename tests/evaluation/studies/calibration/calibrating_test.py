@@ -1,4 +1,4 @@
-"""`calibrate` from its arguments to the files it writes, with fake and with tabular models."""
+"""The function `calibrate`, from its arguments to the files it writes, with fake and with tabular models."""
 
 import json
 from dataclasses import asdict, replace
@@ -23,7 +23,7 @@ HELD_OUT = set(range(180, 280))
 
 
 def law(settings):
-    """`opt` loses 1% of quality, and 1% more per tenth of α, which wins 5% of time."""
+    """Returns fake results: `opt` loses 1% of quality, and 1% more per tenth of α, which saves 5% of time."""
     if settings.method == "autoregressive_draft":
         return 0.8, 0.1, 1.0
     if settings.alpha is None:
@@ -35,7 +35,7 @@ def law(settings):
 
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
-    """`calibrate(max_loss=…)`, and `calibrate.loaded` of the last call."""
+    """Returns `calibrate(max_loss=…)`; `calibrate.loaded` is the session of the last call."""
 
     def call(loaded=None, **given):
         call.loaded = loaded or FakeSession(law, noise=0.5)
@@ -52,9 +52,9 @@ def calibrate(tmp_path, monkeypatch):
 
 def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told_with_intervals(calibrate, capsys):
     report = calibrate(max_loss=0.035)
-    chosen, *others = report["settings"]
+    chosen, *further = report["settings"]
     assert (chosen["name"], chosen["settings"]["method"], chosen["settings"]["alpha"]) == ("chosen", "opt", 0.2)
-    assert [each["name"] for each in others] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
+    assert [entry["name"] for entry in further] == ["runner-up 1", "runner-up 2", "runner-up 3", "target"]
     on_held_out = [p for p in calibrate.loaded.asked if HELD_OUT & {*examples_of(p)}]
     assert {*examples_of(on_held_out[0])} == HELD_OUT
     assert len(on_held_out) == 5 and on_held_out == calibrate.loaded.asked[-5:]
@@ -66,7 +66,7 @@ def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told
         value, low, high = chosen[name]
         assert low < value < high and value == pytest.approx(about, abs=0.3)
     assert chosen["kept"] is True and chosen["share"] > 0.9
-    assert others[-1]["difference_percent"] == [0, 0, 0] and others[-1]["latency"] is None
+    assert further[-1]["difference_percent"] == [0, 0, 0] and further[-1]["latency"] is None
     assert json.loads((calibrate.folder / "found.json").read_text()) == report
     said = capsys.readouterr().out
     assert "on 100 examples that nothing was chosen by" in said and "yes, 100%" in said and "runner-up 3" in said
@@ -74,7 +74,7 @@ def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told
 
 
 def test_held_out_numbers_are_not_those_of_the_search(calibrate):
-    """A tolerance that the searched examples keep and the others do not is reported as it is."""
+    """Checks that a tolerance that only the searched examples keep is reported as not kept."""
     optimist = FakeSession(law, noise=0.5)
     optimist.law_on_held_out = lambda settings: (0.9, 0.5, 0.5) if settings.alpha else law(settings)
     record = optimist._record
@@ -109,7 +109,7 @@ def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate):
 
 
 def _uncommented(text: str) -> str:
-    """The file with the first runner-up in the chosen one's place."""
+    """Returns the file with the first runner-up active instead of the chosen setting."""
     head, _, rest = text.partition("# chosen:")
     block = rest.partition("# runner-up 1:")[2].partition("\n")[2].partition("\n\n")[0]
     return head + block.replace("# ", "")
@@ -142,10 +142,10 @@ def test_the_draft_alone_is_a_candidate(calibrate):
 
 
 def test_appendix_d_is_a_mode(calibrate, capsys):
-    given = {"settings": Settings(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
-    report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **given)
-    assert [each["name"] for each in report["settings"]] == ["Low", "Med", "High", "target"]
-    alphas = [each["settings"]["alpha"] for each in report["settings"][:3]]
+    arguments = {"settings": Settings(temperature=0.6, top_p=0.9), "seeds": (0, 1)}
+    report = calibrate(mode="appendix_d", appendix_d=AppendixD(lengths=(5, 10)), **arguments)
+    assert [entry["name"] for entry in report["settings"]] == ["Low", "Med", "High", "target"]
+    alphas = [entry["settings"]["alpha"] for entry in report["settings"][:3]]
     assert alphas == sorted(alphas) and report["trail"]["threshold"] == 0.5
     assert [step["held"] for step in report["trail"]["steps"]][-1] is False
     pasted = (calibrate.folder / "found.gin").read_text()
@@ -188,23 +188,23 @@ def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, mon
 @pytest.mark.parametrize("suffix", [".json", ".gin"])
 def test_a_calibration_does_not_write_over_the_file_that_asks_for_it(calibrate, suffix):
     calibrate.folder.mkdir()
-    own = calibrate.folder / f"found{suffix}"
-    own.write_text("# a configuration\ncalibrating.calibrate.mode = 'halving'\n")
+    config_file = calibrate.folder / f"found{suffix}"
+    config_file.write_text("# a configuration\ncalibrating.calibrate.mode = 'halving'\n")
     with pytest.raises(ValueError, match=rf"found\{suffix} is no report of an earlier run"):
         calibrate(max_loss=0.1)
-    assert own.read_text().startswith("# a configuration") and list(calibrate.folder.iterdir()) == [own]
+    assert config_file.read_text().startswith("# a configuration") and list(calibrate.folder.iterdir()) == [config_file]
 
 
 def test_a_task_with_too_few_examples_is_refused(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
-    given = {"pair": SOURCE, "evaluation": TASK, "settings": Settings(), "max_loss": 0.1}
-    given |= {"search_examples": 200, "test_examples": 8, "held_out_examples": 100}
+    arguments = {"pair": SOURCE, "evaluation": TASK, "settings": Settings(), "max_loss": 0.1}
+    arguments |= {"search_examples": 200, "test_examples": 8, "held_out_examples": 100}
     with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
-        calibrating.calibrate(**given, output=str(tmp_path / "out.jsonl"))
+        calibrating.calibrate(**arguments, output=str(tmp_path / "out.jsonl"))
 
 
 def _some_german(pair) -> sc.Pair:
-    """The tabular pair, its target shifted towards neighbours in the references: the draft shares no word with them."""
+    """Returns the tabular pair with a target shifted towards the references; the draft shares no word with them."""
     counts, end = np.zeros((text_pair.PIECES, text_pair.PIECES)), pair.vocabulary.eos_id
     for example in TASKS["tiny_translation"].load():
         ids = [end, *pair.vocabulary.encode(example.reference)]  # a prompt's last token is the end too
@@ -218,12 +218,12 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(pair, tmp_path, monkeypatc
     monkeypatch.setattr(session, "load_pair", lambda name, **_: german)
     monkeypatch.setitem(TASKS, "words", replace(TASKS["tiny_translation"], name="words", metrics=("rougeL",)))
     small = text_pair.evaluation(task="words", quality_examples=64, quality_batch=16, latency_examples=8)
-    given = {
+    arguments = {
         "pair": SOURCE, "evaluation": small, "settings": Settings(), "methods": ("spec_decode",),
         "block_sizes": (2,), "max_loss": 0.0, "search_examples": 64, "test_examples": 16,
         "held_out_examples": 24, "output": str(tmp_path / "out.jsonl"),
     }  # fmt: skip
-    report = calibrating.calibrate(**given)
+    report = calibrating.calibrate(**arguments)
     chosen, *_, target = report["settings"]
     assert chosen["setting"] == "spec_decode block=2 T=0" and chosen["kept"] and chosen["share"] == 1
     assert chosen["quality"] == target["quality"] and target["quality"][0] > 0
@@ -232,7 +232,7 @@ def test_a_tabular_pair_is_calibrated_from_end_to_end(pair, tmp_path, monkeypatc
     for record in records:
         judged[record["point"]["first_example"]].add(tuple(sorted(record["quality"]["per_example"]["ids"])))
     (tested,), (held_out,) = judged[64], judged[80]
-    assert (len(tested), len(held_out)) == (16, 24) and {len(each) for each in judged[0]} == {32, 64}
+    assert (len(tested), len(held_out)) == (16, 24) and {len(examples) for examples in judged[0]} == {32, 64}
     assert not set(held_out) & set(tested) and not {*held_out, *tested} & set().union(*judged[0])
-    assert calibrating.calibrate(**given) == report
+    assert calibrating.calibrate(**arguments) == report
     assert len(result_store.read_records(tmp_path / "out.jsonl")) == len(records)

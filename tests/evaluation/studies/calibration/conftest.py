@@ -1,4 +1,4 @@
-"""Calibrations measure with whatever session they are given."""
+"""Fixtures for calibrations, which measure with any session that they get."""
 
 import pytest
 

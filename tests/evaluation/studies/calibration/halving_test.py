@@ -1,4 +1,4 @@
-"""Successive halving on records from formulas: what a tolerance allows, who goes on, who wins, what is measured."""
+"""Successive halving on records from formulas: tolerances, and which candidates are measured, go on and win."""
 
 import itertools
 
@@ -21,7 +21,10 @@ CANDIDATES = [
 
 
 def law(settings):
-    """`opt` loses 1% of quality, and 1% more per tenth of α, which wins 5% of time; γ = 5 is 3% slower than γ = 3."""
+    """Returns fake results: `opt` loses 1% of quality, and 1% more per tenth of α, which saves 5% of time.
+
+    γ = 5 is 3% slower than γ = 3.
+    """
     if settings.alpha is None:
         return 1.0, 0.95 if settings.method == "spec_decode" else 1.0, 0.5
     return 0.99 - 0.1 * settings.alpha, 0.9 - 0.5 * settings.alpha + 0.015 * (settings.block_size - 3), 0.5
@@ -44,10 +47,10 @@ def _search(bench, windows=None, **tolerance):
 
 
 def test_rungs_double_up_to_all_examples():
-    found = _windows(400, first=7)
-    assert [(each.first, each.judged) for each in found] == [(7, 50), (7, 100), (7, 200), (7, 400)]
-    assert [each.timed for each in found] == [8, 8, 8, 16]  # eight are the fewest for an interval
-    assert [each.judged for each in _windows(33)] == [33] and [each.judged for each in _windows(10)] == [10]
+    rungs = _windows(400, first=7)
+    assert [(window.first, window.judged) for window in rungs] == [(7, 50), (7, 100), (7, 200), (7, 400)]
+    assert [window.timed for window in rungs] == [8, 8, 8, 16]  # an interval needs at least eight
+    assert [window.judged for window in _windows(33)] == [33] and [window.judged for window in _windows(10)] == [10]
 
 
 @pytest.mark.parametrize(("tolerance", "alpha"), [
@@ -55,16 +58,16 @@ def test_rungs_double_up_to_all_examples():
     ({"max_latency": 0.67}, 0.5),  # the best that is fast enough
 ])  # fmt: skip
 def test_the_fastest_that_keeps_the_loss_is_found(bench, tolerance, alpha):
-    found = _search(bench, **tolerance)
-    assert (found.chosen.point.settings.alpha, found.chosen.point.settings.block_size) == (alpha, 3)
-    assert found.chosen.share >= 0.9
+    choice = _search(bench, **tolerance)
+    assert (choice.chosen.point.settings.alpha, choice.chosen.point.settings.block_size) == (alpha, 3)
+    assert choice.chosen.share >= 0.9
 
 
 def test_fewer_and_fewer_candidates_are_measured(bench):
     windows = _windows()
     _search(bench, windows, max_loss=0.045)
     asked = [point for point in bench.session.asked if point.method != TARGET.method]
-    sizes = [sum(point.evaluation.quality_examples == each.judged for point in asked) for each in windows]
+    sizes = [sum(point.evaluation.quality_examples == window.judged for point in asked) for window in windows]
     assert sizes[0] == len(CANDIDATES) and all(after <= -(-before // 2) for before, after in itertools.pairwise(sizes))
     assert len(set(bench.session.asked)) == len(bench.session.asked)
 
@@ -79,9 +82,9 @@ def test_the_alphas_of_a_block_size_are_measured_together(bench):
 
 
 def test_the_target_is_measured_like_the_others_so_that_a_table_of_the_store_has_it_beside_them(bench):
-    target, other = (each[0] for each in bench.measure([TARGET, CANDIDATES[0]], _windows()[0]).values())
+    target, candidate = (records[0] for records in bench.measure([TARGET, CANDIDATES[0]], _windows()[0]).values())
     sizes = ("first_example", "quality_examples", "latency_examples", "latency_trials")
-    assert [target["point"][name] for name in sizes] == [other["point"][name] for name in sizes]
+    assert [target["point"][name] for name in sizes] == [candidate["point"][name] for name in sizes]
     assert "latency" in target and target["quality"]["examples"] == 50
 
 
@@ -111,45 +114,45 @@ def test_a_killed_search_goes_on_and_one_that_ended_measures_nothing(tmp_path):
             except KeyboardInterrupt:
                 return None, loaded.asked
 
-    (_, first), (found, second), (again, third) = run(stop_after=25), run(), run()
+    (_, first), (choice, second), (repeated_choice, third) = run(stop_after=25), run(), run()
     assert len(first) == 25 and second and not third and not {*first} & {*second}
-    assert again == found
+    assert repeated_choice == choice
 
 
 def _verdicts(*shares_and_costs):
-    return [Verdict(calibration_fakes.point("opt", n), (), *each) for n, each in enumerate(shares_and_costs)]
+    return [Verdict(calibration_fakes.point("opt", n), (), *numbers) for n, numbers in enumerate(shares_and_costs)]
 
 
 def test_who_is_neither_surer_nor_cheaper_than_another_ranks_behind():
-    given = _verdicts((0.45, 0.1), (0.5, 0.9), (0.99, 0.8), (0.3, 0.05), (0.45, 0.05))
-    assert [given.index(each) for each in halving.ranked(given)] == [2, 4, 1, 3, 0]
+    verdicts = _verdicts((0.45, 0.1), (0.5, 0.9), (0.99, 0.8), (0.3, 0.05), (0.45, 0.05))
+    assert [verdicts.index(verdict) for verdict in halving.ranked(verdicts)] == [2, 4, 1, 3, 0]
     equal = _verdicts((0.5, 0.5), (0.5, 0.5))
     assert len(halving.ranked(equal)) == 2
 
 
 def test_a_search_keeps_the_whole_way_from_safe_to_cheap():
-    """On few examples the cheap ones look likely enough: were they all that goes on, the answer would be lost."""
-    given = _verdicts(*((best - 0.05 * n, 1 - 0.1 * n) for best in (1, 0.9) for n in range(8)))
-    kept = halving.survivors(given, confidence=0.9, least=1)
-    assert sorted(given.index(each) for each in kept) == list(range(8))
+    """Checks the survivors on few examples, where cheap candidates look good, but the answer may be a safer one."""
+    verdicts = _verdicts(*((best - 0.05 * n, 1 - 0.1 * n) for best in (1, 0.9) for n in range(8)))
+    kept = halving.survivors(verdicts, confidence=0.9, least=1)
+    assert sorted(verdicts.index(verdict) for verdict in kept) == list(range(8))
 
 
 def test_half_goes_on_the_hopeless_do_not_and_the_safest_does():
-    given = _verdicts((1.0, 0.99), (0.6, 0.3), (0.7, 0.4), (0.8, 0.5), (0.09, 0.1), (0.2, 0.2), (0.55, 0.6))
-    kept = [given.index(each) for each in halving.survivors(given, confidence=0.9, least=1)]
+    verdicts = _verdicts((1.0, 0.99), (0.6, 0.3), (0.7, 0.4), (0.8, 0.5), (0.09, 0.1), (0.2, 0.2), (0.55, 0.6))
+    kept = [verdicts.index(verdict) for verdict in halving.survivors(verdicts, confidence=0.9, least=1)]
     assert kept == [1, 2, 3, 0]
-    assert [given.index(v) for v in halving.survivors(given, confidence=0.9, least=9)] == [1, 2, 3, 0, 5, 6]
+    assert [verdicts.index(v) for v in halving.survivors(verdicts, confidence=0.9, least=9)] == [1, 2, 3, 0, 5, 6]
     hopeless = _verdicts((0.02, 0.5), (0.03, 0.6), (0.0, 0.1))
-    assert [hopeless.index(each) for each in halving.survivors(hopeless, confidence=0.9, least=2)] == [1]
+    assert [hopeless.index(verdict) for verdict in halving.survivors(hopeless, confidence=0.9, least=2)] == [1]
 
 
 def test_the_cheapest_of_those_before_the_first_failure_is_chosen():
-    given = _verdicts((1.0, 0.9), (0.95, 0.4), (0.9, 0.5), (0.89, 0.1), (0.99, 0.05))
-    found = halving.choose(given, 0.9)
-    # the last would pass too, but the test ended before it: that is what keeps many tries from being lucky once
-    assert found.chosen is given[1] and [given.index(each) for each in found.others] == [2, 0, 4, 3]
-    nobody = halving.choose(given[3:], 0.9)
-    assert nobody.chosen is None and nobody.others == [given[4], given[3]]
+    verdicts = _verdicts((1.0, 0.9), (0.95, 0.4), (0.9, 0.5), (0.89, 0.1), (0.99, 0.05))
+    choice = halving.choose(verdicts, 0.9)
+    # the last one would pass too, but the test ended before it, so that many tries cannot pass by luck
+    assert choice.chosen is verdicts[1] and [verdicts.index(verdict) for verdict in choice.others] == [2, 0, 4, 3]
+    nobody = halving.choose(verdicts[3:], 0.9)
+    assert nobody.chosen is None and nobody.others == [verdicts[4], verdicts[3]]
 
 
 @pytest.mark.parametrize("among_timed", [True, False])
@@ -167,7 +170,7 @@ def test_a_point_that_failed_on_some_example_ends_the_calibration_and_says_where
         why = r"spec_decode .* has failed_examples and cannot be compared: example .*: NaN or infinite logits of"
         with pytest.raises(FloatingPointError, match=why):
             bench.measure([speculative], Window(first=0, judged=12, timed=4))
-        # examples on which nothing failed are a calibration's as ever
+        # a window without failed examples still works
         (record,) = bench.measure([speculative], Window(first=well, judged=1, timed=0))[speculative]
     assert record["quality"]["examples"] == 1 and "failed_examples" not in record
 
@@ -177,7 +180,7 @@ WINDOW = Window(first=0, judged=200, timed=16)
 
 @pytest.fixture
 def records(tmp_path):
-    """`records(quality, latency)` are those of a setting, and of the target, on the same 200 examples."""
+    """Returns `records(quality, latency)`: those of a setting, and of the target, on the same 200 examples."""
 
     def make(quality=1.0, latency=0.5, target=1.0):
         laws = {"autoregressive": (target, 1.0, 0.0), "opt": (quality, latency, 0.5)}
@@ -185,7 +188,7 @@ def records(tmp_path):
         with ResultStore(tmp_path / f"{quality}-{latency}-{target}.jsonl") as store:
             fakes = calibration_fakes.FakeSession(lambda settings: laws[settings.method])
             measured = Bench(store, fakes).measure(points, WINDOW)
-        return [measured[each] for each in points]
+        return [measured[point] for point in points]
 
     return make
 
@@ -194,18 +197,20 @@ def test_a_loss_is_relative_to_the_targets_quality(records):
     ours, target = records(quality=0.95)
     lost = 1 - ours[0]["quality"]["value"] / target[0]["quality"]["value"]
     for allowed, kept in ((lost + 1e-9, True), (lost - 1e-9, False)):
-        found = Tolerance(max_loss=allowed).kept(ours, target, Bootstrap())
-        assert found.shape == (1001,) and bool(found[0]) is kept and 0.4 < found[1:].mean() < 0.6
-    shares = [Tolerance(max_loss=each).share(ours, target, Bootstrap()) for each in (0.03, 0.05, 0.07)]
+        holds = Tolerance(max_loss=allowed).kept(ours, target, Bootstrap())
+        assert holds.shape == (1001,) and bool(holds[0]) is kept and 0.4 < holds[1:].mean() < 0.6
+    shares = [Tolerance(max_loss=max_loss).share(ours, target, Bootstrap()) for max_loss in (0.03, 0.05, 0.07)]
     assert shares[0] < 0.01 < shares[1] < 0.99 < shares[2]
 
 
 def test_the_share_is_that_of_paired_resamples(records):
-    """Counted anew from the examples' scores, resample by resample."""
+    """Compares the share with a new count from the examples' scores, resample by resample."""
     ours, target = records(quality=0.985)
-    own, other = (np.asarray(each[0]["quality"]["per_example"]["statistics"]["rougeL"]) for each in (ours, target))
+    our_scores, target_scores = (
+        np.asarray(side[0]["quality"]["per_example"]["statistics"]["rougeL"]) for side in (ours, target)
+    )
     drawn = Bootstrap()._resamples(200)[1:].astype(int)
-    counted = [np.repeat(own, n).mean() >= 0.98 * np.repeat(other, n).mean() for n in drawn]
+    counted = [np.repeat(our_scores, n).mean() >= 0.98 * np.repeat(target_scores, n).mean() for n in drawn]
     assert Tolerance(max_loss=0.02).share(ours, target, Bootstrap()) == np.mean(counted)
     assert 0.55 < np.mean(counted) < 0.995
 
@@ -218,9 +223,9 @@ def test_the_targets_own_output_loses_nothing(records):
 def test_both_bounds_must_be_kept_on_the_same_resample(records):
     ours, target = records(quality=0.97, latency=0.6)
     apart = [Tolerance(max_loss=0.03), Tolerance(max_latency=0.6)]
-    kept = [each.kept(ours, target, Bootstrap()) for each in apart]
-    both = Tolerance(max_loss=0.03, max_latency=0.6).kept(ours, target, Bootstrap())
-    assert (both == (kept[0] & kept[1])).all() and 0.05 < both.mean() < min(each.mean() for each in kept)
+    kept = [item.kept(ours, target, Bootstrap()) for item in apart]
+    joint = Tolerance(max_loss=0.03, max_latency=0.6).kept(ours, target, Bootstrap())
+    assert (joint == (kept[0] & kept[1])).all() and 0.05 < joint.mean() < min(item.mean() for item in kept)
 
 
 def test_under_a_bound_of_quality_time_is_what_counts(records):
@@ -249,6 +254,6 @@ def test_a_target_without_quality_has_none_to_lose(records):
     ours, target = records(target=0.0)
     with pytest.raises(ValueError, match="the target's rougeL is 0 on 200 examples, .* give max_latency"):
         Tolerance(max_loss=0.01).check(target)
-    # on few examples that may be chance: nobody is dropped for it
+    # few examples may give this by chance, so no candidate is dropped for it
     assert Tolerance(max_loss=0.01).share(ours, target, Bootstrap()) == 1.0
     Tolerance(max_latency=0.6).check(target)

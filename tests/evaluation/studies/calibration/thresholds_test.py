@@ -1,4 +1,4 @@
-"""Paper 2's Appendix D on records from formulas: the trail, its levels, its ends."""
+"""Appendix D of Holsman et al. (2025, paper 2) on records from formulas: the trail, its levels, its ends."""
 
 import dataclasses
 
@@ -16,9 +16,10 @@ WINDOW, SUBSET = Window(first=0, judged=200, timed=16), Window(first=0, judged=5
 
 
 def law(settings):
-    """Target 100%, draft 80%; the baseline is fastest in blocks of 10 and keeps 0.62; fuzzy keeps 0.4 + τ/2.
+    """Returns fake results: target 100%, draft 80%; the baseline is fastest in blocks of 10 and keeps 0.62.
 
-    Fuzzy loses 1% of quality per tenth of τ above 0.3: at 0.7 it holds exactly, minus a hair, and at 0.8 no more.
+    Fuzzy keeps 0.4 + τ/2. It loses 1% of quality per tenth of τ above 0.3: at 0.7 it just holds, and at 0.8 it does
+    not.
     """
     if settings.method == "autoregressive_draft":
         return 0.8, 0.1, 1.0
@@ -34,25 +35,25 @@ def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
 
 
 def test_the_trail_is_the_papers(tmp_path, capsys):
-    found, loaded = _run(tmp_path)
-    assert found.block_size == 10 and found.baseline_acceptance == pytest.approx(0.62)
-    assert found.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
-    assert found.floor == pytest.approx(found.target - 0.2 * (found.target - found.draft))
-    assert [step.threshold for step in found.steps] == [0.4, 0.5, 0.6, 0.7, 0.8]
-    assert [step.held for step in found.steps] == [True] * 4 + [False]
-    assert found.stopped == "quality fell below the floor"
-    assert [each.settings.alpha for each in found.levels.values()] == pytest.approx([0.5, 0.6, 0.7])
-    assert list(found.levels) == ["Low", "Med", "High"]
-    thresholds.show(found, AppendixD())
+    trail, loaded = _run(tmp_path)
+    assert trail.block_size == 10 and trail.baseline_acceptance == pytest.approx(0.62)
+    assert trail.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
+    assert trail.floor == pytest.approx(trail.target - 0.2 * (trail.target - trail.draft))
+    assert [step.threshold for step in trail.steps] == [0.4, 0.5, 0.6, 0.7, 0.8]
+    assert [step.held for step in trail.steps] == [True] * 4 + [False]
+    assert trail.stopped == "quality fell below the floor"
+    assert [point.settings.alpha for point in trail.levels.values()] == pytest.approx([0.5, 0.6, 0.7])
+    assert list(trail.levels) == ["Low", "Med", "High"]
+    thresholds.show(trail, AppendixD())
     said = capsys.readouterr().out
     assert "0.8" in said and "(too low)" in said and "fastest in blocks of 10" in said
 
 
 def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     _, loaded = _run(tmp_path)
-    assert {tuple(sampling_of(each.settings).values()) for each in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
-    assert {each.settings.bonus for each in loaded.asked} == {"target", None}
-    rules = {each.method.rule(each.settings).name for each in loaded.asked if each.settings.alpha}
+    assert {tuple(sampling_of(point.settings).values()) for point in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
+    assert {point.settings.bonus for point in loaded.asked} == {"target", None}
+    rules = {point.method.rule(point.settings).name for point in loaded.asked if point.settings.alpha}
     assert rules == {"fuzzy_js_reference"}
 
 
@@ -61,12 +62,12 @@ def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
         quality, latency, kept = law(settings)
         return (quality, latency, kept) if settings.alpha is None else (quality, latency, kept + 0.22)
 
-    found, _ = _run(tmp_path, generous)
+    trail, _ = _run(tmp_path, generous)
     # keeps 0.62 + τ/2, so 0.1 is nearest to 0.62, and from 0.6 on at least 0.9 is kept
-    assert [(step.threshold, step.block_size) for step in found.steps] == [
+    assert [(step.threshold, step.block_size) for step in trail.steps] == [
         (0.1, 10), (0.2, 10), (0.3, 10), (0.4, 10), (0.5, 10), (0.6, 10), (0.7, 15), (0.8, 20),
     ]  # fmt: skip
-    lengths = {each.settings.alpha: each.settings.block_size for each in found.levels.values()}
+    lengths = {point.settings.alpha: point.settings.block_size for point in trail.levels.values()}
     assert lengths == {0.3: 10, 0.5: 10, 0.7: 15}
 
 
@@ -74,23 +75,23 @@ def test_where_quality_never_falls_the_end_is_where_all_is_kept_or_the_range_end
     def harmless(settings):
         return law(settings) if settings.alpha is None else (1.0, 0.5, min(0.5 + settings.alpha / 2, 1.0))
 
-    found, _ = _run(tmp_path, harmless, AppendixD(lengths=(5,)))
-    assert found.steps[-1].threshold == 1.0 and found.stopped == "every drafted token is kept"
+    trail, _ = _run(tmp_path, harmless, AppendixD(lengths=(5,)))
+    assert trail.steps[-1].threshold == 1.0 and trail.stopped == "every drafted token is kept"
 
     def stubborn(settings):
         return law(settings) if settings.alpha is None else (1.0, 0.5, 0.6)
 
-    found, _ = _run(tmp_path / "other", stubborn, AppendixD(rule="fuzzy_js"))
-    assert found.steps[-1].threshold == 1.0 and found.stopped == "the range of fuzzy_js ends at 1"
+    trail, _ = _run(tmp_path / "other", stubborn, AppendixD(rule="fuzzy_js"))
+    assert trail.steps[-1].threshold == 1.0 and trail.stopped == "the range of fuzzy_js ends at 1"
 
 
 def test_means_over_seeds_decide(tmp_path):
-    found, loaded = _run(tmp_path, seeds=(0, 1, 2))
-    assert {each.seed for each in loaded.asked} == {0, 1, 2}
+    trail, loaded = _run(tmp_path, seeds=(0, 1, 2))
+    assert {point.seed for point in loaded.asked} == {0, 1, 2}
     counts = {}
-    for each in loaded.asked:
-        counts[dataclasses.replace(each, seed=0)] = counts.get(dataclasses.replace(each, seed=0), 0) + 1
-    assert set(counts.values()) == {3} and len(found.steps) == 5
+    for point in loaded.asked:
+        counts[dataclasses.replace(point, seed=0)] = counts.get(dataclasses.replace(point, seed=0), 0) + 1
+    assert set(counts.values()) == {3} and len(trail.steps) == 5
 
 
 def test_a_target_that_is_not_better_is_refused(tmp_path):
@@ -102,10 +103,10 @@ def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
     def bad(settings):
         return law(settings) if settings.alpha is None else (0.9, 0.5, 0.62)
 
-    found, *_ = _run(tmp_path, bad)
-    assert not found.levels and len(found.steps) == 1
+    trail, *_ = _run(tmp_path, bad)
+    assert not trail.levels and len(trail.steps) == 1
     with pytest.raises(ValueError, match=r"quality at the first threshold, 0\.1, is .* below .* already: give more"):
-        found.check()
+        trail.check()
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -124,17 +125,21 @@ def test_what_has_no_meaning_is_refused(changes, message):
 
 
 def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_path):
-    """Of a block that is rejected at its first token one is examined: kept / examined says little about the length."""
+    """Checks which share of kept tokens decides.
+
+    Only one token is examined of a block that is rejected at its first one, so kept / examined says little about the
+    length.
+    """
 
     def examined_few(settings):
         quality, latency, kept = law(settings)
         return quality, latency, min(kept + 0.35, 1.0), kept
 
-    found, _ = _run(tmp_path, examined_few)
-    assert found.baseline_acceptance == pytest.approx(0.62) and found.threshold == 0.4
-    # from 0.5 on at least 0.9 of examined tokens are kept, and never so many of drafted ones
-    assert {step.block_size for step in found.steps} == {10}
-    assert all(step.acceptance == pytest.approx(min(step.utilisation + 0.35, 1.0)) for step in found.steps)
+    trail, _ = _run(tmp_path, examined_few)
+    assert trail.baseline_acceptance == pytest.approx(0.62) and trail.threshold == 0.4
+    # from 0.5 on, at least 0.9 of examined tokens are kept, but fewer of the drafted ones
+    assert {step.block_size for step in trail.steps} == {10}
+    assert all(step.acceptance == pytest.approx(min(step.utilisation + 0.35, 1.0)) for step in trail.steps)
 
     def examined_many(settings):
         quality, latency, kept = law(settings)

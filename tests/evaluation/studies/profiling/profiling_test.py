@@ -1,4 +1,4 @@
-"""A profile of a very small pair, whose parts add up to what the trace took, and tables of known numbers."""
+"""Profile of a very small pair, whose parts add up to the traced time, and tables of known numbers."""
 
 import json
 from functools import partial
@@ -41,15 +41,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(pair, folder) -> dict:
     files = {"output": str(folder / "profile.json"), "keep": str(folder / "trace")}
-    given = {"pair": pair, "evaluation": EVALUATION, "settings": SETTINGS} | files
-    return profiling.profile(**given, batch=2, generations=2, trials=2)
+    arguments = {"pair": pair, "evaluation": EVALUATION, "settings": SETTINGS} | files
+    return profiling.profile(**arguments, batch=2, generations=2, trials=2)
 
 
 def _seen(measured) -> dict[str, set[str]]:
-    """Phase -> modules."""
+    """Returns phase -> modules."""
     out: dict[str, set[str]] = {}
-    for one in measured["instructions"]:
-        out.setdefault("/".join(one["phase"]), set()).add(one["module"])
+    for entry in measured["instructions"]:
+        out.setdefault("/".join(entry["phase"]), set()).add(entry["module"])
     return out
 
 
@@ -66,7 +66,7 @@ def test_every_part_of_a_round_is_there(measured):
 
 @pytest.mark.tools
 def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
-    """An instruction placed in the wrong part, inside or outside of the drafting loop, would have another count."""
+    """Checks counts: an instruction in the wrong part, inside or outside the drafting loop, would have another one."""
     counts = {phase: {x["count"] for x in measured["instructions"] if x["phase"] == phase.split("/") and x["module"]}
               for phase in ("score", "draft/model", "prefill")}  # fmt: skip
     rounds = measured["rounds"]
@@ -78,10 +78,10 @@ def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
 
 @pytest.mark.tools
 def test_the_parts_add_up_to_what_the_trace_took(measured):
-    traced = sum(one["traced_us"] for one in measured["instructions"]) / 1e3
+    traced = sum(entry["traced_us"] for entry in measured["instructions"]) / 1e3
     assert 0 < traced <= measured["traced_ms"]
-    for one in measured["instructions"]:
-        assert 0 <= one["waiting_us"] <= one["traced_us"] and 0 < one["us"] <= one["traced_us"]
+    for entry in measured["instructions"]:
+        assert 0 <= entry["waiting_us"] <= entry["traced_us"] and 0 < entry["us"] <= entry["traced_us"]
 
 
 def test_what_tracing_adds_is_taken_off_each_execution():
@@ -105,7 +105,7 @@ def test_totals_are_kept_as_json_and_traces_on_request(measured, folder):
 
 @pytest.fixture
 def persistent_cache(tmp_path):
-    """JAX's persistent cache in a folder of the test's own; off again afterwards."""
+    """Turns on JAX's persistent cache in a folder of the test's own; turns it off afterwards."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: jax.config.values[name] for name in names}
     for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
@@ -118,7 +118,7 @@ def persistent_cache(tmp_path):
 
 
 def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cache):
-    """The same computation under another scope is compiled anew: its names are what the table is made of."""
+    """Compiles the same computation under another scope again, because the table uses the scope's name."""
 
     def program(scope):
         class Sines:
@@ -137,10 +137,10 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
 def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
     store = tmp_path / "sweep.jsonl"
     store.write_text('{"key":"x","point":{}}\n')
-    given = {"pair": ModelPair(name="nowhere"), "evaluation": EVALUATION, "settings": Settings(), "output": str(store)}
+    kwargs = {"pair": ModelPair(name="nowhere"), "evaluation": EVALUATION, "settings": Settings(), "output": str(store)}
     for call in (partial(surveying.survey, rules=("opt",)), profiling.profile):
         with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
-            call(**given)
+            call(**kwargs)
     assert store.read_text() == '{"key":"x","point":{}}\n'
 
 
@@ -152,9 +152,9 @@ def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
     ({"settings": Settings(method="lossy", alpha=1.5)}, "alpha=1.5 is outside the domain"),
 ])  # fmt: skip
 def test_a_bad_setting_is_named_before_anything_is_loaded(setting, said):
-    given = {"evaluation": EVALUATION, "settings": SETTINGS} | setting
+    arguments = {"evaluation": EVALUATION, "settings": SETTINGS} | setting
     with pytest.raises(ValueError, match=said):
-        profiling.profile(pair=ModelPair(name="no such pair"), **given)
+        profiling.profile(pair=ModelPair(name="no such pair"), **arguments)
 
 
 def _one(phase, us, module="", waiting=0.0, count=10, name="x"):
@@ -166,7 +166,7 @@ def _one(phase, us, module="", waiting=0.0, count=10, name="x"):
 
 @pytest.fixture
 def ten_rounds():
-    """10 rounds in 2 generations."""
+    """Returns a profile of 10 rounds in 2 generations."""
     totals = {"label": "a point", "batch": 1, "rounds": 10, "generations": 2, "tokens_per_round": 2.5}
     totals |= {"traced_ms": 4.0, "untraced_ms": 1.2, "tracing_us": 0.3}
     return totals | {
@@ -201,7 +201,7 @@ def test_parts_of_a_round_with_their_sums(ten_rounds):
 
 @pytest.mark.parametrize(("untraced", "said"), [(2.9, False), (2.0, True), (4.0, True)])
 def test_a_table_that_the_clock_contradicts_says_so(ten_rounds, untraced, said):
-    """1.1 ms by the instructions, 1.8 ms that none of them took: 2.9 ms."""
+    """Checks 1.1 ms in instructions and 1.8 ms in none of them: 2.9 ms."""
     notes = profiling.phases(ten_rounds | {"untraced_ms": untraced}).notes
     assert any("disagree" in note for note in notes) == said
 

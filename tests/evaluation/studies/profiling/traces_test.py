@@ -1,4 +1,4 @@
-"""Own times on timelines made by hand and on a real trace; where instructions belong, from names as XLA writes them."""
+"""Own times on hand-made timelines and on a real trace; places of instructions, by names as XLA writes them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,17 @@ from speccascade_jax.evaluation.studies.profiling.traces import Event, HloText, 
 
 
 def _own(*events: tuple[str, float, float]):
-    made = sorted((Event(name, begin, end, end, 0) for name, begin, end in events), key=lambda event: event.begin)
-    spent = own_times([made], lambda name: name.startswith("while"))
+    run = sorted((Event(name, begin, end, end, 0) for name, begin, end in events), key=lambda event: event.begin)
+    spent = own_times([run], lambda name: name.startswith("while"))
     total = max(end for *_, end in events) - min(begin for _, begin, _ in events)
-    assert sum(each.total for each in spent.values()) == pytest.approx(total)
-    return {name: (each.running, each.waiting, each.count) for name, each in spent.items() if each.total}
+    assert sum(cost.total for cost in spent.values()) == pytest.approx(total)
+    return {name: (cost.running, cost.waiting, cost.count) for name, cost in spent.items() if cost.total}
 
 
 @pytest.mark.parametrize(("events", "expected"), [
     ([("a", 0, 10), ("b", 10, 14), ("a", 14, 15)], {"a": (11, 0, 2), "b": (4, 0, 1)}),  # one after another
-    ([("a", 0, 10), ("b", 13, 14)], {"a": (10, 0, 1), "b": (1, 3, 1)}),  # a gap is waiting of the next
-    # a loop has no time of its own, but where it became one kernel it is an instruction
+    ([("a", 0, 10), ("b", 13, 14)], {"a": (10, 0, 1), "b": (1, 3, 1)}),  # a gap is waiting time of the next one
+    # a loop has no time of its own, unless it became one kernel, which is an instruction
     ([("while", 0, 17), ("a", 2, 5), ("b", 5, 17)], {"a": (3, 2, 1), "b": (12, 0, 1)}),
     ([("while.1", 0, 4), ("a", 5, 6)], {"while.1": (4, 0, 1), "a": (1, 1, 1)}),
     ([("a", 0, 10), ("b", 4, 6)], {"a": (9, 0, 1), "b": (1, 0, 1)}),  # two at once share the time
@@ -46,12 +46,12 @@ def test_what_other_threads_finish_lasts_until_then_or_until_the_next_begins():
 def test_a_loop_whose_instructions_other_threads_finish_contains_them_all():
     events = [Event("while", 0, 3, 90, 0), Event("dot", 2, 5, 7, 0), Event("a", 8, 50, 80, 0)]
     spent = own_times([events], lambda name: name == "while")
-    assert {name: each.total for name, each in spent.items()} == {"dot": 2 + 5, "a": 1 + 42}
+    assert {name: cost.total for name, cost in spent.items()} == {"dot": 2 + 5, "a": 1 + 42}
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """A loop of 5 rounds with a product, run twice under the profiler."""
+    """Traces a loop of 5 rounds with a product, run twice under the profiler."""
 
     def work(x):
         def body(carry):
@@ -78,9 +78,9 @@ def test_a_real_trace_has_every_execution_of_every_instruction(traced):
     assert {event.name for run in runs for event in run} <= set(program.instructions)
     spent = own_times(runs, program.is_control)
     scored = [spent[name] for name in spent if program.place(name).phase == ("score",)]
-    assert scored and all(each.count == 2 * 5 for each in scored)
+    assert scored and all(cost.count == 2 * 5 for cost in scored)
     whole = sum(run[-1].end - run[0].begin for run in runs)
-    assert sum(each.total for each in spent.values()) == pytest.approx(whole)
+    assert sum(cost.total for cost in spent.values()) == pytest.approx(whole)
 
 
 @pytest.mark.tools
@@ -164,15 +164,15 @@ def test_loops_contain_others_and_products_do_not(program):
 
 @pytest.mark.parametrize(("name", "phase", "module"), [
     ("slice.1", "draft", ""),
-    ("dot.1", "draft/model", "logits_dense"),  # its weights, two loops up; the phase of what reads it
+    ("dot.1", "draft/model", "logits_dense"),  # module by its weights, two loops up; phase by its user
     ("alone.1", "draft", ""),
-    ("copy.1", "draft/copies", ""),  # the loop it stands in
-    ("scores.3", "score", "self_attention"),  # no weights: what reads it
-    ("fusion.3", "verify/rule", ""),  # what is fused in it
-    ("between.3", "commit", ""),  # what reads it, before what it reads
+    ("copy.1", "draft/copies", ""),  # placed by the loop around it
+    ("scores.3", "score", "self_attention"),  # no weights: placed by its user
+    ("fusion.3", "verify/rule", ""),  # placed by the instructions fused in it
+    ("between.3", "commit", ""),  # its user counts before its operands
     ("copy.3", "other/copies", ""),
     ("encoded.1", "prefill", "mlp"),
-    ("hoisted.1", "prefill", "mlp"),  # taken out of the loop: once per generation
+    ("hoisted.1", "prefill", "mlp"),  # moved out of the loop: runs once per generation
     ("nameless.1", "prefill", "logits_dense"),
     ("unknown", "other", ""),
 ])  # fmt: skip
@@ -189,10 +189,10 @@ def test_every_instruction_has_its_place(program, name, phase, module):
     (ROUND + "score/T5Module.extend/T5Module.logits/logits_dense/dot_general", "score", "logits_dense"),
     (ROUND + "draft/catch_up/while/body/T5Module.extend/token_embedder/gather", "draft/catch_up", "token_embedder"),
     (ROUND + "draft/while/body/sampling/cond/branch_1_fun/while/body/closed_call/ge", "draft/sampling", ""),
-    (ROUND + "draft/while/body/draft/while/body/score/add", "draft/draft/score", ""),  # an engine that drafts
+    (ROUND + "draft/while/body/draft/while/body/score/add", "draft/draft/score", ""),  # an engine inside a drafter
     (ROUND + "not", "other", ""),
-    (ROUND + "verify/sub;" + ROUND + "commit/add", "verify", ""),  # merged: the first
-    (ROUND + "verify/while/" + ROUND + "verify/mul", "verify", ""),  # inlined: once
+    (ROUND + "verify/sub;" + ROUND + "commit/add", "verify", ""),  # merged instructions: the first one
+    (ROUND + "verify/while/" + ROUND + "verify/mul", "verify", ""),  # inlined: counted once
     ("jit(generation)/jit(_generate)/vmap(f)/row_keys.<locals>.<lambda>/while/body/add", "prefill", ""),
     ("", "other", ""),
 ])  # fmt: skip

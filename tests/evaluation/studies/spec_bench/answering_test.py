@@ -1,4 +1,4 @@
-"""Spec-Bench end to end with a tabular pair: its questions, texts of conversations, answers, arithmetic, timing."""
+"""Spec-Bench end to end with a tabular pair: its questions, conversation texts, answers, arithmetic, timing."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def run(pair, tmp_path, monkeypatch):
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
     def run(**changes):
-        given = {"pair": ModelPair(name="some/tiny"), "settings": Settings(method="spec_decode", block_size=2)}
-        given |= {"questions": "q.jsonl", "max_new_tokens": LONGEST, "output": str(tmp_path / "answers")}
-        return answering.run(**given | changes)
+        arguments = {"pair": ModelPair(name="some/tiny"), "settings": Settings(method="spec_decode", block_size=2)}
+        arguments |= {"questions": "q.jsonl", "max_new_tokens": LONGEST, "output": str(tmp_path / "answers")}
+        return answering.run(**arguments | changes)
 
     return run
 
@@ -118,18 +118,18 @@ def test_a_long_prompt_reaches_the_models_whole(speaker, monkeypatch):
 def test_generation_stops_at_a_turns_end_that_is_one_token(pair):
     token = next(t for t in range(40, text_pair.PIECES) if pair.vocabulary.encode(pair.vocabulary.piece(t))[-1] == t)
     ends = answering.Conversation(user="{text}", answer="{text}", stop=(pair.vocabulary.piece(token), "zzqq zzqq"))
-    for conversation, own in ((ends, (token,)), (PLAIN, ())):
+    for conversation, end_ids in ((ends, (token,)), (PLAIN, ())):
         speaker = answering.Speaker(pair, Settings(method="autoregressive"), conversation)
-        assert speaker.decoder.require_engine().stop_ids == (*pair.vocabulary.stop_ids, *own)
+        assert speaker.decoder.require_engine().stop_ids == (*pair.vocabulary.stop_ids, *end_ids)
 
 
 def answers(speeds: dict[str, list[tuple[list[int], list[float], list[int]]]]) -> list[dict]:
-    found = []
+    all_answers = []
     for category, choices in speeds.items():
         for number, (tokens, times, lengths) in enumerate(choices):
             choice = {"new_tokens": tokens, "wall_time": times, "accept_lengths": lengths, "turns": [str(number)]}
-            found.append({"question_id": number, "category": category, "choices": [choice]})
-    return found
+            all_answers.append({"question_id": number, "category": category, "choices": [choice]})
+    return all_answers
 
 
 def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
@@ -187,7 +187,7 @@ def lines(tmp_path) -> dict[str, list[str]]:
 
 
 def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
-    """Who is asked what from now on; the question number `stop_at` ends the process."""
+    """Returns a list that logs each speaker and question from now on; question number `stop_at` ends the process."""
     said, converse = [], answering.Speaker.converse
 
     def noted(speaker, question):
@@ -205,7 +205,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch
         asked(patched, stop_at=3)
         run()
     before = lines(tmp_path)
-    assert [len(each) for each in before.values()] == [1, 1]
+    assert [len(file) for file in before.values()] == [1, 1]
     (tmp_path / "answers/tiny-spec_decode.jsonl").open("a").write('{"key": "half a li')
     said = asked(monkeypatch)
     with pytest.warns(UserWarning, match="1 damaged line"):
@@ -213,10 +213,10 @@ def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch
     after = lines(tmp_path)
     assert [after[name][:1] for name in before] == list(before.values())
     assert said == [("autoregressive", 92), ("spec_decode", 92), ("spec_decode", 250), ("autoregressive", 250)]
-    assert [[json.loads(line)["question_id"] for line in each] for each in after.values()] == [[81, 92, 250]] * 2
+    assert [[json.loads(line)["question_id"] for line in file] for file in after.values()] == [[81, 92, 250]] * 2
     said.clear()
     assert run() == rows and rows[-1].questions == 3 and not said and lines(tmp_path) == after
-    one_side = tmp_path / "answers/tiny-autoregressive.jsonl"  # what the other alone has answered is kept
+    one_side = tmp_path / "answers/tiny-autoregressive.jsonl"  # the answers of the other side are kept
     one_side.write_text("\n".join(after["tiny-autoregressive"][:2]) + "\n")
     assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
 
@@ -225,26 +225,26 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
     said = asked(monkeypatch)
     run(per_category=1)
     assert run()[-1].questions == 3
-    assert run(per_category=1)[-1].questions == 2  # of fewer again: the file holds more
-    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))  # whole numbers are one run
-    both = ("autoregressive", "spec_decode")
-    assert sorted(said) == sorted((name, question["question_id"]) for name in both for question in QUESTIONS)
+    assert run(per_category=1)[-1].questions == 2  # a run of fewer questions again: the file holds more
+    run(per_category=1, seed=0.0, max_new_tokens=float(LONGEST))  # whole numbers of any type name the same run
+    both_methods = ("autoregressive", "spec_decode")
+    assert sorted(said) == sorted((name, question["question_id"]) for name in both_methods for question in QUESTIONS)
     plain = Settings(method="spec_decode", block_size=2)
     for changes in (
         {"seed": 1}, {"max_new_tokens": 8}, {"instruction": "Be kind."}, {"conversation": "vicuna"},
         {"settings": replace(plain, temperature=0.5)}, {"settings": replace(plain, block_size=3)},
-        {"settings": Settings(method="opt", alpha=0.5)},  # its own file is new: the target's was timed beside another
+        {"settings": Settings(method="opt", alpha=0.5)},  # the target was timed beside another method
     ):  # fmt: skip
         with pytest.raises(ValueError, match="holds answers of another run already"):
             run(**changes)
-    rule = replace(RULES["spec_decode"], kept=None)  # the same law by other operations: nobody could tell
+    rule = replace(RULES["spec_decode"], kept=None)  # the same distribution by other operations: the digest must differ
     monkeypatch.setitem(table.METHODS, "spec_decode", table.of_rule("spec_decode", rule))
     with pytest.raises(ValueError, match="holds answers of another run already"):
         run(per_category=1)
 
 
 def turns(pair, question: dict) -> list[int]:
-    """Tokens of the first turn's prompt, and the least that the second's can have."""
+    """Returns the tokens of the first turn's prompt, and the fewest that the second's can have."""
     said = question["turns"]
     texts = [PLAIN.prompt(said[:n], [""] * (n - 1)) for n in range(1, len(said) + 1)]
     return [len(text_ids(pair, text)) for text in texts]
@@ -269,7 +269,7 @@ def test_a_conversation_that_outgrows_the_room_is_left_out_and_named(run, pair, 
     assert [(row.category, row.questions) for row in rows] == [("qa", 1), ("overall", 1)]
     said = capsys.readouterr().out
     assert said.count("left out: question") == 2 and "turn 2, has " in said and "raise it and run again" in said
-    assert [[json.loads(line)["question_id"] for line in each] for each in lines(tmp_path).values()] == [[250]] * 2
+    assert [[json.loads(line)["question_id"] for line in file] for file in lines(tmp_path).values()] == [[250]] * 2
     already = asked(monkeypatch)
     assert run()[-1].questions == 3 and (len(already), ("spec_decode", 250) in already) == (4, False)
 

@@ -1,6 +1,6 @@
-"""Surveys: per position what the laws say, rates that real runs confirm, α's where the curve moves.
+"""Surveys: values per position, rates that real runs confirm, and α's where the curve moves.
 
-The bound of fuzzy decoding: what is proven, by enumerating every output of small models, and what fails.
+The bound of fuzzy decoding: enumeration of every output of small models shows what is proven and what fails.
 """
 
 import itertools
@@ -23,64 +23,64 @@ LENGTH = 8
 
 
 def take(q_table, p_table, grids, *, rows=64, temperature=1.0):
-    """A survey of what a tabular target writes; returns it and the outputs."""
+    """Surveys the outputs of a tabular target; returns the survey and the outputs."""
     pair = conformance.tabular_pair(q_table, p_table)
-    given = {"method": "autoregressive", "temperature": temperature, "max_new_tokens": LENGTH, "stop_ids": [2]}
-    out = sc.decode(pair, [[0]] * rows, **given)
+    arguments = {"method": "autoregressive", "temperature": temperature, "max_new_tokens": LENGTH, "stop_ids": [2]}
+    out = sc.decode(pair, [[0]] * rows, **arguments)
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     controls = make_controls(rows, temperature=temperature)
     return estimates.survey(pair, prompt, out.tokens, out.lengths, controls, grids), out
 
 
 def positions(out):
-    """`(row, previous token, token)` of every surveyed position, in order."""
-    found = []
+    """Returns `(row, previous token, token)` of every surveyed position, in order."""
+    all_positions = []
     for number, (row, length) in enumerate(zip(out.tokens.tolist(), out.lengths.tolist(), strict=True)):
-        found += [(number, previous, token) for previous, token in zip([0, *row], row[:length], strict=False)]
-    return found
+        all_positions += [(number, previous, token) for previous, token in zip([0, *row], row[:length], strict=False)]
+    return all_positions
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_every_position_is_numpys(temperature):
     q_table, p_table = conformance.tables(5, seed=81)
     names = ("opt", "lossy", "token_v3", "fuzzy_js")
-    found, out = take(q_table, p_table, {name: (0.2, 0.5) for name in names}, temperature=temperature)
+    result, out = take(q_table, p_table, {name: (0.2, 0.5) for name in names}, temperature=temperature)
     assert len({int(n) for n in out.lengths}) > 1 or temperature == 0
     seen = positions(out)
-    assert found.rows.tolist() == [row for row, _, _ in seen]
-    for at, (_, previous, token) in enumerate(seen):
+    assert result.rows.tolist() == [row for row, _, _ in seen]
+    for i, (_, previous, token) in enumerate(seen):
         q, p = reference.softmax(q_table[previous]), reference.softmax(p_table[previous])
         scaled = [reference.scale(table[previous], temperature) for table in (p_table, q_table)]
-        assert found.positions["max_q"][at] == pytest.approx(q.max(), abs=1e-5)
-        assert found.positions["entropy_p"][at] == pytest.approx(reference.entropy(p), abs=1e-5)
-        assert found.positions["p_of_token"][at] == pytest.approx(p[token], abs=1e-5)
-        assert found.positions["kl_reversed"][at] == pytest.approx(reference.divergence("kl_reversed", p, q), abs=1e-4)
+        assert result.positions["max_q"][i] == pytest.approx(q.max(), abs=1e-5)
+        assert result.positions["entropy_p"][i] == pytest.approx(reference.entropy(p), abs=1e-5)
+        assert result.positions["p_of_token"][i] == pytest.approx(p[token], abs=1e-5)
+        assert result.positions["kl_reversed"][i] == pytest.approx(reference.divergence("kl_reversed", p, q), abs=1e-4)
         q_tilde = scaled[1]
         for name in ("tv", "js", "kl", "kl_reversed", "js_reference"):
             expected = reference.divergence(name, *scaled)
-            assert found.positions[f"{name}_scaled"][at] == pytest.approx(expected, abs=1e-4), name
+            assert result.positions[f"{name}_scaled"][i] == pytest.approx(expected, abs=1e-4), name
         for name in names:
             for n, alpha in enumerate((0.2, 0.5)):
                 law = reference.target_law(name, q_table[previous], p_table[previous], alpha, temperature)
                 rejected = 1 - np.minimum(law, q_tilde).sum()
-                assert found.curves[name].rejection[n, at] == pytest.approx(rejected, abs=1e-5), (name, alpha)
+                assert result.curves[name].rejection[n, i] == pytest.approx(rejected, abs=1e-5), (name, alpha)
 
 
 def test_padding_is_not_surveyed_and_parts_join():
     q_table, p_table = conformance.tables(5, seed=82)
     grids = {"diff": (0.1,), "spec_decode": (0.0,)}
-    one, out = take(q_table, p_table, grids)
-    assert len(one.rows) == out.lengths.sum() < out.tokens.size
-    both = estimates.join([one, one])
-    assert len(both.rows) == 2 * len(one.rows) and both.rows.max() == 127
-    assert both.estimate("diff", 0.1).rejection == pytest.approx(one.estimate("diff", 0.1).rejection, abs=1e-6)
-    assert one.curves["spec_decode"].deferral is None and one.estimate("spec_decode").deferral is None
+    part, out = take(q_table, p_table, grids)
+    assert len(part.rows) == out.lengths.sum() < out.tokens.size
+    joined = estimates.join([part, part])
+    assert len(joined.rows) == 2 * len(part.rows) and joined.rows.max() == 127
+    assert joined.estimate("diff", 0.1).rejection == pytest.approx(part.estimate("diff", 0.1).rejection, abs=1e-6)
+    assert part.curves["spec_decode"].deferral is None and part.estimate("spec_decode").deferral is None
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["lossy", "opt_log", "token_v3"])
 def test_rates_of_a_real_run_along_its_own_outputs(rule):
-    """Blocks of one without a bonus examine every position: the estimate is what they should give, to 4 sigma."""
+    """Compares rates within 4 sigma: blocks of one without a bonus examine every position."""
     q_table, p_table = conformance.tables(6, seed=83)
     alpha = conformance.telling_alpha(sc.RULES[rule], q_table, p_table)
     pair, rows = conformance.tabular_pair(q_table, p_table), 4000
@@ -89,33 +89,33 @@ def test_rates_of_a_real_run_along_its_own_outputs(rule):
     )
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     controls = make_controls(rows, temperature=1.0)
-    found = estimates.survey(pair, prompt, out.tokens, out.lengths, controls, {rule: (alpha,)}).estimate(rule)
+    estimate = estimates.survey(pair, prompt, out.tokens, out.lengths, controls, {rule: (alpha,)}).estimate(rule)
     error = 4 * np.sqrt(0.25 / (rows * LENGTH))
-    assert abs(found.rejection - out.stats["rejection_rate"]) < error
-    if found.deferral is not None:
-        assert found.deferral == pytest.approx(out.stats["deferral_rate"], abs=1e-4)
+    assert abs(estimate.rejection - out.stats["rejection_rate"]) < error
+    if estimate.deferral is not None:
+        assert estimate.deferral == pytest.approx(out.stats["deferral_rate"], abs=1e-4)
 
 
 def test_a_plan_moves_the_rejection_rate_by_equal_steps():
     q_table, p_table = conformance.tables(12, seed=84)
-    found, _ = take(q_table, p_table, {"token_v3": tuple(np.linspace(0, 1, 101)), "spec_decode": (0.0,)}, rows=300)
-    alphas = found.plan("token_v3", 6)
-    rates = [found.estimate("token_v3", alpha).rejection for alpha in alphas]
+    surveyed, _ = take(q_table, p_table, {"token_v3": tuple(np.linspace(0, 1, 101)), "spec_decode": (0.0,)}, rows=300)
+    alphas = surveyed.plan("token_v3", 6)
+    rates = [surveyed.estimate("token_v3", alpha).rejection for alpha in alphas]
     assert len(alphas) == 6 and list(alphas) == sorted(alphas) and (alphas[0], alphas[-1]) == (0.0, 1.0)
     steps = np.abs(np.diff(rates))
-    even = [found.estimate("token_v3", alpha).rejection for alpha in np.linspace(0, 1, 6)]
+    even = [surveyed.estimate("token_v3", alpha).rejection for alpha in np.linspace(0, 1, 6)]
     assert steps.max() < 0.7 * np.abs(np.diff(even)).max()
-    assert found.plan("spec_decode", 5) == (0.0,)
+    assert surveyed.plan("spec_decode", 5) == (0.0,)
 
 
 def test_what_has_no_meaning_is_refused():
     q_table, p_table = conformance.tables(5, seed=85)
-    found, _ = take(q_table, p_table, {"chow": (0.0, 1.0)})
+    surveyed, _ = take(q_table, p_table, {"chow": (0.0, 1.0)})
     for call, message in (
-        (lambda: found.estimate("opt", 0.1), "'opt' was not surveyed; there are chow"),
-        (lambda: found.estimate("chow", 1.5), "alpha=1.5 of rule 'chow' is outside the surveyed range 0 … 1"),
-        (lambda: found.estimate("chow"), "alpha=None"),
-        (lambda: found.plan("chow", 1), "count=1"),
+        (lambda: surveyed.estimate("opt", 0.1), "'opt' was not surveyed; there are chow"),
+        (lambda: surveyed.estimate("chow", 1.5), "alpha=1.5 of rule 'chow' is outside the surveyed range 0 … 1"),
+        (lambda: surveyed.estimate("chow"), "alpha=None"),
+        (lambda: surveyed.plan("chow", 1), "count=1"),
         (lambda: take(q_table, p_table, {"chow": (0.5, 0.5)}), "grid of rule 'chow' must rise"),
         (lambda: take(q_table, p_table, {"lossy": (0.5, 1.0)}), r"outside the domain \[0, 1\)"),
         (lambda: take(q_table, p_table, {"chw": (0.5,)}), "unknown rule 'chw': did you mean chow"),
@@ -140,14 +140,14 @@ def _deferral(rule):
 
 
 def models(seed, scale, greedy=False):
-    """A tabular pair: the laws `[V, V]` after each token."""
+    """Returns a tabular pair: the distributions `[V, V]` after each token."""
     draws = np.random.default_rng(seed)
     p, q = (scale * draws.normal(size=(VOCAB, VOCAB)).astype(np.float32) for _ in range(2))
     return conformance.law_pair(q, p, 1.0, draft_temperature=0.0 if greedy else None)
 
 
 class Exact:
-    """A fuzzy rule at a threshold between models: both laws of whole outputs, and what a survey of them is told."""
+    """A fuzzy rule at a threshold between models: both distributions of whole outputs, and inputs of their surveys."""
 
     def __init__(self, rule, pair, tau):
         self.rule, self.tau, self.form = rule, tau, estimates.threshold(rule)
@@ -161,11 +161,11 @@ class Exact:
         return (law / law.sum(-1, keepdims=True))[PREVIOUS, OUTPUTS].prod(-1)
 
     def divergence(self):
-        """Between the two laws of whole outputs."""
+        """Returns the divergence between the two distributions of whole outputs."""
         return reference.divergence(self.form.name, self.laws["target"], self.laws["rule"])
 
     def survey(self, output):
-        """Of one output."""
+        """Returns the survey of one output."""
         quantities, deferred = self.after
         before = PREVIOUS[output]
         kept = {"rejection": np.zeros((1, LENGTH)), "deferral": deferred[before][None].astype(float)}
@@ -174,17 +174,17 @@ class Exact:
         return estimates.Survey(positions=positions, curves={self.rule: curve}, rows=np.zeros(LENGTH, int))
 
     def expected(self, along, greedy=False):
-        """`(incurred, N · share · τ, standing)`, the expectation over outputs: both are sums over one's positions."""
-        found = [estimates.bound(self.survey(n), self.rule, self.tau, along, greedy) for n in range(len(OUTPUTS))]
+        """Returns `(incurred, N · share · τ, standing)` in expectation over outputs; both are sums over positions."""
+        bounds = [estimates.bound(self.survey(n), self.rule, self.tau, along, greedy) for n in range(len(OUTPUTS))]
         weights = self.laws[along]
         assert weights.sum() == pytest.approx(1.0)
-        likely = [(weight, x) for weight, x in zip(weights, found, strict=True) if weight]
+        likely = [(weight, x) for weight, x in zip(weights, bounds, strict=True) if weight]
         incurred, bound = sum(w * x.incurred for w, x in likely), sum(w * x.bound for w, x in likely)
-        return incurred, bound, found[0].standing
+        return incurred, bound, bounds[0].standing
 
 
 def cases(rule, greedy=False, seeds=range(25), scales=(0.7, 2.0)):
-    """Models and, for each, thresholds just above the divergences there are: where a bound is tight."""
+    """Yields models with thresholds just above their divergences, where a bound is tight."""
     for seed, scale in itertools.product(seeds, scales):
         pair = models(seed, scale, greedy)
         form = estimates.threshold(rule)
@@ -208,18 +208,18 @@ def test_what_is_called_proven_holds_of_every_model(name, along):
         if name.startswith("kl"):
             assert exact == pytest.approx(incurred, abs=2e-5)  # the chain rule
         tightest = max(tightest, exact / bound)
-    assert tightest > 0.95  # a bound that is nowhere near would hold of a wrong sum too
+    assert tightest > 0.95  # a loose bound would hold for a wrong sum too
 
 
 @pytest.mark.parametrize("name", ["tv", "kl_reversed"])
 def test_a_greedy_draft_is_no_exception_to_decisions_on_what_is_sampled(name):
-    held = 0
+    nontrivial = 0
     for case in cases(f"fuzzy_{name}_scaled", greedy=True, seeds=range(10)):
         incurred, bound, standing = case.expected("rule", greedy=True)
         assert standing.startswith("proven (") and "one-hot" in standing
         assert case.divergence() <= incurred + 1e-5 and incurred <= bound + 1e-5
-        held += bound > 0
-    assert held > 20
+        nontrivial += bound > 0
+    assert nontrivial > 20
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_greedy_draft_is_no_exception_to_decisions_on_what_is_sampled(name):
     ],
 )  # fmt: skip
 def test_what_is_not_called_proven_fails_somewhere(rule, along, greedy, seed, factor, label):
-    """Seeds found by search: the exact divergence is `factor` times what would bound it, or more."""
+    """Checks seeds found by search: the exact divergence is at least `factor` times the formula of the bound."""
     worst = 0.0
     for case in cases(rule, greedy, seeds=(seed,), scales=(2.0,)):
         _, bound, standing = case.expected(along, greedy)
@@ -249,14 +249,14 @@ def test_what_is_not_called_proven_fails_somewhere(rule, along, greedy, seed, fa
     [(2, (1, 0.861), (0.295, 0.061), 1.2), (3, (1, 0), (0.396, 0.698), 1.33), (8, (1, 0), (0.614, 0.647), 1.6)],
 )
 def test_js_fails_by_more_the_longer_the_outputs_are(length, target, draft, factor):
-    """Two tokens; given are the probabilities of token 0 after token 0 and after token 1. Found by optimising."""
+    """Checks two-token models, found by optimisation and given by the probability of token 0 after each token."""
     p, q = (np.array([[x, 1 - x] for x in law]) for law in (target, draft))
-    each = np.array([reference.divergence("js", *row) for row in zip(p, q, strict=True)])
+    divergence_after = np.array([reference.divergence("js", *row) for row in zip(p, q, strict=True)])
     outputs = np.array(list(itertools.product(range(2), repeat=length)))
     before = np.concatenate([np.zeros((len(outputs), 1), int), outputs[:, :-1]], axis=1)
     worst = 0.0
-    for tau in 1.0001 * each:
-        kept = each < tau
+    for tau in 1.0001 * divergence_after:
+        kept = divergence_after < tau
         by_target, by_rule = (law[before, outputs].prod(-1) for law in (p, np.where(kept[:, None], q, p)))
         bound = (by_rule * kept[before].sum(-1)).sum() * tau
         worst = max(worst, reference.divergence("js", by_target, by_rule) / bound)
@@ -264,7 +264,7 @@ def test_js_fails_by_more_the_longer_the_outputs_are(length, target, draft, fact
 
 
 def by_hand():
-    """Two outputs of three tokens and one, at two thresholds; τ = 0.2 keeps the first, the second and the last."""
+    """Returns a survey of outputs of three tokens and of one, at two thresholds; τ = 0.2 keeps all but the third."""
     positions = {
         "tv": np.float32([0.1, 0.1, 0.1, 0.1]),
         "tv_scaled": np.float32([0.05, 0.15, 0.2, 0.1]),
@@ -281,14 +281,14 @@ def by_hand():
 @pytest.mark.parametrize(("rule", "tau", "along", "expected"), [
     ("fuzzy_tv_scaled", 0.2, "rule", (2.0, 0.75, 0.15, 0.3, "proven")),
     ("fuzzy_tv_scaled", 0.1, "rule", (2.0, 0.25, 0.025, 0.05, "proven")),
-    # what is incurred is of the laws that are sampled, also where others decide; an infinity counts where kept
+    # the divergence incurred is that of the sampled distributions, whatever decides; it counts at kept positions only
     ("fuzzy_tv", 0.2, "rule", (2.0, 0.75, 0.15, 0.3, None)),
     ("fuzzy_kl_scaled", 0.2, "target", (2.0, 0.75, 0.875, 0.3, "proven")),
 ])  # fmt: skip
 def test_a_survey_by_hand(rule, tau, along, expected):
-    found = estimates.bound(by_hand(), rule, tau, along)
-    assert found[:4] == pytest.approx(expected[:4])
-    assert expected[4] is None or found.standing == expected[4]
+    bound = estimates.bound(by_hand(), rule, tau, along)
+    assert bound[:4] == pytest.approx(expected[:4])
+    assert expected[4] is None or bound.standing == expected[4]
 
 
 @pytest.mark.parametrize(("form", "along", "label"), [

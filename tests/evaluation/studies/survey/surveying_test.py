@@ -1,4 +1,4 @@
-"""Surveys of a task: printed, held against real runs, and planning a sweep."""
+"""Surveys of a task: printed, compared with real runs, and used to plan a sweep."""
 
 import json
 import warnings
@@ -30,32 +30,32 @@ def _this_evaluator(monkeypatch, loaded):
 
 
 def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
-    given = {"rules": ("diff",), "settings": Settings(temperature=1.0), "check": (0.55,), "block_size": 2}
-    rows = surveying.survey(**SHARED, **given, along="target", output=str(tmp_path / "new" / "survey.json"))
+    arguments = {"rules": ("diff",), "settings": Settings(temperature=1.0), "check": (0.55,), "block_size": 2}
+    rows = surveying.survey(**SHARED, **arguments, along="target", output=str(tmp_path / "new" / "survey.json"))
     said = capsys.readouterr().out
     assert "positions of the target outputs" in said and "really rejected" in said
     assert [(row["rule"], row["alpha"]) for row in rows] == [("diff", 0.1)]
     assert json.loads((tmp_path / "new" / "survey.json").read_text())["rows"] == rows
     for row in rows:
         assert 0.02 < row["rejection"] < 0.9 and row["error"] == row["rejection"] - row["real_rejection"]
-        # some 100 examined positions each: four standard errors
+        # about 100 examined positions each: four standard errors
         assert abs(row["error_along_its_own_outputs"]) < 0.2
 
 
 def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
-    odd = replace(SMALL, quality_batch=12)  # 16 examples: a batch, and four rows filled up with themselves
+    odd = replace(SMALL, quality_batch=12)  # 16 examples: one batch, then four rows that are repeated to fill another
     point = text_pair.point("diff", odd, alpha=0.1, block_size=2, temperature=1.0)
     written = surveying.write(loaded, point)
-    assert [each.counts.sum() for each in written] == [12, 4]
-    lengths = [np.asarray(each.generation.lengths) for each in written]
-    found = surveying.read(loaded, point, written, {"diff": (0.1,)})
+    assert [batch.counts.sum() for batch in written] == [12, 4]
+    lengths = [np.asarray(batch.generation.lengths) for batch in written]
+    surveyed = surveying.read(loaded, point, written, {"diff": (0.1,)})
     positions = lengths[0].sum() + lengths[1][:4].sum()
-    assert {len(values) for values in found.positions.values()} == {positions}
+    assert {len(values) for values in surveyed.positions.values()} == {positions}
     assert surveying.rates(written)["committed"] == positions
 
 
 def _written(session, along):
-    """The point, what its writer wrote greedily, and those outputs `[16, 8]`."""
+    """Returns the point, its writer's greedy generation, and those outputs `[16, 8]`."""
     point = Point(pair=SOURCE, evaluation=SMALL, settings=surveying.WRITERS[along])
     (written,) = surveying.write(session, point)
     return point, written, np.asarray(written.generation.tokens)
@@ -63,24 +63,27 @@ def _written(session, along):
 
 @pytest.mark.parametrize("along", ["target", "draft"])
 def test_outputs_that_met_no_law_are_left_out_of_a_survey(loaded, along, capsys):
-    """Of the writer, which ends there, and of the other model, which reads on: all else is as if they were healthy."""
+    """Checks failures of the writer, which ends there, and of the other model, which reads on.
+
+    All other outputs give the values of a healthy model.
+    """
     point, _, outputs = _written(loaded, along)
     whole = surveying.take(loaded, point, {"diff": (0.1, 0.5)})
     pair, lost = text_pair.damaged(loaded.pair, outputs, "target")
     opened = session.Session(SOURCE, SMALL, pair)
     if along == "target":
-        found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+        surveyed = surveying.take(opened, point, {"diff": (0.1, 0.5)})
         assert f"{len(lost)} outputs are left out: the target model gave NaN" in capsys.readouterr().out
-        assert surveying.rates(surveying.write(opened, point))["committed"] == len(found.rows)
+        assert surveying.rates(surveying.write(opened, point))["committed"] == len(surveyed.rows)
     else:
         with pytest.warns(UserWarning, match=f"{len(lost)} outputs are left out: the target model gives NaN"):
-            found = surveying.take(opened, point, {"diff": (0.1, 0.5)})
+            surveyed = surveying.take(opened, point, {"diff": (0.1, 0.5)})
     well = ~np.isin(whole.rows, lost)
-    assert 0 < well.sum() < len(well) and found.rows.tolist() == whole.rows[well].tolist()
+    assert 0 < well.sum() < len(well) and surveyed.rows.tolist() == whole.rows[well].tolist()
     for name, values in whole.positions.items():
-        np.testing.assert_array_equal(found.positions[name], values[well], err_msg=name)
-    np.testing.assert_array_equal(found.curves["diff"].rejection, whole.curves["diff"].rejection[:, well])
-    assert np.isfinite(found.estimate("diff", 0.3)).all()
+        np.testing.assert_array_equal(surveyed.positions[name], values[well], err_msg=name)
+    np.testing.assert_array_equal(surveyed.curves["diff"].rejection, whole.curves["diff"].rejection[:, well])
+    assert np.isfinite(surveyed.estimate("diff", 0.3)).all()
 
 
 def test_a_survey_of_nothing_is_refused(loaded):
@@ -99,11 +102,11 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
         surveying, "take", lambda loaded, point, grids: asked.append(point) or take(loaded, point, grids)
     )
     path, rules = tmp_path / "survey.json", ("spec_decode", "fuzzy_tv_scaled", "fuzzy_kl_scaled")
-    given = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
-    surveying.survey(**SHARED, **given, settings=Settings(temperature=1.0), output=str(path))
+    arguments = {"rules": rules, "alphas": 2, "bounds": (0.5, 0.9), "block_size": 2, "histogram": "tv"}
+    surveying.survey(**SHARED, **arguments, settings=Settings(temperature=1.0), output=str(path))
     said, kept = capsys.readouterr().out, json.loads(path.read_text())
     chosen = [point.settings for point in asked]
-    writers = [(each.method, each.rule, each.alpha, each.bonus, each.draft_temperature) for each in chosen]
+    writers = [(run.method, run.rule, run.alpha, run.bonus, run.draft_temperature) for run in chosen]
     assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
     assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
     assert [(row["rule"], row["tau"], row["along"]) for row in kept["bounds"]] == [
@@ -122,8 +125,8 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
 
 def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
     greedy, path = Settings(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
-    given = {"rules": ("fuzzy_tv_scaled",), "alphas": 2, "bounds": (0.6,), "block_size": 2}
-    surveying.survey(**SHARED, **given, settings=greedy, output=str(path))
+    arguments = {"rules": ("fuzzy_tv_scaled",), "alphas": 2, "bounds": (0.6,), "block_size": 2}
+    surveying.survey(**SHARED, **arguments, settings=greedy, output=str(path))
     (row,) = json.loads(path.read_text())["bounds"]
     assert row["standing"].startswith("proven (") and "one-hot" in capsys.readouterr().out
 
@@ -131,12 +134,12 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
 @pytest.mark.laws
 def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
-    given = {"methods": ("token_v3", "chow"), "alphas": {"chow": (0.5,)}, "temperatures": (1.0,), "plan": 4}
-    experiment.sweep(**SHARED, **given, output=str(store))
+    arguments = {"methods": ("token_v3", "chow"), "alphas": {"chow": (0.5,)}, "temperatures": (1.0,), "plan": 4}
+    experiment.sweep(**SHARED, **arguments, output=str(store))
     records = [json.loads(line) for line in store.read_text().splitlines()]
-    found = {name: [r for r in records if r["point"]["method"] == name] for name in ("token_v3", "chow")}
-    assert [r["point"]["alpha"] for r in found["chow"]] == [0.5]
-    rates = [r["measures"]["rejection_rate"] for r in sorted(found["token_v3"], key=lambda r: r["point"]["alpha"])]
+    by_method = {name: [r for r in records if r["point"]["method"] == name] for name in ("token_v3", "chow")}
+    assert [r["point"]["alpha"] for r in by_method["chow"]] == [0.5]
+    rates = [r["measures"]["rejection_rate"] for r in sorted(by_method["token_v3"], key=lambda r: r["point"]["alpha"])]
     assert len(rates) == 4 and np.abs(np.diff(rates)).max() < 0.75 * (max(rates) - min(rates))
 
 
@@ -152,6 +155,6 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     ({"settings": Settings(temperature=-1.0)}, "is negative"),
 ])  # fmt: skip
 def test_what_has_no_meaning_is_refused(changes, message):
-    given = {"rules": ("chow",), "settings": Settings()} | changes
+    arguments = {"rules": ("chow",), "settings": Settings()} | changes
     with pytest.raises(ValueError, match=message):
-        surveying.survey(**SHARED, **given)
+        surveying.survey(**SHARED, **arguments)

@@ -1,4 +1,4 @@
-"""Histograms of divergences, and the heat map of acceptance: what is counted, what is drawn, what is refused."""
+"""Tests of histograms of divergences and of the heat map of acceptance: counts, drawings, refused input."""
 
 import json
 
@@ -13,14 +13,14 @@ from speccascade_jax.rules import divergences
 
 
 def survey(quantity="js", values=(0.005, 0.015, 0.016, 0.4), **more):
-    """What experiments/survey.py writes, as far as a figure needs it."""
-    made = {"pair": "pairs/tatoeba_en_de/", "task": "tiny_translation", "along": "mixed", **more}
-    return made | {"histogram": histograms.count(quantity, np.float32(values))}
+    """Returns the entries of a file of `experiments/survey.py` that a figure needs."""
+    study = {"pair": "pairs/tatoeba_en_de/", "task": "tiny_translation", "along": "mixed", **more}
+    return study | {"histogram": histograms.count(quantity, np.float32(values))}
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Draws a figure, and gives it back still open."""
+    """Draws a figure, and returns it before it is closed."""
 
     def draw(how, reports, path):
         kept = []
@@ -33,17 +33,17 @@ def drawn(monkeypatch):
 
 
 def test_every_value_is_counted_once():
-    found = histograms.count("js", np.float32([0.0, 0.005, 0.015, 0.016, 0.2999, 0.31, 1.0]))
-    assert len(found["edges"]) == 31 and found["edges"][0] == 0 and found["edges"][-1] == 0.3
-    assert [(n, count) for n, count in enumerate(found["counts"]) if count] == [(0, 2), (1, 2), (29, 1)]
-    assert found["above"] == 2 and found["median"] == pytest.approx(0.016)
+    histogram = histograms.count("js", np.float32([0.0, 0.005, 0.015, 0.016, 0.2999, 0.31, 1.0]))
+    assert len(histogram["edges"]) == 31 and histogram["edges"][0] == 0 and histogram["edges"][-1] == 0.3
+    assert [(n, count) for n, count in enumerate(histogram["counts"]) if count] == [(0, 2), (1, 2), (29, 1)]
+    assert histogram["above"] == 2 and histogram["median"] == pytest.approx(0.016)
 
 
 def test_the_last_edge_and_infinity_are_above():
-    found = histograms.count("kl", np.array([1.5, np.inf, np.inf, 1.0]))
-    assert found["above"] == 3 and sum(found["counts"]) == 1 and found["median"] is None
-    assert "median infinite, 75.0% of 4 positions from 1.5 on" in histograms.line(found)
-    json.dumps(found, allow_nan=False)
+    histogram = histograms.count("kl", np.array([1.5, np.inf, np.inf, 1.0]))
+    assert histogram["above"] == 3 and sum(histogram["counts"]) == 1 and histogram["median"] is None
+    assert "median infinite, 75.0% of 4 positions from 1.5 on" in histograms.line(histogram)
+    json.dumps(histogram, allow_nan=False)
 
 
 def test_every_divergence_has_edges():

@@ -1,4 +1,4 @@
-"""The forms of a table: what each escapes, and that LaTeX takes it."""
+"""Tests of the forms of a table: the characters that each escapes, and that LaTeX compiles it."""
 
 import shutil
 import subprocess

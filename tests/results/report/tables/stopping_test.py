@@ -1,4 +1,4 @@
-"""Cells and notes of paper 3's tables, and of block-wise verification beside token-wise."""
+"""Tests of cells and notes of the tables of Huang et al., 2024 (SpecDec++), and of block-wise verification."""
 
 import re
 
@@ -10,8 +10,8 @@ from tests.support import measured_records as made
 
 
 def grids(what, records):
-    (found,) = families.of_records(records)
-    return GRIDS[what](found)
+    (panel_families,) = families.of_records(records)
+    return GRIDS[what](panel_families)
 
 
 def rows(grid):
@@ -20,13 +20,13 @@ def rows(grid):
 
 def test_forward_times_of_all_of_each_family_and_of_both_ends():
     (grid,) = grids("forward_times", made.sweep())
-    found = {row[0]: row[1:] for row in grid.rows}
+    cells = {row[0]: row[1:] for row in grid.rows}
     ends = ["Target alone", "Draft alone"]
-    assert list(found) == ["Both models, all", "SpecDecode (fixed γ)", "SpecDec++", *ends]
-    assert found["Both models, all"][:5] == ["288", "2.000 ± 0.000", "11.000 ± 0.000", "4.000 ± 0.000", "1.000"]
-    assert found["Target alone"][:4] == ["384", "–", "10.000 ± 0.000", "3.000 ± 0.000"]
-    assert found["Draft alone"][1:3] == ["2.000 ± 0.000", "–"]
-    assert float(found["SpecDec++"][5].split()[0]) > 2 and "which paper 3's equation 2.1 lacks" in grid.notes[0]
+    assert list(cells) == ["Both models, all", "SpecDecode (fixed γ)", "SpecDec++", *ends]
+    assert cells["Both models, all"][:5] == ["288", "2.000 ± 0.000", "11.000 ± 0.000", "4.000 ± 0.000", "1.000"]
+    assert cells["Target alone"][:4] == ["384", "–", "10.000 ± 0.000", "3.000 ± 0.000"]
+    assert cells["Draft alone"][1:3] == ["2.000 ± 0.000", "–"]
+    assert float(cells["SpecDec++"][5].split()[0]) > 2 and "which paper 3's equation 2.1 lacks" in grid.notes[0]
 
 
 def test_a_family_whose_counts_are_collinear_has_dashes_and_a_reason():
@@ -138,8 +138,8 @@ def test_thresholds_without_fixed_blocks_of_their_law_are_refused():
 
 
 def test_every_row_has_a_cell_for_every_column():
-    for what in ("forward_times", "throughput", "dominance"):
-        for grid in grids(what, made.sweep()):
+    for kind in ("forward_times", "throughput", "dominance"):
+        for grid in grids(kind, made.sweep()):
             assert grid.rows and all(len(row) == len(grid.header) for row in grid.rows)
 
 
@@ -148,53 +148,58 @@ RATES = {3: (0.45, 0.43), 5: (0.36, 0.32), 8: (0.30, 0.24)}
 
 
 def both(name="spec_decode", rates=RATES, ways=("token", "block"), **point):
-    """Records of a rule verified either way."""
-    found = []
+    """Returns records of a rule verified both ways."""
+    records = []
     for n, way in enumerate(ways):
-        own = {"verify": way, "family": name if way == "token" else f"{name}[{way}]", **point}
-        own |= {"curve": own["family"], "details": [] if way == "token" else ["block-wise"]}
-        found += [made.record(name, each[n], 0.5, block=block, **own) for block, each in rates.items()]
-    return found
+        settings = {"verify": way, "family": name if way == "token" else f"{name}[{way}]", **point}
+        settings |= {"curve": settings["family"], "details": [] if way == "token" else ["block-wise"]}
+        records += [
+            made.record(name, rates_both[n], 0.5, block=block, **settings) for block, rates_both in rates.items()
+        ]
+    return records
 
 
 ENDS = [made.record("autoregressive", 1.0, 0.0), made.record("autoregressive_draft", 0.0, 0.0)]
 
 
 def verification(records):
-    (found,) = families.of_records([*ENDS, *records])
-    (one,) = GRIDS["verification"](found)
-    return one
+    (panel_families,) = families.of_records([*ENDS, *records])
+    (grid,) = GRIDS["verification"](panel_families)
+    return grid
 
 
 def test_a_row_per_method_and_a_column_per_block_size():
-    found = verification(both() + both("token_v3", alpha=0.9, rates={5: (0.3, 0.25)}))
-    assert found.header == ["Method", "γ = 3", "γ = 5", "γ = 8"]
-    lossless, cascade = found.rows
+    grid = verification(both() + both("token_v3", alpha=0.9, rates={5: (0.3, 0.25)}))
+    assert grid.header == ["Method", "γ = 3", "γ = 5", "γ = 8"]
+    lossless, cascade = grid.rows
     assert "block-wise" not in lossless[0] + cascade[0] and cascade[0].endswith("α 0.9")
     assert cascade[1] == cascade[3] == "–" and "→" in cascade[2]
     for cell, (before, after) in zip(lossless[1:], RATES.values(), strict=True):
-        numbers = [float(each) for each in re.findall(r"[\d.]+(?= →)|(?<=→ )[\d.]+", cell)]
+        numbers = [float(number) for number in re.findall(r"[\d.]+(?= →)|(?<=→ )[\d.]+", cell)]
         assert numbers == pytest.approx([1 / before, 1 / after], rel=0.05)
-    assert "lower, beyond the interval: 0 of 4" in found.notes[1]
+    assert "lower, beyond the interval: 0 of 4" in grid.notes[1]
 
 
 def test_the_gain_is_paired_and_a_loss_is_counted():
     (row,) = verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.30)})).rows
-    value, low, high = (float(each) for each in re.findall(r"([+−-][\d.]+)%", row[1]))
+    value, low, high = (float(number) for number in re.findall(r"([+−-][\d.]+)%", row[1]))
     assert value == pytest.approx(-16.7, abs=1.5) and low < value < high < 0 and high - low < 3
     assert "beyond the interval: 1 of 2" in verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.299)})).notes[1]
 
 
 def test_one_way_alone_says_what_to_do():
-    (found,) = families.of_records([*ENDS, *both(ways=("token",))])
+    (panel_families,) = families.of_records([*ENDS, *both(ways=("token",))])
     with pytest.raises(ValueError, match=r"verified both ways: sweep it with verify = \('token', 'block'\)"):
-        GRIDS["verification"](found)
+        GRIDS["verification"](panel_families)
 
 
 def test_families_are_rivals_only_where_they_are_verified_alike():
     named = {"verify": "block", "family": "specdecpp[block]"}
     adaptive = [made.record("specdecpp", 0.4, 0.2, stop=h, **named) for h in (0.3, 0.6)]
-    (found,) = families.of_records([*ENDS, *both(), *adaptive])
-    (ours,) = found.adaptive
-    rival = found.rival(ours)
-    assert rival.verify == ours.verify == "block" and {each.verify for each in found.fixed} == {"token", "block"}
+    (panel_families,) = families.of_records([*ENDS, *both(), *adaptive])
+    (ours,) = panel_families.adaptive
+    rival = panel_families.rival(ours)
+    assert rival.verify == ours.verify == "block" and {family.verify for family in panel_families.fixed} == {
+        "token",
+        "block",
+    }

@@ -1,4 +1,4 @@
-"""Cells, marks and notes of Table 2, of the list of points, and of the levels of a stack."""
+"""Tests of cells, marks and notes of Table 2, of the list of points, and of the levels of a stack."""
 
 import csv
 import io
@@ -44,16 +44,16 @@ def test_the_targets_row_is_what_it_timed_against_itself():
 
 
 def test_points_below_requests_sent_at_random_are_said_to_be():
-    """The draft takes a tenth of the time and loses 9 points: at half the time a coin loses 5."""
+    """Checks a draft that takes a tenth of the time and loses 9 points: random requests lose 5 at half the time."""
     good, bad = hand.point("opt", gain=-1, ratio=0.5, noise=0.1), hand.point("chow", gain=-8, ratio=0.5, noise=0.1)
     notes = table([*WINNER[:2], good, bad]).notes
     assert "equal latency than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
     assert any(note.startswith("Beyond the interval: ") for note in notes)
     assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
     near = hand.point("chow", gain=-5.2, ratio=0.5, noise=4)
-    notes = " ".join(table([*WINNER[:2], near]).notes)  # half a point below, of an interval of one
+    notes = " ".join(table([*WINNER[:2], near]).notes)  # half a point below, with an interval one point wide
     assert "than 1 of 1 points" in notes and "None of these beyond the interval." in notes
-    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target, so it counts as the target
+    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target: compared with the target
     assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
 
 
@@ -95,7 +95,7 @@ def test_the_list_of_points_compares_each_with_the_target_and_the_best():
     assert re.fullmatch(r"-[\d.]+ \[-[\d.]+, -[\d.]+\]", rows["Draft alone"][4])
     best, fastest = rows["SpecCascade [Diff]"], rows["SpecCascade [OPT]"]
     assert best[2].endswith(" *") and best[4].startswith("+4.") and fastest[5].endswith("] *")
-    assert grid.bold == {(3, 2), (4, 5)}  # the ends take no part: the draft alone is always the fastest
+    assert grid.bold == {(3, 2), (4, 5)}  # target and draft have no marks: the draft alone is always the fastest
 
 
 def test_inconclusive_points_are_never_best():
@@ -121,9 +121,9 @@ def test_points_stand_beside_another_methods_at_the_nearest_share():
         record["point"]["alpha"], record["measures"]["draft_share"] = alpha, share
         return record
 
-    own = [at("opt", 0.2, gain=6, share=0.60), at("opt", 0.5, gain=3, share=0.81)]
-    other = [at("random_accept", 0.5, gain=5, share=0.50), at("random_accept", 0.7, gain=1, share=0.79)]
-    (panel,) = panels.panels([hand.TARGET, *own, *other])
+    opt = [at("opt", 0.2, gain=6, share=0.60), at("opt", 0.5, gain=3, share=0.81)]
+    random_accept = [at("random_accept", 0.5, gain=5, share=0.50), at("random_accept", 0.7, gain=1, share=0.79)]
+    (panel,) = panels.panels([hand.TARGET, *opt, *random_accept])
     grid = table2.beside_grid(panel, "random_accept")
     shares = [("0.2", "60.0%", "0.5", "50.0%"), ("0.5", "81.0%", "0.7", "79.0%")]
     assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == shares
@@ -137,7 +137,7 @@ RATES = {"block_efficiency": 2.0, "acceptance_rate": 0.5, "draft_utilisation": 0
 
 
 def stack(**own):
-    """100 tokens by 20 calls of the target and 36 of a level, of which 30 were its own rounds."""
+    """Returns a stack: 100 tokens by 20 target calls and 36 calls of a level, 30 of which were its own rounds."""
     record = hand.point("spec_decode")
     record["counts"] |= {"committed": 100, "target_calls": 20, "draft_steps": 36} | own
     record["measures"] |= RATES
@@ -156,8 +156,8 @@ def test_a_levels_calls_are_those_that_the_level_above_counts():
 
 
 def test_a_tails_calls_stand_apart():
-    found = rows_of(stack(draft_steps=46, tail_steps=10))
-    assert found == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500", "tails": "0.100"}
+    table_rows = rows_of(stack(draft_steps=46, tail_steps=10))
+    assert table_rows == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500", "tails": "0.100"}
 
 
 def test_without_levels_there_is_nothing_to_show():
