@@ -28,9 +28,9 @@ def test_teacher_forced_logits_and_scores(golden):
     model, params, computed = golden
     forced = jax.jit(teacher_forced_logits, static_argnums=0)
     logits = forced(model, params, computed["encoder_tokens"], computed["decoder_input_tokens"])
-    # The largest difference is 1.09e-5 with the test suite's compiler flags, which change the order of sums, and below
-    # 1e-5 without them.
-    np.testing.assert_allclose(logits, computed["logits"], rtol=1e-5, atol=2e-5)
+    # The largest difference depends on the order of sums: below 1e-5 as users compile, 1.09e-5 with the test suite's
+    # compiler flags, 2.15e-5 with JAX 0.12, which knows fewer of these flags.
+    np.testing.assert_allclose(logits, computed["logits"], rtol=1e-5, atol=4e-5)
     laws = jax.nn.log_softmax(logits)
     scores = jnp.take_along_axis(laws, computed["target_tokens"][..., None], -1)[..., 0].sum(-1)
     np.testing.assert_allclose(scores, computed["scores"], atol=1e-3)
