@@ -60,18 +60,19 @@ UNTRAINED = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("chosen", [
-    {"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4}, {"drafters": ("my_ideas.repeats",)},
-    {"drafters": ("my_head.head",), "block_size": 3},
+@pytest.mark.parametrize(("chosen", "most"), [
+    ({"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4}, 1),
+    ({"drafters": ("my_ideas.repeats",)}, 1),
+    ({"drafters": ("my_head.head",), "block_size": 3}, 0.95),
 ])  # fmt: skip
-def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen):
+def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen, most):
     """The head is untrained, on a tabular pair, whose states of every layer are its rows."""
     q_table, p_table = conformance.tables(3, seed=61)
     pair, draws = conformance.tabular_pair(q_table, p_table), np.random.default_rng(0)
     params = {name: draws.normal(size=shape).astype(np.float32) for name, shape in UNTRAINED.items()}
     drafter_files.save("my_head.msgpack", params, pair, layers=(0, 1))
     out = sc.decode(pair, [[0, 1, 0]] * 20_000, **chosen, temperature=1.0, max_new_tokens=6)
-    assert 0.05 < out.stats["acceptance_rate"] < 1
+    assert 0.05 < out.stats["acceptance_rate"] < most
     law = conformance.law_by_rule(sc.RULES["spec_decode"], q_table, p_table, 0.0, 1.0, 1.0)
     assert conformance.sequence_p_value(out.tokens, law) > 1e-3
 
