@@ -37,7 +37,7 @@ def decoded(way, **more):
     return sc.decode(PAIR, PROMPTS, **{"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS[way], **more})
 
 
-QUICK = ("token_v3", "whole blocks", "blocks that end early")
+QUICK = ("token_v3", "blocks that end early")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.laws) for way in WAYS])

@@ -81,7 +81,7 @@ def _pairs(target, layer):
     return Pair(target, early_exit(target, layer)), Pair(target, early_exit(copied, layer))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
 @pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.laws), 2])
 def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temperature):
     """Compares tokens and counts with a separate draft; the greedy output is the target's."""
@@ -100,6 +100,7 @@ def _drafter(pair):
     return build_drafter.drafter_of(pair, Settings(), Fixed(3), "test")[0]
 
 
+@pytest.mark.laws
 def test_exits_stack(target):
     """Exit 1 drafts for exit 2 in its cache, and exit 2 for the target: the output is still the target's greedy one."""
     pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})

@@ -108,6 +108,7 @@ def test_what_is_drafted_continues_what_was_kept():
         assert kept == pytest.approx(right, abs=0.15), f"level {level} keeps {kept:.2f} of {right:.2f}"
 
 
+@pytest.mark.laws
 def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
     """Rules that read `q` after the block cost the inner target one call more, in all rounds but one at the limit."""
     engine, params = nested("spec_decode", "opt", 2, Fixed(1))
@@ -191,6 +192,7 @@ class Noting(Fake):
         return super().extend(params, cache, tokens)
 
 
+@pytest.mark.laws
 def test_what_a_tail_wrote_is_read_in_one_call():
     """All is kept: every round but the first begins with one call over the tail's tokens, however many they are."""
     Noting.widths.clear()

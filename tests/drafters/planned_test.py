@@ -48,7 +48,7 @@ def test_always_one_length_is_that_length_bit_by_bit(rule):
     )
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", [pytest.param(True, marks=pytest.mark.laws), False])
 def test_where_no_draft_pays_the_draft_is_never_called(reads):
     """Without the draft's parameters it is never called either."""
     out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0 if reads else 3), reads=reads)
@@ -142,6 +142,7 @@ def test_rounds_one_by_one_are_those_of_the_loop():
     assert (planning.aimed(whole) > 0).sum() > 1
 
 
+@pytest.mark.laws
 def test_most_rounds_ends_a_generation():
     out = run(fakes(), most_rounds=2)
     assert np.asarray(out.stats.rounds).tolist() == [2] * 3 and int(out.num_rounds) == 2

@@ -185,6 +185,7 @@ class Counting(Fake):
         return cache.length[:, None].astype(jnp.float32)
 
 
+@pytest.mark.laws
 def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_ones_is_never_called():
     """Checks every call: two rows of different arms, a third arm that no row chose, a chooser that reads the prompt.
 
@@ -213,6 +214,7 @@ def test_a_selection_needs_arms():
         SelectedDrafter((), Chooser())
 
 
+@pytest.mark.laws
 def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
     """The choice depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
     engine, arm_params = engine_of(among()), selection()
@@ -338,6 +340,7 @@ def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], np.asarray(alone)[rows], arm)
 
 
+@pytest.mark.laws
 def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair):
     prints = build_selection.prints(pair, tuple(Arm(drafter=name) for name in KINDS))
     target, features = build_selection.target_of(pair)

@@ -86,6 +86,7 @@ def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
     assert "alphas names chow, diff, which this sweep has not: passed over" in done.stderr
 
 
+@pytest.mark.tools
 def test_training_imports_files_of_ones_own_too():
     files = ["--gin_file=gin/train_exit_heads.gin", "--import=no/such/my_arms.py"]
     done = _call("-m", "experiments.train_exit_heads", *files)

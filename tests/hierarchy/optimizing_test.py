@@ -199,6 +199,7 @@ def test_every_call_is_counted_once(pair):
     assert optimizing.improvement(stack, settings, COSTS) == pytest.approx(10 / expected)
 
 
+@pytest.mark.tools
 def test_a_tails_calls_are_its_models(pair):
     """Uses a level that is the target itself: it accepts all tokens, so the calls of each model are known."""
     sure = sc.Pair(pair.target, pair.draft, others={"middle": pair.target})

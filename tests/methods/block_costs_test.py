@@ -98,6 +98,7 @@ DAMAGED = (
 )  # fmt: skip
 
 
+@pytest.mark.laws
 def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch):
     decode(pair)
     path = next(kept.glob("rounds-*"))

@@ -113,6 +113,7 @@ def said(monkeypatch):
     return words
 
 
+@pytest.mark.tools
 def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
     settings = {"rule": "spec_decode", "block_size": 2}
     sc.decode(pair, [[1]], max_new_tokens=3, **settings)

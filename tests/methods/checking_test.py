@@ -16,6 +16,7 @@ def test_our_rules_pass_in_one_line(name):
     assert "shapes hold, identity to" in said and "tokens (p = " in said
 
 
+@pytest.mark.laws
 def test_a_rule_of_ones_own_is_tried_where_one_says():
     rule = sc.Rule(name="mine", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) < alpha)
     assert sc.check_rule(rule, alphas=(0.5,)).startswith("mine at alpha 0.5: ")

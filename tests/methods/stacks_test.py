@@ -111,7 +111,7 @@ def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is
 @pytest.mark.parametrize(("kind", "heats"), [
     pytest.param("fake", (None, None), marks=pytest.mark.laws),
     pytest.param("lookup", (None, None), marks=pytest.mark.laws),
-    ("fake", (0.7, 0.3)),
+    pytest.param("fake", (0.7, 0.3), marks=pytest.mark.laws),
 ])  # fmt: skip
 def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, heats):
     """The models' distributions depend on the whole prefix: a stale cache at any level would change the kept tokens.

@@ -85,6 +85,7 @@ def test_rolled_back_tokens_are_forgotten():
     assert int(fresh[0, 0].argmax()) == 2
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lookup_drafts_what_the_target_writes(temperature):
     """Checks that greedy output is the target's, and that sampling accepts copied tokens (one-hot distributions)."""

@@ -37,6 +37,7 @@ def test_a_pair_takes_words_for_drafts(folder, table):
     assert drafts["both"] == Grams(size, 8, True) and set(pair.model("both").params) == {"next", "logits"}
 
 
+@pytest.mark.laws
 def test_all_of_them_draft_in_one_stack_and_greedy_output_stays(folder, table):
     pair = sc.load_pair(folder, others={"zero": "exit:0", "both": f"max_gram:{table}"})
     level = sc.Level(model="zero", budget=3, block_size=2, drafters=("both",))

@@ -155,6 +155,7 @@ def test_what_does_not_keep_all_the_law_allows_is_refused():
             sc.decode(pair, [[0]], method=alone, alpha=-1.0, verify="block")
 
 
+@pytest.mark.laws
 def test_an_arm_that_drafts_nothing_has_empty_blocks_of_bounded_laws_too():
     q, p = conformance.tables(5, seed=4)
     settings_ = {"rule": "lossy", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 6, "lossy_arms": True}

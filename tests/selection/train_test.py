@@ -57,6 +57,7 @@ def test_a_linear_policy_and_fewer_arms(folder, tmp_path):
     assert policy_files.load(tmp_path / train.FILE).card.prints == ("3", "1")
 
 
+@pytest.mark.laws
 def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     """Kills a run in the second epoch, between two saves: parameters must be equal bit for bit, and the log too."""
     whole = trainer(folder, tmp_path / "whole")

@@ -134,6 +134,7 @@ def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder
     np.testing.assert_allclose(taught, jax.nn.log_softmax(along(upper, batch.prompt, batch.tokens)), atol=2e-5)
 
 
+@pytest.mark.laws
 def test_a_trained_head_drafts_by_a_word(finished, folder):
     run, _, _ = finished
     pair = sc.load_pair(folder / "pair", others={"two": f"exit:2:{file_of(run)}"})

@@ -54,6 +54,7 @@ print(json.dumps([written[0].tolist(), said, "llvmlite" in sys.modules and sys.m
 """
 
 
+@pytest.mark.tools
 @on_a_cpu
 def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster(tmp_path):
     pytest.importorskip("llvmlite", reason="compares with and without")

@@ -68,6 +68,7 @@ def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
         assert blocks.max_q[at, slot] == pytest.approx(drawn.max(), rel=1e-3)
 
 
+@pytest.mark.tools
 def test_a_report_of_heads_and_baselines(blocks, tmp_path):
     cards = {f"depth{d}_wrej{w}": dataclasses.replace(CARD, depth=d, w_rej=float(w)) for d, w in ((0, 1), (2, 6))}
     trained = {name: head_files.Head(random_params(card.depth), card) for name, card in cards.items()}

@@ -75,6 +75,7 @@ def test_training_reads_the_file_without_joining(make, alone):
     assert sorted(rows) == sorted(ids for _, ids in alone if ids[-1] == 1)
 
 
+@pytest.mark.laws
 def test_a_killed_translation_goes_on_with_the_next_part(make):
     whole, broken = make("whole.pieces.gz"), make("broken.pieces.gz")
     whole.write()

@@ -155,7 +155,7 @@ def test_the_cheapest_of_those_before_the_first_failure_is_chosen():
     assert nobody.chosen is None and nobody.others == [verdicts[4], verdicts[3]]
 
 
-@pytest.mark.parametrize("among_timed", [True, False])
+@pytest.mark.parametrize("among_timed", [pytest.param(True, marks=pytest.mark.laws), False])
 def test_a_point_that_failed_on_some_example_ends_the_calibration_and_says_where(pair, tmp_path, among_timed):
     small = text_pair.evaluation(quality_examples=12, quality_batch=12, latency_examples=4, latency_trials=1)
     loaded, speculative = Session(text_pair.SOURCE, small, pair), text_pair.point("spec_decode", small, block_size=2)
