@@ -12,8 +12,8 @@ def run(bench: Bench) -> Rows:
     """Measures one row per working set: its size in MB, GB/s, and the measurement for which it is the floor."""
     wanted = [
         ("far beyond the caches", bench.settings.working_set, "verification"),
-        ("what a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),
-        ("what a step of the draft reads", step_bytes(bench, bench.pair.draft), "the draft's steps"),
+        ("bytes that a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),
+        ("bytes that a step of the draft reads", step_bytes(bench, bench.pair.draft), "the draft's steps"),
     ]
     streams = {name: bench.stream(size) for name, size, _ in bench.track(wanted)}
     seconds = measure.interleave({name: stream.loop for name, stream in streams.items()}, 3 * bench.settings.repeats)

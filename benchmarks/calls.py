@@ -80,4 +80,6 @@ def _programs(bench: Bench, method: Settings, texts: Sequence[str]) -> list[Call
 
 def _check_same(example: int, call: Any, generation: Any) -> None:
     if not np.array_equal(call.tokens, generation.tokens):
-        raise RuntimeError(f"decode and its program gave different tokens for example {example}: nothing to compare")
+        raise RuntimeError(
+            f"decode and its program gave different tokens for example {example}: their times cannot be compared"
+        )

@@ -223,19 +223,28 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     defaults = Sizes()
-    parser.add_argument("--sections", default="", help="comma-separated; default: all")
+    parser.add_argument("--sections", default="", help="sections, separated by commas (default: all)")
     parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")
-    help_text = f"where prompts come from (default {defaults.task}; of `acceptance`: tatoeba_joined where its data are)"
+    help_text = f"task of the prompts (default {defaults.task}; `acceptance`: tatoeba_joined if its data are present)"
     parser.add_argument("--task", help=help_text)
     parser.add_argument(
-        "--examples", type=int, default=defaults.acceptance_examples, help="of `acceptance` (default %(default)s)"
+        "--examples",
+        type=int,
+        default=defaults.acceptance_examples,
+        help="examples for `acceptance` (default %(default)s)",
     )
-    help_text = "what the draft's matrices are held in, in `decode` (default %(default)s)"
+    help_text = "dtype of the draft's matrices in `decode` (default %(default)s)"
     parser.add_argument("--draft_dtype", choices=list(DTYPES), default=defaults.draft_dtype, help=help_text)
-    parser.add_argument("--thorough", action="store_true", help="lossy rules with every γ too: twice the time")
-    parser.add_argument("--quick", action="store_true", help="everything once, in small: only to see that it works")
-    parser.add_argument("--output", help="JSON file (default results/bench.json, or a name with the sections)")
     parser.add_argument(
-        "--markdown", metavar="JSON", help="print the tables of a stored run as Markdown, measure nothing"
+        "--thorough", action="store_true", help="also measure lossy rules with every γ: takes twice the time"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="run everything once with small sizes, as a check that it works"
+    )
+    parser.add_argument(
+        "--output", help="JSON file (default results/bench.json, with the sections' names if --sections is set)"
+    )
+    parser.add_argument(
+        "--markdown", metavar="JSON", help="print the tables of a stored run as Markdown without measuring"
     )
     return parser

@@ -153,7 +153,7 @@ def _panel(place: Any, axis: str, rows: Sequence[dict[str, Any]]) -> None:
     place.plot(values, middle, marker="o", label="measured")
     place.plot(values, [row["floor_ms"]["value"] for row in rows], "k--", label="memory floor")
     unit = "token" if axis == "models" else "call"
-    place.set(xscale="log", yscale="log", xlabel=TITLES[axis], ylabel=f"ms a {unit}")
+    place.set(xscale="log", yscale="log", xlabel=TITLES[axis], ylabel=f"ms per {unit}")
     place.set_xticks(values, [f"{value}" if value < 8192 else f"{value // 1024}k" for value in values])
     place.set_xticks([], minor=True)
     place.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

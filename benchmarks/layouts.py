@@ -26,10 +26,10 @@ LAYOUTS = {
             Column("ms per example", "ms_per_example", spread(2)),
             Column("ratio", "ratio", spread(3)),
         ),
-        ("The same tokens from all three; what differs is the room for longer blocks.",),
+        ("All three write the same tokens; they differ in the capacity for longer blocks.",),
     ),
     "heads": Layout(
-        "An acceptance head beside the drafting of a token, batch 1, T = 1",
+        "Time of an acceptance head against the time of drafting a token, batch 1, T = 1",
         (
             Column("depth", "depth"),
             Column("reads", "reads"),
@@ -37,7 +37,7 @@ LAYOUTS = {
             Column("token, µs", "draft_step_microseconds", spread(1)),
             Column("share, %", "share", spread(2)),
         ),
-        ("Token: the draft's pass, its law and the draw, in the engine's own blocks.",),
+        ("Token: the draft's pass, its distribution and the draw, in blocks of the engine.",),
     ),
     "bandwidth": Layout(
         "Bandwidth of a float32 matrix-vector product",
@@ -49,11 +49,11 @@ LAYOUTS = {
         ),
         (
             "The fastest of W x, x W and, on a CPU, the product with packed weights.",
-            "A working set of some ten MB may live in a cache, as the weights of a small model may.",
+            "A working set of about ten MB may fit in a cache, like the weights of a small model.",
         ),
     ),
     "steps": Layout(
-        "Greedy decoding of one model, batch 1, against its floor",
+        "Greedy decoding of one model against its floor, batch 1",
         (
             Column("model", "model"),
             Column("parameters", "parameters", number(0)),
@@ -64,16 +64,17 @@ LAYOUTS = {
             Column("memory floor, ms", "memory_floor_ms", number(3)),
             Column("/ memory floor", "memory_ratio", spread(2)),
             Column("prefill, ms", "prefill_ms", number(2)),
-            Column("ms / token, all in all", "whole_ms_per_token", number(3)),
+            Column("ms / token with prefill", "whole_ms_per_token", number(3)),
         ),
         (
-            "ms / token: between a short and a long generation, so that prefill is left out.",
-            "Floors: the weights and caches that a step reads, once, at the bandwidth of a working set of just that "
-            "size (as if nothing else used the cache) and at the bandwidth far beyond the caches.",
+            "ms / token: the difference of a long and a short generation, which excludes prefill.",
+            "Floors: one read of the weights and caches that a step reads: cache floor, at the bandwidth of a working "
+            "set of this size (as if nothing else used the cache); memory floor, at the bandwidth far beyond the "
+            "caches.",
         ),
     ),
     "scoring": Layout(
-        "A call over T tokens, batch 1",
+        "Time of a call by its number of tokens T, batch 1",
         (
             Column("model", "model"),
             Column("T", "width"),
@@ -82,7 +83,7 @@ LAYOUTS = {
         ),
     ),
     "rounds": Layout(
-        "The engine against the calls it makes, per example",
+        "Time of the engine against the time of its calls, per example",
         (
             Column("target", "target"),
             *_POINT,
@@ -97,7 +98,7 @@ LAYOUTS = {
         ("Engine: a generation without prefill. Calls: draft steps · t_draft + target calls · t_target(T = γ + 1).",),
     ),
     "sizes": Layout(
-        "Models of random weights, batch 1, by what their matrices are held in",
+        "Models with random weights by the dtype of their matrices, batch 1",
         (
             Column("model", "model"),
             Column("weights", "weights"),
@@ -109,37 +110,37 @@ LAYOUTS = {
             *(Column(f"block of {n}, ms", f"block_{n}_ms", number(2)) for n in (4, 6, 8)),
         ),
         (
-            "Floor: weights as they are held and caches, once, at the bandwidth far beyond the caches in the same "
-            "turns.",
+            "Floor: one read of the stored weights and the caches, at the bandwidth far beyond the caches, measured in "
+            "the same turns.",
         ),
     ),
     "weights": Layout(
-        "A trained pair by what its matrices are held in, T = 0",
+        "A trained pair by the dtype of its matrices, T = 0",
         (
-            Column("held in", "dtype"),
+            Column("dtype", "dtype"),
             Column("task", "task"),
             Column("examples", "examples"),
             Column("metric", "metric"),
             Column("quality", "quality", number(2)),
-            Column("outputs as float32's", "same_output", percent),
+            Column("outputs equal to float32", "same_output", percent),
             Column("target alone, / float32", "alone_speed_up", spread(2)),
             Column("lossless, / float32", "lossless_speed_up", spread(2)),
             Column("lossless / alone", "gain", spread(2)),
         ),
-        ("Speeds over float32's, batch 1, prefill included; lossless / alone: the speed-up of spec_decode.",),
+        ("Speed relative to float32, batch 1, with prefill; lossless / alone: the speed-up of spec_decode.",),
     ),
     "verification": Layout(
-        "Verification of a block of 6 (γ = 5), batch 1, against reading q̃ and p̃ once",
+        "Verification of a block of 6 (γ = 5) against one read of q̃ and p̃, batch 1",
         (Column("rule", "rule"), *_AGAINST_FLOOR),
         (
-            "Floor of the time: at the bandwidth far beyond the caches. At 8k the laws lie in a cache and the floor is "
-            "a few µs: the ratio then shows fixed costs, not traffic.",
-            "Floor of the memory: the bytes of q̃ and p̃; the arguments themselves are not counted as temporary.",
+            "Floor of the time: at the bandwidth far beyond the caches. At 8k the distributions fit in a cache and the "
+            "floor is a few µs: the ratio then shows fixed costs, not memory traffic.",
+            "Floor of the memory: the bytes of q̃ and p̃; the arguments do not count as temporary memory.",
         ),
         across="vocab_size",
     ),
     "block_wise": Layout(
-        "A round's work over the vocabulary, verified token by token and as a block (γ = 5, T = 1, batch 1)",
+        "A round's work over the vocabulary with token-wise and block verification (γ = 5, T = 1, batch 1)",
         (
             Column("rule", "rule"),
             Column("V", "vocab_size", number(0)),
@@ -149,10 +150,13 @@ LAYOUTS = {
             Column("kept of 5, token-wise", "token_wise_kept", number(2)),
             Column("block-wise", "block_wise_kept", number(2)),
         ),
-        ("The target's laws from its logits and the verdict: all of a round but its models and the draft's own laws.",),
+        (
+            "The target's distributions from its logits, and verification: a round without the models and the draft's "
+            "distributions.",
+        ),
     ),
     "block_wise_rounds": Layout(
-        "Whole rounds of small T5s with a vocabulary, verified either way (γ = 5, T = 1, batch 1)",
+        "Whole rounds of small T5s with token-wise and block verification (γ = 5, T = 1, batch 1)",
         (
             Column("rule", "rule"),
             Column("V", "vocab_size", number(0)),
@@ -160,15 +164,15 @@ LAYOUTS = {
             Column("block-wise ms", "block_milliseconds", spread(2)),
             Column("block-wise / token-wise", "ratio", spread(2)),
         ),
-        ("A generation over its rounds, prefill included; d_model 256 and 128, 4 layers and 1, random weights.",),
+        ("Time of a generation with prefill over its rounds; d_model 256 and 128, 4 layers and 1, random weights.",),
     ),
     "sampling": Layout(
-        "The sampling transform of 6 positions, batch 1, against reading logits and writing laws once",
+        "The sampling transform of 6 positions against one read of logits and one write of distributions, batch 1",
         (Column("sampling", "sampling"), *_AGAINST_FLOOR),
         across="vocab_size",
     ),
     "speedup": Layout(
-        "Speed-up over the target alone, per token, batch 1, beside its prediction",
+        "Speed-up over the target alone, per token, and its prediction, batch 1",
         (
             *_POINT,
             Column("acceptance", "acceptance_rate", percent),
@@ -180,13 +184,13 @@ LAYOUTS = {
             Column("as the target's", "same_output", percent),
         ),
         (
-            "Predicted: prefill, target calls and draft steps as counted, times their cost. From acceptance: rounds of "
-            "(1 − a^(γ+1)) / (1 − a) tokens.",
-            "As the target's: outputs equal to the target's greedy ones, where they must be.",
+            "Predicted: prefill, and the counts of target calls and draft steps times their measured costs. From "
+            "acceptance: rounds of (1 − a^(γ+1)) / (1 − a) tokens.",
+            "As the target's: outputs equal to the target's greedy outputs, for settings that guarantee it.",
         ),
     ),
     "trees": Layout(
-        "Lossless decoding with drafts that branch, and chains, batch 1",
+        "Lossless decoding with tree drafts and with chains, batch 1",
         (
             Column("children by depth", "shape"),
             Column("drafted", "drafted"),
@@ -198,8 +202,8 @@ LAYOUTS = {
             Column("as the target's", "same_output", percent),
         ),
         (
-            "Speed-up over the target alone, per token. Predicted: calls on so many tokens, without prefill. On paper: "
-            "where a call takes as long whatever its width, the draft's by its share of the bytes.",
+            "Speed-up over the target alone, per token. Predicted: measured times of calls on this many tokens, "
+            "without prefill. On paper: calls of any width take the same time, the draft's in proportion to its bytes.",
         ),
     ),
     "batches": Layout(
@@ -213,7 +217,7 @@ LAYOUTS = {
         ),
     ),
     "selection": Layout(
-        "A drafter chosen always among several, the others idle, T = 0",
+        "A selection that always chooses the same drafter among several, T = 0",
         (
             Column("batch", "batch"),
             Column("drafters", "drafters"),
@@ -221,10 +225,10 @@ LAYOUTS = {
             Column("added per round, µs", "added_us", spread(1)),
             Column("/ alone", "ratio", spread(3)),
         ),
-        ("1 drafter: alone, nothing is chosen. The same tokens from all; ratios are taken within each turn.",),
+        ("1 drafter: no selection. All settings write the same tokens. Ratios are taken within each turn.",),
     ),
     "auto": Layout(
-        "Blocks of the length that pays against fixed ones, ms per token",
+        "Planned block lengths against fixed ones, ms per token",
         (
             Column("batch", "batch"),
             Column("T", "temperature", optional),
@@ -245,7 +249,7 @@ LAYOUTS = {
         ),
     ),
     "startup": Layout(
-        "Seconds before that, in the same processes",
+        "Seconds before the compilation, in the same processes",
         (
             Column("compilation cache", "cache"),
             Column("start and imports", "import_seconds", number(2)),
@@ -253,7 +257,7 @@ LAYOUTS = {
         ),
     ),
     "memory": Layout(
-        "Memory of a generation's program, MB, by the compiler's account",
+        "Memory of a generation's program, MB, reported by the compiler",
         (
             Column("method", "method"),
             Column("drafts", "drafts"),
@@ -261,10 +265,10 @@ LAYOUTS = {
             Column("batch", "batch"),
             *(Column(name, f"{name}_megabytes", number(2)) for name in PARTS),
         ),
-        ("Arguments hold the weights and the prompts, temporaries the caches, the laws and everything in between.",),
+        ("Arguments: weights and prompts. Temporaries: caches, distributions and intermediate values.",),
     ),
     "vocabulary": Layout(
-        "Temporary memory of a generation's program at a vocabulary of 256,000, MB, by the compiler's account",
+        "Temporary memory of a generation's program with a vocabulary of 256,000, MB, reported by the compiler",
         (
             Column("rule", "rule"),
             Column("γ", "block_size"),
@@ -273,15 +277,15 @@ LAYOUTS = {
             Column("floor", "floor_megabytes", number(1)),
             Column("/ floor", "temporary_ratio", number(2)),
         ),
-        ("Floor: the laws q̃ and p̃ of a block's γ + 1 positions in float32, each once.",),
+        ("Floor: one copy of the distributions q̃ and p̃ of a block's γ + 1 positions in float32.",),
     ),
     "decode": Layout(
-        "Whole calls of decode beside the target's, batch 1",
+        "Whole calls of decode against those of the target alone, batch 1",
         (
             Column("rule", "rule"),
             Column("α", "alpha", optional),
             Column("γ", "block_size"),
-            Column("draft in", "draft_dtype"),
+            Column("draft dtype", "draft_dtype"),
             Column("T", "temperature", optional),
             Column("tokens / target call", "tokens_per_call", number(2)),
             Column("target alone, ms", "target_ms", number(1)),
@@ -289,10 +293,10 @@ LAYOUTS = {
             Column("speed-up", "speed_up", spread(2)),
             Column("per token", "per_token", number(2)),
         ),
-        ("In brackets the 95% interval over prompts and trials. Per token: sampled outputs differ in length.",),
+        ("In brackets the 95% confidence interval over prompts and trials. Per token: sampled lengths differ.",),
     ),
     "growth": Layout(
-        "A call of a small decoder, as one thing grows",
+        "Time of a call of a small decoder as one size grows",
         (
             Column("grows", "axis"),
             Column("to", "value"),
@@ -302,13 +306,14 @@ LAYOUTS = {
             Column("/ floor", "floor_ratio", spread(2)),
         ),
         (
-            "Else one row, one token, 256 slots half filled, 8,192 entries. Floor: weights and all slots of the cache, "
-            "once, at the bandwidth far beyond the caches in the same turns. Models: of a stack, all with the same "
-            "weights, 2 tokens drafted, each level handing up one more: per token written, all models' reads.",
+            "The other sizes: one row, one token, 256 slots half filled, 8,192 entries. Floor: one read of the weights "
+            "and of all slots of the cache, at the bandwidth far beyond the caches, measured in the same turns. "
+            "Models: a stack of models with the same weights; the lowest drafts 2 tokens, and each level passes on one "
+            "token more; time and reads of all models per written token.",
         ),
     ),
     "hierarchy": Layout(
-        "The best stack among so many candidates, budgets up to 15",
+        "Search for the best stack by number of candidates, budgets up to 15",
         (
             Column("candidates", "candidates"),
             Column("paper, s", "paper_seconds", number(3)),
@@ -316,34 +321,34 @@ LAYOUTS = {
             Column("models stacked", "levels"),
             Column("speed-up", "speedup", number(2)),
             Column("paper's latency / with overshoot", "of_predicted", number(3)),
-            Column("lost by the paper's optimum", "lost", percent),
+            Column("loss of the paper's optimum", "lost", percent),
         ),
         (
             "Paper: dynamic programming over (model, budget), exact. Overshoot: a search (hierarchy.solve).",
-            "Lost: how much more the paper's optimum takes than the other one, overshoot counted.",
+            "Loss: additional time of the paper's optimum over the other optimum, with overshoot.",
         ),
     ),
     "calls": Layout(
-        "A call of decode outside its program, batch 1, texts",
+        "Time of a call of decode outside its compiled program, batch 1, texts",
         (
             Column("method", "method"),
             Column("γ", "block_size", optional),
             Column("turns", "calls"),
             Column("decode, ms", "decode_ms", number(2)),
-            Column("its program, ms", "program_ms", number(2)),
+            Column("program, ms", "program_ms", number(2)),
             Column("outside, ms", "outside_ms", spread(2)),
         ),
         (
-            "Outside: median of the differences within each turn, in brackets the lowest and highest of five groups'. "
-            "The program: its arguments on the device, its results waited for.",
+            "Outside: median of the differences within each turn; in brackets the lowest and highest median of five "
+            "groups. Program: from arguments on the device to finished results.",
         ),
     ),
     "process": Layout(
-        "Memory of the whole run's process, MB",
-        (Column("now", "now_megabytes", number(0)), Column("at most", "peak_megabytes", number(0))),
+        "Memory of the benchmark's process, MB",
+        (Column("now", "now_megabytes", number(0)), Column("peak", "peak_megabytes", number(0))),
     ),
     "acceptance": Layout(
-        "What the draft is worth to the target",
+        "Acceptance of the draft by the target",
         (
             Column("task", "task"),
             Column("examples", "examples"),
@@ -359,13 +364,13 @@ LAYOUTS = {
         ),
     ),
     "agreement": Layout(
-        "Draft and target along the target's greedy outputs",
+        "Agreement of draft and target along the target's greedy outputs",
         (
             Column("task", "task"),
             Column("examples", "examples"),
             Column("positions", "positions"),
             Column("same greedy token", "greedy_agreement", percent),
-            Column("shared mass, mean of Σ min(p, q)", "shared_mass", percent),
+            Column("mean overlap Σ min(p, q)", "shared_mass", percent),
         ),
     ),
 }

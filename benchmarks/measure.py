@@ -103,5 +103,5 @@ def memory(compiled: jax.stages.Compiled) -> Any:
     """
     analysis = compiled.memory_analysis()
     if analysis is None:
-        raise ValueError(f"the backend {jax.default_backend()!r} gives no account of a program's memory")
+        raise ValueError(f"the backend {jax.default_backend()!r} does not report a program's memory")
     return analysis

@@ -33,5 +33,5 @@ def read(path: Path, kind: int, part: str, command: str) -> Row:
     """
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or record.get("format") != kind or part not in record:
-        raise ValueError(f"{path} holds no run of {command} (format {kind}): measure anew")
+        raise ValueError(f"{path} does not hold a run of {command} (format {kind}): measure again")
     return record

@@ -60,8 +60,8 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
     length, capacity = LENGTH, bench.settings.capacity
     kinds: dict[str, StopPolicy] = {
         f"blocks of {length}": Fixed(length),
-        f"capacity {capacity}, scored as wide as they are": Short(capacity, length),
-        f"capacity {capacity}, scored whole": Whole(capacity, length),
+        f"capacity {capacity}, scored at block width": Short(capacity, length),
+        f"capacity {capacity}, scored at full width": Whole(capacity, length),
     }
     calls, counts = {}, {}
     for name, policy in bench.track(list(kinds.items())):
@@ -103,7 +103,7 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
         of_head, of_step = seconds["head"] / loops["head"].count, seconds["blocks"] / blocks.count / capacity
         rows.append({
             "depth": depth,
-            "reads": "state and law" if law else "state",
+            "reads": "state and distribution" if law else "state",
             "microseconds": measure.spread(of_head * 1e6),
             "draft_step_microseconds": measure.spread(of_step * 1e6),
             "share": measure.spread(100 * of_head / of_step),

@@ -26,8 +26,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("first", help="a point: method, method@α, or the beginning of its key")
-    parser.add_argument("second", help="the point beside it")
-    parser.add_argument("--most", type=int, default=5, help="examples shown at either end (5)")
+    parser.add_argument("second", help="the point to compare with it")
+    parser.add_argument(
+        "--most", type=int, default=5, help="examples shown where the second is worse, and where it is better (5)"
+    )
     return parser
 
 
@@ -48,11 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print(first: Record, second: Record, pairs: Sequence[example_diff.Pair], most: int) -> None:
     console, same = Console(highlight=False), sum(pair.first.output == pair.second.output for pair in pairs)
     console.print(f"1: {example_diff.title(first)}\n2: {example_diff.title(second)}", markup=False)
-    console.print(f"{len(pairs)} examples, {same} written alike; by {first['quality']['metric']} of each alone:")
+    console.print(
+        f"{len(pairs)} examples, {same} with equal outputs; sorted by {first['quality']['metric']} per example:"
+    )
     worst = [pair for pair in pairs if pair.gain < 0][:most]
     best = [pair for pair in pairs[::-1] if pair.gain > 0][:most]
     for name, some in (("worse", worst), ("better", best)):
-        console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} nowhere", style="underline")
+        console.print(f"\nwhere 2 is {name}:" if some else f"\n2 is {name} on no example", style="underline")
         for line in example_diff.shown(first, second, some):
             console.print(line)
 

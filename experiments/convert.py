@@ -87,7 +87,7 @@ def _progress(label: str, then: str = "") -> Iterator[converting.Advance]:
 def _show(args: argparse.Namespace) -> None:
     stored = reading.find(args.source)
     print(reading.describe(args.source))
-    table = Table("parameter", "shape", "from", "in", title="what maps to what", title_justify="left")
+    table = Table("parameter", "shape", "from", "in", title="parameters and their tensors", title_justify="left")
     for row in converting.rows(stored):
         table.add_row(row.name, " × ".join(map(str, row.shape)), row.sources, row.file)
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
@@ -114,12 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         choices=native.SAVED_DTYPES,
-        help="of the parameters written (default: the source's; float32 for others)",
+        help="dtype of the written parameters (default: the source's if it can be saved, otherwise float32)",
     )
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--dry-run", action="store_true", help="list which tensors make which parameter, and stop")
+    instead.add_argument("--dry-run", action="store_true", help="list the tensors of each parameter, and stop")
     instead.add_argument("--checksums", action="store_true", help="write checksums.json beside the source, and stop")
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint of ours at DESTINATION")
+    parser.add_argument("--overwrite", action="store_true", help="replace this project's checkpoint at DESTINATION")
     return parser
 
 

@@ -31,10 +31,10 @@ OUTPUT = flags.DEFINE_string("output", "runs/bigrams.npz", "File to write.")
 BEGIN = flags.DEFINE_integer(
     "begin",
     None,
-    "Id that decoding begins with; by default the vocabulary's beginning of sequence, or without one 0, as of T5.",
+    "Id that decoding begins with; default: the vocabulary's beginning-of-sequence id, or 0 (T5) if it has none.",
     0,
 )
-MOST = flags.DEFINE_integer("most", 64, "Successors kept of each token, the most frequent.", 1)
+MOST = flags.DEFINE_integer("most", 64, "Number of successors to keep per token, the most frequent ones.", 1)
 
 
 def main(argv: list[str]) -> None:

@@ -57,7 +57,7 @@ def _fits(grid: Grid, memory: float | None) -> int:
     for row, size in large:
         print(
             f"error: {row[0]} at batch {row[2]} needs {size:.1f} GB on each device, which has {memory:g}: spread "
-            f"the model over more (--mesh), or take fewer rows, positions or bits",
+            f"the model over more devices (--mesh), or reduce --batch, --length or the bits of --dtype",
             file=sys.stderr,
         )
     return 1 if large else 0
@@ -73,7 +73,7 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
         return DecoderLM(dataclasses.replace(PRESETS[name], dtype=dtype))
     if not expanded(name).exists():
         hint = names.hint(name, PRESETS)
-        raise ValueError(f"no preset and no checkpoint {name!r}: {hint}the presets are {', '.join(PRESETS)}")
+        raise ValueError(f"{name!r} is neither a preset nor a checkpoint: {hint}the presets are {', '.join(PRESETS)}")
     checkpoint_model = checkpoints.model_of(name)
     return dataclasses.replace(checkpoint_model, config=dataclasses.replace(checkpoint_model.config, dtype=dtype))
 
@@ -88,15 +88,15 @@ def table(
             estimate = memory_estimate.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
             sizes = (estimate.parameter_bytes, estimate.cache_bytes, estimate.laws_bytes, estimate.call_bytes)
             rows.append([name, f"{estimate.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
-    header = ["model", "parameters", "batch", "weights", "cache", "laws of a block", "read by a call"]
+    header = ["model", "parameters", "batch", "weights", "cache", "distributions of a block", "read by a call"]
     dtypes = ", ".join(sorted({model.config.dtype for model in models.values()}))
     notes = [
-        f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Laws: q̃ and p̃ of γ + 1 "
-        "positions in float32. A call reads at least the cache and the weights, once, without an encoder's and, where "
-        "the output layer is not tied, without the embedding's.",
+        f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Distributions: q̃ and p̃ at "
+        "γ + 1 positions, in float32. A call reads the cache and the weights at least once, except the weights of an "
+        "encoder and of an embedding that is not tied to the output layer.",
         *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
-    return Grid(title="What the models need", header=header, rows=rows, notes=notes, bold=set())
+    return Grid(title="Memory of the models", header=header, rows=rows, notes=notes, bold=set())
 
 
 def _on(mesh: tuple[int, int]) -> str:
@@ -104,7 +104,7 @@ def _on(mesh: tuple[int, int]) -> str:
 
 
 def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
-    return f"{length:,} positions are beyond the {memory_estimate.longest(model):,} that {name} was made for."
+    return f"{length:,} positions exceed the {memory_estimate.longest(model):,} that {name} supports."
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,15 +114,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="+", metavar="MODEL", help="a preset's name, or the path of a checkpoint")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="rows (default: 1 8)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")
     parser.add_argument("--length", type=int, default=4096, help="positions in the cache (default: 4096)")
     parser.add_argument("--block-size", type=int, default=5, help="γ (default: 5)")
     parser.add_argument(
         "--mesh", type=int, nargs=2, default=[1, 1], metavar=("DATA", "MODEL"),
-        help="over how many devices rows and the model are spread (default: 1 1)",
+        help="numbers of devices that the batch and the model are spread over (default: 1 1)",
     )  # fmt: skip
-    parser.add_argument("--memory", type=float, metavar="GB", help="of one device: what needs more is refused")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and cache (default: bfloat16)")
+    parser.add_argument(
+        "--memory", type=float, metavar="GB", help="memory of one device: rows that need more are errors"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="type of weights and cache (default: bfloat16)"
+    )
     return parser
 
 

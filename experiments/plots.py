@@ -59,9 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
-    parser.add_argument("--histograms", action="store_true", help="the files are survey.py's: one figure, a panel each")
-    parser.add_argument("--acceptance", action="store_true", help="the files are optimize_hierarchy.py's: heat maps")
-    parser.add_argument("--pareto", action="store_true", help="verification against discard rate, per γ and threshold")
+    parser.add_argument(
+        "--histograms", action="store_true", help="draw the histograms of survey.py's files: one panel per file"
+    )
+    parser.add_argument("--acceptance", action="store_true", help="draw heat maps of optimize_hierarchy.py's files")
+    parser.add_argument(
+        "--pareto", action="store_true", help="draw verification over discard rate, a point per γ or threshold"
+    )
     parser.add_argument("--output", help="folder for the figures (default: beside the first result file)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png")
     parser.add_argument(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from speccascade_jax.core.checks import whole
-from speccascade_jax.results.analysis.panels import MIXABLE, panels, read_points
+from speccascade_jax.results.analysis.panels import MIXABLE, TOGETHER, panels, read_points
 from speccascade_jax.results.report import page
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage.files import expanded
@@ -23,8 +23,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--output", help="the file to write (default: <store>.html beside the store)")
-    parser.add_argument("--most", type=int, default=page.MOST, help=f"outputs shown of each point ({page.MOST})")
-    parser.add_argument("--together", nargs="+", default=[], choices=MIXABLE, help="what is put side by side")
+    parser.add_argument(
+        "--most", type=int, default=page.MOST, help=f"number of outputs shown of each point ({page.MOST})"
+    )
+    parser.add_argument("--together", nargs="+", default=[], choices=MIXABLE, help=TOGETHER)
     return parser
 
 

@@ -34,8 +34,10 @@ from speccascade_jax.storage.files import expanded, write_atomically
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
-    parser.add_argument("--metrics", default="chrf", help=f"one or more, with commas: {', '.join(quality.METRICS)}")
-    parser.add_argument("--hand_over", help="a folder for sources, references and outputs as text files")
+    parser.add_argument(
+        "--metrics", default="chrf", help=f"one or more metrics, separated by commas: {', '.join(quality.METRICS)}"
+    )
+    parser.add_argument("--hand_over", help="write sources, references and outputs as text files to this folder")
     return parser
 
 
@@ -47,7 +49,7 @@ def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> No
     """Writes the text files; all points must have been judged on the same examples."""
     ids = [output.id for output in points[0][1]]
     if any([output.id for output in kept] != ids for _, kept in points):
-        raise ValueError("the points were judged on different examples: hand over a store of one task")
+        raise ValueError("the points were judged on different examples: give a store of one task")
     first = points[0][1]
     write_atomically(folder / "sources.txt", *(_line(output.prompt) for output in first))
     references = [output.reference if isinstance(output.reference, str) else output.reference[0] for output in first]
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         scored = [(record, record_outputs) for record, record_outputs in kept if record_outputs]
         if not scored:
             raise ValueError(
-                f"{args.records} has no outputs beside it: measure into another store, with keep_outputs = True"
+                f"{args.records} has no stored outputs: measure again into another store, with keep_outputs = True"
             )
         if args.hand_over:
             hand_over(expanded(args.hand_over), scored)
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _score(store: str, points: Sequence[tuple[Record, list[Output]]], metrics: Sequence[str]) -> None:
     for name in metrics:
         if quality.get_metric(name).executes:
-            raise ValueError(f"{name} runs what models wrote: name it in the task, with Evaluation.execute_code")
+            raise ValueError(f"{name} executes generated code: make it the task's metric, with Evaluation.execute_code")
     rows = [_row(record, kept, metrics) for record, kept in points]
     table = Table("key", "point", *(Column(name, justify="right") for name in metrics))
     for row in rows:

@@ -42,30 +42,32 @@ DRAFT_PATH = flags.DEFINE_string("draft", None, "The draft's checkpoint.")
 PROMPT = flags.DEFINE_string(
     "prompt",
     "The weather was cold. I stayed at home and read a book until my sister came back.",
-    "The text that the pair is given.",
+    "The prompt.",
 )
 METHOD = flags.DEFINE_string(
     "method",
     "spec_decode",
-    "A rule, or a method such as autoregressive, fuzzy or token_cascade; or module.NAME of your own.",
+    "A rule, or a method such as autoregressive, fuzzy or token_cascade, or your own as module.NAME.",
 )
-ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; needed by rules that have one.")
-BLOCK_SIZE = flags.DEFINE_integer("block_size", None, "Draft tokens per round; default: the method's own, mostly 5.")
-VERIFY = flags.DEFINE_string("verify", "token", "How drafts are verified: token after token, or a whole block jointly.")
+ALPHA = flags.DEFINE_float("alpha", None, "The rule's trade-off; required by rules that have one.")
+BLOCK_SIZE = flags.DEFINE_integer(
+    "block_size", None, "Draft tokens per round; the default depends on the method and is mostly 5."
+)
+VERIFY = flags.DEFINE_string(
+    "verify", "token", "How drafts are verified: token by token (token), or a whole block jointly (block)."
+)
 TREE = flags.DEFINE_list(
-    "tree", None, "Drafts that branch: how many tokens follow each, depth by depth (3,2,1), instead of a block size."
+    "tree", None, "Draft a tree instead of a block: the number of children per token, depth by depth (3,2,1)."
 )
-STOP_THRESHOLD = flags.DEFINE_float(
-    "stop_threshold", None, "bild: draft while the draft's maximum is at least 1 minus this."
-)
-TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy, 1 samples from the models' own laws.")
-TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample from the fewest tokens of so much probability.")
-TOP_K = flags.DEFINE_integer("top_k", 0, "Sample from so many tokens; 0: all.")
+STOP_THRESHOLD = flags.DEFINE_float("stop_threshold", None, "For bild: draft while max q is at least 1 minus this.")
+TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy; 1 samples from the models' unchanged distributions.")
+TOP_P = flags.DEFINE_float("top_p", 1.0, "Sample from the fewest tokens whose probabilities sum to this.")
+TOP_K = flags.DEFINE_integer("top_k", 0, "Sample from this many most probable tokens; 0: all.")
 TRACE = flags.DEFINE_bool(
-    "trace", False, "Also list every position: what was proposed and written, and what the laws said."
+    "trace", False, "Also list every position: the proposed and the written token, and their probabilities."
 )
-SEED = flags.DEFINE_integer("seed", 0, "Of what is sampled.")
-MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "The longest output.")
+SEED = flags.DEFINE_integer("seed", 0, "The random seed.")
+MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum number of output tokens.")
 PICTURE = flags.DEFINE_string("picture", None, "Also write the page to this file, as SVG.")
 
 # source -> its colour, and its brackets on consoles without colours
@@ -111,7 +113,7 @@ class Page:
 def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.StreamedToken], list[float]]:
     """Prints tokens as they arrive; returns them and their arrival times in seconds. Ctrl-C ends the output."""
     seen, arrival_times = [], []
-    with page.console.status("compiling, or reading what was compiled before …") as waiting:
+    with page.console.status("compiling, or loading compiled programs …") as waiting:
         try:
             for token in tokens:
                 waiting.stop()
@@ -162,7 +164,7 @@ def _settings() -> dict[str, Any]:
     try:
         tree = None if TREE.value is None else tuple(map(int, TREE.value))
     except ValueError:
-        raise ValueError(f"--tree={','.join(TREE.value)} is no list of whole numbers: write --tree=3,2,1") from None
+        raise ValueError(f"--tree={','.join(TREE.value)} is not a list of whole numbers: write --tree=3,2,1") from None
     return {flag.name: flag.value for flag in flagged} | {"tree": tree}
 
 
@@ -172,7 +174,7 @@ _COLUMNS = ("round", *_TEXTS, "q", "p", "π", "rank", "H", "max q", "product", "
 
 def positions(trace: Trace) -> Table:
     """Returns every position of a trace, as a table."""
-    title = "rank: by q, by p; H: entropy of q in nats; product: of max q; stop: what the policy compared"
+    title = "rank: by q, by p; H: entropy of q in nats; product: of max q; stop: value that the policy compared"
     table = Table(title=title, padding=0)
     for name in _COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXTS else "right")

@@ -21,5 +21,5 @@ from speccascade_jax.runtime import gin_flags
 
 if __name__ == "__main__":
     example = "python -m experiments.sweep --gin_file=configs/quickstart.gin"
-    shards = {"shard_id": "which part of num_shards to measure, from 0", "num_shards": "in how many parts"}
+    shards = {"shard_id": "number of the part to measure, from 0", "num_shards": "number of parts"}
     gin_flags.main(experiment.sweep, example, numbers=shards, together=True)

@@ -132,28 +132,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--format", choices=("terminal", "markdown", "latex", "csv"), default="terminal")
-    parser.add_argument("--output", help="file to write instead of printing")
+    parser.add_argument("--output", help="write to this file instead of printing")
     parser.add_argument("--points", action="store_true", help="list every point, not Table 2 (csv: whole records)")
     parser.add_argument(
         "--tolerance",
         type=float,
         default=0.0,
-        help="how far below the target's a quality may lie and still reach it, in units of the metric (default 0)",
+        help="largest quality loss that still counts as the target's quality, in units of the metric (default 0)",
     )
     parser.add_argument(
         "--margin",
         type=float,
         default=0.0,
-        help="'no slower' means a relative latency up to 1 + this (default 0)",
+        help="'no slower' means a relative latency of at most 1 + this (default 0)",
     )
     parser.add_argument(
         "--loss",
         type=float,
         default=panels.LOSS,
-        help="how much quality the second speed-up may cost, in units of the metric (default %(default)g)",
+        help="largest quality loss of the second speed-up, in units of the metric (default %(default)g)",
     )
     parser.add_argument(
-        "--measures", nargs="+", choices=(*stopping.GRIDS, LEVELS, SELECTION), help="these tables instead of Table 2"
+        "--measures",
+        nargs="+",
+        choices=(*stopping.GRIDS, LEVELS, SELECTION),
+        help="print these tables instead of Table 2",
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(panels.SHARES), default="draft_share")

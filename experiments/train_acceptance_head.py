@@ -26,7 +26,7 @@ from speccascade_jax.runtime import gin_flags, interrupts, malloc
 from speccascade_jax.training.heads import report, train
 
 gin_flags.define_flags()
-MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: judge the run's heads.")
+MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: evaluate the heads.")
 
 
 def main(argv: list[str]) -> None:

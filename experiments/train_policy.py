@@ -32,7 +32,7 @@ MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "curves", "weights"],
-    "train: one policy. curves: by number of queries and objective. weights: by alignment_weight.",
+    "train: one policy. curves: one per number of queries and objective. weights: one per alignment_weight.",
 )
 
 

@@ -35,25 +35,27 @@ MODE = flags.DEFINE_enum(
     "train",
     ["train", "export", "evaluate", "translate"],
     "train: train or resume. export: write the trained weights to --output. evaluate: BLEU of --checkpoint. "
-    "translate: write what --checkpoint makes of the joined training sources to --output, to train a draft on.",
+    "translate: write the outputs of --checkpoint for the joined training sources to --output, to train a draft on.",
 )
 OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder. translate: the file, x.pieces.gz.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32", "int8"], "export: how weights are stored.")
 CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "", "evaluate, translate: a checkpoint's folder; the run's saved state if empty."
+    "checkpoint", "", "evaluate, translate: a checkpoint's folder; if empty, the run's saved state."
 )
 EXAMPLES = flags.DEFINE_integer(
-    "examples", 1000, "evaluate: validation examples, at most. translate: joined training examples.", 1
+    "examples", 1000, "evaluate: most validation examples. translate: number of joined training examples.", 1
 )
-TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's law.", 0.0)
+TEMPERATURE = flags.DEFINE_float(
+    "temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's distribution.", 0.0
+)
 CANDIDATES = flags.DEFINE_integer(
-    "candidates", 1, "translate: outputs drawn for every source; the one nearest to its reference is written.", 1
+    "candidates", 1, "translate: outputs sampled for every source; the one nearest to its reference is written.", 1
 )
 LEAST = flags.DEFINE_float(
-    "least", 0.0, "translate: where no candidate has this sentence BLEU, the reference is written.", 0.0, 100.0
+    "least", 0.0, "translate: a candidate needs this sentence BLEU, else the reference is written.", 0.0, 100.0
 )
 COMPILATION_CACHE = flags.DEFINE_string(
-    "compilation_cache", None, f"Folder to keep compiled programs in, or off; default: ${compilation_cache.VARIABLE}."
+    "compilation_cache", None, f"Folder for compiled programs, or off; default: ${compilation_cache.VARIABLE}."
 )
 
 

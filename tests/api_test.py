@@ -263,8 +263,8 @@ BAD = [
     ({"method": ("bild",)}, r"method=\('bild',\) is no name"),
     ({"bonus": ["rule"]}, r"bonus=\['rule'\] is not a text or None"),
     ({"drafters": "draft"}, r"drafters='draft' is one value where a tuple is meant"),
-    ({"stop_ids": "."}, r"stop_ids='\.' are no ids"),
-    ({"stop_ids": [None]}, r"stop_ids=\[None\] are no ids"),
+    ({"stop_ids": "."}, r"stop_ids='\.' are not ids"),
+    ({"stop_ids": [None]}, r"stop_ids=\[None\] are not ids"),
     ({"temperature": True}, r"temperature=True is not a number"),
     ({"max_new_tokens": 0}, r"max_new_tokens=0 is not a whole number >= 1"),
     ({"seed": -1}, r"seed=-1 is not a whole number >= 0"),
@@ -293,9 +293,9 @@ def test_bad_input_is_refused_before_anything_is_compiled(changes, message):
 
 def test_vocabularies_must_match():
     (q, _), (_, p) = conformance.tables(5, seed=0), conformance.tables(6, seed=0)
-    with pytest.raises(ValueError, match=r"the draft's vocabulary has 5 entries and the target's 6: .*one vocabulary"):
+    with pytest.raises(ValueError, match=r"the draft's vocabulary has 5 entries and the target's 6: .*same vocabulary"):
         sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(q))
-    with pytest.raises(ValueError, match=r"the text vocabulary has 9 pieces, the models only 6 entries"):
+    with pytest.raises(ValueError, match=r"the text vocabulary has 9 pieces, but the models only 6 entries"):
         sc.Pair(target=sc.TableLM(p), draft=sc.TableLM(p), vocabulary=Words())
     with pytest.raises(ValueError, match=r"TableLM needs logits of shape \[V, V\], got \(5, 6\)"):
         sc.TableLM(np.zeros((5, 6)))

@@ -233,7 +233,9 @@ def test_recipes_that_reuse_table_2_have_points_of_it(config, shared):
 
 
 def test_a_run_with_a_hole_names_it():
-    with pytest.raises(ValueError, match=r"^Settings.method has no value .*: add --gin.Settings.method=VALUE, texts"):
+    with pytest.raises(
+        ValueError, match=r"^Settings.method has no value .*: add --gin.Settings.method=VALUE \(strings"
+    ):
         gin_flags.parse_gin([str(ROOT / name) for name in ("gin/run.gin", SHIPPED, "gin/tasks/tatoeba.gin")])
 
 
@@ -299,15 +301,15 @@ def test_each_training_file_resolves(file):
 
 @pytest.mark.parametrize(("binding", "message"), [
     ("Settings.alfa=1", r"^--gin.Settings.alfa=1: Settings has no 'alfa': did you mean alpha, tail\?$"),
-    ("Metod.alpha=1", r"^--gin.Metod.alpha=1: nothing is called 'Metod': did you mean ModelPair"),
+    ("Metod.alpha=1", r"^--gin.Metod.alpha=1: unknown name 'Metod': did you mean ModelPair"),
     ("Settings.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
     ("Settings.method='bild", r"^--gin.Settings.method='bild: "),
     ("Settings.drafters=(1", "a bracket or a quotation mark is never closed"),
-    ("Settings.method=bild", "^--gin.Settings.method=bild: bild is no value: texts stand in quotes"),
+    ("Settings.method=bild", "^--gin.Settings.method=bild: bild is not a value: strings need quotes"),
     ("Settings.method=3", "^method=3 is not a text"),
     ("Settings.alpha=True", "^alpha=True is not a finite number or None"),
     ("Evaluation.execute_code='False'", "execute_code='False' is not True or False; write it without quotes"),
-    ("Settings.method=%NOWHERE", "^%NOWHERE is used and never given a value: .*add --gin.NOWHERE=VALUE"),
+    ("Settings.method=%NOWHERE", "^%NOWHERE is used but never set: .*add --gin.NOWHERE=VALUE"),
     ("Settings.method=(%gin.REQUIRED,)", "^points.Settings.method has no value"),
     ("run.pair=@Evaluation()", r"^experiment.run.pair=@Evaluation\(\) is not a ModelPair$"),
     ("run.pair=@ModelPair", r"^experiment.run.pair=@ModelPair \(to call it: @ModelPair\(\)\) is not a ModelPair$"),

@@ -116,7 +116,7 @@ def continued(record: Row, stored: Row, where: str) -> Row:
     for name, value in wanted.items():
         if kept.get(name) != value:
             raise ValueError(
-                f"{where} was measured with {name} {kept.get(name)}, this run has {value}: measure anew without "
+                f"{where} was measured with {name} {kept.get(name)}, but this run has {value}: measure again without "
                 f"--resume, or into another --output"
             )
     return stored | {"settings": record["settings"], "left_out": record["left_out"]}
@@ -153,10 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, known in (("libraries", LIBRARIES), ("pairs", PAIRS), ("batches", BATCHES)):
-        parser.add_argument(f"--{name}", default="", help=f"of {', '.join(map(str, known))}, by commas; default: all")
-    parser.add_argument("--turns", type=int, default=TURNS, help="how often everything is timed (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="everything once: only to see that it works")
-    parser.add_argument("--resume", action="store_true", help="keep the pairs that the output holds, add the others")
+        parser.add_argument(
+            f"--{name}", default="", help=f"{', '.join(map(str, known))}, separated by commas (default: all)"
+        )
+    parser.add_argument(
+        "--turns", type=int, default=TURNS, help="number of times that everything is timed (default %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="run everything once, as a check that it works")
+    parser.add_argument("--resume", action="store_true", help="keep the pairs in the output file and add the others")
     parser.add_argument("--output", default="results/peers.json", help="JSON file (default %(default)s)")
-    parser.add_argument("--markdown", metavar="JSON", help="print the tables of a stored run, measure nothing")
+    parser.add_argument("--markdown", metavar="JSON", help="print the tables of a stored run without measuring")
     return parser

@@ -44,7 +44,7 @@ class Library:
         """The reason why it cannot be started, or `None`."""
         if self.python.exists():
             return None
-        return f"{self.folder} is not there: make bench-peers makes it, where the package can be installed"
+        return f"{self.folder} does not exist: create it with make bench-peers, if the library can be installed here"
 
 
 LIBRARIES = {
@@ -157,7 +157,7 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
     modes = [(PLAIN, PLAIN, None), (LOSSLESS, "assisted", 3), (LOSSLESS, "assisted", 5), (LOSSLESS, "assisted", None)]
     for weights in ("float32", "bfloat16"):
         for kind, mode, tokens in (*modes, (LOOKUP, "lookup", None)):
-            label = f"assisted, {tokens or 'its own schedule'}" if mode == "assisted" else kind
+            label = f"assisted, {tokens or 'default schedule'}" if mode == "assisted" else kind
             # release 4 verifies drafts with a cache that grows on demand
             grows = name == "transformers 4" and mode != PLAIN
             for words, mended in _mends(mode, (uneven[0] and not grows, uneven[1])).items():
@@ -179,7 +179,7 @@ def _mends(mode: str, uneven: tuple[bool, bool]) -> dict[str, list[str]]:
     target, draft = uneven[0], uneven[1] and mode == "assisted"
     ways = {"": list[str]()}
     if target and draft:
-        ways[", target mended"] = ["target"]
+        ways[", target patched"] = ["target"]
     if target or draft:
-        ways[", mended"] = [name for name, is_uneven in (("target", target), ("draft", draft)) if is_uneven]
+        ways[", patched"] = [name for name, is_uneven in (("target", target), ("draft", draft)) if is_uneven]
     return ways

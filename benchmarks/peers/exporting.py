@@ -93,7 +93,7 @@ def _t5(c: T5Config) -> dict[str, Any]:
 def _llama(c: DecoderConfig) -> dict[str, Any]:
     extras = (c.qkv_bias, c.post_norms, c.norm_offset, c.attention_cap, c.output_cap, c.rope_scaling, c.window)
     if any(extras) or c.embedding_scale != 1 or c.activation != "silu" or c.query_scale is not None:
-        raise ValueError(f"{c} is no plain Llama, and no other decoder-only family is exported")
+        raise ValueError(f"{c} is not a plain Llama, the only decoder-only family that can be exported")
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

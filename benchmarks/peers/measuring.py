@@ -40,7 +40,7 @@ def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, sa
             chosen += table.lossy(best["rule"], best["alpha"])
     for size in [size for size in settings["batches"] if size <= prepared.largest_batch]:
         fitting = [contender for contender in chosen if contender.largest_batch >= size]
-        say(f"{prepared.name}, batch {size}: {len(fitting)} settings once")
+        say(f"{prepared.name}, batch {size}: {len(fitting)} settings, first run")
         tokens, left_out = warm(workers, fitting, prepared, size)
         out["left_out"] += left_out
         fitting = [contender for contender in fitting if contender in tokens]

@@ -54,7 +54,7 @@ def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
         ValueError: no acceptance between 0 and 1.
     """
     if not 0 <= acceptance <= 1:
-        raise ValueError(f"acceptance={acceptance} is no share: give a number from 0 to 1")
+        raise ValueError(f"acceptance={acceptance} is not a rate: give a number from 0 to 1")
     draws, cycle = np.random.default_rng(seed), [SPECIAL]
     while (following := int(after[cycle[-1]])) != SPECIAL:
         cycle.append(following)
@@ -108,7 +108,9 @@ def _output(embedding: np.ndarray, after: np.ndarray) -> np.ndarray:
 def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
     """Draws all parameters at a scale that keeps a signal's size; layers add `ADDED` of it."""
     if config.tied:
-        raise ValueError("the output layer is tied to the embedding, and planting needs its own: give tied=False")
+        raise ValueError(
+            "the output layer is tied to the embedding, but planting needs a separate one: give tied=False"
+        )
     draws = np.random.default_rng(seed)
     queries = config.head_dim**-0.5 if isinstance(config, T5Config) else 1.0  # T5 does not scale queries elsewhere
     out: Flat = {}

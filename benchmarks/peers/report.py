@@ -39,10 +39,10 @@ def summary(pairs: Mapping[str, Row]) -> Grid:
     sizes = [f"{name} ({pair['parameters'][0] / 1e6:.3g} M, draft {pair['parameters'][1] / 1e6:.3g} M)"
              for name, pair in pairs.items()]  # fmt: skip
     return Grid(
-        title="The fastest setting of each kind, ms a token, batch 1, T = 0",
+        title="The fastest setting of each kind, ms per token, batch 1, T = 0",
         header=["library, weights, kind", *sizes],
         rows=rows,
-        notes=["Time of the whole call, from ids to ids, over its tokens; in brackets the setting."],
+        notes=["Time of the whole call, from ids to ids, per token; in brackets the setting."],
         bold={
             (r, c + 1)
             for c, name in enumerate(pairs)
@@ -59,7 +59,7 @@ def settings(name: str, pair: Row) -> Grid:
         lines.setdefault((row["library"], row["weights"], row["label"]), {})[row["batch"]] = row
     header = ["library", "weights", "setting"]
     for size in sizes:
-        header += [f"batch {size}: ms / token", "× ours plain", "tokens as ours"]
+        header += [f"batch {size}: ms / token", "/ ours, plain", "tokens equal to ours"]
     cells = []
     for key, by_size in lines.items():
         cells.append([*key, *(cell for size in sizes for cell in _cells(by_size.get(size)))])
@@ -87,10 +87,12 @@ def quality(name: str, pair: Row) -> Grid:
          f"{row['tokens_per_call']:.2f}"] for row in lines
     ]  # fmt: skip
     return Grid(
-        title=f"{name}: what lossy settings are worth (γ = 5)",
+        title=f"{name}: quality and target calls of lossy settings (γ = 5)",
         header=["rule", "α", metric, "tokens / target call"],
         rows=rows,
-        notes=[f"Timed: those in bold, of each rule what calls the target least and loses at most {KEPT_QUALITY}."],
+        notes=[
+            f"Timed (bold): for each rule, the setting with the fewest target calls that loses at most {KEPT_QUALITY}."
+        ],
         bold={(n, 0) for n, row in enumerate(lines) if row["rule"] and (row["rule"], row["alpha"]) in chosen},
     )
 
@@ -142,8 +144,12 @@ def _near_ties(rows: Sequence[Row]) -> list[str]:
             gap, share = worst.get(name, (-1.0, 1.0))
             worst[name] = (max(gap, -1.0 if row["gap"] is None else row["gap"]), min(share, row["equal_outputs"]))
     return [
-        f"{name}: at least {share:.0%} of outputs whole as ours; "
-        + (f"where they part our logits differed by {gap:.2g} at most" if gap >= 0 else "the others end early")
+        f"{name}: at least {share:.0%} of outputs equal ours; "
+        + (
+            f"at the first difference our logits of the two tokens differ by at most {gap:.2g}"
+            if gap >= 0
+            else "the others end early"
+        )
         for name, (gap, share) in worst.items()
     ]
 
@@ -160,7 +166,7 @@ def header(record: Row) -> str:
     versions = ", ".join(f"{package} {' and '.join(releases)}" for package, releases in packages.items())
     return (
         f"{record['date']}; {machine['processor']}, {machine['cpus']} CPUs, {machine['system']}; {versions}. Every "
-        f"number is the median of {turns} turns, in brackets the lowest and the highest; load at the start "
+        f"number is the median of {turns} turns, in brackets the lowest and the highest; load at the start: "
         f"{record['load_at_start']:.2f}."
     )
 

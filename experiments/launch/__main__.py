@@ -38,21 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return launchers.run(steps)
     except FileNotFoundError as error:
-        print(
-            f"error: {error.filename} is not installed here: --dry_run prints what to type elsewhere", file=sys.stderr
-        )
+        print(f"error: {error.filename} is not installed here: --dry_run prints what to run elsewhere", file=sys.stderr)
         return 1
 
 
 def _steps(args: argparse.Namespace, command: Sequence[str]) -> list[launchers.Step]:
     if not command:
-        raise ValueError("no command: put it behind --, as in -- python -m experiments.sweep --gin_file=…")
+        raise ValueError("no command: put it after --, for example -- python -m experiments.sweep --gin_file=…")
     for name in ("shards", "processes"):
         whole(name, getattr(args, name, 1), 1)
     if getattr(args, "shards", 1) > 1 and args.processes > 1:
         raise ValueError(
-            f"shards={args.shards} and processes={args.processes}: give one of them, parts that are independent or "
-            f"processes that decode as one"
+            f"shards={args.shards} and processes={args.processes} exclude each other: give shards for independent "
+            f"parts, or processes for one program over several processes"
         )
     return LAUNCHERS[args.where].steps(args, command)
 
@@ -74,7 +72,7 @@ def _add(place: argparse.ArgumentParser, launcher: Launcher, name: str) -> None:
         kind = int if isinstance(default, int) else str
         place.add_argument(f"--{option.name}", help=help_text, default=default, type=kind, required=default is None)
     if name == "slurm":
-        place.add_argument("--sbatch", action="append", default=[], help="a further option of sbatch, as --gres=gpu:1")
+        place.add_argument("--sbatch", action="append", default=[], help="a further option of sbatch (--gres=gpu:1)")
     place.add_argument("--dry_run", action="store_true", help="print the commands instead of running them")
 
 

@@ -55,7 +55,7 @@ def run(steps: Sequence[Step]) -> int:
             process.terminate()
     for step, status in zip(steps, statuses, strict=True):
         if status:
-            print(f"error: status {status} of {step}", file=sys.stderr)
+            print(f"error: exit status {status} of {step}", file=sys.stderr)
     return next((status for status in statuses if status), 0)
 
 
@@ -130,32 +130,32 @@ class Launcher:
     options: tuple[Option, ...]
 
 
-_SHARDS = Option("shards", "independent parts (--shard_id, --num_shards), each with a store of its own", 1)
-_PROCESSES = Option("processes", "processes that decode as one, on a mesh over all of their devices", 1)
-_FOLDER = Option("folder", "the repository's folder there", "speccascade_jax")
-_PROJECT = Option("project", "of Google Cloud (default: gcloud's own)", "")
+_SHARDS = Option("shards", "number of independent parts (--shard_id, --num_shards), each with its own store", 1)
+_PROCESSES = Option("processes", "number of processes of one program, on a mesh over all of their devices", 1)
+_FOLDER = Option("folder", "the repository's folder on the other machine", "speccascade_jax")
+_PROJECT = Option("project", "project of Google Cloud (default: gcloud's own)", "")
 
 LAUNCHERS = {
     "local": Launcher(local, (
         _SHARDS, _PROCESSES,
-        Option("port", "of the first process", 8476),
-        Option("device_variable", "what gives each process a device of its own, as CUDA_VISIBLE_DEVICES", ""),
+        Option("port", "port of the first process", 8476),
+        Option("device_variable", "variable that gives each process its own device, such as CUDA_VISIBLE_DEVICES", ""),
     )),
     "tpu_vm": Launcher(tpu_vm, (
-        Option("name", "of the TPU VM"), Option("zone", "where it is, as us-west4-a"), _PROJECT, _FOLDER,
+        Option("name", "name of the TPU VM"), Option("zone", "its zone, such as us-west4-a"), _PROJECT, _FOLDER,
     )),
     "slurm": Launcher(slurm, (
         _SHARDS, _PROCESSES,
-        Option("name", "of the job", "speccascade"),
-        Option("time", "the longest it may take", "04:00:00"),
-        Option("folder", "the repository's folder there, from where sbatch is called", "."),
+        Option("name", "name of the job", "speccascade"),
+        Option("time", "time limit of the job", "04:00:00"),
+        Option("folder", "the repository's folder, seen from where sbatch is called", "."),
     )),
     "gke": Launcher(gke, (
-        Option("cluster", "which xpk has made"),
-        Option("tpu_type", "as v5litepod-16"),
-        Option("image", "a Docker image with the package installed"),
-        Option("name", "of the workload", "speccascade"),
-        Option("zone", "of the cluster (default: gcloud's own)", ""),
+        Option("cluster", "cluster that xpk has created"),
+        Option("tpu_type", "type of TPU, such as v5litepod-16"),
+        Option("image", "Docker image with the package installed"),
+        Option("name", "name of the workload", "speccascade"),
+        Option("zone", "zone of the cluster (default: gcloud's own)", ""),
         _PROJECT, _FOLDER,
     )),
 }  # fmt: skip

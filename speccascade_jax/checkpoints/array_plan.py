@@ -97,7 +97,7 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> n
     except OSError as error:
         raise UnreadableError(f"{file.name}: {error.strerror or error}") from error
     if done < len(buffer):
-        raise UnreadableError(f"{file.name} ends {len(buffer) - done:,} bytes before it does")
+        raise UnreadableError(f"{file.name} ends {len(buffer) - done:,} bytes before the array does")
     return array
 
 
@@ -237,8 +237,8 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
             )
         if tensor.dtype not in FLOATS:
             raise CheckpointError(
-                f"{tensor.file}: {name} holds {tensor.dtype}, and parameters are {', '.join(FLOATS)}: quantised "
-                "checkpoints are not supported; choose one that isn't"
+                f"{tensor.file}: {name} has dtype {tensor.dtype}, but parameters must be {', '.join(FLOATS)}: "
+                "quantised checkpoints are not supported; choose one that isn't"
             )
 
 

@@ -103,7 +103,7 @@ def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None
         return huggingface.write_checksums(path, {}, advance)
     if native.is_ours(path) or huggingface.model_type(path) is None:
         raise CheckpointError(
-            f"{path} is no Hugging Face directory: {CHECKSUMS} is for those alone (our format has digests "
+            f"{path} is not a Hugging Face directory: {CHECKSUMS} is only for these (our format has digests "
             "already; convert other formats to it)"
         )
     return huggingface.write_checksums(path, huggingface.open_tensors(path), advance)

@@ -66,7 +66,7 @@ def open_tensors(path: Path) -> Tensors:
     if not (path / INDEX).is_file():
         names = listing(entry.name for entry in path.iterdir()) or "nothing"
         raise CheckpointError(
-            f"{path} is incomplete: neither {WEIGHTS} nor {INDEX} is there (found {names}); {COPY_AGAIN}. Pickled "
+            f"{path} is incomplete: it has neither {WEIGHTS} nor {INDEX} (found {names}); {COPY_AGAIN}. Pickled "
             "weights (pytorch_model.bin) are not read: save them again with safetensors"
         )
     index = _json(path / INDEX).get("weight_map")
@@ -159,7 +159,7 @@ def _verified(file: Path, name: str, tensor: Tensor, files: dict[str, Any]) -> T
             f"{tensor.file}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {file.name} says "
             f"{row.get('dtype')} {row.get('shape')}: {_WRITE_AGAIN}"
         )
-    return tensor.checked(row.get("blake2b"), f"{tensor.file.name}: its bytes are not those of {checksums.CHECKSUMS}")
+    return tensor.checked(row.get("blake2b"), f"{tensor.file.name}: its bytes do not match {checksums.CHECKSUMS}")
 
 
 def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:

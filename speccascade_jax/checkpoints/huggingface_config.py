@@ -38,12 +38,14 @@ class Record:
 
     def size(self, key: str, default: int | None = None) -> int:
         """Returns an integer of at least 1."""
-        return int(self._typed(key, default, (int,), 1, "a whole number from 1 on"))
+        return int(self._typed(key, default, (int,), 1, "a whole number of at least 1"))
 
     def layers(self, key: str, default: int | None = None) -> int:
         """Returns a number of layers; refuses implausible numbers, which would take long to loop over."""
         if (layers := self.size(key, default)) > MOST_LAYERS:
-            raise CheckpointError(f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are read")
+            raise CheckpointError(
+                f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are supported"
+            )
         return layers
 
     def flag(self, key: str, default: bool) -> bool:
@@ -64,7 +66,7 @@ class Record:
         if value not in supported:
             known = " or ".join(repr(option) for option in supported)
             raise CheckpointError(
-                f"{self.file}: {self._inside}{key} is {value!r}, and only {known} is supported: choose a checkpoint "
+                f"{self.file}: {self._inside}{key} is {value!r}, but only {known} is supported: choose a checkpoint "
                 "without it"
             )
         return value
@@ -169,7 +171,8 @@ def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
     types = record.get("layer_types", default)
     if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
-            f"{record.file}: layer_types is {types!r:.200}: give {len(default)} of {', '.join(_KINDS)}, or none"
+            f"{record.file}: layer_types is {types!r:.200}: give {len(default)} entries of {', '.join(_KINDS)}, or "
+            "remove it"
         )
     kinds = [_KINDS[name] for name in types]
     lengths = range(1, len(kinds) + 1)

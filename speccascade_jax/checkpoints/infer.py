@@ -24,8 +24,8 @@ def infer_config(path: Path, shapes: Shapes) -> Config:
         if family.infer is not None and (config := family.infer(path, shapes)) is not None:
             return config
     raise CheckpointError(
-        f"{path}: unknown architecture: a T5 has token_embedder/embedding, encoder/layers_i and decoder/layers_i, here "
-        f"are {listing(shapes)}; only T5X's T5 encoder-decoders can be loaded"
+        f"{path}: unknown architecture: a T5 has token_embedder/embedding, encoder/layers_i and decoder/layers_i, but "
+        f"the arrays are {listing(shapes)}; only T5X's T5 encoder-decoders can be loaded"
     )
 
 
@@ -42,7 +42,7 @@ def check_count(path: Path, layers: int, most: int) -> None:
     """Refuses more than `most` layers (`CheckpointError`)."""
     if layers > most:
         raise CheckpointError(
-            f"{path}: {layers:,} layers are more than the {most:,} there can be: it is damaged; {COPY_AGAIN}"
+            f"{path}: its {layers:,} layers exceed the maximum of {most:,}: it is damaged; {COPY_AGAIN}"
         )
 
 

@@ -55,7 +55,7 @@ def open_file(file: Path) -> Stored:
     if size != needed:
         raise CheckpointError(
             f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
-            f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or no version-0 file of llama2.c; "
+            f"vocabulary {config.vocab_size}) needs {needed:,}: it is truncated or not a version-0 file of llama2.c; "
             f"{COPY_AGAIN}"
         )
     plan: Plan = {
@@ -86,12 +86,12 @@ def _config(file: Path) -> DecoderConfig:
     values = _HEADER.unpack(header)
     if values[0] == _LATER_VERSIONS:
         raise CheckpointError(
-            f"{file} is of llama2.c's version {values[1]}, and version 0 is read: export it with --version 0"
+            f"{file} has llama2.c's version {values[1]}, but only version 0 is supported: export it with --version 0"
         )
     sizes = dict(zip(_FIELDS, values, strict=True))
     dim, heads, vocab = sizes["dim"], sizes["n_heads"], sizes["vocab_size"]
     if heads < 1 or dim % heads or sizes["seq_len"] < 1:
-        raise CheckpointError(f"{file} is no version-0 file of llama2.c: its header says {sizes}; {COPY_AGAIN}")
+        raise CheckpointError(f"{file} is not a version-0 file of llama2.c: its header says {sizes}; {COPY_AGAIN}")
     try:
         return DecoderConfig(
             vocab_size=abs(vocab), num_embeddings=abs(vocab), d_model=dim, num_layers=sizes["n_layers"],
@@ -99,7 +99,7 @@ def _config(file: Path) -> DecoderConfig:
             tied=vocab > 0, norm_epsilon=1e-5, rope_pairs="adjacent", max_length=sizes["seq_len"],
         )  # fmt: skip
     except (ValueError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{file} is no version-0 file of llama2.c: {error}; {COPY_AGAIN}") from error
+        raise CheckpointError(f"{file} is not a version-0 file of llama2.c: {error}; {COPY_AGAIN}") from error
 
 
 def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:

@@ -93,7 +93,9 @@ def put_back(target: Path) -> None:
     if not target.exists() and any(leftover.name.endswith(_OLD) for leftover in _leftovers(target)):
         with locks.held(target.with_name(f".{target.name}.lock"), target):
             _put_back(target)
-        warnings.warn(f"{target} is the old one again: whoever was replacing it was killed", stacklevel=3)
+        warnings.warn(
+            f"{target} has its previous contents again: the process that was replacing it was killed", stacklevel=3
+        )
 
 
 def _put_back(target: Path) -> list[Path]:
@@ -162,7 +164,9 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
     except (CheckpointError, OSError):
         ours = False
     if not ours:
-        raise FileExistsError(f"{target} exists and is no checkpoint written by save: choose another path or delete it")
+        raise FileExistsError(
+            f"{target} exists and is not a checkpoint written by save: choose another path or delete it"
+        )
     if extra := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
         raise FileExistsError(
             f"{target} holds more than a checkpoint written by save ({listing(extra)}): choose another path or move "
@@ -252,7 +256,7 @@ def open_ours(path: Path) -> Stored:
     specs = tree_specs(path / PARAMS)
     if missing := table.keys() - specs.keys():
         raise incomplete(path, missing, len(table))
-    reason = f"its bytes are not those that were saved (checksum in {CONFIG})"
+    reason = f"its bytes do not match the checksum in {CONFIG}"
     tensors = {
         name: tensor.checked(table[name].get("blake2b"), reason)
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
@@ -262,7 +266,7 @@ def open_ours(path: Path) -> Stored:
     # Checked last, so that the checks above can name the damaged part. Earlier versions wrote no digest.
     if record.get("blake2b", expected := _record_digest(record)) != expected:
         raise CheckpointError(
-            f"{path / CONFIG} is damaged (its text is not that written); {COPY_AGAIN}, or remove its blake2b entry "
+            f"{path / CONFIG} is damaged (its text has changed); {COPY_AGAIN}, or remove its blake2b entry "
             "if it was edited on purpose"
         )
     return Stored(path, f"speccascade_jax, format {record['format']}", tensors, config, plan, _fingerprint(table))
@@ -279,7 +283,7 @@ def _record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by save, or was edited")
     if record["format"] not in (FORMAT, EIGHT_BITS):
         raise CheckpointError(
-            f"{file} has format {record['format']!r}, and this version reads {FORMAT} and {EIGHT_BITS}: update "
+            f"{file} has format {record['format']!r}, but this version reads {FORMAT} and {EIGHT_BITS}: update "
             "speccascade_jax"
         )
     return record
@@ -330,9 +334,9 @@ def widened(path: Path, tensors: Tensors) -> Tensors:
     for name in narrow:
         scales = tensors.get(name + SCALES)
         if scales is None or not _fits(scales.shape, tensors[name].shape):
-            text = "no scales" if scales is None else f"scales {list(scales.shape)}"
+            text = "no scales" if scales is None else f"scales of shape {list(scales.shape)}"
             raise CheckpointError(
-                f"{path}: {name} holds 8 bits {list(tensors[name].shape)}, but there are {text} for them; {COPY_AGAIN}"
+                f"{path}: {name} is an 8-bit array of shape {list(tensors[name].shape)}, but has {text}; {COPY_AGAIN}"
             )
     scale_names = {name + SCALES for name in narrow}
     return {

@@ -78,10 +78,10 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
     if dtype == "int8" and not prepared:
-        raise ValueError("dtype is 'int8', which is a form for decoding: load it with prepared=True, as load_pair does")
+        raise ValueError("dtype is 'int8', which is for decoding only: load it with prepared=True, as load_pair does")
     if mesh is not None and (dtype == "int8" or not prepared):
         raise ValueError(
-            f"mesh={tuple(mesh.shape.values())} takes prepared parameters in 16 or 32 bits: leave int8 to one device"
+            f"mesh={tuple(mesh.shape.values())} needs prepared parameters in 16 or 32 bits: use int8 on one device only"
         )
     stored = find(path)
     config = _config(stored, vocab_size)
@@ -131,8 +131,8 @@ def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | No
     size = sum(counts) * np.dtype(dtype).itemsize
     if room is not None and size > room:
         raise ValueError(
-            f"{stored.path} takes {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, which has "
-            f"{room / 1e9:.1f}: spread it over more, or load it in fewer bits (experiments.describe says what is held)"
+            f"{stored.path} needs {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, which has "
+            f"{room / 1e9:.1f} GB: use more devices, or load it in fewer bits (see experiments.describe)"
         )
 
 
@@ -183,8 +183,8 @@ def find(path: str | os.PathLike[str]) -> Stored:
     native.put_back(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give a directory written by save, one of Hugging Face, a T5X checkpoint_<step> "
-            "directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
+            f"{path} does not exist: give a directory written by save, a Hugging Face directory, a T5X "
+            "checkpoint_<step> directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
         )
     if _TEMPORARY.search(path.name):
         raise CheckpointError(
@@ -204,7 +204,7 @@ def _find(path: Path) -> Stored:
     if not path.is_file():
         return _find_in_directory(path)
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path} holds no configuration: give its directory, where {huggingface.CONFIG} lies")
+        raise CheckpointError(f"{path} holds no configuration: give its directory, which holds {huggingface.CONFIG}")
     return llama2c.open_file(path) if path.suffix == ".bin" else t5x.open_native(path)
 
 

@@ -32,7 +32,7 @@ def open_file(file: Path) -> Tensors:
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
-            raise _damaged(file, f"its header would be {length:,} bytes, the file has {size:,}")
+            raise _damaged(file, f"its header would have {length:,} bytes, but the file has {size:,}")
         header = parsed(opened.read(length), f"the header of {file}", COPY_AGAIN, CheckpointError)
         header.pop("__metadata__", None)
     spans = {name: _span(file, name, entry) for name, entry in header.items()}
@@ -45,7 +45,7 @@ def open_file(file: Path) -> Tensors:
 
 
 def _damaged(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged or no safetensors file: {reason}; {COPY_AGAIN}")
+    return CheckpointError(f"{file} is damaged or not a safetensors file: {reason}; {COPY_AGAIN}")
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
@@ -58,11 +58,13 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
         raise _damaged(file, f"the header's entry of tensor {name} is {entry!r:.80}") from error
     if not isinstance(kind, str) or kind not in DTYPES:
         raise CheckpointError(
-            f"{file}: tensor {name} has dtype {kind!r}, known are {', '.join(DTYPES)}: its header is damaged, or "
-            "the checkpoint is quantised; choose one that isn't"
+            f"{file}: tensor {name} has dtype {kind!r}, but only {', '.join(DTYPES)} are known: its header is damaged, "
+            "or the checkpoint is quantised; choose one that isn't"
         )
     if min(shape, default=0) < 0 or end - begin != math.prod(shape) * jnp.dtype(DTYPES[kind]).itemsize:
-        raise _damaged(file, f"tensor {name} of shape {shape} and dtype {kind} can't lie in bytes {begin} to {end}")
+        raise _damaged(
+            file, f"tensor {name} of shape {shape} and dtype {kind} does not fit into bytes {begin} to {end}"
+        )
     return begin, end
 
 

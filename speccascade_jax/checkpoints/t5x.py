@@ -93,7 +93,7 @@ def _shared_bias(path: Path, source: str, tensor: Tensor) -> np.ndarray:
     if (array != array[:, :1]).any():
         raise CheckpointError(
             f"{path}: unknown architecture: {source} holds different relative biases for each layer "
-            "(as UMT5 has), and T5 shares one among its layers"
+            "(as UMT5 has), but T5 shares one among its layers"
         )
     return array
 

@@ -69,7 +69,7 @@ def _check_size(path: Path, size: int) -> None:
     try:
         check_unpacked(size, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}, as its arrays' shapes say); {COPY_AGAIN}") from error
+        raise CheckpointError(f"{path} is damaged ({error}, according to its arrays' shapes); {COPY_AGAIN}") from error
 
 
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:

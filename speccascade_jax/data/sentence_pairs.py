@@ -41,12 +41,14 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
     if ".jsonl" in file.suffixes[-2:]:
         return [_fields(line, f"{file}:{number}", columns) for number, line in lines(file)]
     if set(columns) != {0, 1}:
-        raise ValueError(f"columns={columns} of {file}, a file of tabs: they are (0, 1), or (1, 0) to swap the sides")
+        raise ValueError(
+            f"{file} is tab-separated and cannot have columns={columns}: give (0, 1), or (1, 0) to swap the sides"
+        )
     pairs = []
     for number, line in lines(file):
         fields = line.split("\t")
         if len(fields) != 2:
-            raise ValueError(f"{file}:{number} has {len(fields)} columns; source<TAB>target is needed")
+            raise ValueError(f"{file}:{number} has {len(fields)} columns; it must be source<TAB>target")
         pairs.append((fields[int(columns[0])], fields[int(columns[1])]))
     return pairs
 
@@ -55,7 +57,7 @@ def _fields(line: str, location: str, columns: Columns) -> TextPair:
     entry = parsed(line, location, "copy the file again")
     missing = [column for column in columns if column not in entry]
     if missing:
-        raise ValueError(f"{location} has no field {missing[0]!r}; columns names two of {', '.join(entry)}")
+        raise ValueError(f"{location} has no field {missing[0]!r}; columns must name two of {', '.join(entry)}")
     source, target = (entry[str(column)] for column in columns)
     return source, target
 
@@ -76,8 +78,8 @@ def read_tokens(
     ids: Callable[[str], list[int]] = vocabulary.encode
     if holds_pieces(path):
         if not isinstance(vocabulary, SentencePieceVocabulary):
-            remedy = "give text, or a sentencepiece file"
-            raise ValueError(f"{path} holds pieces, which {vocabulary!r} can't read: {remedy}")
+            remedy = "use a file of text, or a sentencepiece vocabulary"
+            raise ValueError(f"{path} holds pieces, which {vocabulary!r} cannot read: {remedy}")
         ids = vocabulary.ids_of_pieces
     return [TokenPair(ids(source), ids(target)) for source, target in read_pairs(path, columns)[:limit]]
 

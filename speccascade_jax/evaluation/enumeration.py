@@ -93,9 +93,7 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
     """Returns the target alone at shares of each temperature; untimed, because it is no faster."""
     several("cooler", shares)
     if strange := [share for share in shares if not 0 <= share < 1]:
-        raise ValueError(
-            f"cooler={tuple(shares)!r} holds {strange[0]!r}: these are shares of a temperature, 0 to below 1"
-        )
+        raise ValueError(f"cooler={tuple(shares)!r} holds {strange[0]!r}: give shares of the temperature, in [0, 1)")
     targets = [point for group in groups for point in group if point.settings.method == TARGET]
     known = {(_sampled(point.settings), point.seed) for point in targets}
     cooler_points = dict[tuple, Point]()
@@ -124,7 +122,7 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )
     if stray:
-        warnings.warn(f"alphas names {', '.join(stray)}, which this sweep has not: passed over", stacklevel=3)
+        warnings.warn(f"alphas names {', '.join(stray)}, which this sweep does not measure: ignored", stacklevel=3)
 
 
 def _check_heads(templates: Iterable[Settings]) -> None:
@@ -151,8 +149,8 @@ def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Seque
     lacking = {template.method for template in templates if lacks(template)}
     if stray := [name for name in thresholds if name not in lacking]:
         raise ValueError(
-            f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack one: "
-            f"{', '.join(sorted(lacking)) or 'none does'}"
+            f"stop_thresholds names {', '.join(stray)}, which is not among the methods that lack a stop threshold: "
+            f"{', '.join(sorted(lacking)) or 'none'}"
         )
     for name, values in thresholds.items():
         several(f"stop_thresholds[{name!r}]", values, 1)

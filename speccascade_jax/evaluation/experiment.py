@@ -155,7 +155,7 @@ def sweep(
         printing.print_points([point.label() for point in points])
         return None
     if not points:
-        print(f"part {shard_id} of {num_shards} has nothing to measure: there are fewer groups of points")
+        print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
         return None
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
@@ -172,7 +172,7 @@ def sweep(
         if num_shards == 1 and hosts.first():
             present(store, together, share)
         elif hosts.first():
-            print(f"part {shard_id} of {num_shards}: {path}; experiments.tables and plots of {output} read all parts")
+            print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
     return path
 
 
@@ -180,11 +180,11 @@ def _check_workers(workers: int, device: str | None, address: str | None, plan: 
     """Refuses worker settings without workers, and settings that exclude workers or several hosts."""
     for name, value in (("worker_device", device), ("ray_address", address)):
         if value and not workers:
-            raise ValueError(f"{name}={value!r} is for workers: give workers too")
+            raise ValueError(f"{name}={value!r} needs workers: give workers too")
     if plan and (hosts.many() or workers):
-        raise ValueError(f"plan={plan} is for one process, without workers: leave it out")
+        raise ValueError(f"plan={plan} needs a single process without workers: leave plan out")
     if workers and hosts.many():
-        raise ValueError(f"workers={workers} are asked by one process: leave them out, or run one")
+        raise ValueError(f"workers={workers} needs a single driver process: leave workers out, or start one process")
 
 
 def _check_shown(together: Sequence[str], share: str) -> None:
@@ -257,7 +257,7 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
     code = {identity.key: identity.provenance for identity in identities}
     stale = {r["key"] for r in store.records if r["key"] in code and is_stale(r, **code[r["key"]])}
     if stale and hosts.first():
-        print(f"{len(stale)} of {len(code)} points were measured by other code: they are measured anew")
+        print(f"{len(stale)} of {len(code)} points were measured by other code and are measured again")
     return set(hosts.agreed(sorted(stale)))
 
 
@@ -307,8 +307,8 @@ def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Colle
     asked = set(keys)
     records = [record for record in store.records if record["key"] in asked]
     if missing := sum(not outputs.kept(store.path, record) for record in records):
-        lacking = f"no outputs of {missing} of these {len(records)} points lie beside {store.path}"
-        print(f"{lacking}: measure into another store to have them")
+        lacking = f"{missing} of these {len(records)} points have no stored outputs beside {store.path}"
+        print(f"{lacking}: measure into another store to get them")
 
 
 class Follower:
@@ -344,8 +344,8 @@ def _agree(store: Any, keys: list[str]) -> None:
     """
     if hosts.agreed(keys) != keys:
         raise ValueError(
-            "this process was given other settings, weights or examples than the first one, or runs on another kind of "
-            "machine: give all of them the same"
+            "this process has other settings, weights or examples than the first process, or runs on another kind of "
+            "machine: start all processes with the same ones"
         )
     done = hosts.agreed(sorted(store.done_keys()))
     if isinstance(store, Follower):
@@ -387,12 +387,12 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
         matches |= {r["key"]: (r, path) for r in records if any(r.get(name, "").startswith(key) for name in _KEYS)}
     searched = store or "results/*.jsonl"
     if not matches:
-        raise ValueError(f"no record of {searched} has a key that begins with {key!r}: {hint(key, keys)}give --store")
+        raise ValueError(f"no record in {searched} has a key that begins with {key!r}: {hint(key, keys)}give --store")
     if len(matches) > 1:
-        raise ValueError(f"{len(matches)} records of {searched} have keys that begin with {key!r}: give more digits")
+        raise ValueError(f"{len(matches)} records in {searched} have keys that begin with {key!r}: give more digits")
     record, path = next(iter(matches.values()))
     if "configuration" not in record:
-        raise ValueError(f"record {record['key']} of {path} is of no point: it has no configuration to run again")
+        raise ValueError(f"record {record['key']} in {path} is not a point: it has no configuration to run again")
     return record, path
 
 

@@ -62,8 +62,9 @@ class Heads:
             if differences := list(_differences(head.card, members)):
                 name = f"the acceptance head of {self._pair.name!r}" if file is None else f"the acceptance head {file}"
                 warnings.warn(
-                    f"{name} was trained for {'; for '.join(differences)}: outputs keep their law, but blocks end less "
-                    "aptly than with a head trained for these settings (experiments/train_acceptance_head.py)",
+                    f"{name} was trained for {'; for '.join(differences)}: outputs keep their distribution, but "
+                    "blocks end at worse positions than with a head trained for these settings "
+                    "(experiments/train_acceptance_head.py)",
                     stacklevel=2,
                 )
 
@@ -85,7 +86,7 @@ def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
     asked = [_told(table.get(s.method).rule(s).name, s.alpha, s) for s in chosen]
     for name, value in taught.items():
         if differing := [text for text in dict.fromkeys(facts[name] for facts in asked) if text != value]:
-            yield f"{name} {value} and is asked under {', '.join(differing)}"
+            yield f"{name} {value} but is used with {', '.join(differing)}"
 
 
 def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str, str]:

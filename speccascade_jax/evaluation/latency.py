@@ -54,7 +54,7 @@ def interleave(
         ValueError: no methods.
     """
     if not methods:
-        raise ValueError("0 methods are to be timed beside the baseline: give one or more")
+        raise ValueError("there are no methods to time against the baseline: give one or more")
     runs = [methods[0], baseline, *methods[1:]]
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
     for trial in range(trials):

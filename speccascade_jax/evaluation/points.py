@@ -96,10 +96,10 @@ class ModelPair:
                 raise ValueError(f"{name}={dtype!r} is not one of {', '.join(DTYPES)}")
         if (self.target is None) != (self.draft is None):
             missing = "draft" if self.draft is None else "target"
-            raise ValueError(f"the pair {self.name!r} lacks its {missing}: give target and draft, or its name alone")
+            raise ValueError(f"the pair {self.name!r} has no {missing}: give both target and draft, or the name alone")
         if self.vocabulary is not None and self.target is None:
             raise ValueError(
-                f"vocabulary={self.vocabulary!r} goes with a target and a draft: leave it out, or give these too"
+                f"vocabulary={self.vocabulary!r} needs a target and a draft: give them too, or leave vocabulary out"
             )
 
 
@@ -276,7 +276,7 @@ def _recorded_drafter(drafter: Any) -> Any:
     try:
         known: dict[str, Any] = {name: _number(number) for name, number in numbers.items() if number is not None}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"level {drafter.model!r} has a number that is none: {shown(numbers)}") from error
+        raise ValueError(f"level {drafter.model!r} has a value that is not a number: {shown(numbers)}") from error
     return dataclasses.replace(drafter, **known, drafters=tuple(map(_recorded_drafter, drafter.drafters)))
 
 
@@ -284,7 +284,7 @@ def _by_name(part: Settings | Level | Arm) -> None:
     """Refuses rules and policies that a record cannot name."""
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name, None), str | None):
-            raise ValueError(f"{name}={shown(getattr(part, name))} has no name in a record: write 'module.NAME'")
+            raise ValueError(f"{name}={shown(getattr(part, name))} has no name for a record: write 'module.NAME'")
 
 
 def fields_of(part: Any) -> dict[str, Any]:
@@ -332,10 +332,10 @@ def validate(point: Point) -> None:
     check_length(evaluation.max_new_tokens, settings)
     if settings.alpha is not None and method.alpha(settings) is None:
         named = f"method {method.name!r}" if method.name in (TARGET, DRAFT) else f"rule {method.rule(settings).name!r}"
-        raise ValueError(f"{named} has no alpha, leave it out (alpha={settings.alpha:g})")
+        raise ValueError(f"{named} has no alpha: leave it out (alpha={settings.alpha:g})")
     method.controls(settings, 1)
     if settings.head is not None and not method.needs_head(settings):
-        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
+        raise ValueError(f"method {method.name!r} uses no acceptance head: leave head={settings.head!r} out")
     _check_models(point.pair, settings)
     _check_mesh(point.pair, evaluation)
 
@@ -346,7 +346,7 @@ def _check_models(pair: ModelPair, settings: Settings) -> None:
     strange = [name for name in models_of(settings.drafters, settings.tail) if name not in known]
     if pair.target is not None and strange:
         raise ValueError(
-            f"method {settings.method!r} names the model {strange[0]!r}, and the pair {pair.name!r} holds "
+            f"method {settings.method!r} names the model {strange[0]!r}, but the pair {pair.name!r} has only "
             f"{', '.join(sorted(known))}: give its path as ModelPair.others = {{{strange[0]!r}: 'path'}}"
         )
 
@@ -355,8 +355,8 @@ def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
     """Refuses to time single examples if rows are split over devices, because all devices but one would have none."""
     if pair.mesh[0] > 1 and evaluation.latency_examples:
         raise ValueError(
-            f"latency_examples={evaluation.latency_examples} are timed one at a time, and mesh={pair.mesh} spreads "
-            f"rows over {pair.mesh[0]} devices: give latency_examples=0, or time on a mesh of (1, {pair.mesh[1]})"
+            f"latency_examples={evaluation.latency_examples} are timed one at a time, but mesh={pair.mesh} splits the "
+            f"batch over {pair.mesh[0]} devices: give latency_examples=0, or time on a mesh of (1, {pair.mesh[1]})"
         )
 
 
@@ -411,7 +411,7 @@ def check_code(evaluation: Evaluation) -> None:
     if not evaluation.execute_code:
         raise ValueError(
             f"task {task.name} is scored by {running}, which runs the code that the models write: "
-            "to allow that, in the sandbox, set Evaluation.execute_code = True"
+            "to allow this in the sandbox, set Evaluation.execute_code = True"
         )
     if (reason := sandbox.available()) is not None:
-        raise ValueError(f"task {task.name} runs the code that the models write, which cannot be done here: {reason}")
+        raise ValueError(f"task {task.name} runs the code that the models write, which is not possible here: {reason}")

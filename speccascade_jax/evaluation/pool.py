@@ -37,17 +37,17 @@ def check(points: Sequence[Point], count: int, device: str | None) -> None:
     """
     if math.prod(points[0].pair.mesh) > 1:
         raise ValueError(
-            f"mesh={points[0].pair.mesh} is of several devices, of which each of the workers has one: leave workers out"
+            f"mesh={points[0].pair.mesh} needs several devices, but each of the workers has one: leave workers out"
         )
     if device == "CPU":
         raise ValueError(
-            "worker_device='CPU' is what workers share: name what each machine has one of (ray start "
-            "--resources=…), or leave it out and time nothing (Evaluation.latency_examples=0)"
+            "worker_device='CPU' is shared by the workers of a machine: name a resource that each machine has once "
+            "(ray start --resources=…), or leave it out and time nothing (Evaluation.latency_examples=0)"
         )
     if count > 1 and not device and points[0].evaluation.latency_examples:
         raise ValueError(
-            f"workers={count} that share a machine's cores would time each other: give worker_device, or time nothing "
-            "(Evaluation.latency_examples=0)"
+            f"workers={count} share the cores of a machine and would disturb each other's timings: give worker_device, "
+            "or time nothing (Evaluation.latency_examples=0)"
         )
 
 
@@ -80,8 +80,8 @@ class Worker:
         """
         if [self._session.key(point) for point in points] != list(keys):
             raise ValueError(
-                f"the worker on {platform.node()} has another device, processor or package than the first, whose keys "
-                "records get: start Ray on machines of one kind"
+                f"the worker on {platform.node()} has another device, processor or package than the first worker, "
+                "which computes the records' keys: start Ray on machines of one kind"
             )
         yield from evaluate(self._session, points)
 
@@ -125,7 +125,7 @@ class Pool:
             if (have := int(resources.get(kind, 0))) < count:
                 named = sorted(name for name in resources if ":" not in name and name not in _MEMORY)
                 raise ValueError(
-                    f"workers={count} want a {kind} each, and Ray finds {have}: lower workers, or let worker_device be "
+                    f"workers={count} need one {kind} each, but Ray has {have}: lower workers, or set worker_device to "
                     f"another of {', '.join(named)}"
                 )
         if not device and count > 1 and (many := [name for name in ACCELERATORS if resources.get(name)]):
@@ -149,7 +149,7 @@ class Pool:
         The arguments are those of `result_store.fill`.
 
         Raises:
-            RuntimeError: a point ended its worker `ATTEMPTS` times.
+            RuntimeError: the worker of a point died `ATTEMPTS` times.
         """
         outdated = set(stale)
         waiting, running = list(groups)[::-1], dict[Any, tuple[int, Sequence[Point]]]()
@@ -196,7 +196,7 @@ class Pool:
             deaths[point] = deaths.get(point, 0) + 1
             if deaths[point] >= ATTEMPTS:
                 last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                raise RuntimeError(f"{point.label()} ended its worker {ATTEMPTS} times: {last}") from error
+                raise RuntimeError(f"the worker of {point.label()} died {ATTEMPTS} times: {last}") from error
 
     def close(self) -> None:
         """Ends the workers."""

@@ -96,8 +96,8 @@ class Session:
         first, end = evaluation.first_example, evaluation.first_example + count
         if end > len(self.examples):
             raise ValueError(
-                f"examples {first} to {end - 1} are asked for, but {len(self.examples)} are loaded: lower "
-                f"first_example={first} or the {count} examples, or let the Session's own evaluation load more"
+                f"examples {first} to {end - 1} are requested, but only {len(self.examples)} are loaded: lower "
+                f"first_example={first} or the number of examples, {count}, or open the Session for more examples"
             )
         return np.arange(first, end)
 
@@ -227,8 +227,8 @@ def load_examples(task: Task, asked: Evaluation) -> list[Example]:
     if len(examples) < wanted:
         raise ValueError(
             f"{task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
-            f"the {wanted} asked for: lower quality_examples, latency_examples or first_example "
-            f"(of a calibration: search_, test_ or held_out_examples)"
+            f"the {wanted} requested: lower quality_examples, latency_examples or first_example "
+            f"(for a calibration: search_examples, test_examples or held_out_examples)"
         )
     return examples
 
@@ -239,8 +239,8 @@ def _check_references(task: Task, examples: Sequence[Example]) -> None:
     for case in examples if alone else ():
         if not isinstance(case.reference, str) and len(case.reference) > 1:
             raise ValueError(
-                f"{task.name}: example {case.id} has {len(case.reference)} references; {alone[0]} compares with one: "
-                f"choose metrics that take the best of several"
+                f"{task.name}: example {case.id} has {len(case.reference)} references, but {alone[0]} accepts one: "
+                f"choose metrics that accept several references"
             )
 
 
@@ -268,11 +268,11 @@ def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Ex
             prompts.append(ids)
     if len(kept) < wanted:
         raise ValueError(
-            f"{task.name} has {len(kept)} examples of at most {longest} tokens, fewer than the {wanted} asked for: ask "
-            f"for fewer, raise max_input_length, or cut them (too_long='cut')"
+            f"{task.name} has {len(kept)} examples of at most {longest} tokens, fewer than the {wanted} requested: "
+            f"request fewer, raise max_input_length, or cut them (too_long='cut')"
         )
     fitted = Fitted(kept, prompts, 0 if skip else long, long if skip else 0)
     if long:
-        done = "passed over" if skip else "cut"
+        done = "skipped" if skip else "cut"
         warnings.warn(f"{task.name}: {long} prompts of more than {longest} tokens were {done}", stacklevel=3)
     return fitted

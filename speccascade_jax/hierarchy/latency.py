@@ -112,7 +112,7 @@ def checked(costs: Costs, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"costs must be positive numbers, one for each model, got {costs}")
     if len(falls := np.flatnonzero(values[1:] < values[:-1])):
         i = int(falls[0])
-        remedy = "order the models by cost, the target last, and leave out those that are dearer"
+        remedy = "order the models by cost, the target last, and leave out models that cost more than it"
         raise ValueError(f"costs[{i + 1}] is {values[i + 1]:g}, below costs[{i}], {values[i]:g}: {remedy}")
     if matrix.shape != (len(values), len(values)):
         raise ValueError(f"acceptance has the shape {matrix.shape}; {len(values)} costs need {(len(values),) * 2}")
@@ -122,13 +122,13 @@ def checked(costs: Costs, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
 def _upper(matrix: np.ndarray) -> np.ndarray:
     if len(wrong := np.argwhere(~((matrix >= -TOLERANCE) & (matrix <= 1 + TOLERANCE)))):
         i, j = wrong[0].tolist()
-        raise ValueError(f"acceptance[{i}, {j}] is {matrix[i, j]}: a probability that model {j} keeps a token of {i}")
+        remedy = f"give the probability that model {j} accepts a token of model {i}"
+        raise ValueError(f"acceptance[{i}, {j}] is {matrix[i, j]}, which is not a probability: {remedy}")
     below = np.tril(matrix, -1)
     if below.any() and len(wrong := np.argwhere(np.abs(below - np.triu(matrix, 1).T) > TOLERANCE)):
         i, j = wrong[0].tolist()
-        entries = f"acceptance[{i}, {j}] is {matrix[i, j]} and acceptance[{j}, {i}] {matrix[j, i]}"
-        wanted = f"how often {i} keeps a token of {j} stands above the diagonal, and below it the same"
-        raise ValueError(f"{entries}: {wanted}, or 0 everywhere")
+        entries = f"acceptance[{i}, {j}] is {matrix[i, j]}, but acceptance[{j}, {i}] is {matrix[j, i]}"
+        raise ValueError(f"{entries}: below the diagonal, repeat the values above it, or give 0 everywhere")
     return np.clip(np.triu(matrix, 1), 0.0, 1.0)
 
 

@@ -119,7 +119,7 @@ def acceptance(
         total += np.asarray(shared, np.float64).sum(axis=(2, 3))
         positions += int(np.sum(lengths))
     if not positions:
-        raise ValueError("there is no token to measure acceptance along: give prompts that the target answers")
+        raise ValueError("the target's outputs have no tokens to measure: give prompts that the target answers")
     return np.clip(total / positions, 0.0, 1.0), positions  # float32 distributions sum to 1 only up to rounding
 
 
@@ -169,8 +169,8 @@ def call_seconds(bound: BoundModel, prompt: Prompt) -> float:
         # standard error of the median by the median absolute deviation, for a normal bulk
         error = 1.253 * 1.483 * float(np.median(np.abs(np.asarray(differences) - middle))) / len(differences) ** 0.5
     if error > CLOSE * middle and middle <= 2 * error:
-        taken = f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, give or take {1e6 * error:.0f}"
-        raise ValueError(f"{taken}: no longer than the noise here; give costs=, or an idle machine")
+        taken = f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, ± {1e6 * error:.0f}"
+        raise ValueError(f"{taken}, which is within the noise: give costs=, or use an idle machine")
     return middle / STEPS
 
 

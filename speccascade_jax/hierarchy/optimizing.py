@@ -74,7 +74,7 @@ def optimize(
     _check_names(session.pair.models, costs, tail)
     measured = _measured(session, point, costs)
     if tail is not None and tail not in measured.names:
-        raise ValueError(f"a call of the tail {tail!r} takes as long as one of the target: choose a cheaper one")
+        raise ValueError(f"a call of the tail {tail!r} takes as long as a call of the target: choose a cheaper tail")
     chosen = {"best single draft": best_single(measured, max_budget)}
     for objective in OBJECTIVES:
         chosen[f"{objective} optimum"] = solve(measured.costs, measured.acceptance, max_budget, objective)
@@ -96,7 +96,7 @@ def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, t
     """Refuses costs and a tail of models that the pair lacks."""
     drafts = sorted(set(models) - {TARGET_MODEL})
     if tail is not None and tail not in drafts:
-        raise ValueError(f"there is no draft {tail!r} for tails: {unknown(tail, drafts)}")
+        raise ValueError(f"the pair has no draft {tail!r} for tails: {unknown(tail, drafts)}")
     if costs is not None and (set(costs) != set(models) or not all(cost > 0 for cost in costs.values())):
         raise ValueError(f"costs={dict(costs)} must be positive numbers, one for each of {', '.join(sorted(models))}")
 
@@ -272,15 +272,16 @@ def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear:
     console = Console(width=120)
     console.print(_matrix(measured, point, unit))
     if dear:
-        console.print(f"Left out, as a call of theirs costs no less than one of the target: {', '.join(dear)}")
+        console.print(f"Left out, because a call costs at least as much as a call of the target: {', '.join(dear)}")
     note = (
-        "Predicted: without prefill, calls at the cost of one token, acceptance independent at every token. SWI: the "
-        "same cost of a call, acceptance as it was. By coin: independent again, at the time that calls took. Realised: "
-        "both as they were. The last two are whole generations, per token, beside the target's; 95%: over examples and "
-        "trials. The overshoot optimum is searched, the paper's exact (hierarchy.solve)."
+        "Predicted: no prefill, every call costs as much as a one-token call, acceptance independent at every token. "
+        "SWI: the same costs, but the measured acceptance. By coin: independent acceptance, but the measured time. "
+        "Realised: measured acceptance and measured time. The last two time whole generations, per token, relative to "
+        "the target; 95%: confidence interval over examples and trials. The overshoot optimum comes from a search, the "
+        "paper optimum is exact (hierarchy.solve)."
     )
     heads = ("", "models", "budgets", "predicted", "with overshoot", "SWI", "by coin", "realised", "95%")
-    stacks = _table("Stacks: times the target's speed", note, heads, left_columns=3)
+    stacks = _table("Stacks: speed relative to the target alone", note, heads, left_columns=3)
     for row in rows:
         stacks.add_row(
             row["name"], " → ".join(row["models"]), ", ".join(map(str, row["budgets"])), *_cells(measured, row)
@@ -291,9 +292,10 @@ def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear:
 def _matrix(measured: Measured, point: Point, unit: str) -> Table:
     heat = point.settings.temperature
     note = f"E [1 − TV] along {measured.positions:,} positions of the target's outputs, T = {heat:g}; "
-    note += f"the triangle inequality is broken by {measured.breach:.1g} at most."
-    scale, head = (1e3, "ms a call") if unit == "ms" else (1.0, "cost of a call")
-    matrix = _table("Acceptance", note, ("of", head, *(f"by {name}" for name in measured.names[1:])), left_columns=1)
+    note += f"the triangle inequality is violated by at most {measured.breach:.1g}."
+    scale, head = (1e3, "ms per call") if unit == "ms" else (1.0, "cost of a call")
+    heads = ("tokens of", head, *(f"accepted by {name}" for name in measured.names[1:]))
+    matrix = _table("Acceptance", note, heads, left_columns=1)
     for i, (name, cost) in enumerate(zip(measured.names, measured.costs, strict=True)):
         cells = [f"{measured.acceptance[i, j]:.3f}" if j > i else "" for j in range(1, len(measured.names))]
         matrix.add_row(name, f"{scale * cost:.3f}", *cells)

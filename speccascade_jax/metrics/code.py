@@ -24,7 +24,9 @@ def program(prediction: str, reference: str) -> str:
         parts = json.loads(reference)
         return parts["before"] + prediction + "\n" + parts["after"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"reference {reference[:80]!r} is no test harness; metrics.code.harness makes one") from error
+        raise ValueError(
+            f"reference {reference[:80]!r} is not a test harness; make one with metrics.code.harness"
+        ) from error
 
 
 def pass_at_1(prediction: str, reference: str) -> list[float]:

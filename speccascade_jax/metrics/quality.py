@@ -85,7 +85,9 @@ def measure(
         ValueError: as `score`; another number of ids; an id that occurs twice.
     """
     if len(ids) != len(predictions) or len(set(ids)) != len(ids):
-        raise ValueError(f"{len(set(ids))} different ids for {len(predictions)} predictions; one each is needed")
+        raise ValueError(
+            f"there are {len(set(ids))} different ids for {len(predictions)} predictions; give one id per prediction"
+        )
     statistics = {name: _statistics(name, predictions, references) for name in metric_names}
     scores, main = {name: _corpus_score(name, rows) for name, rows in statistics.items()}, metric_names[0]
     low, high = _interval(main, statistics[main], samples)
@@ -122,7 +124,10 @@ def _statistics(name: str, predictions: Sequence[str], references: References) -
         if isinstance(texts, str):
             raise ValueError(f"{argument} is one string; give a list with one text per example")
     if len(predictions) != len(references):
-        raise ValueError(f"{len(predictions)} predictions for {len(references)} references; one each is needed")
+        raise ValueError(
+            f"there are {len(predictions)} predictions for {len(references)} references; "
+            "give one reference per prediction"
+        )
     if not predictions:
         raise ValueError(f"no predictions to score with {name}; give at least one example")
     metric, rows = get_metric(name), []
@@ -130,7 +135,7 @@ def _statistics(name: str, predictions: Sequence[str], references: References) -
         choices = (reference,) if isinstance(reference, str) else tuple(reference)
         if not choices or (len(choices) > 1 and not metric.several):
             allowed = ", ".join(known for known, known_metric in METRICS.items() if known_metric.several)
-            remedy = f"give one, or choose a metric that takes the best of several: {allowed}"
+            remedy = f"give one reference, or choose a metric that takes the best of several: {allowed}"
             raise ValueError(f"{name} compares with one reference per example, not with {len(choices)}; {remedy}")
         rows.append(max(metric.statistics(prediction, choice) for choice in choices))
     return np.asarray(rows, np.float64)

@@ -28,7 +28,7 @@ LONGEST = 8
 """Default of the largest number of last tokens to match."""
 MOST_MATCHED = 128
 """Largest accepted number of last tokens to match: the search is unrolled over them."""
-_COUNT = "count one (experiments.count_bigrams)"
+_COUNT = "make one with experiments.count_bigrams"
 
 
 def is_derived(spec: object) -> bool:
@@ -68,7 +68,7 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
 def _lookup(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
     longest = _number(spec, rest) if rest else LONGEST
     if not 1 <= longest <= MOST_MATCHED:
-        raise ValueError(f"{spec!r} must match from 1 to {MOST_MATCHED} tokens: write lookup:{LONGEST}")
+        raise ValueError(f"{spec!r} must match 1 to {MOST_MATCHED} tokens: write lookup:{LONGEST}")
     return ngrams.prompt_lookup(target.model.vocab_size, longest, encoder_decoder=is_encoder_decoder(target))
 
 
@@ -76,7 +76,7 @@ def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | N
     def make(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
         path, size, reads_encoder = expanded(rest), target.model.vocab_size, is_encoder_decoder(target)
         if not rest or not path.is_file():
-            raise FileNotFoundError(f"{spec!r}: no table of bigrams at {rest!r}; {_COUNT}")
+            raise FileNotFoundError(f"{spec!r}: table of bigrams {rest!r} does not exist; {_COUNT}")
         return ngrams.max_gram(_table(path, size, vocabulary), size, longest, encoder_decoder=reads_encoder)
 
     return make
@@ -87,7 +87,7 @@ def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
     try:
         of, table = archives.read(path)
     except Exception as error:  # Of any kind: see `archives.read`.
-        raise CheckpointError(f"{path} is no table of bigrams, or a damaged one ({error!r}): {_COUNT}") from error
+        raise CheckpointError(f"{path} is not a table of bigrams, or it is damaged ({error!r}): {_COUNT}") from error
     if vocabulary is not None and of != vocabulary.fingerprint:
         raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")
     try:
@@ -98,7 +98,7 @@ def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
 
 def _number(spec: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{spec!r} says no number: write {spec.partition(':')[0]}:2")
+        raise ValueError(f"{spec!r} has no number: write {spec.partition(':')[0]}:2")
     return int(text)
 
 

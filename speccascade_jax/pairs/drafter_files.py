@@ -49,15 +49,15 @@ def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
         CheckpointError: it is damaged (names the damaged parts), or of another kind.
         ValueError: the drafter was trained for another target (names both fingerprints).
     """
-    params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save them")
+    params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save it")
     try:
         card = Card(**entries)
     except TypeError as error:
-        raise CheckpointError(f"{expanded(path)} holds no drafter's parameters ({error})") from error
+        raise CheckpointError(f"{expanded(path)} does not hold a drafter's parameters ({error})") from error
     fingerprint = pair.print_of("target")
     if fingerprint != card.target_fingerprint:
         raise ValueError(
             f"{path} holds a drafter for the target {card.target_fingerprint} of pair {card.pair!r}, but the target of "
-            f"{pair.name!r} is {fingerprint} (the same weights in another dtype are another target): {_TRAIN}"
+            f"{pair.name!r} is {fingerprint} (the same weights in another dtype count as another target): {_TRAIN}"
         )
     return params, card.about

@@ -8,7 +8,7 @@ from speccascade_jax.core.types import Array, BoundModel
 from speccascade_jax.models import fingerprints
 from speccascade_jax.storage.array_file import Carded, load_carded
 
-_TRAIN = "train some (experiments/train_exit_heads.py)"
+_TRAIN = "train exit heads (experiments/train_exit_heads.py)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class ExitHeads(Carded[Card]):
         kernels = self.kernels
         if layer not in kernels:
             layers = ", ".join(map(str, sorted(kernels)))
-            raise ValueError(f"{path} holds no head of the exit at layer {layer}: it holds those of {layers}")
+            raise ValueError(f"{path} holds no head for the exit at layer {layer}: it holds heads for layers {layers}")
         return kernels[layer]
 
     def check(self, target: BoundModel, path: str | Path = "the heads") -> None:
@@ -63,8 +63,9 @@ class ExitHeads(Carded[Card]):
         fingerprint = fingerprints.of_model(target)
         if fingerprint != self.card.target_fingerprint:
             raise ValueError(
-                f"{path} holds exits of the model {self.card.target_fingerprint} (pair {self.card.pair!r}), but the "
-                f"target is {fingerprint} (the same weights in another dtype are another model): {_TRAIN} for this one"
+                f"{path} holds exit heads for the model {self.card.target_fingerprint} (pair {self.card.pair!r}), but "
+                f"the target is {fingerprint} (the same weights in another dtype count as another model): "
+                f"{_TRAIN} for this model"
             )
 
 

@@ -63,14 +63,14 @@ class Head(Carded[Card]):
         if width != self.card.features:
             size = "no hidden states" if width is None else f"{width} features"
             raise ValueError(
-                f"the acceptance head reads {self.card.features} features, the draft gives {size}: {_TRAIN}"
+                f"the acceptance head reads {self.card.features} features, but the draft has {size}: {_TRAIN}"
             )
         fingerprint = fingerprints.of_model(draft)
         if fingerprint != self.card.draft_fingerprint:
             raise ValueError(
                 f"the acceptance head belongs to the draft {self.card.draft_fingerprint} of pair {self.card.pair!r}, "
-                f"but the draft of {pair!r} is {fingerprint} (the same weights in another dtype are another draft): "
-                f"{_TRAIN}"
+                f"but the draft of {pair!r} is {fingerprint} (the same weights in another dtype count as another "
+                f"draft): {_TRAIN}"
             )
 
 

@@ -24,7 +24,7 @@ from speccascade_jax.runtime.paths import shipped
 from speccascade_jax.storage.files import expanded
 
 PAIRS_DIRECTORY = shipped("pairs")
-_PARTS = "vocabulary.model, target/ and draft/ (tokenizer.json, tokenizer.model or spiece.model do as well)"
+_PARTS = "vocabulary.model, target/ and draft/ (or tokenizer.json, tokenizer.model, spiece.model for the vocabulary)"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class Pair:
 
     def __post_init__(self) -> None:
         if taken := {"target", "draft"} & set(self.others):
-            raise ValueError(f"a further draft is called {taken.pop()!r}, which is what one of the pair is: rename it")
+            raise ValueError(
+                f"a further draft is called {taken.pop()!r}, but a model of the pair has this name: rename it"
+            )
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
         if self.vocabulary is not None:
@@ -80,14 +82,14 @@ class Pair:
         if kinds[0] != kinds[1]:
             said = ["an encoder-decoder" if kind else "a decoder-only model" for kind in kinds]
             raise ValueError(
-                f"the target is {said[0]} and the {called} {said[1]}: one reads prompts that the other does "
-                f"not; choose models of one kind"
+                f"the target is {said[0]} and the {called} {said[1]}: they read prompts in different ways; choose "
+                f"two models of the same kind"
             )
         target, draft = self.target.model.vocab_size, bound.model.vocab_size
         if target != draft:
             raise ValueError(
                 f"the {called}'s vocabulary has {draft} entries and the target's {target}: speculation compares the "
-                f"two laws token by token; choose models trained with one vocabulary"
+                f"two distributions token by token; choose models trained with the same vocabulary"
             )
 
     @property
@@ -119,9 +121,9 @@ class Pair:
         """
         if self.head is None:
             raise ValueError(
-                f"the pair {self.name!r} has no acceptance head, which tells the draft when to stop (a head is of one "
-                f"dtype): train one (experiments/train_acceptance_head.py), or choose a policy without: "
-                f"stop_confidence, stop_entropy"
+                f"the pair {self.name!r} has no acceptance head, which the policy needs to stop the draft (a head fits "
+                "one dtype only): train one (experiments/train_acceptance_head.py), or choose a policy without a head: "
+                "stop_confidence, stop_entropy"
             )
         return self.head
 
@@ -233,8 +235,8 @@ def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) ->
     for later in loaded[1:]:
         if difference := first_difference(loaded[0], later):
             raise ValueError(
-                f"the vocabularies differ: {difference}; speculation compares the two laws token by token, so choose "
-                f"models (and a vocabulary) trained with one"
+                f"the vocabularies differ: {difference}; speculation compares the two distributions token by token, so "
+                f"choose models (and a vocabulary file) with the same vocabulary"
             )
     return loaded[0] if loaded else None
 
@@ -265,8 +267,8 @@ def _bound(
 def _check_room(owner: str | Path, pieces: int, entries: int) -> None:
     if pieces > entries:
         raise ValueError(
-            f"the text vocabulary has {pieces} pieces, {owner} only {entries} entries; give the vocabulary the "
-            "models were trained with"
+            f"the text vocabulary has {pieces} pieces, but {owner} only {entries} entries; give the vocabulary that "
+            "the models were trained with"
         )
 
 
@@ -282,8 +284,8 @@ def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) ->
     padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
     if padding > allowed:
         raise ValueError(
-            f"{path} has {rows} entries and the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
-            f"are more than padding ({allowed} at most); give the vocabulary the models were trained with"
+            f"{path} has {rows} entries, but the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
+            f"are too many for padding (at most {allowed}); give the vocabulary that the models were trained with"
         )
 
 
@@ -334,7 +336,7 @@ def load_pair(
     if not directory.is_dir():
         shipped = [*shipped_pairs(), *DATA_PAIRS]
         raise ValueError(
-            f"no pair {str(name)!r}: {names.hint(name, shipped)}there are {', '.join(shipped)}; "
+            f"no pair {str(name)!r}: {names.hint(name, shipped)}the known pairs are {', '.join(shipped)}; "
             f"or give a directory with {_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
@@ -364,5 +366,5 @@ def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
         return dataclasses.replace(pair, head=head)
     except ValueError as error:
         if dtype == "float32":  # In another dtype the pair is not expected to have a head.
-            warnings.warn(f"{file} is left out: {error}", stacklevel=3)
+            warnings.warn(f"{file} is ignored: {error}", stacklevel=3)
         return pair

@@ -12,7 +12,7 @@ from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "selection_policy.msgpack"
 """File name of a pair's policy in the pair's folder."""
-TRAIN = "train one for these (experiments/train_policy.py), or choose by 'random' or a drafter's name"
+TRAIN = "train one for these models (experiments/train_policy.py), or choose by 'random' or a drafter's name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +61,20 @@ class Policy(Carded[Card]):
         """
         if set(prints) != set(self.card.arms):
             raise ValueError(
-                f"the selection policy chooses among {', '.join(self.card.arms)}, and {owner} among "
+                f"the selection policy chooses among {', '.join(self.card.arms)}, but {owner} chooses among "
                 f"{', '.join(prints)}: {TRAIN}"
             )
         if self.card.features != features or self.card.target != target:
             raise ValueError(
                 f"the selection policy was trained for the target {self.card.target} ({self.card.features} features), "
-                f"and that of {owner} is {target} ({features}; the same weights in another dtype are another): {TRAIN}"
+                f"but the target of {owner} is {target} ({features} features; the same weights in another dtype count "
+                f"as another target): {TRAIN}"
             )
         trained = dict(zip(self.card.arms, self.card.prints, strict=True))
         if wrong := [name for name in prints if prints[name] != trained[name]]:
             raise ValueError(
-                f"the selection policy was trained for another drafter {wrong[0]!r}, {trained[wrong[0]]}, than that "
-                f"of {owner}, {prints[wrong[0]]}: {TRAIN}"
+                f"the selection policy was trained for another drafter {wrong[0]!r} ({trained[wrong[0]]}) than that "
+                f"of {owner} ({prints[wrong[0]]}): {TRAIN}"
             )
         return reordered(self.params, [self.card.arms.index(name) for name in prints])
 

@@ -49,8 +49,8 @@ def _check_lengths(pair: Pair, lengths: list[int], longest: int, max_new_tokens:
         raise ValueError(f"prompt {lengths.index(0)} is empty; give at least one token")
     if too_long := excess(pair, longest, max_new_tokens):
         raise ValueError(
-            f"prompt {lengths.index(longest)} has {too_long}; shorten it, lower max_new_tokens, or raise that limit: "
-            f"Pair.max_prompt_length, or max_length in a model's config where the model goes further"
+            f"prompt {lengths.index(longest)} has {too_long}; shorten it, lower max_new_tokens, or raise the limit: "
+            f"Pair.max_prompt_length, or max_length in a model's config if the model supports more positions"
         )
 
 
@@ -71,7 +71,7 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
     if pair.max_length is not None and tokens + max_new_tokens > pair.max_length:
         return (
             f"{tokens} tokens and max_new_tokens is {max_new_tokens}: together more than the {pair.max_length} "
-            f"positions that the pair's models were made for"
+            f"positions that the pair's models support"
         )
     return None
 
@@ -84,7 +84,7 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
     if array and (values := np.asarray(prompts)).dtype.kind in "OU":
         array, prompts = False, values.tolist()
     if not array and not isinstance(prompts, Sequence):
-        raise ValueError(f"prompts={prompts!r:.80} are no prompts: give texts, or integer ids [B, P]")
+        raise ValueError(f"prompts={prompts!r:.80} are not prompts: give texts, or integer ids [B, P]")
     if len(prompts) == 0:
         raise ValueError("no prompts: give at least one")
     kinds = [] if array else [_kind(prompt) for prompt in prompts]
@@ -98,14 +98,14 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
         table = np.atleast_2d(np.asarray(prompts))
         if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
             raise ValueError(
-                f"prompts of shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
+                f"prompts have shape {table.shape} and dtype {table.dtype}: give texts, or integer ids [B, P]"
             )
         rows: list[list[int]] = table.tolist()
         return rows
     for number, row in enumerate(prompts):
         for token in row:
             if not _is_whole(token):
-                raise ValueError(f"prompt {number} holds {token!r:.60}, which is no token id")
+                raise ValueError(f"prompt {number} holds {token!r:.60}, which is not a token id")
     return prompts
 
 
@@ -183,7 +183,7 @@ def checked_stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, .
         return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
     size, ids = pair.target.model.vocab_size, np.atleast_1d(np.asarray(stop_ids)).tolist()
     if not all(_is_whole(stop) for stop in ids):
-        raise ValueError(f"stop_ids={shown(stop_ids)} are no ids: give whole numbers below {size}")
+        raise ValueError(f"stop_ids={shown(stop_ids)} are not ids: give whole numbers below {size}")
     for stop in ids:
         if not 0 <= stop < size:
             raise ValueError(f"stop id {stop} is outside the vocabulary of {size}; ids are whole numbers below {size}")

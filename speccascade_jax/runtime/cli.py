@@ -30,8 +30,8 @@ def about(path: Path) -> str:
 def listing() -> str:
     """Returns all commands, for `--help`."""
     lines = [f"  {name:<22} {about(path)}" for name, path in commands().items()]
-    begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help explains one. Gin files such as "
-    begin += f"configs/quickstart.gin are found in the current folder, then in {share_root()}.\n"
+    begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help describes a command. Gin files such as "
+    begin += f"configs/quickstart.gin are looked up in the current folder, then in {share_root()}.\n"
     return "\n".join([begin, *lines])
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name, *rest = arguments
     if name not in known:
-        sys.exit(f"error: no command {name!r}: {hint(name, known)}speccascade --help lists them")
+        sys.exit(f"error: unknown command {name!r}: {hint(name, known)}speccascade --help lists all commands")
     sys.path.insert(0, os.getcwd())  # the folder of the user's own modules, as with python -m
     sys.path.append(str(share_root()))
     sys.argv = [str(known[name]), *rest]

@@ -50,8 +50,8 @@ def switch_on() -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_unsafe(path)
     except (OSError, RuntimeError) as error:
-        remedy = f"Name a folder in the environment variable {VARIABLE}, or 'off'"
-        said = f"compiled programs are not kept ({error}): every start compiles anew. {remedy}"
+        remedy = f"Set the environment variable {VARIABLE} to a folder, or to 'off'"
+        said = f"compiled programs are not cached ({error}), so every start compiles them again. {remedy}"
         warnings.warn(said, stacklevel=3)
         return
     _check_what_is_read(path)
@@ -71,9 +71,9 @@ def _refuse_unsafe(path: Path) -> None:
         raise PermissionError(f"{path} is not writable")
     status = path.stat()
     if status.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to another user, who could have any program run in your name")
+        raise PermissionError(f"{path} belongs to another user, who could run any program as you")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others can write {path} and have any program run in your name: chmod go-w {path}")
+        raise PermissionError(f"other users can write to {path} and so run any program as you: chmod go-w {path}")
 
 
 class _Checked:

@@ -19,7 +19,7 @@ import gin
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import hint, without_addresses
 
-DEEP = "macros, includes or brackets lie too deep in each other; does one of them name itself?"
+DEEP = "macros, includes or brackets are nested too deeply; does one of them refer to itself?"
 _CALL = re.compile(r"\n  In call to configurable [^\n]*")
 _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \d+)\n[^\n]*(?:\n +\^)?")
 
@@ -66,7 +66,9 @@ def _unclosed(reading: str) -> str:
 def unfilled(name: str) -> str:
     """Returns the remedy for a name without a value."""
     name = re.sub(r"/(gin\.)?macro\.value$", "", name)
-    return f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE, texts in quotes, or a gin file that says it"
+    return (
+        f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE (strings in quotes), or a gin file that sets it"
+    )
 
 
 def _line(message: str, place: str) -> str:
@@ -89,20 +91,20 @@ def _no_import(file: str, symbol: str) -> str:
         text = Path(file).read_text()
     known = re.findall(r"^\s*(?:from\s+[\w.]+\s+)?import\s+(?:\S+\s+as\s+)?(\w+)", text, re.MULTILINE)
     imported = f"it imports {', '.join(known) or 'nothing'}"
-    return f"nothing that it imports is called {symbol!r}: {hint(symbol, known)}{imported}"
+    return f"the file does not import {symbol!r}: {hint(symbol, known)}{imported}"
 
 
 def _no_attribute(file: str, selector: str, module: str, name: str) -> str:
     values = vars(sys.modules[module]) if module in sys.modules else {}
     known = [known for known, value in values.items() if callable(value) and not known.startswith("_")]
-    return f"{selector}: {module} has no {name!r}; {hint(name, known) or 'nothing in it is called alike'}".rstrip("; ")
+    return f"{selector}: {module} has no {name!r}; {hint(name, known) or 'no name in it is similar'}".rstrip("; ")
 
 
 def _nothing_called(file: str, name: str) -> str:
     parts = 2 if "." in name else 1
     keys = [key for key, _ in gin.config._REGISTRY.items() if not key.startswith("gin.")]
     known = [".".join(key.split(".")[-parts:]) for key in keys]
-    return f"nothing is called {name!r}: {hint(name, known)}it must be what one of the gin files names"
+    return f"unknown name {name!r}: {hint(name, known)}use a name that one of the gin files uses"
 
 
 def _no_parameter(file: str, owner: str, name: str) -> str:
@@ -112,7 +114,7 @@ def _no_parameter(file: str, owner: str, name: str) -> str:
 
 def _no_macro(file: str, name: str) -> str:
     known = [scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"]
-    return f"%{name} is used and never given a value: {hint(name, known)}add --gin.{name}=VALUE"
+    return f"%{name} is used but never set: {hint(name, known)}add --gin.{name}=VALUE"
 
 
 def _no_module(file: str, name: str) -> str:
@@ -122,7 +124,7 @@ def _no_module(file: str, name: str) -> str:
 
 
 def _lacks(file: str, owner: str, names: str) -> str:
-    return f"{owner} lacks {names}: add --gin.{owner}.NAME=VALUE, texts in quotes, or a gin file that says it"
+    return f"{owner} lacks {names}: add --gin.{owner}.NAME=VALUE (strings in quotes), or a gin file that sets it"
 
 
 _WORDS: dict[str, Callable[..., str]] = {
@@ -134,11 +136,11 @@ _WORDS: dict[str, Callable[..., str]] = {
     r"No bindings specified for '(.+?)/(?:gin\.)?macro'": _no_macro,
     r"No module named '([\w.]+)'": _no_module,
     r"Unable to open file: (.*?)\. Searched config paths": lambda file, name: (
-        f"there is no gin file {name!r} in this folder and in the repository; --gin_search_paths adds folders"
+        f"there is no gin file {name!r} in this folder or in the repository; --gin_search_paths adds folders"
     ),
-    r"unhashable type: '(\w+)'": lambda file, kind: f"a {kind} is the key of a dictionary, which must be a text",
+    r"unhashable type: '(\w+)'": lambda file, kind: f"a {kind} is a key of a dictionary, but keys must be strings",
     r"malformed node or string.*Failed to parse token '(.*?)'": lambda file, token: (
-        f"{token} is no value: texts stand in quotes, numbers are finite, macros begin with %"
+        f"{token} is not a value: strings need quotes, numbers must be finite, macros begin with %"
     ),
     r"(\w+)(?:\.__init__)?\(\) missing \d+ required [\w-]+ arguments?: ([^\n]*)": _lacks,
 }

@@ -1,6 +1,6 @@
 """T5X's command line for gin: `--gin_file`, `--gin.NAME=VALUE`, `--gin_search_paths`, shared by the experiments.
 
-A script calls `main(function, required)` with the function of its gin file; gin supplies that function's arguments.
+A script calls `main(function, example)` with the function of its gin file; gin supplies that function's arguments.
 """
 
 import contextlib
@@ -56,7 +56,9 @@ def said(error: Exception) -> str:
     """Returns the line that a program prints when it ends by an error."""
     message = "; ".join([gin_errors.explained(error), *getattr(error, "__notes__", [])])
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
-        return f"not enough memory ({message or 'MemoryError'}): lower batches, max_new_tokens or block sizes"
+        return (
+            f"not enough memory ({message or 'MemoryError'}): reduce the batch size, max_new_tokens or the block size"
+        )
     return message if isinstance(error, _EXPECTED) and message else f"{type(error).__name__}: {message}"
 
 
@@ -74,16 +76,18 @@ def define_flags() -> None:
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
 _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_multi_string, "gin_file", [],
-     "gin file; given several times, later files fill holes of earlier ones"),
+     "gin file; may be repeated: later files set what earlier ones leave open"),
     (flags.DEFINE_multi_string, "gin_bindings", [], "NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"),
-    (flags.DEFINE_list, "gin_search_paths", [], "folders of gin files, besides the current one and the repository"),
-    (flags.DEFINE_multi_string, "import", [], "a file of your own, my_rules.py: what it holds is named my_rules.NAME"),
+    (flags.DEFINE_list, "gin_search_paths", [],
+     "folders of gin files, in addition to the current one and the repository"),
+    (flags.DEFINE_multi_string, "import", [],
+     "your Python file, for example my_rules.py; gin files name its contents my_rules.NAME"),
     (flags.DEFINE_bool, "debug", False, "show the full trace of an error"),
     (flags.DEFINE_bool, "multiprocess", False, "join the other processes; TPU pods and SLURM need no flag"),
-    (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name of --multiprocess"),
-    (flags.DEFINE_string, "coordinator_address", None, "host:port of the first of several processes"),
-    (flags.DEFINE_integer, "process_count", None, "how many processes there are"),
-    (flags.DEFINE_integer, "process_index", None, "which of them this is, from 0"),
+    (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name for --multiprocess"),
+    (flags.DEFINE_string, "coordinator_address", None, "host:port of the first process, if there are several"),
+    (flags.DEFINE_integer, "process_count", None, "number of processes"),
+    (flags.DEFINE_integer, "process_index", None, "number of this process, from 0"),
 )  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def _join(together: bool, example: str) -> None:
     asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
-        raise ValueError(f"{example.partition(' --')[0]} runs in one process: start one")
+        raise ValueError(f"{example.partition(' --')[0]} runs in one process only: start one")
 
 
 def parse_gin(
@@ -172,7 +176,7 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     own_files.load_again(flags.FLAGS["import"].value or ())
     text = recorded() if recorded else ""
     if not (text or flags.FLAGS.gin_file):
-        raise ValueError(f"name at least one --gin_file; for example: {example}; --help explains")
+        raise ValueError(f"name at least one --gin_file; for example: {example}; --help lists all flags")
     parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
 
 
@@ -207,7 +211,7 @@ def main(
         logging.set_verbosity(logging.WARNING)
         if len(argv) > 1 or not (flags.FLAGS.gin_file or recorded):
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
-            sys.exit(f"error: {wrong}; for example: {example}; --help explains")
+            sys.exit(f"error: {wrong}; for example: {example}; --help lists all flags")
         with hosts.together(), one_line_errors():
             _join(together, example)
             read(example, recorded)
@@ -244,7 +248,7 @@ def settings(function: Callable[..., Any]) -> str:
     for title, kind in inside.items():
         fields = (field for field in dataclasses.fields(kind) if field.init)
         lines += [_line(f"{title}.{field.name}", _default(field)) for field in fields]
-    return "\n\nSettings, each as --gin.NAME=VALUE (texts in quotes), with their defaults:\n\n" + "\n".join(lines)
+    return "\n\nSettings, each as --gin.NAME=VALUE (strings in quotes), with their defaults:\n\n" + "\n".join(lines)
 
 
 def _kinds(hint: Any) -> Iterator[type]:
@@ -263,4 +267,4 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _line(name: str, default: Any) -> str:
     needed = default is inspect.Parameter.empty
-    return f"  {name:<36} {'(no default; most gin files give one)' if needed else shown(default)}"
+    return f"  {name:<36} {'(no default; most gin files set it)' if needed else shown(default)}"

@@ -87,7 +87,7 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(f"coordinator_address={coordinator!r}: give host:port of the first process")
     if count is not None and index is not None and not 0 <= index < count:
-        raise ValueError(f"process_index={index} of process_count={count}: give one of 0 to {count - 1}")
+        raise ValueError(f"process_index={index} is outside process_count={count}: give a number from 0 to {count - 1}")
 
 
 def _in_a_cluster() -> bool:
@@ -180,8 +180,8 @@ def _watch(index: int, count: int, first_host: str | None) -> None:
     try:
         _connect(index, count, first_host)
     except OSError as error:
-        address = first_host or "the first one"
-        raise OSError(f"the {count} processes do not reach each other at {address}: {error}") from error
+        address = first_host or "the first process"
+        raise OSError(f"the {count} processes cannot reach each other at {address}: {error}") from error
     for process, connection in _CONNECTIONS.items():
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -209,5 +209,5 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if connection.recv(1) == _DONE:
             return
-    print(f"error: process {other} of {count} is gone; on all hosts {interrupts.SAME}", file=sys.stderr, flush=True)
+    print(f"error: process {other} of {count} has ended; on all hosts, {interrupts.SAME}", file=sys.stderr, flush=True)
     os._exit(STATUS)  # a collective that waits for the process can't be interrupted otherwise

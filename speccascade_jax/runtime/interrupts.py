@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-SAME = "give the same command again: what was finished stays, the rest follows"
-ANEW = "give the same command to begin anew"
-SAVED = "give the same command again: it goes on where it last saved"
+SAME = "run the same command again: finished parts are kept, and the rest follows"
+ANEW = "run the same command to start from the beginning"
+SAVED = "run the same command again: it continues from the last saved state"
 
 
 class Terminated(BaseException):

@@ -159,8 +159,10 @@ def _joined_parts(code: str) -> Iterator[Edit]:
 def _narrower(function: str, method: str, sampling: str) -> str:
     wide, narrow = sorted((method, sampling), key=len)
     if not narrow.startswith(wide):
-        remedy = "both are settings now, of one scope"
-        raise ValueError(f"{function} has its method from {method!r} and its sampling from {sampling!r}: {remedy}")
+        remedy = "both are settings now and need one scope"
+        raise ValueError(
+            f"{function} takes its method from scope {method!r} and its sampling from scope {sampling!r}: {remedy}"
+        )
     return narrow
 
 

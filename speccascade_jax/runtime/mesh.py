@@ -47,14 +47,14 @@ def make(shape: Sequence[int]) -> Mesh | None:
     """
     sizes = checked(shape)
     devices, processes, count = jax.devices(), jax.process_count(), math.prod(sizes)
-    takes = f"mesh={tuple(shape)} takes {count} devices"
+    needs = f"mesh={tuple(shape)} needs {count} devices"
     if count > len(devices):
-        raise ValueError(f"{takes} and there are {len(devices)} ({devices[0].platform}): make it smaller")
+        raise ValueError(f"{needs}, but there are {len(devices)} ({devices[0].platform}): make it smaller")
     if processes > 1 and not hosts.many():
-        raise ValueError(f"this is one of {processes} processes, which have not found each other: give --multiprocess")
+        raise ValueError(f"this is one of {processes} processes that are not connected: give --multiprocess")
     if hosts.many() and count != len(devices):
-        remedy = "take all of them, or start fewer"
-        raise ValueError(f"{takes}, and the {processes} processes have {len(devices)}: {remedy}")
+        remedy = "use all of them, or start fewer processes"
+        raise ValueError(f"{needs}, but the {processes} processes have {len(devices)}: {remedy}")
     if count == 1:
         return None
     # sampling mixes sharded with unsharded arrays, which only axes of type Auto allow

@@ -29,11 +29,11 @@ def load(name: str) -> ModuleType:
         raise FileNotFoundError(f"--import={name}: there is no such file")
     path, module = path.resolve(), path.stem
     if not module.isidentifier():
-        raise ValueError(f"--import={name}: {module!r} can be no module's name: use letters, digits and _ only")
+        raise ValueError(f"--import={name}: {module!r} is not a valid module name: use letters, digits and _ only")
     if _LOADED.get(module) == path:
         return sys.modules[module]
     if module in sys.modules and getattr(sys.modules[module], "__file__", None) != str(path):
-        raise ValueError(f"--import={name}: a module {module!r} is there already: rename the file")
+        raise ValueError(f"--import={name}: a module {module!r} is loaded already: rename the file")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     return _executed(module, path)

@@ -109,7 +109,7 @@ class Data:
             ValueError: `w` is outside [0, 1], costs belong to other candidates, or a reward is not finite (names it).
         """
         if not 0 <= alignment_weight <= 1:
-            raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 is alignment alone")
+            raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 counts alignment only")
         if costs is not None and set(costs) != set(self.arms):
             raise ValueError(f"costs={dict(costs)} must have a number for each of {', '.join(self.arms)}")
         cheap = self.costs() if costs is None else np.asarray([costs[name] for name in self.arms], np.float64)
@@ -133,7 +133,7 @@ def read(folder: str | Path) -> Data:
         raise FileNotFoundError(f"{path} holds no selection data (no {MANIFEST}): make some with {_MAKE}")
     manifest = json_object(path / MANIFEST, "make the folder again")
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"{path / MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}")
+        raise ValueError(f"{path / MANIFEST} has format {manifest.get('format')!r}, but this version reads {FORMAT}")
     try:
         domains = manifest["domains"]
         features = [_features(path / entry["outputs"], entry["first_example"], entry["queries"]) for entry in domains]
@@ -156,7 +156,7 @@ def _features(folder: Path, first: int, count: int) -> np.ndarray:
     parts = [runs.read_shard(folder / name, Outputs, _LOST, AGAIN) for name in shard_names(first, count)]
     target = shards.join(parts)
     if len(target.ids) != count or target.features is None or not math.isfinite(float(np.abs(target.features).sum())):
-        raise ValueError(f"{folder} holds {len(target.ids)} queries, {count} are wanted, with finite features: {AGAIN}")
+        raise ValueError(f"{folder} holds {len(target.ids)} queries; {count} with finite features are needed: {AGAIN}")
     return target.features
 
 

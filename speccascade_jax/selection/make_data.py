@@ -196,10 +196,10 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
         return pair.target
     if isinstance(drafter, Level):
         if not build_drafter.verifier_of(drafter.accept, deferral.get(drafter.rule)).lossless:
-            raise ValueError(f"what arm {arm.called!r} drafts no model writes alone: its rule is lossy; leave it out")
+            raise ValueError(f"arm {arm.called!r} has a lossy rule, so no model alone writes its drafts: leave it out")
         return pair.model(drafter.model)
     if "." in drafter:
-        raise ValueError(f"arm {arm.called!r} is a drafter of one's own, which writes nothing alone: leave it out")
+        raise ValueError(f"arm {arm.called!r} is a custom drafter, which writes no outputs alone: leave it out")
     return pair.model(drafter)
 
 

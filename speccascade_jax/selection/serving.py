@@ -101,7 +101,7 @@ def _check(phases: Sequence[Evaluation], learning: Sequence[str], sample: int) -
         if name not in LEARNERS:
             raise ValueError(f"unknown learner {name!r}; {hint(name, LEARNERS)}choose among {', '.join(LEARNERS)}")
     if len(set(learning)) < len(learning):
-        raise ValueError(f"learning={tuple(learning)} names one twice: name each once")
+        raise ValueError(f"learning={tuple(learning)} names a learner twice: name each once")
     for phase in phases:
         whole("latency_examples of a phase", phase.latency_examples, 1)
 
@@ -313,7 +313,7 @@ def report(rows: list[Row], folder: Path) -> Row:
         cells = [f"{means[name]:.3f}" + ("*" if name == phase["best"] else "") for name in names]
         table.add_row(phase["domain"], str(phase["queries"]), *cells)
     console.print(table)
-    heads = (f"regret against {result['best']}", "regret by phase, first half", "last half", "over knowing")
+    heads = (f"regret against {result['best']}", "regret by phase, first half", "last half", "over best per phase")
     table = Table("learner", *heads)
     for name, values in result["learners"].items():
         halves = [", ".join(f"{value:+.4f}" for value in values[half]) for half in ("first", "last")]

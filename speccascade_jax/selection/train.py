@@ -121,7 +121,7 @@ class PolicyTrainer:
             near = hint(self.objective, known)
             raise ValueError(f"unknown objective {self.objective!r}; {near}choose one of {', '.join(known)}")
         if not 0 <= self.alignment_weight <= 1:
-            raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 … 1: 1 is alignment alone")
+            raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 … 1: 1 counts alignment only")
 
     def run(self) -> dict[str, Any]:
         """Trains to the end (from the saved state if there is one) and writes the policy; returns the evaluation."""
@@ -254,8 +254,8 @@ def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarr
     judged_count = min(max(1, round(held_out * count)), count - 1)
     rows = order[judged_count:]
     if count < 2 or wanted > len(rows):
-        data_size = f"the data have {count}, of which {judged_count} are held out"
-        raise ValueError(f"queries={wanted or 1}, and {data_size}: make more, or ask for fewer")
+        data_size = f"the data hold {count}, of which {judged_count} are held out"
+        raise ValueError(f"queries={wanted or 1}, but {data_size}: make more queries, or give a smaller number")
     return rows[: wanted or len(rows)], order[:judged_count]
 
 

@@ -42,5 +42,5 @@ def _array(member: bytes) -> np.ndarray:
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = header(file)
     if math.prod(shape) * dtype.itemsize != len(member) - file.tell():
-        raise ValueError(f"an array of shape {shape} and dtype {dtype} has {len(member) - file.tell():,} bytes")
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} cannot have {len(member) - file.tell():,} bytes")
     return np.load(io.BytesIO(member))

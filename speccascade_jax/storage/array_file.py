@@ -63,7 +63,7 @@ def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> t
         return params, card(**{name: value for name, value in entries.items() if name in known})
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{expanded(path)}: its card lacks an entry, or has an odd one ({error}): {again}"
+            f"{expanded(path)}: its card lacks an entry, or has an invalid one ({error}): {again}"
         ) from error
 
 
@@ -105,9 +105,9 @@ def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any
     except Exception as error:  # msgpack raises a different error for every kind of damage.
         raise damaged(path, {"the file": f"it is no {kind} ({error!r})"}) from error
     if number != FORMAT:
-        raise CheckpointError(f"{path} has format {number!r}, this version reads {FORMAT}: {again}")
+        raise CheckpointError(f"{path} has format {number!r}, but this version reads {FORMAT}: {again}")
     changed = [name for name, value in actual.items() if value != digests.get(name)]
-    wrong = dict.fromkeys(changed, "its bytes are not those written") | dict.fromkeys(missing, "it is not there")
+    wrong = dict.fromkeys(changed, "its bytes have changed") | dict.fromkeys(missing, "it is missing")
     if wrong:
         raise damaged(path, wrong)
     return jax.tree.map(jnp.asarray, unflatten_dict(arrays, sep="/")), json.loads(text)

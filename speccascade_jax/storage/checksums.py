@@ -20,7 +20,7 @@ CHECKSUMS = "checksums.json"
 ALGORITHM = "blake2b-128"
 FORMAT = 1
 BYTES = "bytes"
-REMEDY = f"copy it again, or write {CHECKSUMS} again (python -m experiments.convert FOLDER --checksums) if it was meant"
+REMEDY = f"copy it again, or write {CHECKSUMS} again if it changed (python -m experiments.convert FOLDER --checksums)"
 _SEAL = b"\n" + ALGORITHM.encode() + b":"
 _SEALED = len(_SEAL) + 32
 
@@ -47,7 +47,8 @@ def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]
         return {"format": FORMAT, "algorithm": ALGORITHM}
     contents = json_object(file, "write it again, or copy the folder again", error)
     if (contents.get("format"), contents.get("algorithm")) != (FORMAT, ALGORITHM):
-        raise error(f"{file} has format {contents.get('format')!r}, {contents.get('algorithm')!r}: write it again")
+        actual = f"format {contents.get('format')!r} and algorithm {contents.get('algorithm')!r}"
+        raise error(f"{file} has {actual}, which are not supported: write it again")
     if not isinstance(contents.get(BYTES, {}), dict):
         raise error(f"{file} is damaged ({BYTES} is {contents[BYTES]!r:.80}): write it again")
     return contents
@@ -77,7 +78,7 @@ def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
     content = path.read_bytes()
     listed = record(path.parent, error).get(BYTES, {})
     if path.name in listed and digest(content) != listed[path.name]:
-        raise error(f"{path} is damaged: its bytes are not those of {CHECKSUMS}: {REMEDY}")
+        raise error(f"{path} is damaged: its bytes do not match {CHECKSUMS}: {REMEDY}")
     return content
 
 
@@ -96,5 +97,5 @@ def unsealed(path: Path, content: bytes, remedy: str, error: type[ValueError] = 
     if not end.startswith(_SEAL):
         return content
     if digest(body).encode() != end[len(_SEAL) :]:
-        raise error(f"{path} is damaged: its bytes are not those written: {remedy}")
+        raise error(f"{path} is damaged: its bytes have changed: {remedy}")
     return body

@@ -25,7 +25,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path}: {error}; write the whole path") from error
+        raise ValueError(f"{path}: {error}; write the full path") from error
 
 
 def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
@@ -39,10 +39,10 @@ def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
         ValueError: names the settings that differ.
     """
     if path.exists():
-        begun = json_object(path, f"what was begun in {path.parent} can't be told; {remedy}")
+        begun = json_object(path, f"the settings of {path.parent} are unknown; {remedy}")
         names = dict.fromkeys([*settings, *begun])
         if changed := [name for name in names if begun.get(name) != settings.get(name)]:
-            raise ValueError(f"{path.parent} was begun with another {', '.join(changed)}: {remedy}")
+            raise ValueError(f"{path.parent} was started with other values of {', '.join(changed)}: {remedy}")
     else:
         write_atomically(path, json.dumps(settings, indent=1).encode())
 
@@ -104,10 +104,12 @@ def check_replaceable(path: str | Path, *marks: str) -> None:
     """
     path = expanded(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file that a report could be written to: name another output")
+        raise ValueError(f"{path} is not a file, so no report can be written to it: name another output")
     content = path.read_bytes() if path.exists() else b""
     if content.strip() and not all(mark.encode() in content for mark in marks):
-        raise ValueError(f"{path} is no report of an earlier run, and is not replaced: name another output, or move it")
+        raise ValueError(
+            f"{path} is not a report of an earlier run, so it is not replaced: name another output, or move it"
+        )
 
 
 @contextlib.contextmanager
@@ -118,7 +120,7 @@ def naming(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        full = "; what was there before is unchanged: free some space, or write elsewhere"
+        full = "; the previous content is unchanged: free some space, or write elsewhere"
         raise OSError(error.errno, f"{error.strerror}{full * (error.errno in _FULL)}", str(path)) from error
 
 

@@ -41,7 +41,7 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
         owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
         if owner and not owner.isdigit():
             os.close(handle)
-            raise ValueError(f"{lock} is no lock of {output}: move it away, or name another output")
+            raise ValueError(f"{lock} is not a lock of {output}: move it away, or name another output")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

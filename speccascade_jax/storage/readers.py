@@ -30,9 +30,9 @@ def parsed(content: bytes | str, location: str, remedy: str, error: type[ValueEr
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as reason:
-        raise error(f"{location} is damaged (no JSON: {reason}): {remedy}") from reason
+        raise error(f"{location} is damaged (not JSON: {reason}): {remedy}") from reason
     if not isinstance(value, dict):
-        raise error(f"{location} is damaged (no JSON object, but {value!r:.40}): {remedy}")
+        raise error(f"{location} is damaged (not a JSON object, but {value!r:.40}): {remedy}")
     return value
 
 
@@ -67,4 +67,4 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             f"{path}:{number} is not UTF-8 ({error.reason}): convert the file, or copy it again"
         ) from error
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise ValueError(f"{path} is damaged behind line {number} ({error}): copy it again") from error
+        raise ValueError(f"{path} is damaged after line {number} ({error}): copy it again") from error

@@ -57,7 +57,9 @@ class EpochTrainer:
         object.__setattr__(self, "data", several("data", self.data, 1))
         check_trainer(self, "peak", "batch_positions", "epochs", "log_every")
         if not self.save_every_seconds >= 0:
-            raise ValueError(f"save_every_seconds={self.save_every_seconds} is no time; 0 saves after every step")
+            raise ValueError(
+                f"save_every_seconds={self.save_every_seconds} is not a time: give 0 or more; 0 saves after every step"
+            )
 
 
 def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
@@ -68,7 +70,7 @@ def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
     for name in (rate, "weight_decay"):
         per_row(name, getattr(trainer, name), 1)
     if not getattr(trainer, rate) > 0 or trainer.weight_decay < 0:
-        wanted = f"must be above 0 and weight_decay={trainer.weight_decay} not below it"
+        wanted = f"must be above 0, and weight_decay={trainer.weight_decay} must be 0 or more"
         raise ValueError(f"{rate}={getattr(trainer, rate)} {wanted}")
     if not 0 < trainer.held_out < 1:
         raise ValueError(f"held_out={trainer.held_out} is outside (0, 1)")

@@ -62,12 +62,12 @@ class ExitTrainer(EpochTrainer):
         for layer in (*self.layers, *(() if self.towards is None else (self.towards,))):
             whole("layers", layer, 0)
         if len(set(self.layers)) < len(self.layers):
-            raise ValueError(f"layers={self.layers} names one twice: name each exit once")
+            raise ValueError(f"layers={self.layers} names a layer twice: name each exit once")
         if self.towards is not None and (not self.init_from or self.towards in self.layers):
-            remedy = f"give init_from, and leave it out of layers={self.layers}"
-            raise ValueError(f"towards={self.towards}: an exit teaches others with a head that it has; {remedy}")
+            remedy = f"set init_from, and leave it out of layers={self.layers}"
+            raise ValueError(f"towards={self.towards}: the exit that teaches the others needs a trained head; {remedy}")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup={self.warmup} is no share of the steps: give a number in [0, 1)")
+            raise ValueError(f"warmup={self.warmup} is not a share of the steps: give a number in [0, 1)")
 
     def run(self) -> dict[str, Any]:
         """Trains to the end (from the saved state if there is one) and writes the heads; returns the evaluation."""
@@ -149,12 +149,12 @@ class Run(AcceptanceRun):
         """Refuses data that were made with another pair, and layers that the target does not have."""
         manifest, pair = self.data.manifest, self.pair
         if manifest["pair_fingerprint"] != pair.fingerprint:
-            theirs = f"the pair {manifest['pair_fingerprint']} ({manifest['pair']!r})"
+            theirs = f"the pair {manifest['pair']!r} ({manifest['pair_fingerprint']})"
             remedy = "make data with this pair (experiments/make_acceptance_data.py)"
-            raise ValueError(f"the data were made with {theirs}, but {pair.name!r} is {pair.fingerprint}: {remedy}")
+            raise ValueError(f"the data were made with {theirs}, not with {pair.name!r} ({pair.fingerprint}): {remedy}")
         depth = depth_of(self.pair.target.model)
         if wrong := [layer for layer in self.trainer.layers if layer >= depth]:
-            raise ValueError(f"there is nothing to train at layer {wrong[0]}: exits are below layer {depth}, the last")
+            raise ValueError(f"layer {wrong[0]} has no exit to train: exits are below layer {depth}, the last")
 
     def initial(self) -> tuple[Params, int]:
         """Returns the heads of `init_from`, or the target's own, and the number of warm-up steps."""

@@ -133,7 +133,7 @@ def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
         payload = flax.serialization.msgpack_restore(content)
         saved, position = payload["state"], dict(payload["position"])
     except Exception as error:  # msgpack raises a different error for every kind of damage
-        raise ValueError(f"{path} is damaged, or no state of a run ({error!r}): {again}") from error
+        raise ValueError(f"{path} is damaged, or is not the state of a run ({error!r}): {again}") from error
     try:
         state = flax.serialization.from_state_dict(like, saved)
         jax.tree_util.tree_map_with_path(_check_shape, like, state)

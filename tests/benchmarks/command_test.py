@@ -1,4 +1,4 @@
-"""Tests of the command from end to end with random models, and of its errors; no number is checked for its size."""
+"""Tests of the command from end to end with random models, and of its errors; no measured value is checked."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def rows(record, table):
 
 
 @pytest.mark.tools
-def test_every_section_is_there_and_has_its_tables(record):
+def test_every_section_writes_its_tables(record):
     assert list(record["sections"]) == SECTIONS
     tables = {name for section in record["sections"].values() for name in section["tables"]}
     assert tables == set(layouts.LAYOUTS) - {"compilation", "startup", "acceptance", "agreement"}
@@ -41,7 +41,7 @@ def test_every_section_is_there_and_has_its_tables(record):
 
 
 @pytest.mark.tools
-def test_every_column_but_the_optional_ones_is_filled(record):
+def test_all_columns_except_optional_ones_have_values(record):
     optional = {"alpha", "block_size", "same_output"}
     for section in record["sections"].values():
         for name, table in section["tables"].items():
@@ -51,12 +51,12 @@ def test_every_column_but_the_optional_ones_is_filled(record):
 
 
 @pytest.mark.tools
-def test_the_tables_can_be_printed_again(record, tmp_path, capsys):
+def test_stored_tables_can_be_printed(record, tmp_path, capsys):
     path = tmp_path / "stored.json"
     path.write_text(json.dumps(record))
     assert command.main(["--markdown", str(path)]) == 0
     text = capsys.readouterr().out
-    assert text.count("| --- |") >= 10 and "**The engine against the calls it makes, per example**" in text
+    assert text.count("| --- |") >= 10 and "**Time of the engine against the time of its calls, per example**" in text
 
 
 @pytest.mark.tools
@@ -77,13 +77,13 @@ def test_greedy_speculation_is_compared_with_the_target(record):
 
 
 @pytest.mark.tools
-def test_a_width_of_one_is_the_unit(record):
+def test_scoring_times_are_relative_to_a_width_of_one(record):
     assert [row["ratio"]["value"] for row in rows(record, "scoring") if row["width"] == 1] == [1.0, 1.0]
 
 
 @pytest.mark.tools
-def test_programs_in_a_new_process(folder):
-    """The second time the compiled programs come from the cache that the first one filled."""
+def test_compilation_is_timed_with_an_empty_and_a_full_cache(folder):
+    """The second process reads the compiled programs from the cache that the first one filled."""
     settings = command.Sizes(pair=str(folder), max_new_tokens=4, examples=1, batches=(1,))
     tables = compilation.run(Bench(settings, load_pair(folder)))
     assert [row["cache"] for row in tables["compilation"]] == ["empty", "empty", "full", "full"]
@@ -91,7 +91,7 @@ def test_programs_in_a_new_process(folder):
     assert all(row["import_seconds"] > 0 for row in tables["startup"])
 
 
-def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
+def test_sections_run_in_a_fixed_order_and_partial_runs_have_separate_files():
     assert runs.picked("section", "steps, bandwidth", command.SECTIONS) == ["bandwidth", "steps"]
     assert command.default_output(list(command.SECTIONS), False) == "results/bench.json"
     assert command.default_output(["steps"], False) == "results/bench_steps.json"
@@ -104,16 +104,16 @@ def test_sections_are_run_in_their_order_and_a_part_has_a_file_of_its_own():
     (["--task=no_such_task"], "unknown task 'no_such_task'"),
     (["--examples=0"], "examples=0 is not a whole number >= 1"),
     (["--markdown=no/such/file.json"], "no/such/file.json"),
-    (["--markdown=other.json"], "holds no run of the benchmarks (format 1): measure anew"),
+    (["--markdown=other.json"], "does not hold a run of the benchmarks (format 1): measure again"),
 ])  # fmt: skip
-def test_bad_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path):
+def test_errors_for_invalid_values_are_one_line(arguments, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text('{"key": 1}')
     assert command.main(arguments) == 1
     assert said in capsys.readouterr().err
 
 
-def test_the_time_left_is_judged_by_the_sections_done(monkeypatch):
+def test_the_remaining_time_is_estimated_from_finished_sections(monkeypatch):
     now, said = [0.0], io.StringIO()
     monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(command, "SECTIONS", {"a": command.Section(None, 10), "b": command.Section(None, 30)})

@@ -32,7 +32,7 @@ def test_every_call_has_its_own_seconds_and_the_order_alternates():
     np.testing.assert_allclose(seconds["b"], [3, 3, 3])
 
 
-def test_a_loop_is_run_until_it_takes_as_long_as_asked():
+def test_a_loop_runs_until_it_takes_the_requested_time():
     clock = _Clock()
 
     def run(count):
@@ -45,7 +45,7 @@ def test_a_loop_is_run_until_it_takes_as_long_as_asked():
     assert clock.now - before == pytest.approx(0.1)
 
 
-def test_a_call_that_was_held_up_does_not_shorten_the_loop_and_a_long_one_is_run_once():
+def test_one_delayed_call_does_not_shorten_the_loop_and_a_long_call_runs_once():
     clock, stalls = _Clock(), [0.0, 0.5, 0.0, 0.0, 0.5]
 
     def run(count):

@@ -1,4 +1,4 @@
-"""Tests of the tables that are made of rows."""
+"""Tests of the tables that are built from stored rows."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_table_shows_medians_and_spreads():
     assert grid.rows == [["target", "6", "1.500 (0.750 to 3.000)", "2.00 (1.00 to 4.00)"]]
 
 
-def test_values_across_become_columns():
+def test_values_of_the_across_key_become_columns():
     def row(rule, size, microseconds):
         entry = {"microseconds": _spread(microseconds), "ratio": _spread(1.0), "temporary_ratio": 0.5}
         return {"rule": rule, "vocab_size": size} | entry
@@ -30,7 +30,7 @@ def test_values_across_become_columns():
 
 
 @pytest.mark.parametrize("name", layouts.LAYOUTS)
-def test_missing_values_are_dashes_everywhere(name):
+def test_missing_values_are_shown_as_dashes(name):
     layout = layouts.LAYOUTS[name]
     row = {} if layout.across is None else {layout.across: 1024}
     assert set(report.grid(name, [row]).rows[0]) == {report.NONE}

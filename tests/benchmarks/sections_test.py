@@ -16,7 +16,7 @@ EXAMPLES = 35  # a batch and a part of one
 SMALL = replace(quick(Sizes(acceptance_task="tiny_translation")), acceptance_examples=EXAMPLES)
 
 
-def test_agreement_is_that_of_the_laws_along_the_outputs(tabular):
+def test_agreement_compares_the_distributions_along_the_outputs(tabular):
     bench, task = Bench(SMALL, tabular), acceptance.get_task("tiny_translation")
     prompts = acceptance.prompts_of(bench, task, [task.build_prompt(example) for example in task.load(limit=EXAMPLES)])
     # sampled outputs: greedy ones of a table are all alike
@@ -43,7 +43,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(tabular):
 
 
 @pytest.mark.laws
-def test_outside_is_the_median_of_the_turns_own_differences(tabular, monkeypatch):
+def test_outside_time_is_the_median_of_differences_within_turns(tabular, monkeypatch):
     program = np.array([1.0, 5.0, 2.0, 9.0]) * 1e-3
     seconds = {"decode": program + np.array([0.4, 0.1, 0.2, 0.3]) * 1e-3, "program": program}
     monkeypatch.setattr(measure, "interleave", lambda loops, repeats: {name: seconds[name] for name in loops})
@@ -54,15 +54,15 @@ def test_outside_is_the_median_of_the_turns_own_differences(tabular, monkeypatch
         assert row["program_ms"]["value"] == pytest.approx(3.5) and row["calls"] == 4
 
 
-def test_a_call_and_a_program_that_differ_are_not_compared(tabular, monkeypatch):
+def test_a_call_and_a_program_with_different_tokens_are_not_compared(tabular, monkeypatch):
     wrong = type("Wrong", (), {"tokens": np.zeros(1)})()
     monkeypatch.setattr(calls, "_programs", lambda bench, method, texts: [lambda: wrong] * len(texts))
-    with pytest.raises(RuntimeError, match="different tokens for example 0: nothing to compare"):
+    with pytest.raises(RuntimeError, match="different tokens for example 0: their times cannot be compared"):
         calls.run(Bench(quick(Sizes()), tabular))
 
 
 @pytest.mark.laws
-def test_an_exit_needs_the_targets_weights_and_at_most_a_head(folder):
+def test_an_exit_needs_only_the_targets_weights_and_a_head(folder):
     pair = load_pair(folder)
     rows = memory.run(Bench(replace(quick(Sizes()), batches=(1,)), pair))["memory"]
     megabytes = {row["drafts"]: row["arguments_megabytes"] for row in rows}
@@ -82,7 +82,7 @@ TURNS = {
 }
 
 
-def test_calls_are_counted_steps_times_measured_ones(tabular, monkeypatch):
+def test_predicted_times_are_call_counts_times_measured_times(tabular, monkeypatch):
     settings = Sizes(pair="tabular", max_new_tokens=4, examples=1, batches=(1,), loop_seconds=1e-4)
     loop = measure.Loop(lambda count: None, 1)
     monkeypatch.setattr(rounds, "call_loops", lambda bench, block: {"draft": loop, "target": loop})

@@ -11,26 +11,26 @@ from speccascade_jax.models.t5 import T5, T5Config, T5Module
 VECTOR, MATRIX, INDEX = jnp.ones((1, 8)), jnp.ones((8, 16)), jnp.zeros((1,), jnp.int32)
 
 
-def test_products_read_everything_and_unused_arrays_nothing():
+def test_products_read_whole_arrays_and_unused_arrays_are_not_read():
     assert bytes_read(lambda used, x, unused: x @ used, MATRIX, VECTOR, jnp.ones((50, 50))) == 4 * (8 * 16 + 8)
 
 
-def test_an_array_that_is_used_twice_is_read_once():
+def test_an_array_used_twice_is_read_once():
     assert bytes_read(lambda w, x: (x @ w, x @ (w + 1.0)), MATRIX, VECTOR) == 4 * (8 * 16 + 8)
 
 
-def test_a_table_that_is_looked_up_gives_its_rows():
+def test_a_lookup_reads_only_the_rows():
     assert bytes_read(lambda table, index: jnp.take(table, index, axis=0), jnp.ones((1000, 8)), INDEX) == 4 * 8 + 4
 
 
-def test_a_table_that_is_looked_up_and_multiplied_is_read_whole():
+def test_a_table_used_in_a_lookup_and_a_product_is_read_whole():
     def tied(table, at):
         return jnp.take(table, at, axis=0) @ table.T
 
     assert bytes_read(tied, jnp.ones((1000, 8)), INDEX) == 4 * 8 * 1000 + 4
 
 
-def test_calls_inside_are_followed():
+def test_inner_calls_are_counted():
     assert bytes_read(jax.jit(lambda w, x, unused: jax.jit(jnp.dot)(x, w)), MATRIX, VECTOR, MATRIX) == 4 * (8 * 16 + 8)
 
 

@@ -33,7 +33,7 @@ def same(path, other) -> bool:
     )
 
 
-def test_converted_is_bit_equal(theirs, tmp_path, capsys):
+def test_a_converted_checkpoint_is_bit_equal(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours")]) == 0
     assert same(theirs, tmp_path / "ours")
     output = capsys.readouterr()
@@ -41,7 +41,7 @@ def test_converted_is_bit_equal(theirs, tmp_path, capsys):
     assert "writing" in output.err
 
 
-def test_stored_dtypes_are_kept_where_we_have_them(tmp_path):
+def test_stored_dtypes_are_kept_if_supported(tmp_path):
     for stored, expected in {"bfloat16": "bfloat16", "float16": "float32"}.items():
         arrays = {n: a.astype(stored) for n, a in hf.tensors("llama2", hf.random_parameters("llama2")).items()}
         path = hf.write(tmp_path / stored, hf.entries("llama2"), arrays)
@@ -52,14 +52,14 @@ def test_stored_dtypes_are_kept_where_we_have_them(tmp_path):
     assert load(tmp_path / "small")[0].config.dtype == "float32"
 
 
-def test_t5x_and_our_own_are_sources_too(t5x, arrays, model, params, tmp_path):
+def test_t5x_and_native_checkpoints_are_converted_too(t5x, arrays, model, params, tmp_path):
     assert main([str(t5x(arrays)), str(tmp_path / "a")]) == 0
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     save(tmp_path / "c", model, params)
     assert same(tmp_path / "a", tmp_path / "c") and same(tmp_path / "b", tmp_path / "c")
 
 
-def test_dry_run_lists_what_maps_to_what_and_writes_nothing(theirs, tmp_path, capsys):
+def test_dry_run_lists_the_mapping_and_writes_nothing(theirs, tmp_path, capsys):
     assert main([str(theirs), str(tmp_path / "ours"), "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "format: Hugging Face, gemma2" in output
@@ -70,7 +70,7 @@ def test_dry_run_lists_what_maps_to_what_and_writes_nothing(theirs, tmp_path, ca
     assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]
 
 
-def test_rows_say_what_is_done_to_a_tensor(theirs):
+def test_rows_describe_how_a_tensor_is_transformed(theirs):
     stored = find(theirs)
     source = next(iter(stored.tensors))
     plan = {"a/b": (Piece(source, (), (2, 3), order=(1, 0, 2), take=(1, 4)), Piece(source, (), (2, 5)))}
@@ -78,7 +78,7 @@ def test_rows_say_what_is_done_to_a_tensor(theirs):
     assert row == ("a/b", (2, 8), f"{source}[:, 4] axes 1, 0, 2, {source}", stored.tensors[source].file.name)
 
 
-def test_checksums_are_written_beside_the_source_and_nothing_else(theirs, tmp_path, capsys):
+def test_only_checksums_are_written_next_to_the_source(theirs, tmp_path, capsys):
     before = {entry.name for entry in theirs.iterdir()}
     for _ in range(2):  # The second call replaces the first call's file.
         assert main([str(theirs), "--checksums"]) == 0
@@ -88,11 +88,11 @@ def test_checksums_are_written_beside_the_source_and_nothing_else(theirs, tmp_pa
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"error: {theirs} is damaged: 1 array can't be read (model.")
-    assert "model-00002-of-00002.safetensors: its bytes are not those of checksums.json" in said
+    assert "model-00002-of-00002.safetensors: its bytes do not match checksums.json" in said
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_for(tmp_path, model, params):
+def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_requested_one(tmp_path, model, params):
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
     save(tmp_path / "half", half, params, "bfloat16")
     assert main([str(tmp_path / "half"), str(tmp_path / "again")]) == 0
@@ -106,7 +106,7 @@ def test_a_converted_configuration_keeps_its_dtype_and_loads_in_the_one_asked_fo
     (["ours", "--dtype", "bfloat16"], "leave out DESTINATION, --dtype"),
     (["--dry-run"], "argument --dry-run: not allowed with argument --checksums"),
 ])  # fmt: skip
-def test_checksums_refuse_what_they_would_ignore(theirs, tmp_path, capsys, monkeypatch, more, said):
+def test_checksums_refuse_options_that_they_would_ignore(theirs, tmp_path, capsys, monkeypatch, more, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main([str(theirs), "--checksums", *more])
@@ -115,15 +115,15 @@ def test_checksums_refuse_what_they_would_ignore(theirs, tmp_path, capsys, monke
     assert not (theirs / "checksums.json").exists()
 
 
-def test_a_source_that_needs_no_checksums_is_refused_without_a_bar(tmp_path, model, params, capsys):
+def test_a_source_that_needs_no_checksums_is_refused_without_a_progress_bar(tmp_path, model, params, capsys):
     save(tmp_path / "ours", model, params)
     assert main([str(tmp_path / "ours"), "--checksums"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
-    assert "ours is no Hugging Face directory: checksums.json is for those alone" in lines[0]
+    assert "ours is not a Hugging Face directory: checksums.json is only for these" in lines[0]
 
 
-def test_existing_destinations(theirs, tmp_path, capsys):
+def test_existing_destinations_are_replaced_only_if_allowed(theirs, tmp_path, capsys):
     main([str(theirs), str(tmp_path / "ours")])
     assert main([str(theirs), str(tmp_path / "ours")]) == 1
     assert "ours exists: choose another path, or add --overwrite to replace it" in capsys.readouterr().err
@@ -134,19 +134,19 @@ def test_existing_destinations(theirs, tmp_path, capsys):
     assert "ours holds more than a checkpoint written by save (thesis.txt)" in capsys.readouterr().err
     assert (tmp_path / "ours" / "thesis.txt").read_text() == "years"
     assert main([str(theirs), str(theirs), "--overwrite"]) == 1
-    assert "theirs exists and is no checkpoint written by save" in capsys.readouterr().err
+    assert "theirs exists and is not a checkpoint written by save" in capsys.readouterr().err
     assert (theirs / "model.safetensors.index.json").is_file()
     with pytest.raises(ValueError, match="dtype is 'float16': choose one of float32, bfloat16"):
         converting.convert(find(theirs), tmp_path / "half", "float16")
 
 
-def test_the_command_line(tmp_path, capsys):
+def test_the_command_line_reports_errors(tmp_path, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert "python -m experiments.convert SOURCE DESTINATION --dtype bfloat16" in capsys.readouterr().out
     assert main([str(tmp_path / "nowhere"), "--dry-run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "nowhere does not exist: give a directory written by save, one of Hugging Face" in line
+    assert "nowhere does not exist: give a directory written by save, a Hugging Face directory" in line
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path)])
     assert "give DESTINATION, or --dry-run or --checksums" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def write(file, tied=True):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_weight_is_where_it_belongs(tmp_path, tied):
+def test_every_weight_is_read_into_its_parameter(tmp_path, tied):
     weights = write(tmp_path / "model.bin", tied)
     model, params = load(tmp_path / "model.bin")
     assert model.config == DecoderConfig(
@@ -52,7 +52,7 @@ def test_every_weight_is_where_it_belongs(tmp_path, tied):
     assert all(np.array_equal(flat[name], array) for name, array in expected.items())
 
 
-def test_a_directory_with_a_tokenizer_beside(tmp_path):
+def test_a_directory_with_a_tokenizer_is_read(tmp_path):
     write(tmp_path / "stories.bin")
     (tmp_path / "tok512.bin").write_bytes(bytes(range(200)))
     assert "format: llama2.c, version 0" in describe(tmp_path)
@@ -70,15 +70,15 @@ def put(place, value):
     (lambda whole: whole[:-4], r"model.bin has 6,488 bytes, but .* needs 6,492"),
     (lambda whole: whole + b"more", r"model.bin has 6,496 bytes, but .* needs 6,492"),
     (lambda whole: whole[:20], r"model.bin has 20 bytes: too short for llama2.c's header"),
-    (put(0, 0x616B3432), r"of llama2.c's version 12, and version 0 is read: export it with --version 0"),
-    (put(0, 7), r"no version-0 file of llama2.c: its header says \{'dim': 7"),
-    (put(1, 0), r"no version-0 file of llama2.c: d_ff is 0"),
-    (put(3, 0), r"no version-0 file of llama2.c: its header says"),
-    (put(4, 0), r"no version-0 file of llama2.c: num_kv_heads is 0"),
+    (put(0, 0x616B3432), r"has llama2.c's version 12, but only version 0 is supported: export it with --version 0"),
+    (put(0, 7), r"not a version-0 file of llama2.c: its header says \{'dim': 7"),
+    (put(1, 0), r"not a version-0 file of llama2.c: d_ff is 0"),
+    (put(3, 0), r"not a version-0 file of llama2.c: its header says"),
+    (put(4, 0), r"not a version-0 file of llama2.c: num_kv_heads is 0"),
     (put(4, 3), r"num_heads 4 is no multiple of num_kv_heads 3"),
     (put(5, 0), r"vocab_size is 0: give a positive number"),
 ])  # fmt: skip
-def test_files_that_are_not_of_version_0_or_not_as_long_as_their_header_says(tmp_path, change, said):
+def test_files_of_other_versions_or_lengths_are_refused(tmp_path, change, said):
     file = tmp_path / "model.bin"
     write(file)
     file.write_bytes(change(file.read_bytes()))
@@ -87,7 +87,7 @@ def test_files_that_are_not_of_version_0_or_not_as_long_as_their_header_says(tmp
 
 
 @pytest.mark.parametrize(("name", "count"), [("stories260K", 260_032), ("llama2xs", 279_232)])
-def test_the_real_models(golden, name, count):
+def test_the_published_models_are_read(golden, name, count):
     text = describe(golden("models", name))
     assert f"parameters: {count:,} in 49 arrays, float32" in text
     params = flatten_dict(load(golden("models", name))[1], sep="/")
@@ -96,7 +96,7 @@ def test_the_real_models(golden, name, count):
 
 
 @pytest.mark.parametrize("layers", [2 * 10**7, 2**31 - 1])
-def test_a_header_is_not_believed(tmp_path, layers):
+def test_implausible_headers_are_refused(tmp_path, layers):
     """Reads 28 bytes that claim so many layers that a list of them would not fit into memory."""
     (tmp_path / "model.bin").write_bytes(struct.pack("<7i", 8, 12, layers, 4, 2, 11, 16))
     said = rf"model.bin has 28 bytes, but its header \(d_model 8, {layers} layers"

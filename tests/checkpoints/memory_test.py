@@ -66,7 +66,7 @@ def paths(tmp_path_factory):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "prepared": True}])
-def test_peak_is_the_model_and_two_arrays(paths, options):
+def test_peak_memory_is_the_model_and_two_arrays(paths, options):
     environment = os.environ | {"PYTHONPATH": str(repository_root()), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", PROGRAM, *map(str, paths), json.dumps(options)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

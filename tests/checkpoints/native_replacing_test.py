@@ -26,7 +26,7 @@ def test_existing_directory_is_kept_unless_overwritten(saved, model, params):
     assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
 
 
-def test_folders_that_hold_more_than_a_checkpoint_are_never_replaced(saved, model, params):
+def test_folders_with_more_than_a_checkpoint_are_never_replaced(saved, model, params):
     (saved / "thesis.txt").write_text("years")
     with pytest.raises(FileExistsError, match=r"mine holds more than a checkpoint .*\(thesis.txt\): .* move it out"):
         save(saved, model, params, overwrite=True)
@@ -40,11 +40,11 @@ OTHERS += [{"params/a.txt": "1", "config.json": text} for text in CONFIGS]
 
 
 @pytest.mark.parametrize("files", OTHERS)
-def test_what_is_no_checkpoint_is_never_replaced(tmp_path, model, params, files):
+def test_folders_without_a_checkpoint_are_never_replaced(tmp_path, model, params, files):
     for name, text in files.items():
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "project" / name).write_text(text)
-    with pytest.raises(FileExistsError, match=r"project exists and is no checkpoint written by save"):
+    with pytest.raises(FileExistsError, match=r"project exists and is not a checkpoint written by save"):
         save(tmp_path / "project", model, params, overwrite=True)
     assert files == {name: (tmp_path / "project" / name).read_text() for name in files}
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path, model, params, files)
         load(tmp_path / "project")
 
 
-def test_an_incomplete_checkpoint_of_ours_may_be_replaced(saved, model, params):
+def test_an_incomplete_native_checkpoint_may_be_replaced(saved, model, params):
     shutil.rmtree(saved / "params")
     save(saved, model, params, overwrite=True)
     assert load(saved)[0] == model
@@ -61,14 +61,14 @@ def test_an_incomplete_checkpoint_of_ours_may_be_replaced(saved, model, params):
 
 def test_a_file_is_never_replaced(tmp_path, model, params):
     (tmp_path / "mine").write_text("{}")
-    with pytest.raises(FileExistsError, match=r"no checkpoint written by save"):
+    with pytest.raises(FileExistsError, match=r"not a checkpoint written by save"):
         save(tmp_path / "mine", model, params, overwrite=True)
     assert (tmp_path / "mine").read_text() == "{}"
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # The child only copies files and exits.
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
-def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, model, params, moment, monkeypatch):
+def test_a_save_killed_between_its_renames_leaves_a_whole_checkpoint(saved, model, params, moment, monkeypatch):
     old, new = flat(params), flat(jax.tree.map(lambda x: x + 1, params))
     save(saved.parent / "other" / "new", model, unflatten_dict(new, sep="/"))
     # The child copies these files, because tensorstore's threads do not exist there.
@@ -89,7 +89,7 @@ def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, mode
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert saved.exists() == (moment != "between")
-    warned = pytest.warns(UserWarning, match="mine is the old one again")
+    warned = pytest.warns(UserWarning, match="mine has its previous contents again")
     with warned if moment == "between" else contextlib.nullcontext():
         loaded = load(saved)[1]
     assert same(loaded, new if moment == "after" else old)
@@ -97,13 +97,13 @@ def test_a_save_killed_between_its_renames_leaves_the_old_or_the_new(saved, mode
     assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # No leftovers.
 
 
-def test_two_writers_of_one_directory(saved, model, params):
+def test_a_second_writer_of_a_directory_is_refused(saved, model, params):
     with native.claimed(saved, True), pytest.raises(LockedError, match=r"mine is being written by process \d+ .*name"):
         save(saved, model, params, overwrite=True)
     save(saved, model, params, overwrite=True)
 
 
-def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
+def test_a_full_disk_names_the_directory_and_keeps_the_old_checkpoint(saved, wide):
     before = {file: file.read_bytes() for file in saved.rglob("*") if file.is_file()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # Longer writes fail, as on a full disk.
@@ -117,7 +117,7 @@ def test_a_full_disk_names_the_directory_and_leaves_the_old_one(saved, wide):
     assert [entry.name for entry in saved.parent.iterdir()] == ["mine"]
 
 
-def test_what_failed_is_deleted_though_it_is_still_written_to(saved, model, params, monkeypatch):
+def test_a_failed_save_is_deleted_even_if_a_file_appears_meanwhile(saved, model, params, monkeypatch):
     """Simulates a file that appears between the listing of a folder and its deletion, which then fails."""
     rmtree, calls = shutil.rmtree, []
 

@@ -27,7 +27,7 @@ KEY = "decoder/layers_1/mlp/wo/kernel"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_round_trip(tmp_path, model, params, arrays, dtype):
+def test_parameters_survive_a_round_trip(tmp_path, model, params, arrays, dtype):
     """Includes an array of zeros, which must not count as absent."""
     arrays[KEY] = np.zeros((10, 8), np.float32)
     params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.zeros((10, 8))
@@ -51,7 +51,7 @@ def test_orbax_reads_the_parameters(saved, arrays):
     assert same(ocp.PyTreeCheckpointer().restore(saved / "params"), arrays)
 
 
-def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
+def test_files_are_few_and_reveal_nothing_about_the_writer(saved, arrays, tmp_path):
     files = [file for file in saved.rglob("*") if file.is_file()]
     # There must not be one or two files per array. The number depends on how long the writer waits: 16 on an idle
     # machine, 26 on a busy one.
@@ -63,7 +63,7 @@ def test_files_are_few_and_tell_nothing_of_the_writer(saved, arrays, tmp_path):
         assert not [word for word in secrets if len(word) > 5 and word.encode() in content], file
 
 
-def test_bad_arguments(tmp_path, model, params):
+def test_invalid_arguments_are_refused(tmp_path, model, params):
     with pytest.raises(ValueError, match=r"dtype is 'float64': choose one of float32, bfloat16"):
         save(tmp_path / "mine", model, params, "float64")
     params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = jnp.full((10, 8), jnp.nan)
@@ -110,7 +110,7 @@ DAMAGES = [
     (lose("config.json"), r"mine is incomplete: its config.json is missing"),
     (forget, rf"mine is incomplete: 1 of \d+ arrays are missing \({KEY}\)"),
     (config(lambda r: r.pop("arrays")), r"lacks arrays"),
-    (config(lambda r: r.update(format=9)), r"has format 9, and this version reads 1 and 2: update"),
+    (config(lambda r: r.update(format=9)), r"has format 9, but this version reads 1 and 2: update"),
     (config(lambda r: r.update(family="gpt")), r"unknown architecture 'gpt'; known: t5"),
     (config(lambda r: r.update(family="decoder")), r"config is not a DecoderConfig \(.*num_encoder_layers"),
     (config(lambda r: r["config"].update(depth=3)), r"config is not a T5Config \(.*depth"),
@@ -119,7 +119,7 @@ DAMAGES = [
     (config(lambda r: r["config"].update(d_ff=10.0)), r"config.json: .*d_ff is 10.0"),
     (config(lambda r: r.update(config=[])), r"config is not a T5Config \(.*'list'"),
     (undigested(lambda r: r["config"].update(num_encoder_layers=2 * 10**7)),
-     r"20,000,00\d layers are more than the \d+ there can be"),
+     r"20,000,00\d layers exceed the maximum of \d+"),
     (lambda path: (path / "config.json").write_text((path / "config.json").read_text()[:100]),
      r"config.json is damaged"),
 ]  # fmt: skip
@@ -142,7 +142,7 @@ def garble(content):
 
 
 @pytest.mark.parametrize("change", [garble, lambda content: content[:100]])
-def test_damaged_data_file(tmp_path, wide, change):
+def test_damaged_data_files_are_refused(tmp_path, wide, change):
     """Uses arrays large enough for data files of their own; the index contains small arrays."""
     save(tmp_path / "mine", *wide)
     file = max(data_files(tmp_path / "mine"), key=lambda f: f.stat().st_size)
@@ -152,7 +152,7 @@ def test_damaged_data_file(tmp_path, wide, change):
 
 
 @pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b"])
-def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
+def test_decoders_survive_a_round_trip_with_all_settings(tmp_path, name):
     config = tiny(name)
     rng = np.random.default_rng(0)
     flat = {n: rng.normal(size=s).astype(np.float32) for n, s in parameter_shapes(config).items()}
@@ -165,7 +165,7 @@ def test_decoders_with_all_that_their_configurations_hold(tmp_path, name):
     assert fused.keys() != flat.keys() and same(load(tmp_path / "mine", prepared=True)[1], fused)
 
 
-def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
+def test_bfloat16_is_stored_but_a_cpu_computes_in_float32(saved):
     model, params = load(saved, dtype="bfloat16", prepared=True)
     assert model.config.dtype == "float32"
     assert {array.dtype for array in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
@@ -178,7 +178,7 @@ def test_bfloat16_is_held_and_on_a_cpu_not_computed_in(saved):
     ("bfloat16", "bfloat16", "bfloat16"),
     (None, "bfloat16", "float32"),
 ])  # fmt: skip
-def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, asked, computes, holds):
+def test_an_explicit_dtype_also_sets_the_dtype_of_computation(tmp_path, model, params, asked, computes, holds):
     """Checks the dtypes of a saved model that computes in bfloat16 and has float32 parameters."""
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))
     save(tmp_path / "mine", half, params)
@@ -188,7 +188,7 @@ def test_an_explicit_dtype_is_that_of_computation_too(tmp_path, model, params, a
     assert load(tmp_path / "mine")[0] == model
 
 
-def test_every_flipped_bit_of_the_configuration_is_seen(saved, model):
+def test_every_flipped_bit_of_the_configuration_is_detected(saved, model):
     file = saved / "config.json"
     whole = file.read_bytes()
     arrays = json.loads(whole)["arrays"]
@@ -217,7 +217,7 @@ def narrow(tmp_path, model, params):
     return tmp_path / "narrow"
 
 
-def test_every_number_is_off_by_half_a_127th_of_its_columns_largest_at_most(narrow, model, arrays):
+def test_8_bit_errors_are_at_most_half_a_127th_of_the_columns_largest_value(narrow, model, arrays):
     loaded, restored = load(narrow)
     values = flatten_dict(restored, sep="/")
     assert loaded == model and values.keys() == arrays.keys()
@@ -231,14 +231,14 @@ def test_every_number_is_off_by_half_a_127th_of_its_columns_largest_at_most(narr
         assert np.all(off <= largest / 254 * (1 + 1e-5)) and off.max() > 0, name
 
 
-def test_loading_it_in_8_bits_changes_nothing_more(narrow):
+def test_loading_an_8_bit_checkpoint_in_8_bits_changes_nothing(narrow):
     """Checks that quantizing again gives the same values, because both scales are a column's maximum over 127."""
     kernel = flatten_dict(load(narrow)[1], sep="/")[KEY]
     numbers, scales = quantised(np.asarray(kernel))
     np.testing.assert_allclose(numbers * scales, kernel, rtol=1e-6)
 
 
-def test_what_is_stored(narrow):
+def test_kernels_and_embeddings_are_stored_in_8_bits_with_scales(narrow):
     record = json.loads((narrow / "config.json").read_text())
     assert (record["format"], record["dtype"]) == (2, "int8")
     table = record["arrays"]
@@ -248,13 +248,13 @@ def test_what_is_stored(narrow):
     assert {row["dtype"] for name, row in table.items() if "norm" in name or "rel_" in name} == {"float32"}
 
 
-def test_other_dtypes_are_of_what_was_stored(narrow):
+def test_other_dtypes_are_cast_from_the_stored_values(narrow):
     whole = flatten_dict(load(narrow)[1], sep="/")[KEY]
     half = flatten_dict(load(narrow, dtype="bfloat16")[1], sep="/")[KEY]
     np.testing.assert_array_equal(half, np.asarray(whole).astype(jnp.bfloat16))
 
 
-def test_conversions(narrow, tmp_path, arrays):
+def test_8_bit_checkpoints_survive_conversions(narrow, tmp_path, arrays):
     """Converts to float32 and back to 8 bits: the integers are equal, and scales may differ in the last bit."""
     converting.convert(reading.find(narrow), tmp_path / "wide", "float32")
     converting.convert(reading.find(tmp_path / "wide"), tmp_path / "again", "int8")
@@ -264,18 +264,18 @@ def test_conversions(narrow, tmp_path, arrays):
 
 
 @pytest.mark.parametrize("shape", [None, (3, 1)])
-def test_numbers_without_their_scales_are_refused(narrow, shape):
+def test_8_bit_arrays_without_matching_scales_are_refused(narrow, shape):
     stored = reading.find(narrow)
     numbers = native.Tensor((10, 8), "int8", narrow, lambda: None)
     tensors = {KEY: numbers}
     if shape:
         tensors[KEY + native.SCALES] = native.Tensor(shape, "float32", narrow, lambda: None)
-    said = "there are no scales" if shape is None else r"there are scales \[3, 1\]"
-    with pytest.raises(CheckpointError, match=rf"{KEY} holds 8 bits \[10, 8\], but {said} for them; "):
+    said = "no scales" if shape is None else r"scales of shape \[3, 1\]"
+    with pytest.raises(CheckpointError, match=rf"{KEY} is an 8-bit array of shape \[10, 8\], but has {said}; "):
         native.widened(stored.path, tensors)
 
 
-def test_flipped_numbers_are_found(narrow):
+def test_flipped_8_bit_numbers_are_detected(narrow):
     """Checks that the digests cover the stored bytes."""
     undigested(lambda record: record["arrays"][KEY].update(blake2b="0" * 32))(narrow)
     with pytest.raises(CheckpointError, match=KEY):

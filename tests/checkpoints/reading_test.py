@@ -12,7 +12,7 @@ from speccascade_jax.checkpoints import CheckpointError, describe, load, reading
 KEY = "decoder/layers_1/mlp/wo/kernel"
 
 
-def test_nothing_recognisable(tmp_path):
+def test_unrecognised_paths_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist: give a directory written by save"):
         load(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"looked for config.json and params/.*; found nothing"):
@@ -23,7 +23,7 @@ def test_nothing_recognisable(tmp_path):
         load(tmp_path)
 
 
-def test_temporary_directories(t5x, arrays):
+def test_temporary_directories_are_refused(t5x, arrays):
     path = t5x(arrays)
     writing = path.rename(path.with_name("checkpoint_7.tmp-1700000000"))
     with pytest.raises(CheckpointError, match=r"tmp-1700000000 is being written .*wait until it is renamed"):
@@ -32,7 +32,7 @@ def test_temporary_directories(t5x, arrays):
         load(writing.parent)
 
 
-def test_newest_step_by_number(t5x, arrays):
+def test_the_step_with_the_highest_number_is_loaded(t5x, arrays):
     t5x(arrays, step=900)
     t5x({n: a + 1 for n, a in arrays.items()}, step=1000)
     parent = t5x({n: a + 2 for n, a in arrays.items()}, step=20).parent
@@ -40,7 +40,7 @@ def test_newest_step_by_number(t5x, arrays):
     np.testing.assert_array_equal(params["token_embedder"]["embedding"], arrays["token_embedder/embedding"] + 1)
 
 
-def test_incomplete_newest_step_is_passed_over_with_a_warning(t5x, arrays):
+def test_an_incomplete_newest_step_is_skipped_with_a_warning(t5x, arrays):
     t5x(arrays, step=10)
     newest = t5x({n: a + 1 for n, a in arrays.items()}, step=20)
     shutil.rmtree(newest / "target.decoder.layers_1.mlp.wo.kernel")
@@ -83,7 +83,7 @@ NO_MODELS = [
     (put(KEY, np.zeros((11, 8))), rf"checkpoint_7: 1 array of a wrong shape .*{KEY} is \[11, 8\], but .*\[10, 8\]"),
     (put(BIAS, np.zeros((5, 32))), r"attention/query/kernel has 6 columns, which the 5 heads"),
     (put(QUERY, np.zeros((8, 2, 3))), r"query/kernel has shape \[8, 2, 3\], but a T5 has a matrix there"),
-    (drop("encoder"), r"unknown architecture: a T5 has token_embedder.*here are decoder/"),
+    (drop("encoder"), r"unknown architecture: a T5 has token_embedder.*the arrays are decoder/"),
     (put("decoder/adapter/bias", np.zeros(3)), r"unknown architecture: .*no place for the arrays decoder/adapter/bias"),
     *(
         (drop(name), rf"checkpoint_7 is incomplete: 1 of \d+ arrays are missing \({name}\)")
@@ -93,13 +93,13 @@ NO_MODELS = [
 
 
 @pytest.mark.parametrize(("change", "said"), NO_MODELS)
-def test_arrays_that_make_no_model_are_named(t5x, arrays, change, said):
+def test_arrays_that_do_not_form_a_model_are_named(t5x, arrays, change, said):
     changed = {name: array.astype(np.float32) for name, array in change(arrays).items()}
     with pytest.raises(CheckpointError, match=said):
         load(t5x(changed))
 
 
-def test_describe(t5x, arrays, tmp_path, model, params):
+def test_describe_lists_format_model_and_size(t5x, arrays, tmp_path, model, params):
     count = sum(a.size for a in arrays.values())
     text = describe(t5x(arrays))
     assert "T5X native, version 3" in text
@@ -111,7 +111,7 @@ def test_describe(t5x, arrays, tmp_path, model, params):
     assert "fingerprint: " in text
 
 
-def test_a_checkpoint_that_a_device_has_no_room_for_is_refused(t5x, arrays):
+def test_a_checkpoint_too_large_for_a_device_is_refused(t5x, arrays):
     """Compares a device's memory with its share of the parameters, before an array is read."""
     stored = reading.find(t5x(arrays))
     size = 4 * sum(array.size for array in arrays.values())
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_a_device_has_no_room_for_is_refused(t5x, arrays):
     reading._check_room(stored, "float32", (1, 2), int(0.6 * size))
     reading._check_room(stored, "float32", (1, 1), None)
     with pytest.raises(
-        ValueError, match=r"takes .* GB on each device of mesh=\(2, 1\), which has .*: spread it over more"
+        ValueError, match=r"needs .* GB on each device of mesh=\(2, 1\), which has .*: use more devices"
     ):
         reading._check_room(stored, "float32", (2, 1), int(0.6 * size))
 
@@ -130,10 +130,10 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "mo
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"dtype": "int4"}, r"dtype is 'int4': choose one of float32, bfloat16"),
-    ({"dtype": "int8"}, r"dtype is 'int8', which is a form for decoding: load it with prepared=True"),
-    ({"mesh": MESH}, r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits: leave int8"),
-    ({"mesh": MESH, "dtype": "int8", "prepared": True}, r"mesh=\(1, 1\) takes prepared parameters in 16 or 32 bits"),
+    ({"dtype": "int8"}, r"dtype is 'int8', which is for decoding only: load it with prepared=True"),
+    ({"mesh": MESH}, r"mesh=\(1, 1\) needs prepared parameters in 16 or 32 bits: use int8"),
+    ({"mesh": MESH, "dtype": "int8", "prepared": True}, r"mesh=\(1, 1\) needs prepared parameters in 16 or 32 bits"),
 ])  # fmt: skip
-def test_forms_that_there_are_not_are_refused(t5x, arrays, given, said):
+def test_unsupported_dtypes_and_meshes_are_refused(t5x, arrays, given, said):
     with pytest.raises(ValueError, match=said):
         load(t5x(arrays), **given)

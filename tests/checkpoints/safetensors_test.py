@@ -27,7 +27,7 @@ def file(tmp_path, arrays):
     return tmp_path / "a.safetensors"
 
 
-def test_every_dtype_is_read_as_it_was_written(file, arrays):
+def test_every_dtype_survives_a_round_trip(file, arrays):
     opened = open_file(file)
     assert opened.keys() == arrays.keys() | {"empty", "one", "scalar"}
     for name, array in arrays.items():
@@ -38,7 +38,7 @@ def test_every_dtype_is_read_as_it_was_written(file, arrays):
     assert opened["scalar"].read() == 2.5
 
 
-def test_arrays_lie_where_jax_adopts_them(file):
+def test_arrays_are_aligned_so_that_jax_need_not_copy(file):
     arrays = [tensor.read() for tensor in open_file(file).values()]
     assert all(array.ctypes.data % 64 == 0 for array in arrays if array.size)
 
@@ -71,12 +71,12 @@ def entry(name="tensor.F32", **changes):
 NO_SIZES = {"shape": ([1.0], ["1"], [1e999], 1, [True]), "data_offsets": ([0], "04", [0, 4.0]), "dtype": (["F32"],)}
 DAMAGES = [
     *(
-        (lambda whole, size=size: whole[:size], r"damaged or no safetensors file: its header")
+        (lambda whole, size=size: whole[:size], r"damaged or not a safetensors file: its header")
         for size in (0, 7, 8, 100)
     ),
     (lambda whole: whole + b"more", r"damaged .*: 4 bytes follow its last tensor"),
-    (entry(dtype="F8_E4M3"), r"tensor tensor.F32 has dtype 'F8_E4M3', known are F64, .*quantised"),
-    (entry(shape=[3, 5]), r"tensor tensor.F32 of shape \[3, 5\] and dtype F32 can't lie in bytes"),
+    (entry(dtype="F8_E4M3"), r"tensor tensor.F32 has dtype 'F8_E4M3', but only F64, .*quantised"),
+    (entry(shape=[3, 5]), r"tensor tensor.F32 of shape \[3, 5\] and dtype F32 does not fit into bytes"),
     (entry(shape=[-3, -4]), r"tensor tensor.F32 of shape \[-3, -4\]"),
     (entry(shape=None), r"the header's entry of tensor tensor.F32 is \{'dtype': 'F32', 'shape': None"),
     *((entry(**{name: value}), "tensor tensor.F32") for name, values in NO_SIZES.items() for value in values),

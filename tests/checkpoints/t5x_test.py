@@ -36,7 +36,7 @@ def test_orbax_reads_the_same_as_its_own_library(golden):
     assert same(load(state)[1], flatten_dict(theirs, sep="/"))
 
 
-def test_single_file_has_t5s_vocabulary(golden):
+def test_a_single_file_has_the_vocabulary_of_t5(golden):
     model, params = load(golden("models", "t5x_tiny", "test_t5_tiny.checkpoint_0"))
     assert (model.vocab_size, model.config.num_embeddings) == (32100, 32128)
     assert params["token_embedder"]["embedding"].shape == (32128, 8)
@@ -49,7 +49,7 @@ def test_configuration_is_inferred(t5x, arrays, model):
     assert params["token_embedder"]["embedding"].dtype == jnp.float32
 
 
-def test_t5_1_0_without_gates_and_tied(t5x, arrays, model):
+def test_t5_1_0_is_tied_and_has_no_gates(t5x, arrays, model):
     renamed = {n.replace("wi_0", "wi"): a for n, a in arrays.items() if "wi_1" not in n and "logits_dense" not in n}
     loaded, params = load(t5x(renamed))
     assert loaded.config == dataclasses.replace(model.config, gated=False, tied=True)
@@ -82,7 +82,7 @@ def test_version_2_stores_bfloat16_as_uint16(t5x, arrays):
     assert "bfloat16" in describe(path)
 
 
-def test_bfloat16_and_inline_arrays(t5x, arrays):
+def test_bfloat16_and_inline_arrays_are_read(t5x, arrays):
     rounded = {n: a.astype(jnp.bfloat16) for n, a in arrays.items()}
     inline = [n for n in arrays if n.endswith("scale")]
     assert same(load(t5x(rounded, inline=inline), dtype="bfloat16")[1], rounded)
@@ -155,7 +155,7 @@ def test_damage_is_named_with_the_arrays(t5x, arrays, damage, said):
         load(path)
 
 
-def test_arrays_of_another_checkpoint(t5x, arrays):
+def test_arrays_of_another_checkpoint_are_refused(t5x, arrays):
     def pointer(folder, array):
         return {"driver": "zarr", "kvstore": {"driver": "file", "path": folder}, "metadata": {"shape": [3, 3]}}
 
@@ -186,21 +186,21 @@ def test_orbax_damage_is_named(golden, tmp_path):
     "sizes",
     [{"shape": [10, 2 * 10**9]}, {"shape": [10**12, 8], "chunks": [10, 8]}, {"chunks": [10**10, 8]}],
 )
-def test_the_shape_of_an_array_is_not_believed(t5x, arrays, sizes):
+def test_implausible_array_shapes_are_refused(t5x, arrays, sizes):
     path = t5x(arrays, pointer=lambda folder, array: {"driver": "zarr", "kvstore": {"path": folder}})
     edit_json(path / FOLDER / ".zarray", lambda r: r.update(sizes))
     with pytest.raises(CheckpointError, match=r"checkpoint_7 is damaged \([\d,]+ bytes unpack to more than"):
         load(path)
 
 
-def test_layers_of_a_stack_are_not_believed(t5x, arrays):
+def test_implausible_numbers_of_stacked_layers_are_refused(t5x, arrays):
     stacked = arrays | {"decoder/decoder/mlp/wo/kernel": np.zeros((2, 20_001, 1), np.float32)}
-    with pytest.raises(CheckpointError, match=r"20,001 layers are more than the 10,000"):
+    with pytest.raises(CheckpointError, match=r"20,001 layers exceed the maximum of 10,000"):
         load(t5x(stacked))
 
 
 @pytest.mark.parametrize("leaf", ["text", [1, 2], {"driver": "zarr", "kvstore": 3}, np.zeros(3, np.int64)])
-def test_leaves_that_are_no_weights_are_named(t5x, arrays, leaf):
+def test_leaves_that_are_not_weights_are_named(t5x, arrays, leaf):
     path = t5x(arrays)
     file = path / "checkpoint"
     contents = flax.serialization.msgpack_restore(file.read_bytes())

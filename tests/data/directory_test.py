@@ -6,19 +6,19 @@ from speccascade_jax.data import directory
 from speccascade_jax.runtime import paths
 
 
-def test_the_variable_names_the_directory(monkeypatch, tmp_path):
+def test_the_environment_variable_sets_the_directory(monkeypatch, tmp_path):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     (tmp_path / "set").mkdir()
     assert directory.data_directory() == tmp_path
     assert directory.require("set") == tmp_path / "set"
 
 
-def test_without_the_variable_it_lies_beside_the_repository(monkeypatch):
+def test_the_default_directory_is_next_to_the_repository(monkeypatch):
     monkeypatch.delenv(directory.VARIABLE, raising=False)
     assert directory.data_directory() == paths.repository_root().parent / "shared" / "data"
 
 
-def test_a_missing_file_is_named_with_the_remedy(monkeypatch, tmp_path):
+def test_the_error_for_a_missing_file_names_the_file_and_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     with pytest.raises(FileNotFoundError) as error:
         directory.require("multi30k", "val.tsv")

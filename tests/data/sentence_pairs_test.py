@@ -13,5 +13,7 @@ def test_pieces_need_a_sentencepiece_vocabulary(tmp_path):
         file.write_text("a b\tc d\n")
     vocabulary = SimpleNamespace(encode=lambda line: list(map(ord, line.split(" "))))
     assert read_tokens(text, vocabulary) == [([97, 98], [99, 100])]
-    with pytest.raises(ValueError, match=r"pairs.pieces holds pieces, which .* can't read: give text, or a sentencep"):
+    with pytest.raises(
+        ValueError, match=r"pairs.pieces holds pieces, which .* cannot read: use a file of text, or a sentencep"
+    ):
         read_tokens(pieces, vocabulary)

@@ -22,7 +22,7 @@ from tests.support.tiny_pair import write
 
 SMALL, SOURCE = text_pair.evaluation(max_new_tokens=4, quality_examples=2), text_pair.SOURCE
 OWN = '''
-"""Rules, policies and drafters of one's own."""
+"""The user's own rules, policies and drafters."""
 from dataclasses import dataclass, replace
 
 import jax
@@ -127,7 +127,7 @@ def codes(pair, tmp_path_factory, monkeypatch):
     ("LIMIT =", "# why\n\n\nLIMIT  =", [], ["policy", "closed", "tabled", "called"]),
     ("class Twice", "\n# twice\nclass Twice", [], ["drafter"]),
 ])  # fmt: skip
-def test_another_constant_value_or_table_is_another_code_and_a_comment_is_not(codes, old, new, changed, same):
+def test_constants_and_tables_change_the_digest_but_comments_do_not(codes, old, new, changed, same):
     assert OWN.count(old) == 1
     old_codes, new_codes = codes(OWN, [*changed, *same]), codes(OWN.replace(old, new), [*changed, *same])
     assert [name for name in old_codes if new_codes[name] != old_codes[name]] == changed
@@ -146,7 +146,7 @@ def code(pair):
     return lambda method, **more: session.Session(SOURCE, SMALL, pair).code(Settings(method=method, **more))
 
 
-def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(code, monkeypatch):
+def test_the_settings_of_a_method_change_the_digest_but_its_name_does_not(code, monkeypatch):
     bild = partial(code, "bild", alpha=1.0, stop_threshold=0.5)
     first, row = bild(), table.METHODS["bild"]
     monkeypatch.setitem(table.METHODS, "bild", replace(row, title="Big-Little", symbol="h", detail="x"))
@@ -155,7 +155,7 @@ def test_what_a_methods_row_fixes_is_code_and_what_it_is_called_is_not(code, mon
     assert bild() != first
 
 
-def test_our_own_policies_and_scores_are_code(code, monkeypatch):
+def test_shipped_policies_and_scores_change_the_digest(code, monkeypatch):
     stop, score = partial(code, "stop_confidence", stop_threshold=0.5), partial(code, "seq_cascade", alpha=-1.0)
     first = stop(), score()
     monkeypatch.setattr(policies.Confidence, "below_cap", lambda self, step: step.slot + 2 < self.block)
@@ -163,7 +163,7 @@ def test_our_own_policies_and_scores_are_code(code, monkeypatch):
     assert stop() != first[0] and score() != first[1]
 
 
-def test_how_a_block_or_a_tree_is_decided_is_code(code, monkeypatch):
+def test_verifiers_of_blocks_and_trees_change_the_digest(code, monkeypatch):
     ways = ({}, {"verify": "block"}, {"tree": (2, 1)}, {"tree": (2, 2)})
 
     def codes():
@@ -176,7 +176,7 @@ def test_how_a_block_or_a_tree_is_decided_is_code(code, monkeypatch):
     assert [a == b for a, b in zip(before, codes(), strict=True)] == [True, False, False, False]
 
 
-def test_a_heads_policy_is_code_and_its_numbers_are_the_heads_fingerprint(tmp_path):
+def test_a_heads_policy_is_in_the_digest_and_its_numbers_in_the_fingerprint(tmp_path):
     pair = sc.load_pair(write(tmp_path))
     codes = set()
     for head in (head_for(pair), head_for(pair, seed=1), head_for(pair, depth=1)):
@@ -212,7 +212,7 @@ print(*(loaded.code(test._methods()[name]) for name in test._NAMES))
 
 
 @pytest.mark.laws
-def test_another_process_with_other_hashes_gives_the_same_codes(codes, tmp_path):
+def test_another_process_with_other_hashes_gives_the_same_digests(codes, tmp_path):
     here = " ".join(codes(OWN, _NAMES).values())
     jax.clear_caches()
     assert " ".join(codes(OWN, _NAMES).values()) == here

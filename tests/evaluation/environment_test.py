@@ -60,13 +60,13 @@ def test_a_checkout_is_named_by_its_revision(fresh, repository):
     assert fresh(repository)["dirty"] is True
 
 
-def test_the_revision_of_another_project_around_the_package_is_not_its_own(fresh, repository):
+def test_the_revision_of_a_surrounding_project_is_ignored(fresh, repository):
     installed = repository.parent / "venv" / "package"
     shutil.copytree(repository, installed)
     assert fresh(installed)["revision"] is None and fresh(installed)["dirty"] is None
 
 
-def test_without_git_or_a_repository_there_is_no_revision_and_no_variable_names_another(
+def test_without_git_or_a_repository_there_is_no_revision_and_variables_are_ignored(
     fresh, repository, tmp_path, monkeypatch
 ):
     bare, revision = tmp_path / "bare", _git(repository, "rev-parse", "HEAD")

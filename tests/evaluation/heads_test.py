@@ -39,7 +39,7 @@ def silent():
 
 
 @pytest.mark.usefixtures("silent")
-def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(tables, tmp_path):
+def test_missing_and_foreign_heads_are_refused_by_name_in_any_position(tables, tmp_path):
     good = saved(tmp_path / "good.msgpack", tables)
     foreign = saved(tmp_path / "foreign.msgpack", conformance.tabular_pair(*conformance.tables(5, seed=4)))
     Heads(tables).check([good])
@@ -53,13 +53,13 @@ def test_missing_and_foreign_heads_are_refused_by_name_wherever_they_stand(table
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_head_under_the_settings_that_it_was_trained_for_is_not_warned_of(tables, tmp_path):
+def test_a_head_with_its_training_settings_causes_no_warning(tables, tmp_path):
     numbers = {"alpha": 0.1, "temperature": 0.7, "top_p": 0.9, "top_k": 4}
     settings = replace(saved(tmp_path / "a.msgpack", tables, rule="opt", **numbers), rule="opt", **numbers)
     Heads(tables).check([replace(settings, draft_temperature=0.7, stop_threshold=h) for h in (0.1, 0.9)])
 
 
-def test_one_warning_per_head_names_both_sides_of_every_difference(tables, tmp_path):
+def test_one_warning_per_head_names_both_values_of_every_difference(tables, tmp_path):
     first = saved(tmp_path / "a.msgpack", tables)
     settings = [
         replace(first, temperature=t, top_p=0.9, rule="opt", alpha=alpha, stop_threshold=h)
@@ -68,15 +68,15 @@ def test_one_warning_per_head_names_both_sides_of_every_difference(tables, tmp_p
     with pytest.warns(UserWarning) as warned:
         Heads(tables).check([*settings, saved(tmp_path / "b.msgpack", tables, top_k=3)])
     first, second = (str(warning.message) for warning in warned)
-    assert "a.msgpack was trained for rule spec_decode and is asked under opt (alpha 0.1), opt (alpha 0.2);" in first
-    assert "; for temperature 1 and is asked under 0.5;" in first and "; for top_p 1 and is asked under 0.9:" in first
-    assert "top_k" not in first and "draft_temperature" not in first and "keep their law" in first
-    assert "b.msgpack was trained for top_k 3 and is asked under 0:" in second and ";" not in second
+    assert "a.msgpack was trained for rule spec_decode but is used with opt (alpha 0.1), opt (alpha 0.2);" in first
+    assert "; for temperature 1 but is used with 0.5;" in first and "; for top_p 1 but is used with 0.9:" in first
+    assert "top_k" not in first and "draft_temperature" not in first and "keep their distribution" in first
+    assert "b.msgpack was trained for top_k 3 but is used with 0:" in second and ";" not in second
 
 
-def test_the_drafts_temperature_counts_where_it_is_its_own(tables, tmp_path):
+def test_a_separate_draft_temperature_counts_as_a_difference(tables, tmp_path):
     settings = saved(tmp_path / "a.msgpack", tables)
-    with pytest.warns(UserWarning, match="for draft_temperature the target's and is asked under 0.5:"):
+    with pytest.warns(UserWarning, match="for draft_temperature the target's but is used with 0.5:"):
         Heads(tables).check([replace(settings, draft_temperature=0.5)])
 
 
@@ -85,7 +85,7 @@ def texts(pair):
     return replace(pair, head=head_for(pair))
 
 
-def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monkeypatch):
+def test_sweep_and_run_refuse_a_foreign_head_before_measuring(texts, tmp_path, monkeypatch):
     foreign = sc.Pair(texts.target, sc.TableLM(np.asarray(texts.draft.params) + 1), texts.vocabulary)
     bad = saved(tmp_path / "bad.msgpack", foreign)
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
@@ -97,18 +97,18 @@ def test_a_sweep_refuses_before_it_measures_and_a_run_too(texts, tmp_path, monke
         experiment.run(settings=bad, **shared)
 
 
-def test_conversations_and_profiles_check_too(texts, tmp_path, monkeypatch):
+def test_conversations_and_profiles_check_heads_too(texts, tmp_path, monkeypatch):
     settings = saved(tmp_path / "a.msgpack", texts, top_k=3)
-    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+    with pytest.warns(UserWarning, match="was trained for top_k 3 but is used with 0"):
         Speaker(texts, settings, conversation=get_conversation("plain"))
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr(profiling, "measure", lambda *_: {})
     monkeypatch.setattr(profiling, "show", lambda *_: None)
-    with pytest.warns(UserWarning, match="was trained for top_k 3 and is asked under 0"):
+    with pytest.warns(UserWarning, match="was trained for top_k 3 but is used with 0"):
         profiling.profile(pair=SOURCE, evaluation=SMALL, settings=settings)
 
 
-def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monkeypatch):
+def test_a_planned_sweep_refuses_a_missing_head_before_the_survey(texts, tmp_path, monkeypatch):
     gone = Settings(method="specdecpp", stop_threshold=0.5, head="gone.msgpack")
     monkeypatch.setattr(session, "load_pair", lambda name, **_: texts)
     monkeypatch.setattr("speccascade_jax.evaluation.studies.survey.surveying.plan", lambda *_: pytest.fail("surveyed"))
@@ -116,7 +116,7 @@ def test_a_sweep_that_is_planned_refuses_before_the_survey(texts, tmp_path, monk
         experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["opt", gone], plan=3)
 
 
-def test_a_record_names_the_head_that_was_used_and_its_key_is_of_it(texts, tmp_path, monkeypatch):
+def test_a_record_and_its_key_identify_the_head_that_was_used(texts, tmp_path, monkeypatch):
     loaded = session.Session(SOURCE, SMALL, texts)
     monkeypatch.setattr(measuring, "judge", lambda _, points: [{} for _ in points])
     chosen = saved(tmp_path / "a.msgpack", texts, seed=1, w_rej=3.0)

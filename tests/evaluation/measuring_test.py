@@ -44,7 +44,7 @@ def point(session, settings=TOKEN, **changed):
     return Point(pair=session.source, evaluation=replace(session.evaluation, **changed), settings=settings)
 
 
-def test_every_timed_example_of_every_method_has_run_before_the_clock_does(session, monkeypatch):
+def test_every_timed_example_of_every_method_is_warmed_up_before_timing(session, monkeypatch):
     ran, prepare, interleave = [], session.prepare, latency.interleave
 
     def noted(point, rows):
@@ -64,7 +64,7 @@ def test_every_timed_example_of_every_method_has_run_before_the_clock_does(sessi
 
 
 @pytest.mark.laws
-def test_records_say_what_lengths_were_planned_and_by_what(pair):
+def test_records_hold_planned_lengths_and_their_costs(pair):
     """Checks the entries about `block_size="auto"`: rounds by length, and costs, of quality's and of latency's batches.
 
     A gin file with the record's configuration runs it again.
@@ -98,7 +98,7 @@ def stack_of_ones_own(pair, block):
     return OwnStack(inner, 2), {"target": bound.params, "drafter": {"model": bound.params}}
 
 
-def test_engines_inside_of_a_drafter_of_ones_own_are_in_the_record(session, monkeypatch):
+def test_engines_inside_a_custom_drafter_are_in_the_record(session, monkeypatch):
     module = types.ModuleType("ideas_of_ones_own")
     module.stack = stack_of_ones_own
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -138,7 +138,7 @@ def bench(monkeypatch):
     ("ab", 2, ["atb", "bta", "bta", "atb"]),
     ("abc", 8, ["atbc", "cbta", "tbca", "acbt", "bcat", "tacb", "catb", "btac"]),  # the runs begin in turn
 ])  # fmt: skip
-def test_every_method_stands_beside_the_baseline_and_goes_first_as_often_as_last(bench, methods, examples, turns):
+def test_every_method_runs_next_to_the_baseline_and_first_as_often_as_last(bench, methods, examples, turns):
     runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
     latency.interleave(bench.run("target", 1.0), runs, examples=examples, trials=trials, clock=bench.clock)
     order = "".join(name[0] for _, _, name in bench.log)
@@ -169,7 +169,7 @@ def test_seconds_and_ratios(timed):
     assert np.sum(latency.latency(method)["per_example_ms"]) / np.sum(measured["per_example_ms"]) == relative["value"]
 
 
-def test_counts_stand_beside_the_times_of_the_same_runs(timed):
+def test_counts_belong_to_the_timed_runs(timed):
     alone, method = timed
     measured = latency.latency(method)
     assert measured["per_example_tokens"] == measured["per_example_target_calls"] == [[5] * 3] * 2
@@ -179,7 +179,7 @@ def test_counts_stand_beside_the_times_of_the_same_runs(timed):
     assert as_draft["per_example_draft_steps"] == [[10] * 3] * 2 and not np.any(as_draft["per_example_target_calls"])
 
 
-def test_nothing_is_read_while_the_clock_runs(bench):
+def test_results_are_not_read_while_the_clock_runs(bench):
     class Late:
         """A result that takes a second to read."""
 
@@ -191,8 +191,8 @@ def test_nothing_is_read_while_the_clock_runs(bench):
     assert not alone.seconds.any()
 
 
-def test_nothing_beside_a_baseline_is_refused(bench):
-    with pytest.raises(ValueError, match="0 methods are to be timed"):
+def test_a_baseline_without_methods_is_refused(bench):
+    with pytest.raises(ValueError, match="there are no methods to time"):
         latency.interleave(bench.run("t", 1), [], examples=1, trials=1)
 
 
@@ -218,7 +218,7 @@ def path(records, tmp_path):
     return store.path
 
 
-def test_kept_outputs_are_what_was_scored_and_counted(session, records, path):
+def test_stored_outputs_agree_with_scores_and_counts(session, records, path):
     for record, stored in zip(records, read_records(path), strict=True):
         assert outputs.ENTRY not in stored and outputs.ENTRY in record
         kept = outputs.read(path, stored)
@@ -241,7 +241,7 @@ def test_kept_outputs_are_what_was_scored_and_counted(session, records, path):
             assert "".join(step.source[0] for step in steps) == item.sources
 
 
-def test_what_is_kept_changes_no_number(session):
+def test_storing_outputs_changes_no_number(session):
     asked = [point(session, **more) for more in ({"keep_traces": 0}, {}, {"keep_outputs": False})]
     kept, traced, none = (judge(session, [item])[0] for item in asked)
     assert none.get(outputs.ENTRY) is None
@@ -250,7 +250,7 @@ def test_what_is_kept_changes_no_number(session):
         assert {name: value for name, value in record.items() if name != outputs.ENTRY} == none
 
 
-def test_it_is_no_part_of_what_a_point_is(session):
+def test_storing_outputs_does_not_change_a_points_identity(session):
     full, bare = point(session), point(session, keep_outputs=False, keep_traces=0)
     assert full == bare and full.configuration() == bare.configuration() and session.key(full) == session.key(bare)
     assert "keep" not in full.configuration() and "keep_outputs" not in full.coordinates()
@@ -261,7 +261,7 @@ def test_methods_of_several_generations_keep_texts_without_sources(session):
     assert all(item.sources == "" and item.output == "".join(item.pieces).strip() for item in record[outputs.ENTRY])
 
 
-def test_a_killed_write_leaves_no_record_without_outputs(records, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_record_without_outputs(records, tmp_path, monkeypatch):
     monkeypatch.setattr(outputs, "write", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     with ResultStore(tmp_path / "a.jsonl") as store:
         with pytest.raises(OSError, match="no space"):
@@ -269,7 +269,7 @@ def test_a_killed_write_leaves_no_record_without_outputs(records, tmp_path, monk
         assert store.done_keys() == set()
 
 
-def test_a_store_that_takes_records_over_takes_their_outputs(records, path, tmp_path):
+def test_taking_over_records_takes_over_their_outputs(records, path, tmp_path):
     with ResultStore(tmp_path / "b.jsonl") as store:
         assert store.take_over([records[0]["key"]], [path]) == 1
         assert outputs.read(tmp_path / "b.jsonl", store.records[0]) == outputs.read(path, records[0])
@@ -285,7 +285,7 @@ def test_points_that_were_measured_without_outputs_are_counted(records, path, ca
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # this run does not report other runs' points
         assert capsys.readouterr().out == ""
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
-        assert "no outputs of 1 of these 2 points lie beside" in capsys.readouterr().out
+        assert "1 of these 2 points have no stored outputs beside" in capsys.readouterr().out
         next(outputs.folder(store.path).glob("examples-*")).unlink()
         assert not outputs.kept(store.path, kept) and outputs.read(store.path, kept) is None
 
@@ -309,9 +309,9 @@ def opened(session, task, examples):
 
 
 @pytest.mark.parametrize("too_long", ["cut", "skip"])
-def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_long):
+def test_long_prompts_are_cut_or_skipped_and_counted(session, tmp_path, too_long):
     task = FileTask(path=rows(tmp_path / "a.csv", 2, 90, 3, 90, 4), too_long=too_long, max_input_length=40)
-    with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|passed over)"):
+    with pytest.warns(UserWarning, match=r"a: [12] prompts of more than 40 tokens were (cut|skipped)"):
         limited = opened(session, task, 3)
     assert [example.id for example in limited.examples] == ([0, 1, 2] if too_long == "cut" else [0, 2, 4])
     assert limited.fitted.told() == ({"prompts_cut": 1} if too_long == "cut" else {"prompts_skipped": 2})
@@ -320,14 +320,14 @@ def test_long_prompts_are_cut_or_passed_over_and_counted(session, tmp_path, too_
             opened(session, task, 4)
 
 
-def test_several_references_are_refused_where_a_metric_takes_one(session, tmp_path):
+def test_several_references_are_refused_if_a_metric_accepts_one(session, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"source": "cold", "reference": ["kalt", "kühl"]}) + "\n")
-    with pytest.raises(ValueError, match="example 0 has 2 references; bleu compares with one"):
+    with pytest.raises(ValueError, match="example 0 has 2 references, but bleu accepts one"):
         opened(session, str(path), 1)
 
 
-def test_outputs_of_a_task_made_in_python_stand_in_the_order_of_its_examples(session):
+def test_outputs_of_a_task_made_in_python_keep_the_order_of_its_examples(session):
     """Checks the order although rows are decoded by length; the configuration says how to run the point again."""
     examples = [Example(n, "cold " * words, "kalt") for n, words in enumerate((6, 2, 8, 1, 4))]
     own_session = opened(session, Task(name="own", splits=("test",), read=lambda split: examples), 5)
@@ -341,7 +341,7 @@ def test_outputs_of_a_task_made_in_python_stand_in_the_order_of_its_examples(ses
     assert "task = %gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'" in chosen.configuration()
 
 
-def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
+def test_a_prompt_of_exactly_the_limit_is_not_cut(session, tmp_path, recwarn):
     path = rows(tmp_path / "a.csv", 8)
     longest = len(opened(session, str(path), 1).fitted.prompts[0])
     limited = opened(session, FileTask(path=path, max_input_length=longest), 1)
@@ -349,7 +349,7 @@ def test_a_prompt_of_just_the_limit_is_whole(session, tmp_path, recwarn):
 
 
 @pytest.mark.laws
-def test_a_record_runs_again_to_the_same_tokens_by_its_configuration(tmp_path, monkeypatch):
+def test_running_a_records_configuration_again_gives_the_same_tokens(tmp_path, monkeypatch):
     """Runs a file task in its own scope again through gin, as `run --from_record` does."""
     import gin
 
@@ -379,7 +379,7 @@ def test_records_are_found_by_the_beginning_of_their_keys(tmp_path, monkeypatch)
             store.append({"key": key, "configuration": "x"})
         store.append({"key": "bbbb1111"})
     assert experiment.find_record("aaaa2")[0]["key"] == "aaaa2222"
-    refused = {"aaaa": "2 records", "cccc": "no record of results", "aa": "at least 4", "bbbb": "of no point"}
+    refused = {"aaaa": "2 records", "cccc": "no record in results", "aa": "at least 4", "bbbb": "is not a point"}
     for key, said in refused.items():
         with pytest.raises(ValueError, match=said):
             experiment.find_record(key)

@@ -22,7 +22,7 @@ def _points(**changes):
     return enumerate_points(**{**arguments, **changes})
 
 
-def test_both_ends_come_first_for_every_sampling_and_seed():
+def test_target_and_draft_alone_come_first_for_every_sampling_and_seed():
     arguments = {"methods": ("spec_decode", "opt"), "alphas": {"opt": (0.0, 0.5)}, "block_sizes": (3, 5)}
     groups = _points(**arguments, samplings=[{"temperature": 0}, {"temperature": 1}], seeds=(0, 1))
     names = [[(p.settings.method, p.settings.alpha, p.settings.block_size) for p in group] for group in groups]
@@ -51,7 +51,7 @@ def test_stop_thresholds_and_heads_are_swept_like_alphas():
     assert groups[3][0].coordinates()["family"] == "specdecpp:a"
 
 
-def test_heads_whose_files_are_called_alike_are_refused():
+def test_heads_with_equal_file_names_are_refused():
     with_head = Settings(method="specdecpp", stop_threshold=0.9, head="runs/a/x.msgpack")
     arguments = {"stop_thresholds": {"specdecpp": (0.3,)}}
     both_methods = {"methods": ("specdecpp", with_head)}
@@ -62,7 +62,7 @@ def test_heads_whose_files_are_called_alike_are_refused():
     assert len(_points(**arguments, heads=("./runs/a/x.msgpack", "runs/a/y.msgpack"), **both_methods)) == 5
 
 
-def test_rules_without_named_alphas_get_their_range_and_all_of_it_is_legal():
+def test_rules_without_alphas_get_their_usual_range_and_every_value_is_valid():
     swept = [name for name, rule in RULES.items() if rule.alpha is not None]
     grids = {name: _points(methods=(name,))[-1] for name in swept}
     for point in (point for grid in grids.values() for point in grid):
@@ -83,7 +83,7 @@ def _point(number, alpha=1.0, **evaluation):
 
 
 @pytest.mark.parametrize("number", [float, np.float64, np.float32, np.int64, np.uint8])
-def test_whole_numbers_and_floats_are_one_point(number):
+def test_integers_and_equal_floats_give_the_same_point(number):
     assert _point(number, alpha=1) == _point(int)
     assert _point(number).configuration() == _point(int).configuration()
     assert _point(number, alpha=0.0).configuration() == _point(number, alpha=-0.0).configuration()
@@ -98,7 +98,7 @@ def test_whole_numbers_and_floats_are_one_point(number):
     (lambda: recorded(Settings(top_k=0.5)), r"top_k=0\.5 is not a whole number: write 0 or 1"),
     (lambda: Level(model="draft", budget=4.5), "level 'draft': budget=4.5 is not a whole number: write 4 or 5"),
 ])  # fmt: skip
-def test_fractions_of_what_is_counted_are_refused(made, message):
+def test_fractional_counts_are_refused(made, message):
     with pytest.raises(ValueError, match=message):
         made()
 
@@ -121,13 +121,13 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
     ({"block_sizes": (0,)}, "block_size=0 is not a whole number >= 1"),
     ({"methods": ("specdecpp",)},
      "'specdecpp' needs stop_threshold, or in a sweep stop_thresholds: it drafts until the predicted chance"),
-    ({"stop_thresholds": {"specdecpp": (0.5,)}}, "names specdecpp, which is not among the methods that lack one: none"),
+    ({"stop_thresholds": {"specdecpp": (0.5,)}}, "which is not among the methods that lack a stop threshold: none"),
     ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": ()}}, r"stop_thresholds\['specdecpp'\]=\(\) is"),
     ({"methods": ("specdecpp",), "stop_thresholds": {"specdecpp": (0.7, 70)}},
      "stop_threshold=70 is outside 0 … 1; method 'specdecpp': it drafts until the predicted chance"),
     ({"methods": (Settings(method="stop_entropy", stop_threshold=-1),)}, "stop_threshold=-1 is outside 0 … inf"),
     ({"methods": (Settings(method="chow", alpha=0.1, head="a"),)},
-     "'chow' asks no acceptance head: leave head='a' out"),
+     "'chow' uses no acceptance head: leave head='a' out"),
     ({"methods": ("stop_oracle",), "samplings": [{"temperature": 1.0}]}, "oracle of greedy decoding, got"),
     ({"methods": (Settings(method="seq_cascade", alpha=-3.0, block_size=3),)},
      "'seq_cascade' has no block_size, got 3: the draft writes whole outputs"),
@@ -140,7 +140,7 @@ def test_fractions_of_what_is_counted_are_refused(made, message):
     ({"evaluation": Evaluation(task="tiny_translation", max_new_tokens=-3)}, "max_new_tokens=-3"),
     ({"evaluation": Evaluation(task="tiny_translation", first_example=-1)}, "first_example=-1 is not a whole"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused_by_name(changes, message):
+def test_invalid_values_are_refused_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         _points(**changes)
 
@@ -165,7 +165,7 @@ STACK = Settings(method="chow", alpha=0.2, drafters=(MIDDLE,))
 
 @pytest.mark.parametrize(("number", "pair"), [*((n, ModelPair(name="pair")) for n in range(5)), (3, TWO)])
 @pytest.mark.usefixtures("stop_before_loading")
-def test_a_points_configuration_is_a_gin_file_that_gives_the_point_again(number, pair, tmp_path):
+def test_a_points_configuration_is_a_gin_file_that_reproduces_the_point(number, pair, tmp_path):
     """Checks the target and the draft alone, rules with and without an α, a stack of levels, and two checkpoints."""
     arguments = {"methods": ("spec_decode", "opt", STACK), "samplings": [{"temperature": 0.7}], "seeds": (3,)}
     point = _points(pair=pair, **arguments)[number][-1]
@@ -181,7 +181,7 @@ def test_coordinates_are_flat_and_complete():
     assert coordinates["law"] == "opt" and (coordinates["split"], coordinates["max_new_tokens"]) == ("test", 64)
 
 
-def test_two_checkpoints_are_told_apart_whatever_their_name():
+def test_two_checkpoints_are_distinguished_under_any_name():
     arguments = {"pair": TWO, "alphas": {"opt": (0.5,)}}
     point, named = _points(**arguments)[-1][0], _points(**arguments | {"pair": ModelPair(name="two")})[-1][0]
     paths = {"target": "a/target", "draft": "a/draft", "vocabulary": "a/tokenizer.json"}
@@ -190,19 +190,19 @@ def test_two_checkpoints_are_told_apart_whatever_their_name():
 
 
 @pytest.mark.parametrize(("parts", "message"), [
-    ({"target": "a"}, "the pair 'two' lacks its draft: give target and draft, or its name alone"),
-    ({"draft": "a", "vocabulary": "b"}, "the pair 'two' lacks its target"),
+    ({"target": "a"}, "the pair 'two' has no draft: give both target and draft, or the name alone"),
+    ({"draft": "a", "vocabulary": "b"}, "the pair 'two' has no target"),
     ({"dtype": "float8"}, "dtype='float8' is not one of float32, bfloat16, float16, int8"),
     ({"mesh": (2,)}, r"mesh=\(2,\) has 1 numbers: give two"),
     ({"draft_dtype": "int4"}, "draft_dtype='int4' is not one of float32, bfloat16, float16, int8"),
-    ({"vocabulary": "b"}, "vocabulary='b' goes with a target and a draft: leave it out, or give these too"),
+    ({"vocabulary": "b"}, "vocabulary='b' needs a target and a draft: give them too, or leave vocabulary out"),
 ])  # fmt: skip
-def test_half_a_pair_is_refused(parts, message):
+def test_an_incomplete_pair_is_refused(parts, message):
     with pytest.raises(ValueError, match=message):
         ModelPair(name="two", **parts)
 
 
-def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
+def test_the_target_alone_is_also_judged_at_lower_temperatures_but_not_timed():
     """Checks the points that show how much of a rule's gain at T > 0 is sharpening, which needs no rule."""
     samplings = [{"temperature": heat, "top_p": 0.9, "draft_temperature": 0.0} for heat in (0.0, 0.8, 1.0)]
     arguments = {"pair": ModelPair(name="p"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("chow",)}
@@ -218,11 +218,11 @@ def test_the_target_alone_is_judged_at_lower_temperatures_too_and_not_timed():
     assert (alone[0].settings.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs do not depend on the seed
     assert len(enumerate_points(**arguments, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1
     for strange in ((1.0,), (-0.5,), (float("nan"),)):
-        with pytest.raises(ValueError, match="shares of a temperature, 0 to below 1|nan is not a finite"):
+        with pytest.raises(ValueError, match="give shares of the temperature, in|nan is not a finite"):
             enumerate_points(**arguments, cooler=strange)
 
 
-def test_ways_to_verify_are_swept_by_methods_that_keep_all_the_law_allows():
+def test_ways_to_verify_are_swept_by_methods_with_speculative_acceptance():
     block_wise = Settings(method="opt", alpha=0.3, verify="block")
     groups = _points(methods=("spec_decode", "fuzzy", block_wise), alphas={"fuzzy": (0.2,)}, verify=("token", "block"))
     swept = [(curve(p.settings), p.settings.verify) for group in groups for p in group][2:]
@@ -272,12 +272,12 @@ LEVEL = Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", sto
     ({"method": "speculative", "drafters": (LEVEL,)},
      "alpha=2 of level 'draft' lies outside 0 … 1; stop_threshold=11 of level 'draft' lies outside 0 … 9.21034"),
 ])  # fmt: skip
-def test_numbers_beyond_which_nothing_changes_are_named(settings, message):
+def test_values_outside_the_useful_range_are_named(settings, message):
     (said,) = _said(Settings(**settings))
     assert said.startswith(message) and said.endswith(": beyond it hardly anything changes, is it meant?")
 
 
-def test_one_warning_names_all_of_a_sweep_and_the_first_few_of_many():
+def test_one_warning_covers_a_sweep_and_lists_the_first_few_of_many():
     sweep = [Settings(method="chow", alpha=alpha, block_size=block) for alpha in (0.5, 1.5, 2.5) for block in (2, 3)]
     (said,) = _said(*sweep)
     assert said.count("alpha=") == 2
@@ -285,7 +285,7 @@ def test_one_warning_names_all_of_a_sweep_and_the_first_few_of_many():
     assert said.count("alpha=") == 5 and "and 45 more" in said
 
 
-def test_what_sweeps_use_is_no_cause_for_a_word():
+def test_usual_values_of_sweeps_cause_no_warning():
     swept = {name: rule.alpha.usual(7, SIZE) for name, rule in RULES.items() if rule.alpha}
     rules = [Settings(method=name, alpha=alpha) for name, alphas in swept.items() for alpha in alphas]
     shipped = [
@@ -300,7 +300,7 @@ def test_what_sweeps_use_is_no_cause_for_a_word():
     points.warn_of_ranges(usual, 320)  # the usual range fits a larger vocabulary than this
 
 
-def test_single_examples_are_not_timed_where_rows_are_spread():
+def test_timing_single_examples_on_a_split_batch_is_refused():
     timed = Evaluation(task="tiny_translation", latency_examples=3)
     point = Point(pair=ModelPair(name="p", mesh=(2, 4)), evaluation=timed, settings=Settings(method="spec_decode"))
     with pytest.raises(ValueError, match=r"latency_examples=3 .* mesh=\(2, 4\) .* or time on a mesh of \(1, 4\)"):

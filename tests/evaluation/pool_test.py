@@ -119,18 +119,18 @@ def filled(monkeypatch, tmp_path, script, *groups):
         return ray, [record["key"][-1] for record in store.records]
 
 
-def test_a_group_is_asked_for_what_is_missing_and_what_a_dead_worker_left_is_asked_of_another(monkeypatch, tmp_path):
+def test_workers_measure_missing_points_only_and_replace_dead_workers(monkeypatch, tmp_path):
     ray, stored = filled(monkeypatch, tmp_path, {"d": [DiedError()] * 2}, "abc", "b", "cde")
     assert sorted(stored) == list("abcde") and ray.started == 2 + 2
     assert sorted(ray.asked) == ["ac", "de", "de", "de"]
 
 
-def test_a_point_that_ends_its_worker_again_and_again_ends_the_sweep(monkeypatch, tmp_path):
-    with pytest.raises(RuntimeError, match="point d ended its worker 3 times: out of memory"):
+def test_a_point_that_repeatedly_kills_its_worker_ends_the_sweep(monkeypatch, tmp_path):
+    with pytest.raises(RuntimeError, match="the worker of point d died 3 times: out of memory"):
         filled(monkeypatch, tmp_path, {"d": [DiedError("a\nout of memory\n")] * 3}, "ab", "cde")
 
 
-def test_what_a_worker_raises_is_raised_here(monkeypatch, tmp_path):
+def test_an_error_of_a_worker_is_raised_in_the_driver(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="of the worker"):
         filled(monkeypatch, tmp_path, {"d": [RaisedError()]}, "cde")
 
@@ -145,17 +145,17 @@ def without_clocks(path):
     return by_key
 
 
-def test_without_ray_the_remedy_is_named(monkeypatch):
+def test_the_error_without_ray_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"a pool of workers needs Ray: pip install '\.\[pool\]'"):
         pool.Pool(points(), 2)
 
 
 @pytest.mark.parametrize("device, message", [
-    ("", r"workers=2 that share a machine's cores would time each other: give worker_device"),
-    ("CPU", r"worker_device='CPU' is what workers share: name what each machine has one of"),
+    ("", r"workers=2 share the cores of a machine and would disturb each other's timings: give worker_device"),
+    ("CPU", r"worker_device='CPU' is shared by the workers of a machine: name a resource"),
 ])  # fmt: skip
-def test_workers_that_would_time_each_other_are_refused(device, message):
+def test_workers_that_would_disturb_timings_are_refused(device, message):
     with pytest.raises(ValueError, match=message):
         pool.check(points(timed=2), 2, device)
 
@@ -169,9 +169,9 @@ def test_a_worker_on_another_kind_of_machine_measures_nothing(monkeypatch):
         list(worker.measure(["a"], ["there a"]))
 
 
-def test_one_process_asks_workers(monkeypatch, tmp_path):
+def test_workers_need_a_single_driver_process(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment.hosts, "many", lambda: True)
-    with pytest.raises(ValueError, match="workers=2 are asked by one process"):
+    with pytest.raises(ValueError, match="workers=2 needs a single driver process"):
         experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl"), workers=2)
 
 
@@ -188,11 +188,11 @@ def test_each_worker_reserves_a_device(monkeypatch, device, needs, accelerated):
 
 
 @pytest.mark.parametrize("resources, device, message", [
-    ({"CPU": 8, "GPU": 1}, "GPU", "workers=2 want a GPU each, and Ray finds 1: lower workers"),
-    ({"CPU": 8, "GPU": 2}, "gpu", "want a gpu each, and Ray finds 0: .* be another of CPU, GPU"),
+    ({"CPU": 8, "GPU": 1}, "GPU", "workers=2 need one GPU each, but Ray has 1: lower workers"),
+    ({"CPU": 8, "GPU": 2}, "gpu", "need one gpu each, but Ray has 0: .* to another of CPU, GPU"),
     ({"CPU": 8, "TPU": 4}, None, "workers=2 would all open the same TPUs: give worker_device='TPU'"),
 ])  # fmt: skip
-def test_a_cluster_without_enough_devices_is_refused_and_left(monkeypatch, resources, device, message):
+def test_a_cluster_without_enough_devices_is_refused_and_shut_down(monkeypatch, resources, device, message):
     ray = Scripted(resources=resources)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(ValueError, match=message):
@@ -202,11 +202,11 @@ def test_a_cluster_without_enough_devices_is_refused_and_left(monkeypatch, resou
 
 @pytest.mark.parametrize("wrong, message", [
     ({"workers": -1}, "workers=-1 is not a whole number >= 0"),
-    ({"workers": 2, "pair": ModelPair(name="x", mesh=(1, 4))}, r"mesh=\(1, 4\) is of several devices"),
-    ({"worker_device": "TPU"}, "worker_device='TPU' is for workers: give workers too"),
-    ({"workers": 2, "plan": 3}, "plan=3 is for one process, without workers: leave it out"),
+    ({"workers": 2, "pair": ModelPair(name="x", mesh=(1, 4))}, r"mesh=\(1, 4\) needs several devices"),
+    ({"worker_device": "TPU"}, "worker_device='TPU' needs workers: give workers too"),
+    ({"workers": 2, "plan": 3}, "plan=3 needs a single process without workers: leave plan out"),
 ])  # fmt: skip
-def test_what_a_pool_cannot_do_is_refused_before_anything_is_loaded(tmp_path, wrong, message):
+def test_invalid_pool_settings_are_refused_before_anything_is_loaded(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
         experiment.sweep(**given(tmp_path, tmp_path / "none.jsonl") | wrong)
     assert not (tmp_path / "none.jsonl").exists()
@@ -222,7 +222,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parity
-def test_a_killed_worker_s_points_are_measured_by_another(alone, tmp_path, monkeypatch):
+def test_another_worker_measures_the_points_of_a_killed_one(alone, tmp_path, monkeypatch):
     folder, expected = alone
     append, killed, fill = ResultStore.append, [], pool.Pool.fill
     pids = list[int]()
@@ -247,7 +247,7 @@ def test_a_killed_worker_s_points_are_measured_by_another(alone, tmp_path, monke
 
 
 @pytest.mark.parity
-def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
+def test_a_killed_driver_resumes(alone, tmp_path):
     folder, expected = alone
     output = tmp_path / "driver.jsonl"
     code = (
@@ -272,7 +272,7 @@ def test_a_killed_driver_goes_on_where_it_stood(alone, tmp_path):
 
 
 @pytest.mark.parity
-def test_what_a_worker_can_t_open_is_said_as_it_would_be_here(alone, tmp_path):
+def test_a_loading_error_of_a_worker_reads_as_in_the_driver(alone, tmp_path):
     with pytest.raises(ValueError, match="^no pair .*nowhere"):
         experiment.sweep(**given(tmp_path / "nowhere", tmp_path / "none.jsonl"), workers=1)
 
@@ -280,5 +280,5 @@ def test_what_a_worker_can_t_open_is_said_as_it_would_be_here(alone, tmp_path):
 @pytest.mark.parity
 def test_more_workers_than_devices_are_refused(alone, tmp_path):
     folder, _ = alone
-    with pytest.raises(ValueError, match="workers=2 want a TPU each, and Ray finds 0: lower workers"):
+    with pytest.raises(ValueError, match="workers=2 need one TPU each, but Ray has 0: lower workers"):
         experiment.sweep(**given(folder, tmp_path / "none.jsonl"), workers=2, worker_device="TPU")

@@ -55,7 +55,7 @@ def test_an_alpha_alone_and_among_others_gives_the_same_outputs(loaded):
     assert alone["counts"] == among["counts"] and alone["quality"] == among["quality"]
 
 
-def test_counts_are_those_of_decode(loaded, pair):
+def test_counts_equal_those_of_decode(loaded, pair):
     task = TASKS["tiny_translation"]
     examples = task.load(limit=7)
     counts = ("rounds", "drafted", "kept", "rejected", "committed")
@@ -70,7 +70,7 @@ def test_counts_are_those_of_decode(loaded, pair):
     assert [record["counts"][name] for name in counts] == np.sum(list(rows.values()), axis=0).tolist()
 
 
-def test_a_record_says_everything(loaded):
+def test_a_record_has_all_entries(loaded):
     (record,) = measuring.evaluate(loaded, [_point(alpha=0.6)])
     record = json.loads(json.dumps(files.plain(record), allow_nan=False))
     assert record["key"] == loaded.key(_point(alpha=0.6))
@@ -99,7 +99,7 @@ def test_a_record_says_everything(loaded):
     assert record["wall_seconds"] > 0 and record["started"].endswith("+00:00")
 
 
-def test_ends_are_measured_through_the_same_loop(loaded):
+def test_target_and_draft_alone_are_measured_by_the_same_loop(loaded):
     for name in (TARGET, DRAFT):
         (record,) = measuring.evaluate(loaded, [_point(name)])
         assert record["counts"]["drafted"] == 0 and record["measures"]["rejection_rate"] is None
@@ -113,7 +113,7 @@ def test_ends_are_measured_through_the_same_loop(loaded):
             assert record["latency"][f"per_example_{model_passes}"] == (tokens * takes_part).tolist()
 
 
-def test_keys_tell_apart_all_that_matters(loaded, pair):
+def test_keys_distinguish_everything_that_matters(loaded, pair):
     points = _point(alpha=0.1), _point(alpha=0.2), _point(alpha=0.1, seed=1), _point("diff", 0.1)
     keys = {loaded.key(point) for point in points}
     changed = replace(pair, draft=sc.TableLM(np.asarray(pair.draft.params) + 1e-3))
@@ -158,9 +158,9 @@ def test_generation_stops_at_a_tasks_stop_string_that_is_one_token(pair, monkeyp
 def test_examples_are_loaded_before_the_weights(tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     monkeypatch.setattr(session, "load_source", lambda source: pytest.fail("loaded"))
-    with pytest.raises(ValueError, match="has 0 exemplars, not the 3 asked for"):
+    with pytest.raises(ValueError, match="has 0 exemplars, but shots=3; lower shots"):
         session.Session(SOURCE, _asking(monkeypatch, shots=3).evaluation)
-    with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 asked for: lower"):
+    with pytest.raises(ValueError, match="has 200 examples in split 'test', fewer than the 500 requested: lower"):
         session.Session(SOURCE, replace(SMALL, quality_examples=500))
     with pytest.raises(FileNotFoundError, match="gsm8k"):
         session.Session(SOURCE, replace(SMALL, task="gsm8k"))
@@ -191,19 +191,19 @@ def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkey
 
 def test_examples_that_are_not_loaded_are_refused(loaded):
     for point in (_on(loaded, 6, 2), _on(loaded, 5, 1, timed=3)):
-        with pytest.raises(ValueError, match=r"examples [56] to 7 are asked for, but 7 are loaded: lower"):
+        with pytest.raises(ValueError, match=r"examples [56] to 7 are requested, but only 7 are loaded: lower"):
             list(measuring.evaluate(loaded, [point]))
 
 
-def test_an_evaluation_that_begins_later_loads_as_many_more(pair):
+def test_a_later_first_example_loads_that_many_more(pair):
     shifted = replace(SMALL, first_example=196, quality_examples=4)
     later = session.Session(SOURCE, shifted, pair)
     assert len(later.examples) == 200 and later.window(shifted, 4).tolist() == [196, 197, 198, 199]
-    with pytest.raises(ValueError, match="fewer than the 201 asked for: lower .* or first_example"):
+    with pytest.raises(ValueError, match="fewer than the 201 requested: lower .* or first_example"):
         session.Session(SOURCE, replace(shifted, quality_examples=5), pair)
 
 
-def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_sweep_resumes_and_repeats_nothing(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     arguments = {
         "pair": SOURCE, "evaluation": SMALL, "methods": ["opt"], "alphas": {"opt": [0.0, 0.4, 0.8]},
@@ -230,9 +230,9 @@ def test_a_sweep_stopped_half_way_goes_on_and_repeats_nothing(pair, tmp_path, mo
     assert panel.target and panel.draft and [spot.alpha for spot in panel.curves["opt"]] == [0.0, 0.4, 0.8]
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured again"))
     monkeypatch.setattr(experiment, "present", lambda *_: None)
-    assert "no outputs of" not in said
+    assert "no stored outputs" not in said
     experiment.sweep(**arguments | {"evaluation": replace(SMALL, keep_outputs=True)})
-    assert "no outputs of 6 of these 6 points lie beside" in capsys.readouterr().out
+    assert "6 of these 6 points have no stored outputs beside" in capsys.readouterr().out
     fewer = {"alphas": {"opt": [0.4]}, "output": str(tmp_path / "fewer.jsonl"), "reuse": [arguments["output"]]}
     assert len(read_records(experiment.sweep(**arguments | fewer))) == 4
     in_parts = arguments | {"output": str(tmp_path / "parts.jsonl"), "num_shards": 2}
@@ -306,7 +306,7 @@ def _damaged(pair, loaded, among):
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_examples_that_fail_are_left_out_and_the_record_says_so(pair, loaded, timed):
+def test_failed_examples_are_left_out_and_named_in_the_record(pair, loaded, timed):
     """Checks that they are not scored, counted or timed, and that the other examples' results are unchanged."""
     broken, rows = _damaged(pair, loaded, timed)
     opened = session.Session(SOURCE, SMALL, broken)
@@ -326,7 +326,7 @@ def test_examples_that_fail_are_left_out_and_the_record_says_so(pair, loaded, ti
     assert not {"failed_examples", "failure", "failed_timings"} & healthy.keys()
 
 
-def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, loaded, tmp_path):
+def test_a_sweep_continues_after_failures_but_refuses_a_point_that_always_fails(pair, loaded, tmp_path):
     broken, rows = _damaged(pair, loaded, True)
     opened = session.Session(SOURCE, SMALL, broken)
     groups = [[_point(TARGET, temperature=0.0, block=None)], [_point("token_v3", 0.3, temperature=0.0)]]
@@ -344,12 +344,12 @@ def test_a_sweep_goes_on_and_a_point_that_fails_everywhere_is_refused(pair, load
         measuring.judge(hopeless, [_point("token_v3", 0.3)])
 
 
-def test_a_session_warns_of_numbers_beyond_which_nothing_changes(loaded):
+def test_a_session_warns_of_values_outside_the_useful_range(loaded):
     with pytest.warns(UserWarning, match=r"alpha=7 of 'chow' lies outside 0 … 1: beyond it hardly anything changes"):
         loaded.check([Settings(method="chow", alpha=7), Settings(method="chow", alpha=0.5)])
 
 
-def test_a_loaded_pair_reads_what_the_task_allows(pair):
+def test_the_task_sets_the_prompt_limit_of_a_loaded_pair(pair):
     """Checks that a task of long prompts sets their limit, as for a pair that the session loads itself."""
     short = replace(pair, max_prompt_length=2)
     assert session.Session(SOURCE, SMALL, short).pair.max_prompt_length == TASKS["tiny_translation"].max_input_length
@@ -371,7 +371,7 @@ def this_pair(pair, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("record", OLD, ids=[record["point"]["curve"] for record in OLD])
-def test_a_configuration_of_format_2_is_the_point_of_todays_key(record):
+def test_a_configuration_of_format_2_gives_todays_key(record):
     gin.clear_config()
     gin_flags.parse_gin([], text=record["configuration"])
     parts = {name: value() if callable(value) else value for name, value in gin.get_bindings("experiment.run").items()}
@@ -387,13 +387,13 @@ def run(path, evaluation=KEPT):
 
 
 @pytest.mark.usefixtures("this_pair")
-def test_other_code_under_the_same_toolchain_is_measured_anew_and_said(tmp_path, monkeypatch, capsys):
+def test_points_of_other_code_are_measured_again_with_a_message(tmp_path, monkeypatch, capsys):
     path = tmp_path / "s.jsonl"
     first = run(path)
-    assert run(path) == first and "measured anew" not in capsys.readouterr().out
+    assert run(path) == first and "measured again" not in capsys.readouterr().out
     monkeypatch.setattr(session.Session, "code", lambda *_: "changed")
     second = run(path)
-    assert "1 of 1 points were measured by other code: they are measured anew" in capsys.readouterr().out
+    assert "1 of 1 points were measured by other code and are measured again" in capsys.readouterr().out
     assert second["key"] == first["key"] and second["supersedes"] == first["provenance"]["code"]
     assert second["started"] != first["started"]
     assert [record["provenance"]["code"] for record in read_records(path)] == ["changed"]
@@ -401,7 +401,7 @@ def test_other_code_under_the_same_toolchain_is_measured_anew_and_said(tmp_path,
 
 
 @pytest.mark.usefixtures("this_pair")
-def test_a_record_names_its_keys_and_its_code_and_another_toolchain_keeps_it(tmp_path, monkeypatch, capsys):
+def test_a_record_names_its_keys_and_code_and_another_toolchain_keeps_it(tmp_path, monkeypatch, capsys):
     path = tmp_path / "s.jsonl"
     first = run(path)
     with ResultStore(path) as store:
@@ -411,7 +411,7 @@ def test_a_record_names_its_keys_and_its_code_and_another_toolchain_keeps_it(tmp
     assert json.loads(json.dumps(first["provenance"])) == first["provenance"]
     monkeypatch.setattr(session.Session, "code", lambda *_: "changed")
     monkeypatch.setattr(session, "toolchain", lambda: {"python": "3.99"})
-    assert run(path) == first and "measured anew" not in capsys.readouterr().out
+    assert run(path) == first and "measured again" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("this_pair")

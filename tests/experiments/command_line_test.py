@@ -58,20 +58,20 @@ def said():
 
 @pytest.mark.tools
 @pytest.mark.parametrize("name", FLAGS)
-def test_help_explains_itself_with_an_example(name, said):
+def test_help_explains_the_script_with_an_example(name, said):
     assert f"python -m experiments.{name}" in said[name]
     assert f"--{FLAGS[name]}" in said[name]
     if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # it has its own main
         assert "Settings, each as --gin.NAME=VALUE" in said[name] and "ModelPair.draft_dtype" in said[name]
 
 
-def test_every_script_is_among_them():
+def test_every_script_is_tested():
     names = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"__init__"}
     names |= {path.parent.name for path in (ROOT / "experiments").glob("*/__main__.py")}
     assert names == set(FLAGS)
 
 
-def test_a_sweep_without_a_gin_file_shows_what_to_type(tmp_path):
+def test_a_sweep_without_a_gin_file_shows_an_example_command(tmp_path):
     done = _call("-m", "experiments.sweep", folder=tmp_path)
     assert done.returncode != 0
     assert "name at least one --gin_file; for example: python -m experiments.sweep --gin_file=configs" in done.stderr
@@ -83,17 +83,17 @@ def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
     done = _call("-m", "experiments.sweep", *arguments, "--gin.sweep.block_sizes=(3,)", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "token_v3 alpha=0.95 block=3 T=0" in done.stdout and len(done.stdout.splitlines()) == 2 + 4
-    assert "alphas names chow, diff, which this sweep has not: passed over" in done.stderr
+    assert "alphas names chow, diff, which this sweep does not measure: ignored" in done.stderr
 
 
 @pytest.mark.tools
-def test_training_imports_files_of_ones_own_too():
+def test_training_imports_user_files_too():
     files = ["--gin_file=gin/train_exit_heads.gin", "--import=no/such/my_arms.py"]
     done = _call("-m", "experiments.train_exit_heads", *files)
     assert done.returncode != 0 and "--import=no/such/my_arms.py: there is no such file" in done.stderr
 
 
-def test_a_bad_setting_is_one_line_without_a_trace():
+def test_a_bad_setting_gives_one_line_without_a_traceback():
     names = ("run", "models/directory", "methods/spec_decode", "tasks/tiny_translation")
     files = [f"--gin_file=gin/{name}.gin" for name in names]
     bindings = ["--gin.PAIR='no/such/pair'", "--gin.Settings.method='lossy'", "--gin.Settings.alpha=1.5"]
@@ -102,7 +102,7 @@ def test_a_bad_setting_is_one_line_without_a_trace():
     assert "error: alpha=1.5 is outside the domain [0, 1) of rule 'lossy'" in done.stderr
 
 
-def test_plausible_slips_are_named():
+def test_plausible_mistakes_are_named():
     arguments = ["--gin_file=configs/quickstart.gin", "--gin.sweep.dry_run=True", "--gin.sweep.temperatures=1.0"]
     done = _call("-m", "experiments.sweep", *arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
@@ -113,7 +113,7 @@ def test_plausible_slips_are_named():
     (("-m", "experiments.show", "--pair=tatoba_en_de"), "no pair 'tatoba_en_de': did you mean tatoeba_en_de,"),
     (("-m", "experiments.show", "Hello"), "unexpected argument 'Hello'; flags look like --method=chow"),
 ])  # fmt: skip
-def test_what_cannot_be_shown_is_one_line(arguments, said):
+def test_an_error_of_show_is_one_line(arguments, said):
     done = _call(*arguments)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert f"error: {said}" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -123,7 +123,7 @@ VOCABULARY = ROOT / "speccascade_jax" / "assets" / "pairs" / "tatoeba_two_ways" 
 
 
 @pytest.mark.parametrize("begin", [None, 7])
-def test_outputs_are_counted_behind_the_id_that_decoding_begins_with(tmp_path, begin):
+def test_bigrams_are_counted_after_the_id_that_decoding_begins_with(tmp_path, begin):
     pairs, table = tmp_path / "pairs.tsv", tmp_path / "bigrams.npz"
     pairs.write_text("Tom is here.\tTom ist hier.\nTom sleeps.\tTom schläft.\n", encoding="utf-8")
     flags = [f"--vocabulary={VOCABULARY}", f"--input={pairs}", f"--output={table}", "--most=3"]

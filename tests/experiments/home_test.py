@@ -35,7 +35,7 @@ def home(written, tmp_path, monkeypatch):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_pairs_models_vocabularies_and_heads(home):
+def test_home_is_expanded_for_pairs_models_vocabularies_and_heads(home):
     pair = sc.load_pair("~/pair")
     assert sc.Pair.load("~/pair/target", "~/pair/draft", "~/pair").vocabulary == pair.vocabulary
     assert load.Vocabulary("~/pair/vocabulary.model") == load.load_vocabulary("~/pair")
@@ -45,7 +45,7 @@ def test_pairs_models_vocabularies_and_heads(home):
     assert head_files.load("~/head.msgpack").card.pair == "pair"
 
 
-def test_files_of_pairs_and_of_data(home):
+def test_home_is_expanded_for_files_of_pairs_and_of_data(home):
     (home / "p.tsv").write_text("a\tb\n")
     assert sentence_pairs.read_pairs("~/p.tsv") == [("a", "b")]
     with pytest.raises(FileNotFoundError, match=f"{home}/data holds no acceptance data"):
@@ -61,13 +61,13 @@ def stored(home):
     return store.records
 
 
-def test_stores_tables_and_plots(home, stored):
+def test_home_is_expanded_for_stores_tables_and_plots(home, stored):
     assert result_store.read_records("~/r.jsonl") == stored
     assert tables.main(["~/r.jsonl", "--format", "markdown", "--output", "~/t.md"]) == 0 and (home / "t.md").is_file()
     assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 0 and list((home / "figures").iterdir())
 
 
-def test_commands_and_gin_files(home, capsys):
+def test_home_is_expanded_for_commands_and_gin_files(home, capsys):
     assert convert.main(["~/pair/target", "~/ours"]) == 0 and (home / "ours" / "config.json").is_file()
     assert convert.main(["~/pair", "--checksums"]) == 0 and (home / "pair" / "checksums.json").is_file()
     assert describe.main(["~/pair/target"]) == 0
@@ -84,5 +84,5 @@ def test_a_full_disk_leaves_the_old_figure_and_names_it(home, stored, capsys, mo
 
     monkeypatch.setattr(os, "fsync", full)
     assert plots.main(["~/r.jsonl", "--output", "~/figures"]) == 1
-    assert "No space left on device; what was there before is unchanged: free some space" in capsys.readouterr().err
+    assert "No space left on device; the previous content is unchanged: free some space" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (home / "figures").iterdir()} == before

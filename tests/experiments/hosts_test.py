@@ -81,7 +81,7 @@ def records(path):
 
 
 @pytest.mark.laws
-def test_a_killed_sweep_goes_on_where_it_stood(folder):
+def test_a_killed_sweep_resumes(folder):
     output = folder / "sweep.jsonl"
     running = start(folder, output)
     kill(running[0], running, output)
@@ -107,7 +107,7 @@ def unbroken(folder):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_all_and_the_sweep_goes_on(victim, folder, unbroken):
+def test_a_killed_process_ends_all_and_the_sweep_resumes(victim, folder, unbroken):
     output = folder / f"killed_{victim}.jsonl"
     running = start(folder, output, 2, (2, 1))
     killed = kill(running[victim], running, output)
@@ -115,8 +115,8 @@ def test_a_killed_process_ends_all_and_the_sweep_goes_on(victim, folder, unbroke
     assert time.monotonic() - killed < hosts.HEARTBEAT + 5
     assert status == hosts.STATUS, said
     lines = [line for line in said.splitlines() if line.startswith("error:")]
-    advice = "on all hosts give the same command again: what was finished stays, the rest follows"
-    assert lines == [f"error: process {victim} of 2 is gone; {advice}"]
+    advice = "on all hosts, run the same command again: finished parts are kept, and the rest follows"
+    assert lines == [f"error: process {victim} of 2 has ended; {advice}"]
     assert 2 <= output.read_bytes().count(b"\n") < POINTS
     done = ended(start(folder, output, 2, (2, 1)))
     assert [status for status, *_ in done] == [0, 0], done
@@ -124,7 +124,7 @@ def test_a_killed_process_ends_all_and_the_sweep_goes_on(victim, folder, unbroke
 
 
 @pytest.mark.parity
-def test_four_processes_write_what_two_do(folder, unbroken):
+def test_four_processes_write_the_outputs_of_two(folder, unbroken):
     """Splits rows over two and heads over two: the keys differ, the outputs do not."""
     done = ended(start(folder, folder / "four.jsonl", 4, (2, 2)))
     assert [status for status, *_ in done] == [0] * 4, done
@@ -133,7 +133,7 @@ def test_four_processes_write_what_two_do(folder, unbroken):
 
 
 @pytest.mark.parity
-def test_an_error_in_all_is_one_line_each_and_no_waiting(folder):
+def test_an_error_in_all_processes_is_one_line_each_without_waiting(folder):
     done = ended(start(folder, folder / "wrong.jsonl", 2, (1, 1)), timeout=60)
     for status, _, said in done:
-        assert status == 1 and "mesh=(1, 1) takes 1 devices, and the 2 processes have 2: take all of them" in said
+        assert status == 1 and "mesh=(1, 1) needs 1 devices, but the 2 processes have 2: use all of them" in said

@@ -59,7 +59,7 @@ def shared(tmp_path_factory, start):
 
 
 @pytest.mark.parametrize("job", killed_jobs.JOBS)
-def test_a_killed_job_ends_as_an_unbroken_one(job, shared, start, tmp_path):
+def test_a_killed_job_gives_the_result_of_an_uninterrupted_one(job, shared, start, tmp_path):
     whole = killed_jobs.prepare(tmp_path / f"{job}-whole", shared)
     assert start(job, shared, whole, 0) == 0
     expected, count = killed_jobs.outcome(whole), int(whole.with_suffix(".count").read_text())

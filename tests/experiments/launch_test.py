@@ -59,24 +59,24 @@ xpk workload create --workload=speccascade --cluster=c --tpu-type=v5litepod-16 -
 
 
 @pytest.mark.parametrize("given", GOLDEN, ids=" ".join)
-def test_a_dry_run_prints_what_to_type(given, capsys):
+def test_a_dry_run_prints_the_commands(given, capsys):
     assert launch.main([*given, "--dry_run", *SWEEP]) == 0
     assert capsys.readouterr().out == GOLDEN[given]
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    (["local"], "error: no command: put it behind --"),
+    (["local"], "error: no command: put it after --"),
     (["local", "--shards", "0", *SWEEP], "error: shards"),
-    (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2: give one of them"),
+    (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2 exclude each other"),
     (["tpu_vm", "--name", "a", "--zone", "b", *SWEEP], "error: gcloud is not installed here: --dry_run prints"),
 ])  # fmt: skip
-def test_what_can_t_be_started_is_said_in_a_line(given, message, capsys, monkeypatch):
+def test_a_failed_start_gives_one_line_of_error(given, message, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert launch.main(given) == 1
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_local_parts_are_run_and_the_one_that_fails_is_named(tmp_path, capfd):
+def test_local_parts_are_run_and_a_failed_part_is_named(tmp_path, capfd):
     """Checks that each part gets its number, and that a part that fails does not stop the others."""
     script = tmp_path / "part.py"
     # one write per line: parts share the output, and `print` may write a line and its end separately
@@ -85,4 +85,4 @@ def test_local_parts_are_run_and_the_one_that_fails_is_named(tmp_path, capfd):
     assert launch.main(["local", "--shards", "3", "--", sys.executable, str(script)]) == 3
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"['--shard_id={n}', '--num_shards=3']" for n in range(3)]
-    assert err.startswith("error: status 3 of ") and "--shard_id=1" in err and len(err.splitlines()) == 1
+    assert err.startswith("error: exit status 3 of ") and "--shard_id=1" in err and len(err.splitlines()) == 1

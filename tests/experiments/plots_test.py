@@ -11,7 +11,7 @@ from speccascade_jax.results.report.figures import styles, tradeoff
 from tests.support import measured_records as made
 
 
-def test_a_png_lies_beside_the_store_and_is_named(script, store, capsys):
+def test_a_png_is_written_beside_the_store_and_named(script, store, capsys):
     assert script("plots").main([str(store)]) == 0
     path = store.with_suffix(".png")
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -28,7 +28,7 @@ def test_one_figure_per_setting_with_readable_names(script, two_tasks, tmp_path)
     ]
 
 
-def test_the_figure_names_everything(figure, store):
+def test_the_figure_labels_everything(figure, store):
     shown = figure(store)
     left_axes, right_axes = shown.axes
     texts = [text.get_text() for text in shown.findobj(plt.Text)]
@@ -40,7 +40,7 @@ def test_the_figure_names_everything(figure, store):
     assert "rejected share" in right_axes.get_xlabel() and left_axes.get_ylabel().startswith("BLEU")
 
 
-def test_what_needs_no_method_is_drawn_beside_latencies(figure, write, records):
+def test_baselines_without_a_method_are_drawn_beside_latencies(figure, write, records):
     """Checks the line of requests sent at random, from end to end, and the target at a lower temperature."""
     target, draft = (r for r in records if r["point"]["method"] in ("autoregressive", "autoregressive_draft"))
     colder = json.loads(json.dumps(target)) | {"key": "colder"}
@@ -56,7 +56,7 @@ def test_what_needs_no_method_is_drawn_beside_latencies(figure, write, records):
     assert not [line for line in shown.axes[1].get_lines() if line.get_label() == "Whole requests sent at random"]
 
 
-def test_speed_ups_stand_above_and_none_over_another():
+def test_speed_up_labels_are_above_the_axes_and_do_not_overlap():
     figure, axes = plt.subplots(figsize=(6, 5))
     axes.set_xlim(0.02, 1.17)  # as if the draft is twenty times as fast
     tradeoff._in_speed_ups(axes)
@@ -94,7 +94,7 @@ def test_the_horizontal_axis_can_be_the_papers(figure, store):
     assert "per generated token" in shown.axes[1].get_xlabel()
 
 
-def test_shares_are_plotted_alone_where_nothing_was_timed_and_the_ends_stand_at_theirs(figure, write, records):
+def test_only_shares_are_plotted_without_timings_and_the_ends_keep_their_shares(figure, write, records):
     records = made.untimed(records)
     for record in records:
         end = {"autoregressive": 0.0, "autoregressive_draft": 1.0}.get(record["point"]["method"])
@@ -128,7 +128,7 @@ def test_histograms_of_surveys_are_one_figure(script, tmp_path, capsys):
     assert "xsum.json holds no histogram" in capsys.readouterr().err
 
 
-def test_nothing_to_plot_is_said(script, write, records, capsys):
+def test_a_store_without_points_to_plot_gives_a_message(script, write, records, capsys):
     assert script("plots").main([str(write(records[:2]))]) == 1
     assert "nothing to plot" in capsys.readouterr().err
 

@@ -32,7 +32,7 @@ def page(show, **console):
 
 
 @pytest.mark.parametrize("console", [{}, {"force_terminal": True, "no_color": True}])
-def test_without_colours_marks_say_who_wrote_what(show, console):
+def test_marks_show_the_source_of_every_token_without_colours(show, console):
     shown, out = page(show, **console)
     for token in written():
         shown.token(token)
@@ -40,7 +40,7 @@ def test_without_colours_marks_say_who_wrote_what(show, console):
     assert shown.legend().plain == "draft   [replaced]   (bonus)   <target>   | next round   ■ end"
 
 
-def test_with_colours_each_source_has_its_own_and_rounds_end_visibly(show):
+def test_each_source_has_its_own_colour_and_rounds_end_visibly(show):
     shown, out = page(show, force_terminal=True, color_system="standard")
     styles = {}
     for token in written():
@@ -71,12 +71,12 @@ def test_ways_to_draft_and_to_verify_are_those_of_decode(show):
         assert (show._settings()["verify"], show._settings()["tree"]) == ("block", (3, 2))
     with (
         flagsaver.flagsaver(tree=["3", "x"]),
-        pytest.raises(ValueError, match="--tree=3,x is no list of whole numbers"),
+        pytest.raises(ValueError, match="--tree=3,x is not a list of whole numbers"),
     ):
         show._settings()
 
 
-def test_an_interrupt_ends_the_output_and_keeps_what_was_seen(show):
+def test_an_interrupt_ends_the_output_and_keeps_the_shown_text(show):
     def interrupted():
         yield from written()[:4]
         raise KeyboardInterrupt
@@ -109,7 +109,7 @@ class Letters:
 
 
 @pytest.mark.parametrize("method", ["spec_decode", "autoregressive_draft"])
-def test_what_is_printed_is_what_decode_gives(show, capsys, monkeypatch, method):
+def test_the_printed_text_equals_the_output_of_decode(show, capsys, monkeypatch, method):
     models = (sc.TableLM(table) for table in conformance.tables(9, seed=0))
     pair = sc.Pair(*models, vocabulary=Letters())
     monkeypatch.setattr(sc, "load_pair", lambda name: pair)

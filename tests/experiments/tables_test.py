@@ -8,7 +8,7 @@ import pytest
 from tests.support import measured_records as made
 
 
-def test_the_terminal_table_has_every_method_and_says_on_what_it_rests(script, store, capsys):
+def test_the_terminal_table_has_every_method_and_describes_its_data(script, store, capsys):
     assert script("tables").main([str(store)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     methods = ("SpecDecode [Lossy]", "SpecCascade [Token]", "Target alone", "Draft alone")
@@ -17,7 +17,7 @@ def test_the_terminal_table_has_every_method_and_says_on_what_it_rests(script, s
     assert "(exactly compared)" in said
 
 
-def test_several_tasks_stand_side_by_side(script, two_tasks, capsys):
+def test_several_tasks_are_side_by_side(script, two_tasks, capsys):
     assert script("tables").main([str(two_tasks), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     header = next(line for line in said.splitlines() if line.startswith("| Method"))
@@ -40,7 +40,7 @@ def test_csv_has_one_line_per_method_with_both_summaries(script, store, records,
     assert float(lines[-1]["best_quality"]) == pytest.approx(max(quick))
 
 
-def test_all_points_as_table_and_as_records(script, store, capsys):
+def test_all_points_are_printed_as_a_table_or_as_records(script, store, capsys):
     assert script("tables").main([str(store), "--points"]) == 0
     said = capsys.readouterr().out
     assert "efficiency" in said and "bleu − target's" in said
@@ -50,7 +50,7 @@ def test_all_points_as_table_and_as_records(script, store, capsys):
     assert not any(name.endswith((".ids", ".bleu", ".per_example_ms")) and "all" not in name for name in lines[0])
 
 
-def test_latex_holds_the_cells_of_the_markdown(script, store, tmp_path, capsys):
+def test_latex_and_markdown_have_the_same_cells(script, store, tmp_path, capsys):
     out = tmp_path / "table.tex"
     assert script("tables").main([str(store), "--format", "latex", "--output", str(out)]) == 0
     text = out.read_text()
@@ -73,7 +73,7 @@ def test_a_missing_store_is_one_line_of_error(script, tmp_path, capsys):
     assert "error: no results at" in capsys.readouterr().err
 
 
-def test_tables_of_measures_in_all_forms(script, write, capsys, tmp_path):
+def test_tables_of_measures_are_printed_in_all_formats(script, write, capsys, tmp_path):
     store = str(write(made.sweep()))
     tables = script("tables")
     assert tables.main([store, "--measures", "forward_times", "throughput", "dominance"]) == 0
@@ -87,7 +87,7 @@ def test_tables_of_measures_in_all_forms(script, write, capsys, tmp_path):
     assert (tmp_path / "t.tex").read_text().count("\\begin{table}") == 3
 
 
-def test_tables_that_cannot_be_made_do_not_hide_the_others(script, write, capsys):
+def test_a_failed_table_does_not_hide_the_others(script, write, capsys):
     tables, flags = script("tables"), ["--measures", "throughput", "dominance"]
     store = str(write([*made.untimed(made.sweep()), *made.of_task("xsum", made.sweep()[:6])]))
     assert tables.main([store, *flags]) == 0

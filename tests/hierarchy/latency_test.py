@@ -9,7 +9,7 @@ from tests.hierarchy import brute_force
 from tests.hierarchy.solve_test import COSTS_6, TABLE_6, instance, matrix
 
 
-def test_expected_rounds_are_those_of_the_definition():
+def test_expected_rounds_match_the_definition():
     alphas = [0.0, 0.3, 0.85, 1.0]
     gamma = rounds.expected_rounds(np.array(alphas), 7)
     for a, alpha in enumerate(alphas):
@@ -33,7 +33,7 @@ def test_distributions_sum_to_one_and_give_the_enumerated_lengths():
     assert up.sum() == pytest.approx(1.0)
 
 
-def test_one_draft_has_one_latency():
+def test_both_latencies_are_equal_for_one_draft():
     """Checks equal latencies: with one draft, no level below the target overshoots."""
     for objective in ("paper", "overshoot"):
         value = hierarchy.latency([1.0, 5.0], [[1, 0.8], [0, 1]], (0, 1), (3,), objective)
@@ -41,7 +41,7 @@ def test_one_draft_has_one_latency():
 
 
 @pytest.mark.laws
-def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it():
+def test_the_overshoot_latency_matches_simulation_and_the_papers_is_larger():
     """Checks that the overshoot latency is within 0.5% of the simulated one.
 
     The paper's formula assumes levels that end exactly at their budgets; its error is several times as large.
@@ -74,6 +74,6 @@ def test_the_overshoot_latency_is_the_simulated_one_and_the_papers_is_above_it()
         ((), (), "increasing"),
     ],
 )
-def test_a_chain_that_cannot_be_meant_is_refused(models, budgets, message):
+def test_an_invalid_chain_is_refused(models, budgets, message):
     with pytest.raises(ValueError, match=message):
         hierarchy.latency([1.0, 2.0], [[1, 0.5], [0, 1]], models, budgets)

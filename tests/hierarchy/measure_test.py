@@ -41,7 +41,7 @@ def laws(table, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
-def test_acceptance_is_one_less_the_mean_total_variation(tables, temperature):
+def test_acceptance_is_one_minus_the_mean_total_variation(tables, temperature):
     result = measured(tables, temperature=temperature)
     assert result.names == ("tiny", "small", "target")  # models that cost more than the target are left out
     assert result.costs == (0.25, 1.0, 5.0) and result.positions == 6
@@ -60,7 +60,7 @@ def test_each_model_has_its_own_temperature(tables):
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 2}, {"top_p": 0.6}])
-def test_laws_are_cut_as_they_are_sampled(tables, cut):
+def test_distributions_are_cut_as_in_sampling(tables, cut):
     result = measured(tables, **cut)
     cut_laws = []
     for name in ("small", "target"):
@@ -76,7 +76,7 @@ def test_laws_are_cut_as_they_are_sampled(tables, cut):
     assert abs(result.acceptance[1, 2] - measured(tables).acceptance[1, 2]) > 1e-3
 
 
-def test_models_with_one_law_accept_all_and_no_more(tables):
+def test_models_with_one_distribution_accept_with_probability_one(tables):
     """Checks that acceptance stays a probability, although float32 distributions sum to 1 only up to rounding."""
     result = measured(tables | {"tiny": tables["small"]})
     assert result.acceptance[0, 1] == pytest.approx(1.0, abs=1e-6) and result.acceptance.max() <= 1.0
@@ -95,7 +95,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.05, 0.5])
-def test_calls_are_what_is_left_without_their_prefill(tables, monkeypatch, noise):
+def test_call_times_exclude_prefill(tables, monkeypatch, noise):
     clock = Clock(0.01, noise)
     monkeypatch.setattr(measure, "_seconds", clock.seconds)
     seconds = measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
@@ -105,13 +105,13 @@ def test_calls_are_what_is_left_without_their_prefill(tables, monkeypatch, noise
     assert (clock.turns == 2 * measure.TURNS) == (noise < 1e-3)
 
 
-def test_calls_that_the_clock_cannot_tell_from_noise_are_refused(tables, monkeypatch):
+def test_call_times_within_the_noise_are_refused(tables, monkeypatch):
     monkeypatch.setattr(measure, "_seconds", Clock(0.0, 0.1).seconds)
-    with pytest.raises(ValueError, match="no longer than the noise here; give costs="):
+    with pytest.raises(ValueError, match="which is within the noise: give costs="):
         measure.call_seconds(sc.TableLM(tables["small"]), PROMPT)
 
 
-def test_calls_are_timed_where_no_costs_are_given(tables, monkeypatch):
+def test_calls_are_timed_if_no_costs_are_given(tables, monkeypatch):
     monkeypatch.setattr(measure, "call_seconds", lambda bound, prompt: {"target": 3.0, "small": 2.0}[known[id(bound)]])
     models = {name: sc.TableLM(tables[name]) for name in ("target", "small")}
     known = {id(bound): name for name, bound in models.items()}
@@ -119,7 +119,7 @@ def test_calls_are_timed_where_no_costs_are_given(tables, monkeypatch):
     assert result.names == ("small", "target") and result.costs == (2.0, 3.0)
 
 
-def test_a_matrix_that_no_laws_have_shows():
+def test_a_breach_of_the_triangle_inequality_is_measured():
     assert triangle_breach(np.array([[1, 0.9, 0.2], [0.9, 1, 0.9], [0.2, 0.9, 1]])) == pytest.approx(0.6)
 
 
@@ -131,7 +131,7 @@ def test_a_matrix_that_no_laws_have_shows():
         ({"costs": {"target": 1.0}}, "costs has no entry for slow, small, tiny"),
     ],
 )
-def test_what_is_missing_is_named(tables, changes, message):
+def test_missing_entries_are_named(tables, changes, message):
     with pytest.raises(ValueError, match=message):
         measured(tables, **changes)
 

@@ -38,7 +38,7 @@ def test_a_stack_is_a_method_of_the_engine():
     assert deep.drafters == (Level(model="c", budget=7, drafters=(below,)),)
 
 
-def test_coins_stand_for_rules_with_the_same_calls():
+def test_coins_replace_rules_with_the_same_calls():
     acceptance = np.array([[1, 0.5, 0.3], [0.5, 1, 0.8], [0.3, 0.8, 1]])
     settings = optimizing.settings_of(chain(0, 1, 2, budgets=(2, 5)), ("a", "b", "target"), coins=acceptance)
     (level,) = settings.drafters
@@ -71,7 +71,7 @@ def test_the_engine_by_coin_makes_the_calls_that_the_overshoot_latency_counts(bu
     assert np.abs(np.divide(measured, counted("paper")) - 1).max() > 0.03
 
 
-def test_tails_stand_at_every_level_but_their_own():
+def test_tails_are_added_at_every_level_but_their_own():
     names = ("a", "b", "c", "target")
     deep = optimizing.settings_of(chain(0, 1, 2, 3, budgets=(2, 5, 7)), names, tail="a")
     (upper,), ((lower,),) = deep.drafters, (level.drafters for level in deep.drafters)
@@ -108,14 +108,14 @@ def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tail": "midle"}, "there is no draft 'midle' for tails: did you mean middle"),
-        ({"tail": "target"}, "there is no draft 'target' for tails"),
+        ({"tail": "midle"}, "the pair has no draft 'midle' for tails: did you mean middle"),
+        ({"tail": "target"}, "the pair has no draft 'target' for tails"),
         ({"costs": {"target": 1.0, "draft": 0.1}}, "one for each of draft, middle, target"),
         ({"costs": {"target": 1.0, "draft": 0.1, "middle": 0.0}}, "must be positive"),
         ({"max_budget": 0}, "max_budget"),
     ],
 )
-def test_what_the_pair_has_not_is_refused(tmp_path, settings, message):
+def test_models_that_the_pair_lacks_are_refused(tmp_path, settings, message):
     """Covers drafts in the pair's folder too."""
     folder = tiny_pair.write(tmp_path, middle=True)
     evaluation = Evaluation(**SMALL, quality_examples=2, latency_examples=0)
@@ -133,7 +133,7 @@ def test_the_best_single_draft_is_the_best_of_all_pairs():
 
 
 @pytest.mark.tools
-def test_a_whole_run(tmp_path, capsys):
+def test_a_whole_run_prints_and_writes_its_rows(tmp_path, capsys):
     folder = tiny_pair.write(tmp_path)
     pair = ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"})
     # batch 1 for quality and for time, so one program serves both
@@ -156,7 +156,7 @@ def test_a_whole_run(tmp_path, capsys):
         assert ("speed_up_by_coin" in row) == (row is not tails)
     assert [row["models"] for row in rows] == [row["models"] for row in report["rows"]]
     shown = capsys.readouterr().out
-    assert "costs no less than one of the target: dear" in shown
+    assert "costs at least as much as a call of the target: dear" in shown
     assert "cost of a call" in shown and "overshoot optimum" in shown and "with tails of copies" in shown
 
 
@@ -200,7 +200,7 @@ def test_every_call_is_counted_once(pair):
 
 
 @pytest.mark.tools
-def test_a_tails_calls_are_its_models(pair):
+def test_the_calls_of_a_tail_count_for_its_model(pair):
     """Uses a level that is the target itself: it accepts all tokens, so the calls of each model are known."""
     sure = sc.Pair(pair.target, pair.draft, others={"middle": pair.target})
     settings = Settings(method="spec_decode", drafters=(STACK,), tail="draft", tail_size=2)
@@ -213,7 +213,7 @@ def test_a_tails_calls_are_its_models(pair):
     assert 0 < caught_up <= record["counts"]["rounds"]
 
 
-def test_a_tail_behind_a_draft_is_counted_apart(pair):
+def test_a_tail_after_a_draft_is_counted_separately(pair):
     settings = Settings(method="spec_decode", block_size=2, tail="middle", tail_size=2)
     record = record_of(pair, settings)
     calls = optimizing.calls(record, settings)

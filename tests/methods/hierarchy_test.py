@@ -127,9 +127,9 @@ def test_equal_levels_are_one_point_and_a_record_names_all_parts():
     levels = [Level(**fields, alpha=alpha) for alpha in (1, 1.0, np.float64(1))]
     same = [recorded(Settings(method="spec_decode", drafters=(level,))) for level in levels]
     assert len(set(same)) == 1 and repr(same[0].drafters[0].alpha) == "1.0"
-    with pytest.raises(ValueError, match="level 'middle' has a number that is none"):
+    with pytest.raises(ValueError, match="level 'middle' has a value that is not a number"):
         recorded(Settings(method="spec_decode", drafters=(Level(**fields, alpha=[0.1, 0.2]),)))
-    with pytest.raises(ValueError, match="has no name in a record: write 'module.NAME'"):
+    with pytest.raises(ValueError, match="has no name for a record: write 'module.NAME'"):
         recorded(Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),)))
 
 

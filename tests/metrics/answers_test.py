@@ -16,18 +16,18 @@ from speccascade_jax.metrics import answers, quality
     ("-$5", "-5"), ("5-3", "3"), ("x = .5", "0.5"), ("1, 2,3", "3"), ("1,000,000 people.", "1000000"), ("1,0000", "0"),
     ("50%", "50"), ("18.00", "18"), ("\u22124", "-4"),
 ])  # fmt: skip
-def test_the_last_number(text, number):
+def test_the_last_number_is_returned(text, number):
     assert answers.last_number(text) == Decimal(number)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**9), max_value=10**9))
-def test_a_number_is_found_however_it_is_written(value):
+def test_a_number_is_recognised_in_every_spelling(value):
     for text in (f"It is {value}.", f"12 and ${value:,}", f"#### {value:f}\n"):
         assert answers.final_number(text, str(value)) == [100.0]
         assert answers.final_number(text + " Then 0.001", str(value)) == [0.0]
 
 
-def test_no_number_is_wrong_and_a_reference_needs_one():
+def test_an_output_without_a_number_is_wrong_and_a_reference_without_one_is_rejected():
     assert answers.final_number("none", "3") == [0.0]
     with pytest.raises(ValueError, match="reference 'none' holds no number"):
         answers.final_number("3", "none")
@@ -38,12 +38,12 @@ def test_no_number_is_wrong_and_a_reference_needs_one():
     ("Theatre of the Absurd", "theatre of absurd"),
     ("rock-and-roll", "rockandroll"), ("a", ""),
 ])  # fmt: skip
-def test_normalisation_is_squads(text, normal):
+def test_normalisation_equals_that_of_squad(text, normal):
     assert answers.normalise(text) == normal
 
 
 @given(st.text())
-def test_normalising_twice_changes_nothing_that_once_has_not(text):
+def test_normalisation_is_idempotent(text):
     assert answers.answer_exact_match(text, text) == answers.answer_f1(text, text) == [100.0]
 
 
@@ -54,7 +54,7 @@ def test_normalising_twice_changes_nothing_that_once_has_not(text):
     ("unanswerable", "it is unanswerable by law", 0, 0),
     ("the", "a", 100, 100),
 ])  # fmt: skip
-def test_exact_match_and_f1(said, reference, exact, f1):
+def test_exact_match_and_f1_have_known_scores(said, reference, exact, f1):
     assert answers.answer_exact_match(said, reference) == [exact]
     assert answers.answer_f1(said, reference) == [pytest.approx(f1)]
 
@@ -63,7 +63,7 @@ def test_exact_match_and_f1(said, reference, exact, f1):
     ("B", 1), ("(B)", 1), ("B. Berlin", 1), ("The answer is B", 1), ("A or B", 0), ("Berlin", 0), ("b", 0), ("", 0),
     ("答案是B", 1), ("答えはBです", 1), ("Ответ:B", 1), ("Bézier or B", 1), ("Bézier", 0), ("B2", 0), ("_B", 0),
 ])  # fmt: skip
-def test_choice(said, right):
+def test_choice_compares_the_first_letter_that_stands_alone(said, right):
     assert answers.choice(said, "B") == [100.0 * right]
 
 
@@ -77,12 +77,12 @@ def test_the_best_of_several_references_counts():
     assert measured["value"] == 50.0 and measured["per_example"]["statistics"] == {"answer_f1": [100, 0]}
 
 
-def test_a_tuple_of_one_is_that_reference():
+def test_a_tuple_with_one_reference_equals_the_reference():
     assert quality.score(["bleu"], ["a b c d"], [("a b c d",)]) == quality.score(["bleu"], ["a b c d"], ["a b c d"])
 
 
 @pytest.mark.parametrize("name", ["bleu", "pass_at_1"])
-def test_metrics_of_one_reference_refuse_several(name):
+def test_metrics_with_one_reference_reject_several(name):
     with pytest.raises(ValueError, match=f"{name} compares with one reference per example, not with 2.*answer_f1"):
         quality.score([name], ["a"], [("a", "b")])
     with pytest.raises(ValueError, match="not with 0"):

@@ -1,4 +1,4 @@
-"""pass@1 with a sandbox that runs nothing; nothing runs without permission."""
+"""pass@1 with a fake sandbox; no code runs without permission."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def programs(monkeypatch) -> list[str]:
     return seen
 
 
-def test_a_program_is_what_stood_before_the_completion_and_the_tests():
+def test_a_program_joins_the_code_before_the_completion_and_the_tests():
     assert code.program("    return 1", HARNESS) == "def f():\n    return 1\n\nassert f() == 1\n"
 
 
 @pytest.mark.parametrize("reference", ["return 1", "[1]", '"text"', "{}", '{"before": 1, "after": ""}'])
-def test_what_is_no_harness_is_refused(reference):
-    with pytest.raises(ValueError, match="is no test harness; metrics.code.harness makes one"):
+def test_a_reference_without_a_harness_is_rejected(reference):
+    with pytest.raises(ValueError, match="is not a test harness; make one with metrics.code.harness"):
         code.program("x", reference)
 
 
-def test_the_share_of_passed_programs_and_how_the_others_ended(programs):
+def test_the_score_is_the_share_of_passed_programs_and_every_outcome_is_stored(programs):
     said = ["    passed", "    timeout", "    failed", "    passed", "    memory"]
     measured = quality.measure(["pass_at_1"], range(5), said, [HARNESS] * 5)
     assert measured["value"] == 40.0 and len(programs) == 5
@@ -53,18 +53,18 @@ def test_the_share_of_passed_programs_and_how_the_others_ended(programs):
     assert kinds == ["passed", "timeout", "failed", "passed", "memory"]
 
 
-def test_passed_is_the_kind_that_counts():
+def test_only_passed_counts_and_the_signature_says_so():
     assert tuple(code.KINDS)[0] == "passed" and sandbox.Outcome(tuple(code.KINDS)[0], "", 0.0).passed
     signature = quality.METRICS["pass_at_1"].signature()
     assert "counts:passed,failed" in signature and "10 s" in signature
 
 
-def test_only_pass_at_1_executes():
+def test_only_pass_at_1_executes_code():
     assert [name for name, metric in quality.METRICS.items() if metric.executes] == ["pass_at_1"]
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
-def test_code_runs_only_when_asked_for(name, monkeypatch):
+def test_code_runs_only_with_permission(name, monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: None)
     with pytest.raises(ValueError, match=rf"task {name} is scored by pass_at_1.*Evaluation\.execute_code = True"):
         points.validate_evaluation(Evaluation(task=name))
@@ -74,12 +74,12 @@ def test_code_runs_only_when_asked_for(name, monkeypatch):
 
 def test_without_a_sandbox_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(sandbox, "available", lambda: "no namespaces on this system")
-    with pytest.raises(ValueError, match="task humaneval .*cannot be done here: no namespaces on this system"):
+    with pytest.raises(ValueError, match="task humaneval .*is not possible here: no namespaces on this system"):
         points.validate_evaluation(Evaluation(task="humaneval", execute_code=True))
     points.validate_evaluation(Evaluation(task="gsm8k", execute_code=True))
 
 
-def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
+def test_a_session_refuses_before_it_decodes(monkeypatch):
     from speccascade_jax.evaluation.session import Session
 
     unloaded = object.__new__(Session)  # the refusal needs none of its parts
@@ -87,7 +87,7 @@ def test_an_evaluator_refuses_too_before_it_decodes(monkeypatch):
         measuring.judge(unloaded, [point(execute_code=False)])
 
 
-def test_an_evaluation_runs_what_the_pair_wrote_behind_the_prompt(programs, tmp_path, monkeypatch):
+def test_an_evaluation_runs_the_pairs_output_after_the_prompt(programs, tmp_path, monkeypatch):
     from speccascade_jax.evaluation.session import Session
 
     monkeypatch.setattr(sandbox, "available", lambda: None)
@@ -118,11 +118,11 @@ def point(**changes) -> Point:
     return Point(pair=ModelPair(name="p"), evaluation=evaluation, settings=Settings(method="spec_decode"))
 
 
-def test_the_tasks_are_scored_by_it():
+def test_code_tasks_are_scored_by_pass_at_1():
     assert get_task("humaneval").metrics == get_task("mbpp").metrics == ("pass_at_1",)
 
 
-def test_it_refuses_where_it_cannot_protect(monkeypatch):
+def test_run_refuses_without_protection(monkeypatch):
     monkeypatch.setattr(running, "available", lambda: "no walls here")
     monkeypatch.setattr(running.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(sandbox.SandboxUnavailable, match="no walls here"):
@@ -130,17 +130,17 @@ def test_it_refuses_where_it_cannot_protect(monkeypatch):
     assert sandbox.describe() == "no walls here"
 
 
-def test_it_refuses_on_other_systems(monkeypatch):
+def test_run_refuses_on_other_operating_systems(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(running.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
-    assert "Linux only" in running.available.__wrapped__()
+    assert "only on Linux" in running.available.__wrapped__()
     assert "darwin" in running.available.__wrapped__()
 
 
 @pytest.mark.parametrize(
     "limits", [{"timeout": 0}, {"timeout": float("nan")}, {"memory": 1 << 20}, {"processes": 0}, {"output_limit": -1}]
 )
-def test_limits_that_are_none_are_refused(limits):
+def test_invalid_limits_are_rejected(limits):
     (name,) = limits
     with pytest.raises(ValueError, match=f"{name} is {limits[name]}: it must be"):
         sandbox.run("print(1)", **limits)

@@ -30,14 +30,14 @@ def records(*parts: str) -> list[dict]:
 
 
 @pytest.mark.parametrize(("system", "expected"), [("Online-B", 38.63), ("OpenNMT", 35.54), ("PROMT", 36.13)])
-def test_bleu_of_real_systems(system, expected):
+def test_bleu_of_real_systems_has_known_values(system, expected):
     segments = records("wmt22_en_de", "dev_half.jsonl")
     predictions = [segment["hyp"][system] for segment in segments]
     scores = quality.score(["bleu"], predictions, [segment["de_refA"] for segment in segments])
     assert scores["bleu"] == pytest.approx(expected, abs=0.005)
 
 
-def test_bleu_of_copying_the_source():
+def test_bleu_of_copied_sources_has_a_known_value():
     require_or_skip("multi30k", "test_2016_flickr.en-de.tsv")
     examples = get_task("multi30k").load("test")
     scores = quality.score(["bleu"], [e.source for e in examples], [e.reference for e in examples])
@@ -53,7 +53,7 @@ def lead(text: str, count: int) -> str:
     ("cnn_dailymail_100/train_sample.jsonl", lambda article: lead(article["document"], 3), [28.72, 11.78, 19.02]),
     ("dialogsum/dev.jsonl", lambda entry: entry["dialogue"].split("\n")[0], [22.39, 6.06, 19.72]),
 ])  # fmt: skip
-def test_rouge_of_a_texts_beginning(file, predict, expected):
+def test_rouge_of_the_first_sentences_has_known_values(file, predict, expected):
     entries = records(file)
     scores = quality.score(ROUGE, list(map(predict, entries)), [entry["summary"] for entry in entries])
     assert list(scores.values()) == pytest.approx(expected, abs=0.005)
@@ -73,7 +73,7 @@ def one_by_one(name: str, predictions: list[str], references: list[str]) -> list
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)])
-def test_of_a_corpus_it_is_sacrebleus(name, theirs):
+def test_corpus_scores_equal_those_of_sacrebleu(name, theirs):
     predictions, references = noisy_corpus()
     expected = theirs(predictions, [references]).score
     assert quality.score([name], predictions, references)[name] == pytest.approx(expected, abs=1e-9)
@@ -87,7 +87,7 @@ def test_other_metrics_are_means_over_examples(name):
 
 
 @pytest.mark.parametrize("name", ["bleu", *ROUGE, "exact_match", "answer_exact_match", "answer_f1"])
-def test_range(name):
+def test_references_score_100_and_empty_texts_0(name):
     _, references = noisy_corpus()
     assert quality.score([name], references, references)[name] == pytest.approx(100.0)
     assert quality.score([name], [""] * len(references), references)[name] == 0.0
@@ -123,12 +123,12 @@ def test_a_record_keeps_the_statistics_of_every_example():
 
 
 @pytest.mark.parametrize("ids", [[1], [1, 1], [1, 2, 3]])
-def test_every_example_has_an_id_of_its_own(ids):
-    with pytest.raises(ValueError, match="different ids for 2 predictions; one each is needed"):
+def test_ids_that_are_not_one_per_example_are_rejected(ids):
+    with pytest.raises(ValueError, match="different ids for 2 predictions; give one id per prediction"):
         quality.measure(["bleu"], ids, ["a", "b"], ["a", "b"])
 
 
-def test_signatures_name_what_matters():
+def test_signatures_name_the_metrics_settings():
     for name in ("final_number", "answer_exact_match", "answer_f1", "choice"):
         assert quality.METRICS[name].signature().startswith(name)
     assert quality.METRICS["bleu"].signature().startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
@@ -142,6 +142,6 @@ def test_signatures_name_what_matters():
     (["bleu"], "a", ["a"], "predictions is one string"),
     ("bleu", ["a"], ["a"], "metric_names='bleu' is one string"),
 ])  # fmt: skip
-def test_bad_input_is_named(names, predictions, references, message):
+def test_invalid_inputs_are_rejected(names, predictions, references, message):
     with pytest.raises(ValueError, match=message):
         quality.score(names, predictions, references)

@@ -27,7 +27,7 @@ def table(folder):
     return folder / "bigrams.npz"
 
 
-def test_a_pair_takes_words_for_drafts(folder, table):
+def test_a_pair_accepts_names_of_derived_drafts(folder, table):
     words = {"zero": "exit:0", "copies": "lookup:3", "counts": f"bigrams:{table}", "both": f"max_gram:{table}"}
     pair = sc.load_pair(folder, others=words)
     drafts = {name: pair.model(name).model for name in words}
@@ -38,7 +38,7 @@ def test_a_pair_takes_words_for_drafts(folder, table):
 
 
 @pytest.mark.laws
-def test_all_of_them_draft_in_one_stack_and_greedy_output_stays(folder, table):
+def test_derived_drafts_work_in_one_stack_and_keep_the_greedy_output(folder, table):
     pair = sc.load_pair(folder, others={"zero": "exit:0", "both": f"max_gram:{table}"})
     level = sc.Level(model="zero", budget=3, block_size=2, drafters=("both",))
     settings = {"max_new_tokens": 12}
@@ -47,20 +47,20 @@ def test_all_of_them_draft_in_one_stack_and_greedy_output_stays(folder, table):
     np.testing.assert_array_equal(out.tokens, alone.tokens)
 
 
-def test_the_draft_itself_may_be_one(folder):
+def test_the_main_draft_may_be_derived(folder):
     pair = sc.Pair.load(folder / "target", "exit:1", folder / "vocabulary.model")
     assert pair.draft.model.layer == 1
     assert pair.draft.params["token_embedder"]["embedding"] is pair.target.params["token_embedder"]["embedding"]
 
 
-def test_words_that_mean_nothing_are_refused(folder, table):
+def test_invalid_names_of_derived_drafts_are_rejected(folder, table):
     for word, error, message in (
         ("exit:7", ValueError, "no exit at layer 7"),
-        ("exit:two", ValueError, "'exit:two' says no number: write exit:2"),
-        ("lookup:²", ValueError, "'lookup:²' says no number: write lookup:2"),
-        ("lookup:0", ValueError, "'lookup:0' must match from 1 to 128 tokens: write lookup:8"),
-        ("lookup:129", ValueError, "'lookup:129' must match from 1 to 128 tokens"),
-        ("bigrams:nowhere.npz", FileNotFoundError, "no table of bigrams at 'nowhere.npz'"),
+        ("exit:two", ValueError, "'exit:two' has no number: write exit:2"),
+        ("lookup:²", ValueError, "'lookup:²' has no number: write lookup:2"),
+        ("lookup:0", ValueError, "'lookup:0' must match 1 to 128 tokens: write lookup:8"),
+        ("lookup:129", ValueError, "'lookup:129' must match 1 to 128 tokens"),
+        ("bigrams:nowhere.npz", FileNotFoundError, "table of bigrams 'nowhere.npz' does not exist"),
     ):
         with pytest.raises(error, match=message):
             sc.load_pair(folder, others={"odd": word})
@@ -69,7 +69,7 @@ def test_words_that_mean_nothing_are_refused(folder, table):
 
 
 @pytest.mark.laws
-def test_a_model_may_have_more_ids_than_the_vocabulary_that_was_counted_with(tmp_path):
+def test_a_model_may_have_more_ids_than_the_vocabulary_of_the_bigrams(tmp_path):
     """Checks models with more entries than the vocabulary has pieces, such as T5's 32,100 over 32,000 (sentinels)."""
     folder = tiny_pair.write(tmp_path, more=3)
     vocabulary = load.Vocabulary(folder / "vocabulary.model")
@@ -95,7 +95,7 @@ def _damage(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["next", "cut", "none", "text", "bit"])
-def test_a_damaged_table_is_named_in_one_line(folder, table, tmp_path, kind):
+def test_the_error_for_a_damaged_table_is_one_line_with_its_name(folder, table, tmp_path, kind):
     path = tmp_path / "damaged.npz"
     path.write_bytes(table.read_bytes())
     _damage(path, kind)

@@ -16,7 +16,7 @@ def pair_of(seed, name="mine"):
     return sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(-table), name=name)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_saved_parameters_are_read_back_unchanged(tmp_path):
     drafter_files.save(tmp_path / "head", PARAMS, pair_of(0), layers=(1, 3))
     params, about = drafter_files.load(tmp_path / "head", pair_of(0, "another name"))
     np.testing.assert_array_equal(params["fuse"], PARAMS["fuse"])
@@ -24,7 +24,7 @@ def test_what_is_written_is_read(tmp_path):
     assert about == {"layers": [1, 3]}
 
 
-def test_a_drafter_of_another_target_is_refused_in_one_line(tmp_path):
+def test_a_drafter_for_another_target_is_rejected_with_a_one_line_error(tmp_path):
     drafter_files.save(tmp_path / "head", PARAMS, pair_of(0))
     trained_for, loaded_for = (pair_of(seed).print_of("target") for seed in (0, 1))
     with pytest.raises(
@@ -37,9 +37,9 @@ def test_a_drafter_of_another_target_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(("damage", "error", "message"), [
     (lambda path: path.unlink(), FileNotFoundError, "no file of a drafter's parameters at"),
     (lambda path: path.write_bytes(path.read_bytes()[:-30]), CheckpointError, "head"),
-    (lambda path: array_file.save(path, PARAMS, {"depth": 1}), CheckpointError, "holds no drafter's parameters"),
+    (lambda path: array_file.save(path, PARAMS, {"depth": 1}), CheckpointError, "does not hold a drafter's parameters"),
 ])  # fmt: skip
-def test_a_file_that_cannot_be_used_is_refused(tmp_path, damage, error, message):
+def test_an_unusable_file_is_rejected(tmp_path, damage, error, message):
     path = tmp_path / "head"
     drafter_files.save(path, PARAMS, pair_of(0))
     damage(path)

@@ -54,23 +54,23 @@ def vocabulary(models) -> Path:
     return models[340].parent / "vocabulary.model"
 
 
-def test_a_pair_of_two_checkpoints_and_a_vocabulary(models, vocabulary):
+def test_a_pair_is_loaded_from_two_checkpoints_and_a_vocabulary(models, vocabulary):
     pair = sc.Pair.load(target=models[340], draft=models[340], vocabulary=vocabulary, max_prompt_length=40, name="two")
     assert (pair.name, pair.max_prompt_length, pair.encoder_decoder) == ("two", 40, True)
     assert pair.vocabulary == load.Vocabulary(vocabulary)
 
 
-def test_a_pair_is_loaded_in_the_dtype_asked_for():
+def test_a_pair_is_loaded_in_the_requested_dtype():
     pair = sc.load_pair("tatoeba_en_de", dtype="bfloat16")
     kinds = {leaf.dtype.name for bound in (pair.target, pair.draft) for leaf in jax.tree.leaves(bound.params)}
     assert kinds == {"bfloat16"} and pair.target.model.config.dtype == "float32"  # A CPU computes in float32.
     assert pair.vocabulary.vocab_size == pair.target.model.config.vocab_size == pair.draft.model.vocab_size
     assert pair.head is None  # The shipped head belongs to the float32 draft.
-    with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* of one dtype"):
+    with pytest.raises(ValueError, match="'tatoeba_en_de' has no acceptance head, .* one dtype only"):
         sc.decode(pair, ["Hello."], method="specdecpp", stop_threshold=0.5)
 
 
-def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out(tmp_path):
+def test_a_pair_loads_the_head_in_its_folder_unless_it_belongs_to_another_draft(tmp_path):
     pair = sc.load_pair(tiny_pair.write(tmp_path))
     head_files.save(tmp_path / "acceptance_head.msgpack", head_for(pair))
     assert sc.load_pair(tmp_path).head.card.pair == tmp_path.name
@@ -78,7 +78,7 @@ def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out
     stale = dataclasses.replace(stale, card=dataclasses.replace(stale.card, draft_fingerprint="f00"))
     head_files.save(tmp_path / "acceptance_head.msgpack", stale)
     with pytest.warns(
-        UserWarning, match="acceptance_head.msgpack is left out: the acceptance head belongs to the draft f00"
+        UserWarning, match="acceptance_head.msgpack is ignored: the acceptance head belongs to the draft f00"
     ):
         assert sc.load_pair(tmp_path).head is None
     (tmp_path / "acceptance_head.msgpack").write_bytes(b"no head")
@@ -86,7 +86,7 @@ def test_a_pair_s_head_is_found_in_its_folder_and_that_of_another_draft_left_out
         sc.load_pair(tmp_path)
 
 
-def test_rows_without_a_piece_are_padding(models, vocabulary):
+def test_rows_without_a_piece_count_as_padding(models, vocabulary):
     pair = sc.Pair.load(models[352], models[344], vocabulary)
     assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
     assert pair.target.model.config.num_embeddings == 352
@@ -94,7 +94,7 @@ def test_rows_without_a_piece_are_padding(models, vocabulary):
         sc.Pair.load(models[352], models[344])  # Without a vocabulary the padding is unknown.
 
 
-def test_a_checkpoint_that_knows_its_padding_is_believed(vocabulary, tmp_path):
+def test_the_padding_recorded_in_a_checkpoint_is_used(vocabulary, tmp_path):
     """Checks a case like T5's 32,100 real of 32,128 rows, while the sentencepiece file has 32,000 pieces."""
     path = _save(tmp_path / "model", T5Config(345, 352, 8, 1, 8, 8, 1, 1))
     assert sc.Pair.load(path, path, vocabulary).target.model.vocab_size == 345
@@ -102,9 +102,9 @@ def test_a_checkpoint_that_knows_its_padding_is_believed(vocabulary, tmp_path):
 
 @pytest.mark.parametrize("rows, message", [
     (300, "the text vocabulary has 340 pieces, .*model only 300 entries"),
-    (469, "has 469 entries and the text vocabulary only 340 pieces: 129 rows are more than padding"),
+    (469, "has 469 entries, but the text vocabulary only 340 pieces: 129 rows are too many for padding"),
 ])  # fmt: skip
-def test_another_model_s_vocabulary_is_refused_before_weights_are_read(
+def test_a_vocabulary_of_another_model_is_rejected_before_weights_are_read(
     tmp_path, vocabulary, models, monkeypatch, rows, message
 ):
     path = _save(tmp_path / "model", T5Config(rows, rows, 8, 1, 8, 8, 1, 1))
@@ -114,7 +114,7 @@ def test_another_model_s_vocabulary_is_refused_before_weights_are_read(
 
 
 @pytest.mark.parametrize("sides", [(), (0,), (1,), (0, 1)])
-def test_the_vocabulary_is_found_beside_a_model_and_without_any_a_pair_is_over_ids(folders, vocabulary, sides):
+def test_the_vocabulary_in_a_models_folder_is_used_and_a_pair_without_one_takes_ids(folders, vocabulary, sides):
     for side in sides:
         shutil.copy(vocabulary, folders[side] / "spiece.model")
     assert sc.Pair.load(*folders).vocabulary == (load.Vocabulary(vocabulary) if sides else None)
@@ -128,7 +128,7 @@ def _other(folder: Path) -> Path:
     return path
 
 
-def test_vocabularies_that_differ_are_refused_with_the_first_difference(folders, vocabulary):
+def test_different_vocabularies_are_rejected_and_the_first_difference_is_named(folders, vocabulary):
     shutil.copy(vocabulary, folders[0] / "vocabulary.model")
     _other(folders[1])
     theirs = [load.load_vocabulary(folder).piece_table() for folder in folders]
@@ -139,16 +139,16 @@ def test_vocabularies_that_differ_are_refused_with_the_first_difference(folders,
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_given_vocabulary_is_compared_with_those_beside_the_models(folders, vocabulary, side):
+def test_a_given_vocabulary_is_compared_with_those_in_the_models_folders(folders, vocabulary, side):
     path = _other(folders[side])
     with pytest.raises(ValueError, match=f"the vocabularies differ: id .* in {vocabulary} and .* in {path}"):
         sc.Pair.load(*folders, vocabulary)
 
 
-def test_the_right_one_of_several_can_be_named(folders, tmp_path):
+def test_one_of_several_vocabularies_can_be_chosen_by_path(folders, tmp_path):
     for name in ("one.bin", "two.bin"):
         tokenizer_files.llama2c(folders[0] / name)
-    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): name the file"):
+    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): give the path of the"):
         sc.Pair.load(*folders)
     named = folders[0] / "two.bin"
     assert sc.Pair.load(*folders, named).vocabulary == load.load_vocabulary(named)
@@ -156,7 +156,7 @@ def test_the_right_one_of_several_can_be_named(folders, tmp_path):
     assert sc.Pair.load(*folders).vocabulary.path == folders[1] / "tok.bin"
 
 
-def test_nothing_is_loaded_before_the_vocabularies_agree(tmp_path, monkeypatch):
+def test_vocabularies_are_compared_before_models_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "load", lambda *_, **__: pytest.fail("loaded"))
     for name, pieces in (("target", {"a": 0.0}), ("draft", {"b": 0.0})):
         (tmp_path / name).mkdir()
@@ -165,14 +165,14 @@ def test_nothing_is_loaded_before_the_vocabularies_agree(tmp_path, monkeypatch):
         sc.Pair.load(tmp_path / "target", tmp_path / "draft")
 
 
-def test_a_missing_checkpoint_or_vocabulary_is_named(models, tmp_path):
+def test_the_error_names_a_missing_checkpoint_or_vocabulary(models, tmp_path):
     with pytest.raises(FileNotFoundError, match="absent does not exist"):
         sc.Pair.load(models[340], tmp_path / "absent")
-    with pytest.raises(FileNotFoundError, match="no vocabulary at .*absent: looked for tokenizer.json"):
+    with pytest.raises(FileNotFoundError, match="no vocabulary found at .*absent: it must hold tokenizer.json"):
         sc.Pair.load(models[340], models[340], tmp_path / "absent")
 
 
-def test_a_draft_can_be_held_in_fewer_bits_than_the_target(tmp_path):
+def test_a_draft_can_be_stored_in_fewer_bits_than_the_target(tmp_path):
     """Checks that the target's weights and the output of a lossless rule do not change."""
     path = tiny_pair.write(tmp_path)
     plain, light = sc.load_pair(path), sc.load_pair(path, draft_dtype="int8")
@@ -190,7 +190,7 @@ def test_a_draft_can_be_held_in_fewer_bits_than_the_target(tmp_path):
 
 
 def test_two_models_of_llama2c_write_stories():
-    """Decodes with a pair of decoder-only models, one of which has a tokenizer beside it."""
+    """Decodes with a pair of decoder-only models, one of which has a tokenizer in its folder."""
     try:
         parts = [directory.require("models", *name) for name in (("stories260K",), ("llama2xs", "model.bin"))]
     except FileNotFoundError as error:
@@ -201,20 +201,20 @@ def test_two_models_of_llama2c_write_stories():
     assert out.texts[0].startswith(" a time")
 
 
-def test_models_of_two_kinds_are_refused(models):
+def test_models_of_different_kinds_are_rejected(models):
     t5 = sc.Pair.load(models[340], models[340]).target
     for target, draft, message in (
         (t5, sc.FakeLM(340), "the target is an encoder-decoder and the draft a decoder-only model"),
         (sc.FakeLM(340), t5, "the target is a decoder-only model and the draft an encoder-decoder"),
     ):
-        with pytest.raises(ValueError, match=f"{message}: .*; choose models of one kind"):
+        with pytest.raises(ValueError, match=f"{message}: .*; choose two models of the same kind"):
             sc.Pair(target=target, draft=draft)
 
 
 # --- load_pair
 
 
-def test_a_pairs_folder_may_hold_any_tokenizer_or_leave_it_to_the_models(folders, vocabulary):
+def test_the_tokenizer_may_be_in_the_pairs_folder_or_in_the_models_folders(folders, vocabulary):
     pair_folder = folders[0].parent
     for name, part in (("tokenizer.model", ""), ("spiece.model", "draft")):
         path = shutil.copy(vocabulary, pair_folder / part / name)
@@ -224,7 +224,7 @@ def test_a_pairs_folder_may_hold_any_tokenizer_or_leave_it_to_the_models(folders
 
 
 @pytest.mark.parametrize("part", ["vocabulary.model", "target", "draft"])
-def test_a_part_that_is_missing_is_named(folders, vocabulary, part):
+def test_the_error_names_a_missing_part_of_a_pair(folders, vocabulary, part):
     folder = folders[0].parent
     if part == "vocabulary.model":
         needs = "vocabulary.model, target/ and draft/"
@@ -239,7 +239,7 @@ def test_a_part_that_is_missing_is_named(folders, vocabulary, part):
 # --- fingerprints: records' keys and heads depend on them, so their values must never change
 
 
-def test_a_pairs_fingerprint_is_the_hash_it_has_always_been(tmp_path):
+def test_a_pairs_fingerprint_does_not_change_between_versions(tmp_path):
     pair = text_pair.make(tmp_path)
     digest = hashlib.blake2b(digest_size=16)
     for bound in (pair.target, pair.draft):
@@ -252,7 +252,7 @@ def test_a_pairs_fingerprint_is_the_hash_it_has_always_been(tmp_path):
     assert pair.fingerprint == digest.hexdigest()
 
 
-def test_models_differ_where_one_weight_does(tmp_path):
+def test_models_with_one_different_weight_have_different_fingerprints(tmp_path):
     pair = text_pair.make(tmp_path)
     prints = [of_model(bound) for bound in (pair.target, pair.draft)]
     assert len({*prints, pair.fingerprint}) == 3

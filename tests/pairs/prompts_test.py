@@ -51,14 +51,14 @@ def without_bos(tmp_path_factory) -> sc.Pair:
     return sc.Pair(target=model, draft=model, vocabulary=vocabulary)
 
 
-def test_what_decoders_continue_begins_and_does_not_end(pair, encoding, vocabulary, without_bos):
+def test_decoder_prompts_begin_with_bos_and_have_no_eos(pair, encoding, vocabulary, without_bos):
     ids = vocabulary.encode("a time")
     assert text_ids(pair, "a time") == [BOS, *ids]
     assert text_ids(encoding, "a time") == [*ids, EOS]
     assert text_ids(without_bos, "a time") == without_bos.vocabulary.encode("a time")
 
 
-def test_an_empty_text_is_a_beginning(pair, encoding, without_bos):
+def test_an_empty_text_becomes_one_special_id(pair, encoding, without_bos):
     qwen = without_bos.vocabulary
     assert qwen.piece(qwen.eos_id) == "<|endoftext|>"
     assert [text_ids(source, "") for source in (pair, encoding, without_bos)] == [[BOS], [EOS], [qwen.eos_id]]
@@ -66,7 +66,7 @@ def test_an_empty_text_is_a_beginning(pair, encoding, without_bos):
     assert prompt.length.tolist() == [1, 1 + len(pair.vocabulary.encode("a"))] and (prompt.tokens[:, 0] == BOS).all()
 
 
-def test_special_ids_stay_when_a_prompt_is_cut(pair, encoding, without_bos):
+def test_special_ids_are_kept_when_a_prompt_is_cut(pair, encoding, without_bos):
     ids, qwen = pair.vocabulary.encode("Once upon a time"), without_bos.vocabulary.encode("Once upon a time")
 
     def end(ids, room):
@@ -81,44 +81,44 @@ def test_special_ids_stay_when_a_prompt_is_cut(pair, encoding, without_bos):
     assert text_ids(pair, "Once upon a time", 99, end) == [BOS, *ids]
 
 
-def test_encoders_get_the_text_and_decoders_their_start(encoding, vocabulary):
+def test_the_encoder_reads_the_text_and_the_decoder_a_start_token(encoding, vocabulary):
     prompt = make_prompt(encoding, "a")
     assert prompt.tokens.tolist() == [[0]] and prompt.length.tolist() == [1]
     ids = [*vocabulary.encode("a"), EOS]
     assert prompt.encoder_tokens[0, : len(ids)].tolist() == ids
 
 
-def test_a_pair_without_a_vocabulary_takes_no_text():
+def test_a_pair_without_a_vocabulary_rejects_text():
     model = sc.FakeLM(7)
     with pytest.raises(ValueError, match="this pair has no vocabulary: give token ids, or a Pair with vocabulary=…"):
         text_ids(sc.Pair(target=model, draft=model), "a")
 
 
 @pytest.mark.parametrize(("prompts", "message"), [
-    (None, "prompts=None are no prompts: give texts, or integer ids"),
-    (5, "prompts=5 are no prompts"),
-    (np.int64(5), "5.* are no prompts"),
-    ({"a"}, "prompts={'a'} are no prompts"),
-    ((text for text in "ab"), "prompts=<generator .* are no prompts"),
+    (None, "prompts=None are not prompts: give texts, or integer ids"),
+    (5, "prompts=5 are not prompts"),
+    (np.int64(5), "5.* are not prompts"),
+    ({"a"}, "prompts={'a'} are not prompts"),
+    ((text for text in "ab"), "prompts=<generator .* are not prompts"),
     (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
     ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
     ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
     (["a", None], "prompts hold 'a' and None"),
     ([None], "dtype object: give texts, or integer ids"),
-    ([[1, None]], "prompt 0 holds None, which is no token id"),
-    ([[1], ["5"]], "prompt 1 holds '5', which is no token id"),
-    ([[1, 1.5]], "prompt 0 holds 1.5, which is no token id"),
-    ([[float("nan")]], "prompt 0 holds nan, which is no token id"),
+    ([[1, None]], "prompt 0 holds None, which is not a token id"),
+    ([[1], ["5"]], "prompt 1 holds '5', which is not a token id"),
+    ([[1, 1.5]], "prompt 0 holds 1.5, which is not a token id"),
+    ([[float("nan")]], "prompt 0 holds nan, which is not a token id"),
     ([[1], [2**40]], "prompt 1 holds id 1099511627776, outside the vocabulary"),
     (np.array([[1, 2**32 + 1]]), "prompt 0 holds id 4294967297, outside the vocabulary"),
     (np.array([[1], [-1]]), "prompt 1 holds id -1, outside the vocabulary"),
 ])  # fmt: skip
-def test_what_is_no_prompt_is_named(pair, prompts, message):
+def test_invalid_prompts_are_rejected(pair, prompts, message):
     with pytest.raises(ValueError, match=message):
         make_prompt(pair, prompts)
 
 
-def test_prompts_come_in_any_sequence(pair):
+def test_prompts_may_be_any_kind_of_sequence(pair):
     ids = text_ids(pair, "a")
     for prompts in (
         ["a", "a"],
@@ -133,7 +133,7 @@ def test_prompts_come_in_any_sequence(pair):
         assert make_prompt(pair, prompts).tokens[0, : len(ids)].tolist() == ids
 
 
-def test_stop_strings_that_are_one_token_are_stop_ids(pair, without_bos, tmp_path):
+def test_stop_strings_of_one_token_become_stop_ids(pair, without_bos, tmp_path):
     strings = ["\n", "<|im_end|>", "\nQ:"]
     newline = {"llama2c": pair.vocabulary.encode("\n")[-1:], "byte_level": without_bos.vocabulary.encode("\n")}
     ends = without_bos.vocabulary.encode("<|im_end|>")
@@ -155,7 +155,7 @@ SETTINGS = {"max_new_tokens": 8, "block_size": 2}
 PROMPTS = ["", "Once", "Once upon", "a"]
 
 
-def test_prompt_and_text_read_right_together(pair):
+def test_prompt_and_output_text_join_correctly(pair):
     out = sc.decode(pair, PROMPTS, **SETTINGS)
     assert [prompt + text for prompt, text in zip(PROMPTS, out.texts, strict=True)] == [
         "Once upon a time", "Once upon a time", "Once upon a time", "a time"
@@ -163,12 +163,12 @@ def test_prompt_and_text_read_right_together(pair):
     assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # BOS stops a row.
 
 
-def test_streamed_texts_continue_the_prompt_too(pair):
+def test_streamed_texts_continue_the_prompt(pair):
     for prompt, rest in (("", "Once upon a time"), ("Once", " upon a time")):
         assert "".join(token.text for token in sc.stream(pair, prompt, **SETTINGS)) == rest
 
 
-def test_a_generation_alone_is_a_text_of_its_own(pair):
+def test_the_text_of_an_output_without_its_prompt_has_no_leading_space(pair):
     out = sc.decode(pair, ["Once"] * 4, **SETTINGS)
     assert sc.api.collect(pair, out.generation).texts[0] == "upon a time" != out.texts[0]
 

@@ -57,7 +57,7 @@ def _theirs(family, folder, new=NEW):
 
 
 @pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in (T5S | LLAMAS).items()])
-def test_logits_and_greedy_tokens(config, tmp_path):
+def test_logits_and_greedy_tokens_are_equal(config, tmp_path):
     model, params = _exported(config, tmp_path)
     peer, pair = _theirs("t5" if model.is_encoder_decoder else "llama", tmp_path)
     draws = np.random.default_rng(1)

@@ -31,7 +31,7 @@ def browse(report, tmp_path_factory):
     """Returns a function (size, scheme) -> the browser's log; skips if there is no browser."""
     can = [sys.executable, "-c", "import PySide6.QtWebEngineWidgets"]
     if (tried := subprocess.run(can, capture_output=True, text=True)).returncode:
-        pytest.skip(f"no browser here: {tried.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"no browser is installed: {tried.stderr.strip().splitlines()[-1]}")
 
     def call(size, scheme):
         picture = tmp_path_factory.mktemp("picture") / "seen.png"
@@ -44,7 +44,7 @@ def browse(report, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("1200x1000", "light"), ("390x800", "light"), ("1000x900", "dark")])
-def test_it_loads_hovers_and_opens(browse, report, size, scheme):
+def test_the_report_loads_shows_tooltips_and_opens_outputs(browse, report, size, scheme):
     did = browse(size, scheme)
     assert did["loaded"] == [True] and did["errors"] == []
     assert did["asked"] == [report.resolve().as_uri()]

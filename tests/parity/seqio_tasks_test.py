@@ -54,7 +54,7 @@ def small(task) -> Evaluation:
 
 
 def test_ids_and_texts_agree_with_seqio():
-    """Checks that our vocabulary and seqio's read a file alike."""
+    """Compares our vocabulary with seqio's for the same file."""
     ours, theirs = Vocabulary(SHIPPED), seqio.SentencePieceVocabulary(str(SHIPPED))
     assert (ours.vocab_size, ours.eos_id) == (theirs.vocab_size, theirs.eos_id)
     for example in get_task("tiny_translation").load():
@@ -65,7 +65,7 @@ def test_ids_and_texts_agree_with_seqio():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_paper_1s_tasks_run_end_to_end(name, source):
+def test_the_seqio_tasks_of_narasimhan_et_al_run_end_to_end(name, source):
     with tfds.testing.mock_data(num_examples=5):
         loaded = Session(source, small(name))
     for method in (Settings(method=TARGET), Settings(method="chow", alpha=0.5, block_size=2)):
@@ -78,7 +78,7 @@ def test_paper_1s_tasks_run_end_to_end(name, source):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_limit_is_the_beginning_of_one_order(name):
+def test_a_limit_returns_the_beginning_of_one_fixed_order(name):
     task = get_task(name)
     with tfds.testing.mock_data(num_examples=7):
         everything = task.load("test")
@@ -88,7 +88,7 @@ def test_a_limit_is_the_beginning_of_one_order(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts):
+def test_prompts_are_cut_and_tokenised_as_in_seqio(name, source, long_texts):
     """Compares T5X's ids (vocabulary by path, lengths) with the ids that a session makes with the pair's vocabulary."""
     from speccascade_jax.data.tasks import seqio_registry
 
@@ -108,7 +108,7 @@ def test_prompts_are_cut_and_tokenised_as_seqio_does_it(name, source, long_texts
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_absent_data_are_named_with_the_command_that_gets_them(name, tmp_path, monkeypatch):
+def test_the_error_for_missing_data_names_the_download_command(name, tmp_path, monkeypatch):
     from speccascade_jax.data.tasks import seqio_registry
 
     monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
@@ -124,7 +124,7 @@ def test_absent_data_are_named_with_the_command_that_gets_them(name, tmp_path, m
     assert ("xsum-extracts-from-downloads.tar.gz" in str(error.value)) == (name == "xsum")
 
 
-def test_absent_data_are_named_for_a_mixture_that_learns_its_splits_from_them(tmp_path):
+def test_the_error_names_missing_data_of_a_mixture_whose_splits_come_from_the_data(tmp_path):
     from speccascade_jax.data.tasks import seqio_registry
 
     like = seqio_registry.make_task("xsum")
@@ -149,7 +149,7 @@ def test_seqio_scores_with_the_metrics_of_the_row(name):
 
 
 @pytest.mark.parametrize("name", ["their_texts", "their_ids"])
-def test_texts_of_a_registered_task_come_back_as_they_were(name):
+def test_texts_of_a_registered_task_are_returned_unchanged(name):
     task = their_task(name, prefix="ask: ")
     wanted = [Example(n, f"Number {n} is cold.", f"Nummer {n} ist kalt.") for n in range(12)]
     assert task.load() == wanted and task.load(limit=5) == wanted[:5] and task.load() == wanted
@@ -158,7 +158,7 @@ def test_texts_of_a_registered_task_come_back_as_they_were(name):
 
 
 @pytest.mark.parametrize("name", ["their_mixture", "their_uneven_mixture"])
-def test_a_mixture_is_the_same_every_time(name):
+def test_a_mixture_is_deterministic(name):
     first = their_task(name).load()
     assert first == their_task(name).load() and 12 <= len(first) < 24
     assert {example.source for example in first} == {f"ask: Number {n} is cold." for n in range(12)}
@@ -169,12 +169,12 @@ def test_a_mixture_is_the_same_every_time(name):
     ({"name": "their_text"}, "no Task or Mixture 'their_text'; did you mean their_texts"),
     ({"name": "their_ids", "splits": ("train",)}, "their_ids has no split 'train'; its splits: test, validation"),
 ])  # fmt: skip
-def test_what_is_not_registered_is_named(changes, message):
+def test_unregistered_tasks_and_splits_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         their_task(**changes).load(limit=1)
 
 
-def test_a_run_of_somebodys_own_task_and_its_record_again(source, tmp_path):
+def test_a_users_task_runs_and_its_record_can_be_run_again(source, tmp_path):
     """Runs the files of a run with gin/tasks/seqio.gin, then the record's recipe, which must find its own result."""
     files = ["gin/run.gin", "gin/models/directory.gin", "gin/tasks/seqio.gin", "gin/methods/token_v3.gin"]
     output = f"run.output='{tmp_path / 'runs.jsonl'}'"

@@ -34,7 +34,7 @@ def switched_on():
     return jax.config.values[DIRECTORY], jax.config.values[SECONDS]
 
 
-def test_on_by_default_for_whatever_decodes_in_the_users_cache_folder(monkeypatch, tmp_path):
+def test_decoding_caches_programs_in_the_users_cache_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     model = sc.TableLM([[0.0, 1.0], [2.0, 0.0]])
     assert jax.config.values[DIRECTORY] is None
@@ -50,12 +50,12 @@ def test_on_by_default_for_whatever_decodes_in_the_users_cache_folder(monkeypatc
     (compilation_cache.VARIABLE, "~/named", "home/named"),
     (compilation_cache.VARIABLE, "off", None), (compilation_cache.VARIABLE, "", None),
 ])  # fmt: skip
-def test_the_environment_names_another_folder_or_none(monkeypatch, tmp_path, variable, value, expected):
+def test_environment_variables_choose_another_folder_or_none(monkeypatch, tmp_path, variable, value, expected):
     monkeypatch.setenv(variable, value.format(tmp_path))
     assert switched_on() == ((str(tmp_path / expected), 0.0) if expected else (None, 1.0))
 
 
-def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
+def test_the_users_own_jax_settings_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / "ours"))
     jax.config.update("jax_enable_compilation_cache", False)
     assert switched_on() == (None, 1.0)
@@ -69,13 +69,13 @@ def test_what_the_user_told_jax_stays(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "mode", "owner", "said"), [
-    ("a_file/below", 0o700, 0, r".*a_file/below.*\): .* variable SPECCASCADE_COMPILATION_CACHE, or"),
-    ("locked", 0o700, 0, r".*locked is not writable\): .* variable SPECCASCADE_COMPILATION_CACHE, or"),
-    ("named", 0o777, 0, r"others can write .*named and have any program run in your name: chmod go-w"),
-    ("named", 0o770, 0, r"others can write .*named"),
+    ("a_file/below", 0o700, 0, r".*a_file/below.*\), so .* variable SPECCASCADE_COMPILATION_CACHE to a folder, or"),
+    ("locked", 0o700, 0, r".*locked is not writable\), so .* variable SPECCASCADE_COMPILATION_CACHE to a folder, or"),
+    ("named", 0o777, 0, r"other users can write to .*named and so run any program as you: chmod go-w"),
+    ("named", 0o770, 0, r"other users can write to .*named"),
     ("named", 0o700, 1, r".*named belongs to another user, who could"),
 ])  # fmt: skip
-def test_a_folder_that_cannot_be_written_or_that_others_could_write_is_not_used(
+def test_unwritable_folders_and_folders_that_others_can_write_are_not_used(
     tmp_path, monkeypatch, name, mode, owner, said
 ):
     """The folder's content is executed. A folder that others may only read does no harm."""
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_or_that_others_could_write_is_not_used(
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / name))
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")  # root may write everywhere
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + owner)
-    with pytest.warns(UserWarning, match=f"not kept \\({said}") as caught:
+    with pytest.warns(UserWarning, match=f"not cached \\({said}") as caught:
         assert switched_on() == (None, 1.0)
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
@@ -112,7 +112,7 @@ def decode(folder, *limit):
 
 
 @pytest.mark.laws
-def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
+def test_decoding_works_on_a_full_disk_and_after_it(tmp_path):
     before, warned, tokens = decode(tmp_path, 100)
     assert before is None  # no import has touched JAX's settings
     assert tokens == [[0, 1, 0]]
@@ -123,7 +123,7 @@ def test_neither_a_full_disk_nor_what_it_leaves_breaks_anything(tmp_path):
 
 
 @pytest.mark.laws
-def test_a_damaged_entry_is_made_anew_and_never_read(tmp_path):
+def test_damaged_entries_are_compiled_again_and_never_read(tmp_path):
     """Damages a compressed program by a flipped bit, cut, emptied or rubbish: no warning, no crash, compiled again."""
     decode(tmp_path)
     entries = sorted(tmp_path.glob("jit_*-checked"))
@@ -159,7 +159,7 @@ def test_an_entry_with_any_bit_flipped_is_removed(tmp_path):
     assert cache.get("key") == b"another" and [path.name for path in file.parent.iterdir()] == ["key-checked"]
 
 
-def test_folders_of_the_users_own_are_read_as_jax_does(tmp_path):
+def test_folders_that_the_user_chose_are_read_by_jax_itself(tmp_path):
     (tmp_path / "theirs").mkdir()
     compilation_cache._check_what_is_read(tmp_path / "ours")
     ours, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))

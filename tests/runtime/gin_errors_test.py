@@ -15,18 +15,18 @@ CALL = "\n  In call to configurable 'f' (<function f at 0x7f1234567890>)"
     (RecursionError("maximum recursion depth exceeded"), gin_errors.DEEP),
     (TypeError(f"sweep() missing 1 required keyword-only argument: 'pair'{CALL}"), "sweep lacks 'pair': add --gin"),
 ])  # fmt: skip
-def test_an_error_is_one_line_without_addresses_or_calls(error, said):
+def test_errors_are_one_line_without_addresses_or_calls(error, said):
     line = gin_errors.explained(error)
     assert line.startswith(said) and "0x" not in line and "configurable" not in line and "\n" not in line
 
 
-def test_memory_names_the_remedy_and_what_was_not_foreseen_its_kind():
+def test_memory_errors_name_the_remedy_and_unexpected_errors_their_type():
     for error in (MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")):
-        assert gin_flags.said(error).startswith("not enough memory (") and "lower batches" in gin_flags.said(error)
+        assert gin_flags.said(error).startswith("not enough memory (") and "reduce the batch" in gin_flags.said(error)
     assert gin_flags.said(AttributeError("no x")) == "AttributeError: no x"
     assert gin_flags.said(ValueError()) == "ValueError: "
 
 
-def test_few_names_are_all_said():
+def test_short_lists_of_names_are_listed_in_full():
     assert names.unknown("rul", ["rule", "task"], "a.TABLE") == "did you mean rule? there are rule, task"
     assert names.unknown("zzz", [], "a.TABLE") == "there are none"

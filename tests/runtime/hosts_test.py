@@ -10,7 +10,7 @@ import pytest
 from speccascade_jax.runtime import hosts
 
 
-def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
+def test_a_process_without_settings_runs_alone(monkeypatch):
     for name in ("TPU_WORKER_HOSTNAMES", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     hosts.begin()
@@ -26,15 +26,15 @@ def test_a_process_that_is_told_nothing_is_alone(monkeypatch):
     (("a:1", 2, None), "--process_index is missing: give --coordinator_address, --process_count and --process_index"),
     ((None, 2, 0), "--coordinator_address is missing"),
     (("a", 2, 1), "coordinator_address='a': give host:port of the first process"),
-    (("a:1", 2, 2), "process_index=2 of process_count=2: give one of 0 to 1"),
+    (("a:1", 2, 2), "process_index=2 is outside process_count=2: give a number from 0 to 1"),
 ])  # fmt: skip
-def test_half_a_word_about_others_is_refused(arguments, message):
+def test_incomplete_or_invalid_process_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         hosts.begin(*arguments)
 
 
 @pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [hosts.STATUS])])
-def test_a_connection_that_ends_without_a_word_is_a_process_that_is_gone(word, ends, monkeypatch, capsys):
+def test_a_connection_closed_without_a_goodbye_ends_the_process(word, ends, monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(hosts.os, "_exit", ended.append)
     own_end, remote_end = socket.socketpair()
@@ -44,5 +44,5 @@ def test_a_connection_that_ends_without_a_word_is_a_process_that_is_gone(word, e
     remote_end.close()
     listening.join(10)
     assert ended == ends
-    said = "error: process 1 of 4 is gone; on all hosts give the same" if ends else ""
+    said = "error: process 1 of 4 has ended; on all hosts, run the same" if ends else ""
     assert capsys.readouterr().err.startswith(said)

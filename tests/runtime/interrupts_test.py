@@ -24,7 +24,7 @@ def ctrl_c_is_heard():
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_ends_in_one_line_and_its_status(number, capsys):
+def test_signals_print_one_line_and_set_the_exit_status(number, capsys):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended, interrupts.told("do that"):
         try:
@@ -37,12 +37,12 @@ def test_a_signal_ends_in_one_line_and_its_status(number, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_errors_pass():
+def test_other_errors_propagate():
     with pytest.raises(ValueError, match="wrong"), interrupts.told(interrupts.SAME):
         raise ValueError("wrong")
 
 
-def test_every_script_ends_so():
+def test_every_experiment_handles_interrupts():
     ways = ("gin_flags.main(", "gin_flags.run_app(", "with interrupts.told(")
     scripts = {path.name: path.read_text() for path in (ROOT / "experiments").glob("*.py")}
     assert scripts and all(any(way in text for way in ways) for text in scripts.values())
@@ -51,7 +51,7 @@ def test_every_script_ends_so():
 @pytest.mark.laws
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(("script", "said"), [("sweep", interrupts.SAME), ("run", interrupts.ANEW)])
-def test_a_script_that_is_stopped_says_how_to_go_on(script, said, number, tmp_path):
+def test_a_stopped_script_says_how_to_continue(script, said, number, tmp_path):
     (tmp_path / "sleeper.py").write_text("import pathlib, time\npathlib.Path('asleep').touch()\ntime.sleep(60)\n")
     (tmp_path / "long.gin").write_text("import sleeper\n")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "JAX_PLATFORMS": "cpu"}

@@ -50,14 +50,14 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("old", "new"), TRANSLATED)
-def test_old_words_become_todays(old, new):
+def test_old_names_are_translated_to_current_ones(old, new):
     text, renamed = legacy_gin.translate(old)
     assert text == new and renamed
     assert text.count("\n") == old.count("\n")  # errors name the line that the user sees
 
 
 @pytest.mark.parametrize("text", KEPT)
-def test_what_is_not_ours_or_not_old_stays_the_same_text(text):
+def test_foreign_and_current_text_is_unchanged(text):
     assert legacy_gin.translate(text).text is text and not legacy_gin.translate(text).renamed
 
 
@@ -71,8 +71,10 @@ def test_a_translated_file_needs_no_translation(file):
     assert not re.search(r"points\.(Method|Sampling)\b", comments.sub("", text))
 
 
-def test_two_scopes_that_one_class_cannot_have_are_refused():
-    with pytest.raises(ValueError, match="^run has its method from 'a/' and its sampling from 'b/': both are settings"):
+def test_method_and_sampling_in_different_scopes_are_refused():
+    with pytest.raises(
+        ValueError, match="^run takes its method from scope 'a/' and its sampling from scope 'b/': both are settings"
+    ):
         legacy_gin.translate("run.method = @a/points.Method()\nrun.sampling = @b/points.Sampling()")
 
 
@@ -83,7 +85,7 @@ _words = st.sampled_from([
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from([old for old, _ in TRANSLATED]), _words), max_size=12).map("".join))
-def test_translating_twice_changes_nothing_more(text):
+def test_translation_is_idempotent(text):
     once = legacy_gin.translate(text).text
     assert legacy_gin.translate(once).text is once
 
@@ -124,7 +126,7 @@ SAID = "points.Method.name is now points.Settings.method; the old name works unt
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_files_their_includes_bindings_and_records_are_read(read, tmp_path):
+def test_old_names_work_in_files_includes_bindings_and_records(read, tmp_path):
     (tmp_path / "method.gin").write_text(f"{HEAD}points.Method:\n  name = 'chow'\n")
     (tmp_path / "run.gin").write_text(f"{HEAD}include 'method.gin'\n{RUN}")
     bindings = ["points.Method.alpha = 0.3", "points.Sampling.temperature = 1.0", "recorded.seed = 7"]
@@ -133,7 +135,7 @@ def test_files_their_includes_bindings_and_records_are_read(read, tmp_path):
     assert read([], text=f"{HEAD}{RUN}points.Method.name = 'opt'\n") == (("opt", None, 0.0), 0)
 
 
-def test_each_old_name_is_said_once_with_its_place(read, tmp_path):
+def test_each_old_name_is_reported_once_with_its_place(read, tmp_path):
     (tmp_path / "run.gin").write_text(f"{HEAD}{RUN}points.Method.name = 'chow'\nhot/points.Method.name = 'opt'\n")
     with pytest.warns(FutureWarning) as said:
         read(["run.gin"])

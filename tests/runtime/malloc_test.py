@@ -27,7 +27,7 @@ def test_a_program_restarts_itself_once_with_the_same_arguments(tmp_path):
     assert output.splitlines() == [f"{process.pid} 1 ['--a', 'b c']"]
 
 
-def test_settings_that_are_there_are_respected(monkeypatch):
+def test_existing_allocator_settings_are_respected(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
     malloc.keep_freed_memory()
     assert os.environ["MALLOC_ARENA_MAX"] == "4"

@@ -16,12 +16,12 @@ COUNT = len(jax.devices())
     ((0, 1), "mesh's data axis.*0"),
     ((1, 1.5), "mesh's model axis.*1.5"),
     (8, "mesh=8 is one value"),
-    ((4, COUNT), rf"mesh=\(4, {COUNT}\) takes {4 * COUNT} devices and there are {COUNT}"),
+    ((4, COUNT), rf"mesh=\(4, {COUNT}\) needs {4 * COUNT} devices, but there are {COUNT}"),
 ])  # fmt: skip
-def test_what_is_no_shape_or_too_large_is_refused(shape, message):
+def test_invalid_and_too_large_shapes_are_refused(shape, message):
     with pytest.raises(ValueError, match=message):
         mesh.make(shape)
 
 
-def test_one_device_is_no_mesh():
+def test_one_device_makes_no_mesh():
     assert mesh.make((1, 1)) is None

@@ -15,7 +15,7 @@ from speccascade_jax.runtime import moved
 PACKAGE = Path(speccascade_jax.__file__).parent
 
 
-def test_every_new_place_exists_and_no_old_one_does():
+def test_every_new_module_exists_and_no_old_one_does():
     for old, new in moved.MOVED.items():
         paths = [PACKAGE.joinpath(*name.split(".")) for name in (old, new)]
         exists = [path.is_dir() and any(path.glob("*.py")) or path.with_suffix(".py").is_file() for path in paths]
@@ -36,7 +36,7 @@ def forgotten():
     # its package moved first, then the module itself
     ("evaluation.calibration.outcome", "evaluation.studies.calibration.calibrating"),
 ])  # fmt: skip
-def test_an_old_name_is_the_same_module_and_warns(forgotten, old, new):
+def test_an_old_name_imports_the_same_module_and_warns(forgotten, old, new):
     place = importlib.import_module(f"speccascade_jax.{new}")
     spec = place.__spec__
     said = f"speccascade_jax.{old} is now speccascade_jax.{new}; the old name works until 0.4"
@@ -46,16 +46,16 @@ def test_an_old_name_is_the_same_module_and_warns(forgotten, old, new):
     assert place.__spec__ is spec and place.__name__ == f"speccascade_jax.{new}"
 
 
-def test_pickles_that_name_the_old_place_are_read(forgotten):
+def test_pickles_that_name_an_old_module_load(forgotten):
     assert pickle.loads(b"cspeccascade_jax.core.typed\nLater\n.") is validate_types.Later
 
 
-def test_names_that_never_were_are_missing_as_ever():
+def test_unknown_module_names_still_raise():
     with pytest.raises(ModuleNotFoundError, match="speccascade_jax.core.nothing"):
         importlib.import_module("speccascade_jax.core.nothing")
 
 
-def test_a_module_that_is_another_one_today_has_what_moved_out_of_it(monkeypatch):
+def test_a_reused_module_name_still_has_its_moved_attributes(monkeypatch):
     was = ModuleType("was_the_store")
     was.__getattr__ = moved.attributes_of("speccascade_jax.core.validate_types")
     monkeypatch.setitem(sys.modules, "was_the_store", was)

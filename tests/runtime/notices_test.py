@@ -32,7 +32,7 @@ def terminal(monkeypatch):
     return sys.stderr
 
 
-def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(monkeypatch, caplog):
+def test_a_long_operation_is_reported_while_it_runs_with_its_time_at_the_end(monkeypatch, caplog):
     stderr = terminal(monkeypatch)
     caplog.set_level(logging.INFO, logger="speccascade_jax")
     with notices.said_if_long(lambda: "compiling this", after=0.0):
@@ -42,7 +42,7 @@ def test_it_is_said_while_it_happens_and_ends_the_line_with_its_time(monkeypatch
     assert [record.getMessage() + "\n" for record in caplog.records] == [stderr.getvalue()]
 
 
-def test_what_is_done_in_time_is_not_spoken_of(monkeypatch, caplog):
+def test_a_short_operation_is_not_reported(monkeypatch, caplog):
     stderr = terminal(monkeypatch)
     with caplog.at_level(logging.INFO, logger="speccascade_jax"), notices.said_if_long(pytest.fail, after=1e6):
         pass
@@ -50,7 +50,7 @@ def test_what_is_done_in_time_is_not_spoken_of(monkeypatch, caplog):
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
-def test_the_line_is_ended_when_it_fails(monkeypatch):
+def test_a_failure_ends_the_line(monkeypatch):
     stderr = terminal(monkeypatch)
     with pytest.raises(RuntimeError), notices.said_if_long(lambda: "this", after=0.0):
         stderr.written.wait(60)
@@ -58,7 +58,7 @@ def test_the_line_is_ended_when_it_fails(monkeypatch):
     assert stderr.getvalue().endswith(" s\n")
 
 
-def test_where_nobody_waits_it_stands_in_the_log_alone(monkeypatch, caplog):
+def test_without_a_terminal_only_the_log_gets_the_notice(monkeypatch, caplog):
     monkeypatch.setattr(sys, "stderr", Terminal(isatty=False))
     monkeypatch.delattr(sys, "ps1", raising=False)
     asked = threading.Event()

@@ -21,7 +21,7 @@ def forgotten(monkeypatch):
     sys.path[:] = path
 
 
-def test_a_files_names_are_looked_up_as_its_modules(tmp_path):
+def test_names_in_a_file_are_looked_up_by_its_module_name(tmp_path):
     path = tmp_path / "own_numbers.py"
     path.write_text("from own_neighbour import TWO\nTHREE = TWO + 1\n")
     (tmp_path / "own_neighbour.py").write_text("TWO = 2\n")
@@ -33,7 +33,7 @@ def test_a_files_names_are_looked_up_as_its_modules(tmp_path):
     assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
 
 
-def test_modules_that_python_finds_are_taken_too():
+def test_importable_modules_are_accepted_too():
     assert own_files.load("json").loads("1") == 1
     assert own_files.loaded() == {}
 
@@ -41,10 +41,10 @@ def test_modules_that_python_finds_are_taken_too():
 @pytest.mark.parametrize(("name", "kind", "said"), [
     ("./nowhere.py", FileNotFoundError, "--import=./nowhere.py: there is no such file"),
     ("no_such_module_at_all", ValueError, "no such file, and no module of that name"),
-    ("./not-a-name.py", ValueError, "can be no module's name"),
-    ("./json.py", ValueError, "a module 'json' is there already: rename the file"),
+    ("./not-a-name.py", ValueError, "is not a valid module name"),
+    ("./json.py", ValueError, "a module 'json' is loaded already: rename the file"),
 ])  # fmt: skip
-def test_slips_are_named(tmp_path, monkeypatch, name, kind, said):
+def test_invalid_imports_are_refused(tmp_path, monkeypatch, name, kind, said):
     monkeypatch.chdir(tmp_path)
     for empty in ("not-a-name.py", "json.py"):
         (tmp_path / empty).touch()
@@ -52,7 +52,7 @@ def test_slips_are_named(tmp_path, monkeypatch, name, kind, said):
         own_files.load(name)
 
 
-def test_what_the_file_raises_is_raised_and_leaves_nothing(tmp_path):
+def test_an_error_in_the_file_propagates_and_leaves_no_module(tmp_path):
     path = tmp_path / "own_broken.py"
     path.write_text("1 / 0\n")
     with pytest.raises(ZeroDivisionError) as raised:

@@ -6,7 +6,7 @@ import sys
 from speccascade_jax.runtime import paths
 
 
-def test_a_command_is_typed_with_the_python_that_runs(tmp_path, monkeypatch):
+def test_suggested_commands_use_the_running_python(tmp_path, monkeypatch):
     interpreter = tmp_path / "my env" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text("")

@@ -8,7 +8,7 @@ from speccascade_jax.runtime import program_memory
 from tests.support import new_process
 
 
-def test_programs_are_dropped_only_when_crowded():
+def test_programs_are_dropped_only_if_maps_run_short():
     double = jax.jit(lambda x: 2 * x)
     assert double(jnp.float32(1)) == 2 and double._cache_size() == 1
     assert not program_memory.release_when_crowded(share=1.0)
@@ -18,7 +18,7 @@ def test_programs_are_dropped_only_when_crowded():
     assert double(jnp.float32(2)) == 4
 
 
-def test_maps_are_counted_anew_only_after_a_compilation(monkeypatch, tmp_path):
+def test_maps_are_counted_again_only_after_a_compilation(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     monkeypatch.setattr(program_memory, "_MAPS", maps)
     assert not program_memory.release_when_crowded(share=0.0)  # as on a system without /proc
@@ -69,7 +69,7 @@ print(json.dumps({"maps": most, "grown": resident() - before if decodes else 0})
 
 @pytest.mark.parity
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="Linux counts memory maps")
-def test_many_programs_in_one_process_keep_within_the_maps_there_are(tmp_path):
+def test_many_programs_in_one_process_stay_within_the_limit_of_maps(tmp_path):
     """Calls `decode` and `stream`; 24 programs would need 4,300 maps with the tests' flags, 11,800 with users'."""
     (tmp_path / "limit").write_text("4000")
     assert new_process.answer(MANY, 24, 0, tmp_path / "limit")["maps"] < 2500

@@ -50,7 +50,7 @@ def test_thompson_finds_each_domains_arm_and_loses_nothing_by_a_shift():
     assert regret[150:200].mean() < 0.3 * regret[:50].mean()
 
 
-def test_a_prior_spares_the_first_queries():
+def test_a_prior_reduces_regret_on_the_first_queries():
     features, domain, times = stream((0, 1), 100)
     centers = np.zeros((ARMS, features.shape[1]))
     for n in set(domain):
@@ -92,7 +92,7 @@ class Constant(learners.Exp3):
 
 
 @pytest.mark.parametrize("arms", [2, 3])
-def test_exp3_regret_falls_towards_zero_on_a_stream_that_stays(arms):
+def test_exp3_regret_falls_towards_zero_on_a_stationary_stream(arms):
     regret = exp3_regret(learners.Exp3(arms), (0,), 20_000)
     first, middle, last = regret[:300].mean(), regret[2000:5000].mean(), regret[-5000:].mean()
     assert last < 0.25 * first and last < 0.6 * middle, (first, middle, last)
@@ -100,7 +100,7 @@ def test_exp3_regret_falls_towards_zero_on_a_stream_that_stays(arms):
     assert wrong[-5000:].mean() > 0.7 * wrong[2000:5000].mean(), "numbers that stay show no such thing"
 
 
-def test_exp3_comes_back_after_a_shift_the_later_the_slower():
+def test_exp3_recovers_after_a_shift_and_more_slowly_after_a_later_one():
     late = []
     for queries, within in ((300, 150), (1500, 300), (8000, 1500)):
         after = exp3_regret(learners.Exp3(2), (0, 1), queries)[queries:]
@@ -110,13 +110,13 @@ def test_exp3_comes_back_after_a_shift_the_later_the_slower():
     assert late[2] < late[0] * 8000 / 300
 
 
-def test_exp3_with_the_decoders_own_choices():
+def test_exp3_learns_with_the_choices_of_the_decoder():
     features, domain, times = stream((0,), 600)
     taken = served(learners.Exp3(ARMS), features, times)
     assert (taken[-200:] == 0).mean() > 0.8
 
 
-def test_exp3_probabilities_and_bad_numbers():
+def test_exp3_probabilities_are_correct_and_invalid_numbers_are_refused():
     learner = learners.Exp3(2, rate=0.5, explore=0.1, share=0.0)
     learner.learn(np.zeros(0), 0, -10.0)  # the largest loss, 1/2, at probability 1/2
     weights = np.exp([-0.5 * 0.5 / 0.5, 0.0])
@@ -134,7 +134,7 @@ def test_exp3_probabilities_and_bad_numbers():
             learners.Exp3(2, **wrong)
 
 
-def test_one_query_that_took_unusually_long_makes_nothing_of_the_others():
+def test_one_unusually_slow_query_does_not_devalue_the_others():
     """Covers a slow first query.
 
     Rewards relative to the first time alone would make every loss 0, and nothing would be learnt.

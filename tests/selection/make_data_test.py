@@ -38,7 +38,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
-def test_data_are_what_the_models_write(pair, made):
+def test_data_hold_the_outputs_of_the_models(pair, made):
     folder, count = made
     stored, loaded = data.read(folder), sc.load_pair(pair.name)
     assert (
@@ -53,7 +53,7 @@ def test_data_are_what_the_models_write(pair, made):
     assert stored.parameters[2] == max(stored.parameters)
 
 
-def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch):
+def test_a_killed_call_gives_the_result_of_an_uninterrupted_one(pair, made, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "SHARD", 4)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     make(pair, whole)
@@ -65,7 +65,7 @@ def test_a_killed_call_ends_as_an_unbroken_one(pair, made, tmp_path, monkeypatch
     assert contents(whole) == contents(broken)
 
 
-def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, made, tmp_path, monkeypatch):
+def test_another_candidate_and_more_queries_need_only_their_own_outputs(pair, made, tmp_path, monkeypatch):
     make(pair, tmp_path, drafters=("draft",))
     written, write = [], make_data.Writer._write
 
@@ -82,7 +82,7 @@ def test_another_candidate_and_more_queries_need_their_own_outputs_only(pair, ma
     assert not written and data.read(tmp_path).arms == ("middle",)
 
 
-def test_more_queries_and_fewer_need_what_is_not_there_only(pair, tmp_path, monkeypatch):
+def test_more_or_fewer_queries_need_only_missing_outputs(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "SHARD", 4)
     make(pair, tmp_path, drafters=("draft",), queries=6)
     first = data.read(tmp_path)
@@ -95,7 +95,7 @@ def test_more_queries_and_fewer_need_what_is_not_there_only(pair, tmp_path, monk
     assert data.read(tmp_path).key == first.key and set(contents(tmp_path)) == set(written)
 
 
-def test_a_stack_writes_what_the_model_below_the_target_writes(pair, tmp_path):
+def test_a_stack_writes_the_outputs_of_the_model_below_the_target(pair, tmp_path):
     stack = Arm(drafter=Level(model="middle", budget=3, drafters=("draft",)), name="stack")
     make(pair, tmp_path, drafters=(stack, "middle"))
     dataset = data.read(tmp_path)
@@ -103,13 +103,13 @@ def test_a_stack_writes_what_the_model_below_the_target_writes(pair, tmp_path):
     assert dataset.parameters[0] > dataset.parameters[1]
 
 
-def test_what_has_no_meaning_is_refused_before_anything_is_written(pair, tmp_path):
+def test_invalid_values_are_refused_before_anything_is_written(pair, tmp_path):
     lossy = Level(model="middle", budget=3, drafters=("draft",), rule="opt", alpha=0.1)
     for drafters, words in (
         ((), "drafters"),
         (("draft", "drafft"), "holds no model 'drafft'"),
         (("draft", "tests.support.drafters.build"), "has no 'build'"),
-        ((Arm(drafter=lossy, name="lossy"),), "its rule is lossy"),
+        ((Arm(drafter=lossy, name="lossy"),), "has a lossy rule"),
     ):
         with pytest.raises(ValueError, match=words):
             make(pair, tmp_path / "data", drafters=drafters)

@@ -35,7 +35,7 @@ def store(pair, tmp_path_factory):
 
 
 @pytest.mark.tools
-def test_records_say_what_was_chosen(store):
+def test_records_hold_the_chosen_arms(store):
     records = [record for record in read_records(store) if "selection" in record]
     assert len(records) == 2 * 3
     for record in records:
@@ -106,7 +106,7 @@ def two_sets(pair, tmp_path_factory):
 
 
 @pytest.mark.tools
-def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(two_sets):
+def test_one_table_holds_all_sets_of_drafters_each_with_its_own_oracle(two_sets):
     records = read_records(two_sets)
     assert sum("selection" in record for record in records) == 3 + 4
     alone = [record for record in records if record["point"]["method"] == "spec_decode" and "selection" not in record]
@@ -126,7 +126,7 @@ def test_sets_of_drafters_stand_in_one_table_each_with_its_own_oracle(two_sets):
 
 
 @pytest.mark.tools
-def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
+def test_the_cost_of_a_further_drafter_matches_values_computed_by_hand(two_sets):
     records = read_records(two_sets)
     for record in records:
         arms = len(record.get("selection", {"arms": ()})["arms"])
@@ -140,7 +140,7 @@ def test_what_a_further_drafter_costs_is_told_by_hand(two_sets):
     assert len(of_sets) == 4 and {row[2] for row in of_sets} == {"1.050 [1.050, 1.050]"}
 
 
-def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
+def test_points_that_are_timed_together_share_sampling_and_block_size(pair):
     methods = report.methods_of(report.Among(drafters=ARMS), (), alone=True)
     swept = {"methods": methods, "block_sizes": (2, 3), "samplings": [{}, {"temperature": 1.0}]}
     groups = report.together(enumerate_points(pair=pair, evaluation=domains()[0], **swept))
@@ -152,7 +152,7 @@ def test_what_is_timed_together_has_one_sampling_and_block_size(pair):
 LOSSY = (Arm(drafter="draft", name="first", rule="chow"), "middle")
 
 
-def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
+def test_a_lossy_arm_is_refused_unless_requested(pair, tmp_path):
     with pytest.raises(ValueError, match="takes rule spec_decode, not 'chow'"):
         compare(pair, tmp_path / "refused.jsonl", drafters=LOSSY)
     with pytest.raises(ValueError, match="'chow', which is lossy"):
@@ -168,7 +168,7 @@ def test_a_lossy_arm_is_refused_unless_asked_for(pair, tmp_path):
          ["token_v3"] * 3, ["draft", "middle"], "draft (token_v3) or middle (token_v3)"),
     ],
 )  # fmt: skip
-def test_lossy_arms_that_are_asked_for_are_told_by_the_table(pair, tmp_path, chosen, rules, lossy, said):
+def test_the_table_names_requested_lossy_arms(pair, tmp_path, chosen, rules, lossy, said):
     """Covers a lossy method, which makes all its arms lossy."""
     settings = Settings(block_size=2, temperature=1.0, choose="random", lossy_arms=True, **chosen)
     evaluation = domains(latency_examples=0)[0]
@@ -180,30 +180,28 @@ def test_lossy_arms_that_are_asked_for_are_told_by_the_table(pair, tmp_path, cho
 
 
 @pytest.mark.tools
-def test_a_run_without_a_choice_has_no_such_table(store):
+def test_a_run_without_a_choice_has_no_selection_table(store):
     records = [record for record in read_records(store) if "selection" not in record]
     with pytest.raises(ValueError, match="no record chose among drafters"):
         selection.selection_grids(panels.panels(records))
 
 
 @pytest.mark.tools
-def test_outputs_are_kept_and_lacking_ones_are_counted(pair, store, tmp_path, capsys, monkeypatch):
+def test_outputs_are_stored_and_missing_ones_are_counted(pair, store, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "evaluate_together", lambda *_: pytest.fail("measured again"))
     copy = tmp_path / store.name
     shutil.copy(store, copy)
     shutil.copytree(outputs.folder(store), outputs.folder(copy))
     compare(pair, copy)
-    assert "no outputs of" not in capsys.readouterr().out
+    assert "no stored outputs" not in capsys.readouterr().out
     (outputs.folder(copy) / f"{read_records(copy)[0]['key']}.jsonl").unlink()
     compare(pair, copy)
     said = capsys.readouterr().out
-    assert said.count("no outputs of") == 1 and "no outputs of 1 of these 7 points lie beside" in said
+    assert said.count("no stored outputs") == 1 and "1 of these 7 points have no stored outputs beside" in said
 
 
 @pytest.mark.tools
-def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anything_is_compiled(
-    pair, write_policy, tmp_path
-):
+def test_trained_policies_are_rows_and_foreign_ones_are_refused_before_compiling(pair, write_policy, tmp_path):
     arms = (ARMS[0], Arm(drafter=ARMS[1]))
 
     def policy(name, best, **card):
@@ -222,12 +220,12 @@ def test_trained_policies_are_rows_and_those_of_others_are_refused_before_anythi
     (grid,) = selection.selection_grids(panels.panels(records))
     assert {"greedy π (first)", "dynamic π (second)"} <= {row[0] for row in grid.rows}
     before = compilations()
-    with pytest.raises(ValueError, match=rf"^{foreign}: the selection policy chooses among a, b, and method") as caught:
+    with pytest.raises(ValueError, match=rf"^{foreign}: the selection policy chooses among a, b, but method") as caught:
         compare(pair, tmp_path / "b.jsonl", policies=(second, foreign), **settings)
     assert "\n" not in str(caught.value) and compilations() == before
 
 
-def test_points_are_listed(pair, tmp_path, capsys):
+def test_a_dry_run_lists_the_points(pair, tmp_path, capsys):
     assert compare(pair, tmp_path / "none.jsonl", dry_run=True, temperatures=(0.5, 1.0)) is None
     said = capsys.readouterr().out
     assert "tiny_translation_de_en: spec_decode[middle of first: draft | middle]" in said

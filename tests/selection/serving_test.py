@@ -47,7 +47,7 @@ def unbroken(pair, tmp_path_factory):
 
 
 @pytest.mark.tools
-def test_every_query_is_served_by_every_way(unbroken):
+def test_every_learner_and_every_fixed_arm_serves_every_query(unbroken):
     folder, rows = unbroken
     assert [row["round"] for row in rows] == list(range(6)) and [row["phase"] for row in rows] == [0, 0, 0, 1, 1, 1]
     ways = [*LEARNING, "always draft", "always middle", "always autoregressive"]
@@ -71,7 +71,7 @@ def state(learner):
 
 
 @pytest.mark.tools
-def test_a_killed_stream_ends_as_an_unbroken_one(pair, unbroken, tmp_path, monkeypatch):
+def test_a_killed_stream_gives_the_result_of_an_uninterrupted_one(pair, unbroken, tmp_path, monkeypatch):
     """Checks that learners learn from the file in order, and so choose as in an unbroken run."""
     tell, states = serving._tell, []
     with killed_at(serving, "_tell", 4):
@@ -98,7 +98,7 @@ def test_trained_policies_are_served(pair, write_policy, tmp_path):
     assert [row["runs"]["greedy"]["arm"] for row in rows] == [1] * 6
     assert [row["runs"]["thompson_prior"]["arm"] for row in rows][:3] == [1] * 3, "nothing speaks against the prior"
     assert all("features" in row["runs"][name] for row in rows for name in settings["learning"])
-    with pytest.raises(ValueError, match="the selection policy chooses among draft, middle, autoregressive, and"):
+    with pytest.raises(ValueError, match="the selection policy chooses among draft, middle, autoregressive, but"):
         serve(pair, tmp_path / "other", drafters=("draft", "middle"), **settings)
     assert not (tmp_path / "other" / "settings.json").exists()
 
@@ -108,7 +108,7 @@ def run(arm, seconds):
     return {"arm": arm, "seconds": seconds, "tokens": 2}
 
 
-def test_a_learner_is_told_its_own_run_alone():
+def test_a_learner_observes_only_its_own_run():
     class Told:
         def learn(self, features, arm, reward):
             self.last = arm, reward
@@ -123,7 +123,7 @@ def test_a_learner_is_told_its_own_run_alone():
     )  # the last times equal the medians of 4, 1, 1 and of 8, 2, 6
 
 
-def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
+def test_random_bits_depend_on_the_round_and_not_on_the_place(pair, monkeypatch):
     """Checks that queries at the same place of two phases do not share their random bits."""
     phases = [phase.resolved() for phase in stream()]
     settings = Settings(drafters=DRAFTERS, choose="random", block_size=2, temperature=1.0)
@@ -136,7 +136,7 @@ def test_bits_hang_on_the_round_not_on_the_place(pair, monkeypatch):
         assert np.asarray(call(0)).tolist() == [number]
 
 
-def test_regret_by_hand():
+def test_regret_matches_values_computed_by_hand():
     rows = []
     for phase, (learner, always_a) in enumerate([(2, 1), (1, 4)]):
         runs = {"l": run(0, learner), "always a": run(0, always_a), "always b": run(1, 2)}
@@ -149,10 +149,10 @@ def test_regret_by_hand():
 
 
 @pytest.mark.tools
-def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
+def test_invalid_values_are_refused_in_one_line(pair, unbroken, tmp_path):
     for changed, words in (
         ({"learning": ("thomson",)}, "unknown learner 'thomson'; did you mean thompson"),
-        ({"learning": ("exp3", "exp3")}, "names one twice"),
+        ({"learning": ("exp3", "exp3")}, "names a learner twice"),
         ({"learning": ()}, "learning"),
         ({"phases": ()}, "phases"),
         ({"sample": 1}, "sample"),
@@ -163,8 +163,8 @@ def test_what_has_no_meaning_is_refused_in_a_line(pair, unbroken, tmp_path):
         with pytest.raises(ValueError, match=words) as caught:
             serve(pair, tmp_path, **changed)
         assert not re.search("\n", str(caught.value))
-    with pytest.raises(ValueError, match="was begun with another block_size"):
+    with pytest.raises(ValueError, match="was started with other values of block_size"):
         serve(pair, unbroken[0], block_size=3)
     phases = stream(quality_examples=3)  # the spread of the features depends on these examples
-    with pytest.raises(ValueError, match="was begun with another sampled"):
+    with pytest.raises(ValueError, match="was started with other values of sampled"):
         serve(pair, unbroken[0], phases=phases)

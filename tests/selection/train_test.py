@@ -51,14 +51,14 @@ def test_wrong_rewards_teach_wrong_arms(folder, tmp_path):
     assert train.judged(run.policy(run.learn_by_gradient()), run.data, np.roll(run.rewards, -1, axis=1))["best"] < 0.1
 
 
-def test_a_linear_policy_and_fewer_arms(folder, tmp_path):
+def test_a_linear_policy_learns_with_fewer_arms(folder, tmp_path):
     result = trainer(folder, tmp_path, hidden=(), arms=("third", "first"), objective="expected", rate=1e-2).run()
     assert result["choices"]["task0"]["first"] > 0.9 and result["choices"]["task2"]["third"] > 0.9
     assert policy_files.load(tmp_path / train.FILE).card.prints == ("3", "1")
 
 
 @pytest.mark.laws
-def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
+def test_a_killed_run_gives_the_result_of_an_uninterrupted_one(folder, tmp_path, monkeypatch):
     """Kills a run in the second epoch, between two saves: parameters must be equal bit for bit, and the log too."""
     whole = trainer(folder, tmp_path / "whole")
     whole.run()
@@ -81,9 +81,9 @@ def test_a_killed_run_ends_as_an_unbroken_one(folder, tmp_path, monkeypatch):
     assert logs[0] == logs[1]
 
 
-def test_a_run_begun_with_other_settings_is_not_gone_on_with(folder, tmp_path):
+def test_a_run_begun_with_other_settings_is_not_resumed(folder, tmp_path):
     trainer(folder, tmp_path, queries=100).run()
-    with pytest.raises(ValueError, match="was begun with another alignment_weight"):
+    with pytest.raises(ValueError, match="was started with other values of alignment_weight"):
         trainer(folder, tmp_path, queries=100, alignment_weight=0.5).run()
 
 
@@ -97,12 +97,12 @@ def test_a_run_begun_with_other_settings_is_not_gone_on_with(folder, tmp_path):
         ({"hidden": (0,)}, "hidden"),
         ({"rate": 0.0}, "rate=0.0 must be above 0"),
         ({"arms": ("first", "fourth")}, "the data lack the candidate 'fourth'"),
-        ({"queries": 5401}, "queries=5401, and the data have 6000, of which 600 are held out"),
+        ({"queries": 5401}, "queries=5401, but the data hold 6000, of which 600 are held out"),
         ({"costs": {"first": 1.0}}, "must have a number for each of first, second, third"),
         ({"costs": {"first": float("nan"), "second": 0.0, "third": 0.0}, "alignment_weight": 0.5}, "'first' .* is nan"),
     ],
 )
-def test_what_has_no_meaning_is_refused_in_a_line(folder, tmp_path, changed, words):
+def test_invalid_values_are_refused_in_one_line(folder, tmp_path, changed, words):
     with pytest.raises(ValueError, match=words) as caught:
         trainer(folder, tmp_path, **changed).run()
     assert "\n" not in str(caught.value) and not (tmp_path / "settings.json").exists()
@@ -116,7 +116,7 @@ def test_rewards_that_are_not_finite_are_named(tmp_path):
         trainer(tmp_path / "data", tmp_path / "run").run()
 
 
-def test_rewards_are_equation_2(folder):
+def test_rewards_follow_equation_2(folder):
     """Checks costs by the paper's formula; the largest candidate has the highest cost and no cost reward."""
     dataset = data.read(folder)
     costs = 1 - np.exp([0.1 - 5, 0.2 - 5, 0.0])
@@ -129,7 +129,7 @@ def test_rewards_are_equation_2(folder):
 
 
 @pytest.mark.laws
-def test_curves_and_weights(folder, tmp_path, capsys):
+def test_curves_and_weights_are_printed_and_written(folder, tmp_path, capsys):
     """Checks that more queries give more reward, and that weight 0 on alignment always takes the smallest candidate."""
     base = trainer(folder, tmp_path)
     rows = train.curves(base, queries=(16, 512), objectives=("reinforce", "linear"), seeds=(0,))
@@ -146,7 +146,7 @@ def test_curves_and_weights(folder, tmp_path, capsys):
     assert again == rows
 
 
-def test_damage_is_named(folder, tmp_path):
+def test_damaged_files_are_named(folder, tmp_path):
     data_folder = selection_folders.write(tmp_path / "data", *selection_folders.clusters(300))
     file = data_folder / "task1" / "second.npz"
     content = bytearray(file.read_bytes())
@@ -196,7 +196,7 @@ def test_reinforce_is_the_exact_gradient_within_sampling_error():
     assert largest(wrong) > 20
 
 
-def test_losses_by_hand():
+def test_losses_match_values_computed_by_hand():
     scores, rewards = jnp.log(jnp.array([[0.5, 0.25, 0.25]])), jnp.array([[1.0, 0.2, 1.0]])
     drawn = jnp.array([1])
     np.testing.assert_allclose(train.reinforce(scores, rewards, drawn), [-0.2 * np.log(0.25)], rtol=1e-6)
@@ -205,14 +205,14 @@ def test_losses_by_hand():
     np.testing.assert_allclose(train.best_arm(scores, rewards, drawn), [mean_loss], rtol=1e-6)
 
 
-def test_scores_start_small_and_every_arm_likely():
+def test_initial_scores_are_small_and_every_arm_is_likely():
     law = jax.nn.softmax(chooser.perceptron(train.initial(6, (512, 512), ARMS, 0), FEATURES).mean, -1)
     assert float(law.min()) > 0.1
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("task", "right"), [("tiny_translation", 0), ("tiny_translation_de_en", 1)])
-def test_the_shipped_policy_knows_which_way_a_sentence_is_to_go(task, right):
+def test_the_shipped_policy_recognises_the_direction_of_translation(task, right):
     texts = [get_task(task).build_prompt(example) for example in get_task(task).load(limit=200)]
     drafters = (sc.Arm(drafter="draft", name="en_de"), "de_en")
     out = sc.decode(sc.load_pair("tatoeba_two_ways"), texts, drafters=drafters, choose="greedy", max_new_tokens=1)

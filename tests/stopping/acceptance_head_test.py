@@ -90,10 +90,10 @@ def flip(payload):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (flip, "block_1/kernel: its bytes are not those written"),
-    (lambda payload: payload["arrays"].pop("out/bias"), "out/bias: it is not there"),
-    (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its bytes are not"),
-    (lambda payload: payload.update(format=9), "has format 9, this version reads 1: train one"),
+    (flip, "block_1/kernel: its bytes have changed"),
+    (lambda payload: payload["arrays"].pop("out/bias"), "out/bias: it is missing"),
+    (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its bytes have changed"),
+    (lambda payload: payload.update(format=9), "has format 9, but this version reads 1: train one"),
     (lambda payload: payload.pop("digests"), "no acceptance head"),
     (None, "is damaged"),  # the end is cut off
 ])  # fmt: skip
@@ -123,8 +123,12 @@ def test_a_head_belongs_to_one_draft(pair):
     head_files.Head({}, matching_card).check(pair.draft, pair.name)
     for card, draft, message in (
         (CARD, pair.draft, f"belongs to the draft d of pair 'tiny'.* is {matching_card.draft_fingerprint}.*train one"),
-        (dataclasses.replace(matching_card, features=32), pair.draft, "reads 32 features, the draft gives 16 features"),
-        (CARD, sc.FakeLM(5), "the draft gives no hidden states: train one"),
+        (
+            dataclasses.replace(matching_card, features=32),
+            pair.draft,
+            "reads 32 features, but the draft has 16 features",
+        ),
+        (CARD, sc.FakeLM(5), "but the draft has no hidden states: train one"),
     ):
         with pytest.raises(ValueError, match=message):
             head_files.Head({}, card).check(draft, pair.name)

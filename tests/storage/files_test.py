@@ -20,7 +20,7 @@ def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path, monkeypatch):
     files.write_atomically(tmp_path / "a.json", "old")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device; .* free some space.*a\.json") as caught:
@@ -29,7 +29,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch
     assert (tmp_path / "a.json").read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
 
 
-def test_a_folder_that_is_a_file_is_named(tmp_path):
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "a").write_text("")
     with pytest.raises(OSError, match=r"a/b\.json"):
         files.write_atomically(tmp_path / "a" / "b.json", "new")
@@ -45,18 +45,18 @@ def test_home_folders_are_expanded(tmp_path, monkeypatch):
     assert files.expanded("~/x") == tmp_path / "x" and files.expanded("a/~").parts == ("a", "~")
     files.write_atomically("~/x", "there")
     assert (tmp_path / "x").read_text() == "there"
-    with pytest.raises(ValueError, match="~nobody-of-that-name/x: .*write the whole path"):
+    with pytest.raises(ValueError, match="~nobody-of-that-name/x: .*write the full path"):
         files.expanded("~nobody-of-that-name/x")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1', "\xff"])
-def test_settings_that_cannot_be_read_are_named(tmp_path, text):
+def test_unreadable_settings_are_refused(tmp_path, text):
     (tmp_path / "settings.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"settings\.json is damaged .*: .*name another run_dir"):
         files.claim(tmp_path / "settings.json", {"a": 1}, "name another run_dir")
 
 
-def test_what_is_no_report_is_refused(tmp_path):
+def test_files_that_are_not_reports_are_not_replaced(tmp_path):
     file = tmp_path / "out.json"
     files.check_replaceable(file, '"a":')
     file.write_text("\n")
@@ -65,13 +65,13 @@ def test_what_is_no_report_is_refused(tmp_path):
     files.check_replaceable(file, '"a":')
     for content in (b"\x89PNG\r\n", b'{"b": "a"}', b"import gin\n"):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"out\.json is no report of an earlier run, and is not replaced: name"):
+        with pytest.raises(ValueError, match=r"out\.json is not a report of an earlier run, so it is not replaced"):
             files.check_replaceable(file, '"a":')
-    with pytest.raises(ValueError, match="is no file that a report could be written to"):
+    with pytest.raises(ValueError, match="is not a file, so no report can be written to it"):
         files.check_replaceable(tmp_path)
 
 
-def test_lines_are_text_whether_packed_or_not(tmp_path):
+def test_plain_and_gzipped_files_give_the_same_lines(tmp_path):
     content = "ein\r\nzwei\n\ndrei ä".encode()
     (tmp_path / "a.txt").write_bytes(content)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content))
@@ -80,19 +80,19 @@ def test_lines_are_text_whether_packed_or_not(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ('{"a": "torn', r"x\.jsonl:2 is damaged \(no JSON: Unterminated string"),
-    ("[" * 100_000, r"x\.jsonl:2 is damaged \(no JSON: maximum recursion"),
-    ("[1, 2]", r"x\.jsonl:2 is damaged \(no JSON object, but \[1, 2\]\)"),
-    ("9" * 5000, r"x\.jsonl:2 is damaged \(no JSON: Exceeds the limit"),
+    ('{"a": "torn', r"x\.jsonl:2 is damaged \(not JSON: Unterminated string"),
+    ("[" * 100_000, r"x\.jsonl:2 is damaged \(not JSON: maximum recursion"),
+    ("[1, 2]", r"x\.jsonl:2 is damaged \(not a JSON object, but \[1, 2\]\)"),
+    ("9" * 5000, r"x\.jsonl:2 is damaged \(not JSON: Exceeds the limit"),
     ('{"b": 1}', r"x\.jsonl:2 has no 'a' \(it has b\)"),
 ])  # fmt: skip
-def test_a_line_that_is_no_record_is_named(tmp_path, line, said):
+def test_invalid_records_are_named_with_their_line(tmp_path, line, said):
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n' + line + "\n")
     with pytest.raises(ValueError, match=said):
         [record["a"] for record in json_lines(tmp_path / "x.jsonl")]
 
 
-def test_what_is_not_utf8_is_named_with_its_line(tmp_path):
+def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
     (tmp_path / "p.tsv").write_bytes("a\tb\nc\tä\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"p\.tsv:2 is not UTF-8 \(.*\): convert the file"):
         sentence_pairs.read_pairs(tmp_path / "p.tsv")
@@ -102,12 +102,12 @@ def test_damaged_gzip_is_named(tmp_path):
     whole = gzip.compress(b"a\tb\n" * 1000, mtime=0)
     for content in (whole[: len(whole) // 2], b"a\tb\n", whole[:20] + b"\0\0" + whole[22:], whole[:-4] + b"\0\0\0\0"):
         (tmp_path / "p.tsv.gz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"p\.tsv\.gz is damaged behind line \d+ .*: copy it again"):
+        with pytest.raises(ValueError, match=r"p\.tsv\.gz is damaged after line \d+ .*: copy it again"):
             sentence_pairs.read_pairs(tmp_path / "p.tsv.gz")
 
 
 @pytest.mark.parametrize("line", [b"\0" * 4000, pytest.param(b"a\tb\n", marks=pytest.mark.laws)])
-def test_a_bomb_is_refused_before_it_fills_memory(tmp_path, monkeypatch, line):
+def test_a_zip_bomb_is_refused_before_it_fills_memory(tmp_path, monkeypatch, line):
     monkeypatch.setattr(readers, "PLAUSIBLE", 100_000)
     (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(line * (20_000_000 // len(line)), mtime=0))
 

@@ -27,7 +27,7 @@ def other(tmp_path):
     process.communicate()
 
 
-def test_the_second_is_refused_and_told_who_is_first(tmp_path, other):
+def test_a_second_writer_is_refused_and_the_error_names_the_first(tmp_path, other):
     said = rf"runs/x is being written by process {other.pid} .*: end it"
     with pytest.raises(locks.LockedError, match=said), locks.held(tmp_path / "a" / "lock", "runs/x", "end it"):
         raise AssertionError("held twice")
@@ -38,20 +38,20 @@ def test_the_second_is_refused_and_told_who_is_first(tmp_path, other):
     assert not (tmp_path / "a" / "lock").exists()
 
 
-def test_an_error_lets_go_of_it(tmp_path):
+def test_an_error_releases_the_lock(tmp_path):
     for _ in range(2):
         with pytest.raises(KeyError), locks.held(tmp_path / "lock", "x"):
             raise KeyError
 
 
-def test_a_file_that_is_no_lock_is_left_alone(tmp_path):
+def test_a_file_that_is_not_a_lock_is_unchanged(tmp_path):
     (tmp_path / "uv.lock").write_text("version = 1\n")
-    with pytest.raises(ValueError, match=r"uv\.lock is no lock of uv: move it away"):
+    with pytest.raises(ValueError, match=r"uv\.lock is not a lock of uv: move it away"):
         locks.acquire(tmp_path / "uv.lock", "uv")
     assert (tmp_path / "uv.lock").read_text() == "version = 1\n"
 
 
-def test_a_lock_that_was_removed_is_not_held_and_that_of_the_next_one_stays(tmp_path):
+def test_a_removed_lock_is_not_held_and_the_next_lock_stays(tmp_path):
     first = locks.acquire(tmp_path / "lock", "x")
     assert locks.is_held(first, tmp_path / "lock")
     (tmp_path / "lock").unlink()

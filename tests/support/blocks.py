@@ -186,7 +186,7 @@ class Uncapped(BlockWise):
 
 
 BUGS = {
-    "token-wise residual after a block-wise stop": ReplacesTokenWise,
+    "token-wise residual distribution after a block-wise stop": ReplacesTokenWise,
     "h without the normaliser": Unnormalised,
-    "P not capped": Uncapped,
+    "P may exceed 1": Uncapped,
 }

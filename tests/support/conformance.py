@@ -43,7 +43,7 @@ def alphas(rule, vocab_size):
 def telling_alpha(rule, q_table, p_table, temperature=1.0):
     """Returns the α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`.
 
-    At an α at which a rule always or never defers, a test says nothing about it.
+    A test at an α at which a rule always or never defers would check nothing.
     """
     if rule.alpha is None:
         return 0.0
@@ -56,7 +56,7 @@ def telling_alpha(rule, q_table, p_table, temperature=1.0):
 
     grid = [a for a in np.linspace(low, high, 41)[1:-1] if abs(a) > 1e-6]
     best = max(grid, key=distance)
-    assert distance(best) > 0.01, f"no alpha tells {rule.name} from its two models on these tables"
+    assert distance(best) > 0.01, f"no alpha separates {rule.name} from both of its models on these tables"
     return float(best)
 
 
@@ -246,10 +246,10 @@ def _transitions(before, after, law):
 
 
 def check_laws(samples):
-    """Checks samples, each tokens and a distribution by name; p > 1e-3 corrected.
+    """Tests samples (name -> tokens and their distribution); p > 1e-3, corrected.
 
-    It tests the worst sample, and the transitions of all samples together. The sum finds small errors that all samples
-    share: a planted 1% less probability to keep (`laws_test`).
+    It tests the worst sample, and the transitions of all samples together. Their sum reveals small errors that all
+    samples share: a planted 1% less probability to keep (`laws_test`).
     """
     alone = {name: sequence_p_value(*sample) for name, sample in samples.items()}
     together = p_of(*np.sum([transition_statistic(*sample) for sample in samples.values()], axis=0))

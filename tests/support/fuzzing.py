@@ -357,7 +357,7 @@ def _one(folder: Path, name: str, whole: Any, draws: np.random.Generator) -> tup
         content_read = FORMATS[name].read(scratch)
     except (ValueError, OSError) as error:
         named = any(part in str(error) for part in (file.name, str(scratch)))
-        return "refused", None if named else f"{shown} is not named: {type(error).__name__}: {error}"
+        return "refused", None if named else f"the error does not name {shown}: {type(error).__name__}: {error}"
     except BaseException as error:
         return "broke", f"{shown}: {type(error).__name__}: {error}"
     if content_read == whole:

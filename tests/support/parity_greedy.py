@@ -33,5 +33,7 @@ def assert_equal_but_for_near_ties(found, wanted, logits) -> None:
         differs = np.flatnonzero(found[row] != wanted[row])
         if len(differs):
             best = np.sort(logits[row, differs[0]])[-2:]
-            assert best[1] - best[0] < GAP, f"row {row} differs at {differs[0]}, where {best[1] - best[0]} decides"
+            assert best[1] - best[0] < GAP, (
+                f"row {row} differs at {differs[0]}: the best logits differ by {best[1] - best[0]}"
+            )
     assert max(len(set(row)) for row in wanted.tolist()) > 8  # otherwise nothing was compared

@@ -57,7 +57,7 @@ def file_of(run):
     return run.directory / exits.FILE
 
 
-def test_a_step_s_divergence_is_the_one_in_numpy(finished):
+def test_the_divergence_of_a_step_matches_numpy(finished):
     run, _, _ = finished
     batch = run.batches(0)[0]
     hidden, taught, counted = run.lesson(batch)
@@ -74,7 +74,7 @@ def test_a_step_s_divergence_is_the_one_in_numpy(finished):
     assert float(divergence) == pytest.approx(expected, rel=1e-3)
 
 
-def test_heads_come_nearer_to_the_target_and_the_target_stays(finished, folder):
+def test_training_moves_heads_towards_the_unchanged_target(finished, folder):
     run, before, after = finished
     for layer in before:
         assert after[layer]["kl"] < 0.97 * before[layer]["kl"]
@@ -83,7 +83,7 @@ def test_heads_come_nearer_to_the_target_and_the_target_stays(finished, folder):
     jax.tree.map(np.testing.assert_array_equal, run.pair.target.params, again.params)
 
 
-def test_a_head_begins_as_the_targets_own(finished):
+def test_a_head_starts_as_the_targets_head(finished):
     run, _, _ = finished
     bound = run.pair.target
     batch = run.batches(0)[0]
@@ -93,7 +93,7 @@ def test_a_head_begins_as_the_targets_own(finished):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_shared_head_of_a_tied_model_too(tied):
+def test_the_shared_head_reproduces_the_plain_early_exit(tied):
     config = T5Config(20, 24, 16, 2, 8, 24, 1, 2, tied=tied)
     draws = np.random.default_rng(2)
     flat = {name: draws.normal(size=shape).astype(np.float32) for name, shape in expected_shapes(config).items()}
@@ -117,7 +117,7 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     assert file_of(resumed).read_bytes() == file_of(whole).read_bytes()
 
 
-def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder, tmp_path):
+def test_the_lowest_exit_can_be_trained_towards_the_one_above_it(finished, folder, tmp_path):
     run, _, _ = finished
     changes = {"layers": (0,), "towards": 2, "init_from": str(file_of(run))}
     fine = exits.Run(trainer(folder, tmp_path / "fine", **changes))
@@ -135,7 +135,7 @@ def test_the_lowest_is_trained_further_towards_the_one_above_it(finished, folder
 
 
 @pytest.mark.laws
-def test_a_trained_head_drafts_by_a_word(finished, folder):
+def test_a_trained_head_drafts_by_its_name(finished, folder):
     run, _, _ = finished
     pair = sc.load_pair(folder / "pair", others={"two": f"exit:2:{file_of(run)}"})
     bound = pair.model("two")
@@ -149,14 +149,14 @@ def test_a_trained_head_drafts_by_a_word(finished, folder):
 def test_heads_that_do_not_fit_are_refused(finished, folder, tmp_path):
     run, _, _ = finished
     for word, error, message in (
-        (f"exit:1:{file_of(run)}", ValueError, "holds no head of the exit at layer 1: it holds those of 0, 2"),
+        (f"exit:1:{file_of(run)}", ValueError, "holds no head for the exit at layer 1: it holds heads for layers 0, 2"),
         (f"exit:9:{file_of(run)}", ValueError, "no exit at layer 9"),
         ("exit:1:nowhere", FileNotFoundError, "no file of exit heads at"),
     ):
         with pytest.raises(error, match=message):
             sc.load_pair(folder / "pair", others={"odd": word})
     tiny_pair.write(tmp_path)
-    with pytest.raises(ValueError, match=r"holds exits of the model .* \(pair .*, but the target is"):
+    with pytest.raises(ValueError, match=r"holds exit heads for the model .* \(pair .*, but the target is"):
         sc.load_pair(tmp_path, others={"odd": f"exit:0:{file_of(run)}"})
     torn = tmp_path / "torn.msgpack"
     torn.write_bytes(file_of(run).read_bytes()[:-9])
@@ -169,19 +169,19 @@ def test_heads_that_do_not_fit_are_refused(finished, folder, tmp_path):
     [
         ({"layers": ()}, "layers=.. is empty"),
         ({"layers": (-1,)}, "layers=-1 is not a whole number"),
-        ({"layers": (1, 1)}, r"layers=\(1, 1\) names one twice"),
-        ({"towards": 2}, "towards=2: an exit teaches others with a head that it has; give init_from"),
-        ({"warmup": 1.0}, "warmup=1.0 is no share of the steps"),
+        ({"layers": (1, 1)}, r"layers=\(1, 1\) names a layer twice"),
+        ({"towards": 2}, "towards=2: the exit that teaches the others needs a trained head; set init_from"),
+        ({"warmup": 1.0}, "warmup=1.0 is not a share of the steps"),
         ({"peak": 0.0}, "peak=0.0"),
     ],
 )
-def test_settings_without_meaning_are_refused(folder, tmp_path, changes, message):
+def test_invalid_settings_are_refused(folder, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         trainer(folder, tmp_path, **changes)
 
 
 def test_layers_and_data_of_another_model_are_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="nothing to train at layer 3: exits are below layer 3, the last"):
+    with pytest.raises(ValueError, match="layer 3 has no exit to train: exits are below layer 3, the last"):
         exits.Run(trainer(folder, tmp_path / "run", layers=(3,)))
     tiny_pair.write(tmp_path)
     with pytest.raises(ValueError, match="the data were made with the pair .* make data with this pair"):

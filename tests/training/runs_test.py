@@ -41,7 +41,7 @@ def test_no_state_gives_none_and_another_model_is_refused(tmp_path):
         runs.load_state(tmp_path, _state(width=8))
 
 
-def test_no_flipped_bit_of_a_state_is_trained_on(tmp_path):
+def test_a_state_with_a_flipped_bit_is_refused(tmp_path):
     state = _state()
     runs.save_state(tmp_path, state, {"epoch": 2})
     path = tmp_path / runs.STATE_FILE
@@ -60,14 +60,14 @@ def test_a_state_of_an_earlier_version_loads(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x93\x01\x02\x03", b"\x81\xa5state\x01"])
-def test_what_is_no_state_is_named(tmp_path, content):
+def test_files_that_are_not_states_are_refused(tmp_path, content):
     (tmp_path / runs.STATE_FILE).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{runs.STATE_FILE} is damaged, or no state of a run"):
+    with pytest.raises(ValueError, match=f"{runs.STATE_FILE} is damaged, or is not the state of a run"):
         runs.load_state(tmp_path, _state())
 
 
 @pytest.mark.parametrize(("logged", "kept"), [(2, [4, 8]), (None, [4, 8, 8])])
-def test_the_log_keeps_what_was_there_when_the_state_was_saved(tmp_path, logged, kept):
+def test_the_log_keeps_the_records_before_the_saved_state(tmp_path, logged, kept):
     """Covers two records of one step, the second maybe later than the state, and invalid or torn lines."""
     path = tmp_path / runs.METRICS_FILE
     path.write_text('{"step": 4}\n[1]\n{"step": "x"}\n{"step": 8}\n{"step": 8, "bleu": 1}\n{"step": 9}\n{"st')
@@ -78,7 +78,7 @@ def test_the_log_keeps_what_was_there_when_the_state_was_saved(tmp_path, logged,
     assert log.logged == len(kept) + 1
 
 
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_log_unchanged(tmp_path, monkeypatch):
     log = runs.MetricsLog(tmp_path / runs.METRICS_FILE, 0)
     log.append({"step": 1})
 
@@ -104,13 +104,13 @@ def with_modules(monkeypatch, **modules):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_without_either_nothing_is_written(tmp_path, monkeypatch):
+def test_without_tensorboard_and_wandb_nothing_is_written(tmp_path, monkeypatch):
     with_modules(monkeypatch)
     runs.Scalars(tmp_path, 0).add(RECORD)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_tensorboard_gets_finite_numbers_and_forgets_what_comes_again(tmp_path, monkeypatch):
+def test_tensorboard_gets_finite_numbers_and_purges_repeated_steps(tmp_path, monkeypatch):
     scalars, began = [], []
 
     class Writer:
@@ -128,7 +128,7 @@ def test_tensorboard_gets_finite_numbers_and_forgets_what_comes_again(tmp_path, 
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.5
 
 
-def test_wandb_gets_them_only_while_a_run_of_its_own_is_active(tmp_path, monkeypatch):
+def test_wandb_gets_numbers_only_during_an_active_run(tmp_path, monkeypatch):
     logged = []
     wandb = types.SimpleNamespace(run=None, log=lambda numbers, step: logged.append((numbers, step)))
     with_modules(monkeypatch, wandb=wandb)
@@ -142,7 +142,7 @@ def test_wandb_gets_them_only_while_a_run_of_its_own_is_active(tmp_path, monkeyp
     assert logged == [({"loss": 0.5, "heads/a": 1.0}, 3)]
 
 
-def test_event_files_are_read_back_by_tensorboards_own_format(tmp_path):
+def test_event_files_hold_the_logged_numbers(tmp_path):
     pytest.importorskip("tensorboardX", reason="pip install '.[logging]'")
     runs.Scalars(tmp_path, 0).add(RECORD)
     (file,) = (tmp_path / "tensorboard").iterdir()

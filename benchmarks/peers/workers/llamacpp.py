@@ -71,7 +71,7 @@ class LlamaCpp:
             ends.append(index - 1)
         batch.n_tokens = index
         if status := llama_cpp.llama_decode(context, batch):
-            raise RuntimeError(f"llama_decode gave {status}")
+            raise RuntimeError(f"llama_decode failed with status {status}")
         return ends
 
     def _context(self, dtype: str, rows: int, longest: int) -> Any:

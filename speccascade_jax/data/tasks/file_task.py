@@ -98,14 +98,14 @@ class FileTask(Task):
 
     def _check(self) -> None:
         if isinstance(self.source, int) != isinstance(self.reference, int):
-            remedy = "give two names, of a file with a header, or two numbers, of one without"
+            remedy = "give two names for a file with a header, or two numbers for a file without one"
             raise ValueError(f"source={self.source!r} and reference={self.reference!r}: {remedy}")
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)
         if self.shots and self.pool is None:
-            raise ValueError(f"shots={self.shots} are taken from a file of their own: give pool, its path")
+            raise ValueError(f"shots={self.shots} needs a file of exemplars: give pool, its path")
         if self.too_long not in ("cut", "skip"):
-            raise ValueError(f"too_long={self.too_long!r} is neither 'cut' nor 'skip'")
+            raise ValueError(f"too_long={self.too_long!r} is unknown: give 'cut' or 'skip'")
 
     @property
     def _shown(self) -> FewShotTask:
@@ -124,7 +124,7 @@ class FileTask(Task):
         """Returns the records of a file, or of a split of a folder: the first one if none is named."""
         place = _found(path)
         if not place.exists():
-            raise FileNotFoundError(f"{path}: there is no such file, here or in {directory.data_directory()}")
+            raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
         rows = enumerate(_rows(place, split or _splits(place)[0], isinstance(self.source, str)))
         records = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
         return shuffled(list(records)) if self.shuffle else records
@@ -132,16 +132,16 @@ class FileTask(Task):
     def _record(self, number: int, row: Row, location: str) -> Record:
         source, reference = (_column(row, column, location) for column in (self.source, self.reference))
         if source is None or reference is None or isinstance(reference, list | tuple) and not reference:
-            raise ValueError(f"{location} has no source or no reference: take it out of the file")
+            raise ValueError(f"{location} has no source or no reference: remove the row")
         references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
         try:
             numbered = {f"c{name}": value for name, value in row.items()}  # a template cannot name a number
             question = self.template.format_map({**numbered, **row, "source": source})
         except (KeyError, IndexError, ValueError) as error:
-            known = f"columns are {', '.join(row)} and source; write {{{{ and }}}} for braces"
-            raise ValueError(f"template={self.template!r} has {error}: {known}") from error
+            known = f"the columns are {', '.join(row)} and source; write {{{{ and }}}} for braces"
+            raise ValueError(f"template={self.template!r} cannot be filled ({error}): {known}") from error
         if not question.strip():
-            raise ValueError(f"{location} gives an empty prompt: take it out of the file, or give a template")
+            raise ValueError(f"{location} gives an empty prompt: remove the row, or give a template")
         first = references if isinstance(references, str) else references[0]
         return Record(id=number, question=question, answer=first, reference=references)
 
@@ -177,7 +177,8 @@ def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
     elif is_file(path.name):
         yield from _rows_of_table(path, header)
     else:
-        raise ValueError(f"{path} is none of {', '.join(ENDINGS)} (or .gz of them), nor a folder that datasets saved")
+        endings = f"{', '.join(ENDINGS)} (or these with .gz)"
+        raise ValueError(f"{path} is neither a file that ends in {endings} nor a folder saved by datasets")
 
 
 def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
@@ -194,19 +195,21 @@ def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
                 if header:
                     continue
             if len(fields) != len(names):
-                counts = f"{len(fields)} columns, the first line {len(names)}"
+                counts = f"{len(fields)} columns, but the first line has {len(names)}"
                 quotes = "" if tabs else ", or its quotes"
-                raise ValueError(f"{path}:{table.line_num} has {counts}: mend the line{quotes}")
+                raise ValueError(f"{path}:{table.line_num} has {counts}: correct the line{quotes}")
             yield dict(zip(names, fields, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path}:{table.line_num} is no {path.suffix} ({error}): mend the line") from error
+        raise ValueError(f"{path}:{table.line_num} is not valid {path.suffix} ({error}): correct the line") from error
 
 
 def _rows_of_folder(path: Path, split: str) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
-        raise ImportError(f"{path} is a folder: to read it as a data set, pip install datasets") from error
+        raise ImportError(
+            f"{path} is a folder: install the library datasets to read it (pip install datasets)"
+        ) from error
     data = datasets.load_from_disk(str(path))
     yield from data if split == _WHOLE else data[split]
 
@@ -216,8 +219,8 @@ def _column(row: Row, wanted: str | int, location: str) -> Any:
     if name not in dict(row):
         names_from = "columns are counted from 0" if name.isdecimal() else "the first line names the columns"
         commas = ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
-        say = "FileTask's source and reference say which to take, numbers for a file without a header"
-        known = f"{hint(name, row)}it has {', '.join(row)} ({names_from}{commas}; {say})"
+        say = "FileTask's source and reference choose the columns, by number for a file without a header"
+        known = f"{hint(name, row)}its columns are {', '.join(row)} ({names_from}{commas}; {say})"
         raise ValueError(f"{location} has no column {name!r}: {known}")
     value = row[name]
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

@@ -84,7 +84,7 @@ def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
     for number, record in enumerate(_dataset(seqio, name, provider, split).as_numpy_iterator()):
         source, reference = (_text(record, feature, provider.output_features) for feature in ("inputs", "targets"))
         if not source.startswith(prefix):
-            remedy = "leave SeqioTask.prefix empty, or give the one that is registered"
+            remedy = "leave SeqioTask.prefix empty, or give the registered prefix"
             begins = f"begins with {source[:40]!r}, not with the prefix {prefix!r}"
             raise ValueError(f"example {number} of seqio's {name} {begins}; {remedy}")
         yield Example(number, source.removeprefix(prefix), reference)
@@ -110,12 +110,14 @@ def _look_up(seqio: Any, name: str, module: str) -> Any:
             importlib.import_module(module)
         except ImportError as error:
             failed = f"module {module!r}, which should register {name}, cannot be imported ({error})"
-            raise ImportError(f"{failed}: is it on PYTHONPATH?") from error
+            raise ImportError(f"{failed}: add its folder to PYTHONPATH") from error
     known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
     if name in known:
         return seqio.get_mixture_or_task(name)
     hint = names.hint(name, known)
-    cause = f"importing {module} did not register it" if module else "set SeqioTask.module to what registers it"
+    cause = (
+        f"importing {module} did not register it" if module else "set SeqioTask.module to the module that registers it"
+    )
     raise ValueError(f"seqio has no Task or Mixture {name!r}; {hint}{cause} ({len(known)} are registered)")
 
 
@@ -156,8 +158,12 @@ def _absent(seqio: Any, source: Any, split: str) -> str:
     return (
         f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
         f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{folder_argument}).download_and_prepare()"'
-        + ("" if folder else ". The environment variable TFDS_DATA_DIR, set for both, names another folder")
-        + (f". Its own instructions: {by_hand}" if by_hand else "")
+        + (
+            ""
+            if folder
+            else ". To use another folder, set the environment variable TFDS_DATA_DIR for this command and for the run"
+        )
+        + (f". The data set's instructions: {by_hand}" if by_hand else "")
     )
 
 
@@ -170,7 +176,7 @@ def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) 
         features: maps a feature to a seqio.Feature, for its vocabulary.
     """
     if feature not in record:
-        raise ValueError(f"no feature {feature!r} in {', '.join(record)}: a task needs 'inputs' and 'targets'")
+        raise ValueError(f"feature {feature!r} is missing in {', '.join(record)}: a task needs 'inputs' and 'targets'")
     value = record.get(f"{feature}_pretokenized", record[feature])
     if not isinstance(value, bytes) and feature in features and np.ndim(value) == 1:
         value = features[feature].vocabulary.decode(record[feature].tolist())
@@ -178,4 +184,4 @@ def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) 
         return value.decode("utf-8")
     if isinstance(value, str):
         return value
-    raise ValueError(f"feature {feature!r} is no text, and its vocabulary makes none of it: {value!r:.80}")
+    raise ValueError(f"feature {feature!r} is not text, and its vocabulary cannot decode it: {value!r:.80}")

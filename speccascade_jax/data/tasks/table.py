@@ -258,7 +258,7 @@ def trivia_records(split: str) -> Iterator[Record]:
         if "Answer" not in entry:
             raise ValueError(
                 f"question {number} of triviaqa's split {split!r} ({path}) has no answer, and the published test split "
-                "has none at all: set Evaluation.split = 'validation', or put a file with answers there"
+                "has no answers at all: set Evaluation.split = 'validation', or replace the file by one with answers"
             )
         answer = entry["Answer"]
         spellings = [answer["Value"], *answer.get("Aliases", ()), *answer.get("NormalizedAliases", ())]
@@ -376,9 +376,9 @@ def get_task(name: str | Task) -> Task:
     if is_file(name):
         return FileTask(path=name)
     plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
-    also = f"; a file of yours is a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin), or the folder,"
+    also = f"; for your own file give a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin), for a data set"
     also += (
-        " './folder', of a data set that datasets saved; one of seqio's registry is a SeqioTask (gin/tasks/seqio.gin)"
+        " saved by datasets its folder './folder', for a task registered with seqio a SeqioTask (gin/tasks/seqio.gin)"
     )
     task: Task = names.look_up("task", plain, TASKS, Task, "speccascade_jax.data.tasks.table.TASKS", also)
     return with_shots(task, shots) if colon else task
@@ -391,7 +391,9 @@ def with_shots(task: Task, shots: str) -> FewShotTask:
         ValueError: the task shows no exemplars, or `shots` is no number.
     """
     if not isinstance(task, FewShotTask):
-        raise ValueError(f"task {task.name} has no exemplars; write {task.name!r} without :{shots}")
+        raise ValueError(f"task {task.name} shows no exemplars; write {task.name!r} without :{shots}")
     if not shots.isdecimal():
-        raise ValueError(f"{task.name}:{shots}: {shots!r} is no number of exemplars; write for instance {task.name}:4")
+        raise ValueError(
+            f"{task.name}:{shots}: {shots!r} is not a number of exemplars; write for example {task.name}:4"
+        )
     return dataclasses.replace(task, name=f"{task.name}:{int(shots)}", shots=int(shots))

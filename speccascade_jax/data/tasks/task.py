@@ -202,7 +202,7 @@ class FewShotTask(Task):
                 shown = [exemplar for exemplar in exemplars if exemplar.group == record.group][: self.shots]
                 if len(shown) < self.shots:
                     counted = f"{len(shown)} exemplars{record.group and f' of {record.group}'}"
-                    raise ValueError(f"task {self.name} has {counted}, not the {self.shots} asked for; ask for fewer")
+                    raise ValueError(f"task {self.name} has {counted}, but shots={self.shots}; lower shots")
                 yield Example(record.id, self.template.prompt(shown, record), record.reference)
 
 
@@ -226,7 +226,7 @@ class Entry(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(
-            f"{self._location} has no {name!r} (it has {', '.join(self)}): give a file of the task's format"
+            f"{self._location} has no field {name!r} (it has {', '.join(self)}): use a file in the task's format"
         )
 
 

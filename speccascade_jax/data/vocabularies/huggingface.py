@@ -34,7 +34,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         self._names = {token: name for name, token in ids.items()}
         self.vocab_size = max(self._names, default=-1) + 1
         if self.vocab_size > len(content):
-            sizes = f"{len(content):,} bytes and can't number {self.vocab_size:,} pieces"
+            sizes = f"{len(content):,} bytes, too few for {self.vocab_size:,} pieces"
             raise ValueError(f"{self.path} has {sizes}: copy it again")
         self.bos_id, self.stop_ids = _special_ids(self.path, ids)
         self.eos_id = self.stop_ids[0]
@@ -79,7 +79,9 @@ def _parse(path: Path, content: bytes) -> Any:
     except BaseException as error:  # the library raises bare Exceptions, and its panics are not even Exceptions
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise ValueError(f'{path} is no tokenizer.json (JSON with a "model" that tokenizers reads): {error}') from error
+        raise ValueError(
+            f'{path} is not a tokenizer.json (JSON with a "model" that tokenizers can read): {error}'
+        ) from error
 
 
 def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[int, ...]]:
@@ -109,14 +111,19 @@ def _special_ids(path: Path, ids: Mapping[str, int]) -> tuple[int | None, tuple[
         stops = tuple(dict.fromkeys(token for token in ends if token is not None))
         if not stops:
             entries = f"eos_token in {NAMING[0]}, or eos_token_id in {NUMBERING[1]}"
-            raise ValueError(f"no end of sequence beside {path}: give {entries}")
+            raise ValueError(f"no file in the folder of {path} defines the end of sequence: add {entries}")
         known = {None, *ids.values()}
         for name, token in [("bos_token_id", bos), *(("eos_token_id", stop) for stop in stops)]:
             if token not in known:
-                raise ValueError(f"{name} {token} beside {path} is no piece of it: the files are of different models")
+                raise ValueError(
+                    f"{name} {token} in the folder of {path} is not one of its pieces: "
+                    "the files belong to different models"
+                )
     except (TypeError, KeyError, AttributeError) as error:
         file_names = ", ".join(tables)
-        raise ValueError(f"a file beside {path} ({file_names}) has an odd entry ({error!r}): copy it again") from error
+        raise ValueError(
+            f"a file in the folder of {path} ({file_names}) has an invalid entry ({error!r}): copy it again"
+        ) from error
     return bos, stops
 
 
@@ -130,5 +137,7 @@ def _named(entry: str, path: Path, tables: list[dict], ids: Mapping[str, int]) -
     value = next((table[entry] for table in tables if entry in table), None)
     name = value["content"] if isinstance(value, dict) else value
     if name is not None and name not in ids:
-        raise ValueError(f"{entry} {name!r} beside {path} is no piece of it: the files are of different models")
+        raise ValueError(
+            f"{entry} {name!r} in the folder of {path} is not one of its pieces: the files belong to different models"
+        )
     return None if name is None else ids[name]

@@ -40,8 +40,9 @@ class Llama2cVocabulary(FileVocabulary):
         table = read_pieces(self.path)
         if table is None:
             raise ValueError(
-                f"vocabulary {self.path} is no tokenizer of llama2.c (int32, then float32, int32 and bytes per piece, "
-                f"<0x00> the piece {_FIRST_BYTE}): give the file that the model was trained with, such as tokenizer.bin"
+                f"vocabulary {self.path} is not a tokenizer of llama2.c (int32, then float32, int32 and bytes per "
+                f"piece; piece {_FIRST_BYTE} is <0x00>): give the file that the model was trained with, such as "
+                "tokenizer.bin"
             )
         self.vocab_size = len(table)
         self._table = table

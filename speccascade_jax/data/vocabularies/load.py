@@ -37,10 +37,10 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
     path = expanded(path)
     files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
     if not files:
-        raise FileNotFoundError(f"no vocabulary at {path}: looked for {LOOKED_FOR}")
+        raise FileNotFoundError(f"no vocabulary found at {path}: it must hold {LOOKED_FOR}")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): name the file of the right one")
+        raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): give the path of the right file")
     (file,) = files
     content = checksums.read(file)
     if content[:64].lstrip().startswith(b"{"):
@@ -50,7 +50,7 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
     if is_sentencepiece(content):
         return SentencePieceVocabulary(file)
     kinds = "JSON with a model (tokenizer.json), nor a sentencepiece model, nor a tokenizer of llama2.c"
-    raise ValueError(f"{file} is no vocabulary: it is neither {kinds}")
+    raise ValueError(f"{file} is not a vocabulary: it is neither {kinds}")
 
 
 def candidates(path: Path) -> list[Path]:

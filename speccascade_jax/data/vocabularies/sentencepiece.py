@@ -52,8 +52,8 @@ class SentencePieceVocabulary(FileVocabulary):
         bos, self.eos_id, self.unk_id = self._pieces.bos_id(), self._pieces.eos_id(), self._pieces.unk_id()
         self.bos_id = bos if bos >= 0 else None
         if self.eos_id < 0:
-            remedy = "use one with an eos_id, as T5, Llama and Gemma have"
-            raise ValueError(f"vocabulary {self.path} has no end of sequence, so nothing would end an output: {remedy}")
+            remedy = "use one with an eos_id, like those of T5, Llama and Gemma"
+            raise ValueError(f"vocabulary {self.path} has no end of sequence, so outputs would never end: {remedy}")
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`; BOS and EOS only if the text names them."""
@@ -92,7 +92,9 @@ class SentencePieceVocabulary(FileVocabulary):
         ids = list(self._pieces.piece_to_id(names))
         for name, token in zip(names, ids, strict=True):
             if token == self.unk_id and name != self._pieces.id_to_piece(self.unk_id):
-                raise ValueError(f"{name!r} is no piece of vocabulary {self.path}; name the one it was written with")
+                raise ValueError(
+                    f"{name!r} is not a piece of vocabulary {self.path}; use the vocabulary that wrote the pieces"
+                )
         return ids
 
 
@@ -112,7 +114,9 @@ class Vocabulary(SentencePieceVocabulary):
         wanted = (self.pad_id, self.eos_id, self.unk_id)
         if ids != wanted:
             remedy = "train it with experiments/train_vocab.py or with --pad_id=0 --eos_id=1 --unk_id=2"
-            raise ValueError(f"vocabulary {self.path} has (pad, eos, unk) ids {ids}; {wanted} are needed: {remedy}")
+            raise ValueError(
+                f"vocabulary {self.path} has (pad, eos, unk) ids {ids}, but training needs {wanted}: {remedy}"
+            )
         super()._take_special_ids()
 
 

@@ -78,7 +78,9 @@ def numbers() -> dict[str, int]:
         OSError: they are not known for this machine.
     """
     if platform.machine() not in NUMBERS:
-        raise OSError(f"no table of system calls for {platform.machine()}, only for {', '.join(NUMBERS)}")
+        raise OSError(
+            f"the numbers of system calls are unknown for {platform.machine()} and known only for {', '.join(NUMBERS)}"
+        )
     return NUMBERS[platform.machine()] | EVERYWHERE
 
 

@@ -33,12 +33,12 @@ SMALLEST_MEMORY = 64 << 20  # bytes; Python itself takes about a third
 PROBE = """
 import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-assert set(os.getresuid() + os.getresgid()) == {65534}, "it is not nobody"
+assert set(os.getresuid() + os.getresgid()) == {65534}, "the user is not nobody"
 assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == 0, "it has capabilities"
 assert int(status["NoNewPrivs"]) == 1 and int(status["Seccomp"]) == 2, "its system calls are not filtered"
-assert os.getppid() == 1 and os.getpid() < 10, "it is among other processes"
+assert os.getppid() == 1 and os.getpid() < 10, "it sees other processes"
 assert os.statvfs("/").f_flag & os.ST_RDONLY, "it can write to the root folder"
-assert os.listdir("/tmp") == [], "its folder is not its own"
+assert os.listdir("/tmp") == [], "its folder holds files of others"
 assert len(open("/proc/net/route").readlines()) <= 1, "it has a network"
 """
 
@@ -125,14 +125,15 @@ def available() -> str | None:
     It runs a program that tests its own protection.
     """
     if sys.platform != "linux":
-        return f"generated programs run on Linux only, whose namespaces hold them; this is {sys.platform}"
+        return f"generated programs run only on Linux, whose namespaces isolate them; this system is {sys.platform}"
     try:
         outcome = _run(PROBE, Limits(timeout=10.0, memory=1 << 30, output_limit=64_000, processes=4, file_size=1 << 20))
     except SandboxUnavailable as error:
         return str(error)
     if not outcome.passed:
         lines = outcome.output.strip().splitlines()[-1:]
-        return f"generated programs are not run: the sandbox does not hold here ({', '.join([outcome.kind, *lines])})"
+        failure = ", ".join([outcome.kind, *lines])
+        return f"generated programs are not run: the sandbox does not isolate them on this system ({failure})"
     return None
 
 
@@ -193,7 +194,8 @@ def _reason(failure: str) -> str:
         settings = "user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1"
         settings += ", kernel.apparmor_restrict_unprivileged_userns=0"
         remedy = f"allow unprivileged user namespaces (sysctl {settings}), or run as root"
-    return f"generated programs are not run: no sandbox here ({failure}). It takes Linux 5.14 or newer; {remedy}."
+    needs = f"It needs Linux 5.14 or newer; {remedy}."
+    return f"generated programs are not run: this system has no sandbox ({failure}). {needs}"
 
 
 def _interpreter() -> str:

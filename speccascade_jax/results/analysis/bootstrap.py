@@ -335,7 +335,7 @@ def _check(records: Sequence[Record], quantity: str) -> None:
     for record in records:
         if not present(record):
             few = f"{LEAST_EXAMPLES} or more single examples"
-            raise ValueError(f"{_name(record)} does not hold the {quantity} of {few}; measure it again")
+            raise ValueError(f"{_name(record)} holds no {quantity} of {few}; measure it again")
         metrics = quantity == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
         if metrics or _examples(record, quantity) != _examples(first, quantity):
             unlike = "metrics" if metrics else "examples"

@@ -48,8 +48,8 @@ def find(records: Sequence[Record], name: str) -> Record:
         known = sorted({record["point"]["curve"] for record in records} | set(map(called, records)))
         count = "no record is" if not matches else f"{len(matches)} records are"
         raise ValueError(
-            f"{count} called {name!r}: {hint(name, known)}give the first digits of a key (the report names them), or "
-            f"one of {', '.join(known)}"
+            f"{count} called {name!r}: {hint(name, known)}give the first digits of a key (the report shows the keys), "
+            f"or one of {', '.join(known)}"
         )
     return matches[0]
 
@@ -71,12 +71,14 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
     for record in (first, second):
         if (record_outputs := outputs.read(store, record)) is None:
             raise ValueError(
-                f"the outputs of {record['key']} were not kept: measure it into another store, with "
+                f"the outputs of {record['key']} were not kept: measure it again into another store, with "
                 f"Evaluation.keep_outputs = True"
             )
         kept.append({entry.id: entry for entry in record_outputs})
     if first["fingerprints"]["examples"] != second["fingerprints"]["examples"]:
-        raise ValueError(f"{first['key']} and {second['key']} were judged on other examples: choose two of one task")
+        raise ValueError(
+            f"{first['key']} and {second['key']} were judged on different examples: choose two points of one task"
+        )
     scores = [_scores(record, entry) for record, entry in zip((first, second), kept, strict=True)]
     shared_ids = [number for number in kept[0] if number in kept[1]]
     example_pairs = [

@@ -185,8 +185,8 @@ def fit(
     counts = {name: np.asarray(values, float) for name, values in named_counts if values is not None}
     if len(seconds) < LEAST_GENERATIONS:
         raise ValueError(
-            f"{len(seconds)} timed generations are too few for forward times, {LEAST_GENERATIONS} are the least: raise "
-            "latency_examples or latency_trials"
+            f"{len(seconds)} timed generations are too few to fit forward times: at least {LEAST_GENERATIONS} are "
+            "needed; raise latency_examples or latency_trials"
         )
     _refuse_collinear(counts, intercept)
     if clusters is None or len(np.unique(clusters)) < 2:
@@ -228,7 +228,7 @@ def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None
     for name, values in centred.items():
         if np.linalg.norm(values) <= 1e-9 * (np.linalg.norm(counts[name]) + 1.0):
             same = f"every generation has the same {name} ({counts[name][0]:g})"
-            raise ValueError(f"{same}: its cost cannot be told from the rest; time outputs of different lengths")
+            raise ValueError(f"{same}: its cost cannot be separated from the others; time outputs of different lengths")
     if len(centred) < 2:
         return
     first, second = centred.values()
@@ -236,7 +236,7 @@ def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None
     if r * r >= 1 - 1 / MOST_INFLATION:
         raise ValueError(
             f"draft_steps and target_calls are nearly collinear over these {len(first)} generations (r = {r:.4f}), "
-            "as they are with one fixed block size: their costs cannot be told apart; fit several block sizes or stop "
+            "as they are with one fixed block size: their costs cannot be separated; fit several block sizes or stop "
             "thresholds together"
         )
 

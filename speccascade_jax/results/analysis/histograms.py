@@ -43,7 +43,7 @@ def count(quantity: str, values: np.ndarray) -> dict[str, Any]:
     """
     check(quantity)
     if not len(values):
-        raise ValueError(f"no positions to count {quantity} at: the outputs are empty")
+        raise ValueError(f"no positions for a histogram of {quantity}: the outputs are empty")
     edges = np.linspace(0.0, LAST_EDGES[quantity], BINS + 1)
     inside = values[values < edges[-1]]
     median = float(np.median(values))
@@ -60,7 +60,7 @@ def line(histogram: dict[str, Any]) -> str:
     """Returns a histogram described in one line."""
     total = sum(histogram["counts"]) + histogram["above"]
     median = "infinite" if histogram["median"] is None else f"{histogram['median']:.3g}"
-    beyond = f"{histogram['above'] / total:.1%} of {total:,} positions from {histogram['edges'][-1]:g} on"
+    beyond = f"{histogram['above'] / total:.1%} of {total:,} positions at {histogram['edges'][-1]:g} or above"
     return f"{name_of(histogram['quantity'])} of draft and target: median {median}, {beyond}"
 
 

@@ -18,7 +18,7 @@ _SHARED = (
     "latency_trials", "temperature", "top_p", "top_k", "draft_temperature",
 )  # fmt: skip
 
-TOGETHER = "what does not keep panels apart: curves that differ in it stand side by side and say so in their names"
+TOGETHER = "settings that may differ within one panel; the names of the curves show their values"
 
 SHARES = {
     "rejection_rate": "rejected share of examined draft tokens",

@@ -14,11 +14,13 @@ def notes(panels: Sequence[Panel]) -> list[str]:
     versions = [_versions(record) for panel in panels for record in panel.records]
     several = []
     for name in dict.fromkeys(name for record_versions in versions for name in record_versions):
-        values = list(dict.fromkeys(record_versions.get(name, "of unknown version") for record_versions in versions))
+        values = list(dict.fromkeys(record_versions.get(name, "an unknown version") for record_versions in versions))
         several += [f"{name} {' and '.join(values)}"] if len(values) > 1 else []
-    versions_note = [f"Measured by several versions of the code, whose numbers may not compare: {'; '.join(several)}."]
+    versions_note = [
+        f"Measured by several versions of the code, whose numbers may not be comparable: {'; '.join(several)}."
+    ]
     changed = [curve[0].label for panel in panels for curve in panel.curves.values() if _is_changed(curve)]
-    said = f"Rule, stop policy or drafter changed between points of {', '.join(changed)}: measure them again."
+    said = f"The rule, stop policy or drafter changed between points of {', '.join(changed)}: measure them again."
     return versions_note * bool(several) + [said] * bool(changed)
 
 

@@ -160,11 +160,14 @@ def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
     gains = {spot.name(): gain for spot in shown if (gain := gain_over_random(panel, spot, bootstrap))}
     below = [name for name, gain in gains.items() if gain.value < 0]
     sure = [name for name in below if gains[name].high < 0]
-    said = "Whole requests sent at random to draft or target (grey line) are better at equal latency than "
+    said = "At equal latency, whole requests sent at random to draft or target (grey line) are better than "
     if not below:
         return [f"{said}none of the points."] if gains else []
     listed = f"{said}{len(below)} of {len(gains)} points: {', '.join(below)}."
-    return [listed, f"Beyond the interval: {', '.join(sure)}." if sure else "None of these beyond the interval."]
+    return [
+        listed,
+        f"Significant differences: {', '.join(sure)}." if sure else "None of these differences is significant.",
+    ]
 
 
 def noise(panel: Panel) -> float:
@@ -194,12 +197,13 @@ def noise_notes(panel: Panel) -> Iterator[str]:
         ratio = latency_of(panel.target)
         if abs(math.log(ratio)) > BUSY:
             yield (
-                f"The target timed against itself came out at {ratio:.2f}: the machine was busy, latencies mean little."
+                f"The target timed against itself gave {ratio:.2f}: the machine was busy, and the latencies are "
+                "unreliable."
             )
     if floor := noise(panel):
         yield (
-            f"Equal work was timed up to {math.expm1(floor):.1%} apart (the target against itself, methods that made "
-            "the same calls): no interval of a latency is narrower, and nothing closer is told apart."
+            f"Times of equal work differ by up to {math.expm1(floor):.1%} (the target against itself, methods that "
+            "made the same calls): no interval of a latency is narrower, and smaller differences are ties."
         )
     if any(_trials(spot) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
         yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
@@ -259,13 +263,13 @@ def uncompared(panel: Panel) -> list[str]:
         "latency": sum(not _timed(spot) for spot in spots if spot.latency),
     }
     counts = " and ".join(f"the {quantity} of {number}" for quantity, number in lacking.items() if number)
-    why = f"their records hold no single examples, or fewer than {LEAST_EXAMPLES}"
+    why = f"their records hold no results of single examples, or of fewer than {LEAST_EXAMPLES}"
     said = [f"No interval and no mark for {counts} of {len(spots)} points: {why}."] if counts else []
     lost = {spot.label: sum(len(r.get("failed_examples", ())) for r in spot.records) for spot in spots}
     untimed = {spot.label: sum(r.get("failed_timings", 0) for r in spot.records) for spot in spots}
     omissions = [f"{label}: {count} examples" for label, count in lost.items() if count]
-    omissions += [f"{label}: {count} timed runs, so all" for label, count in untimed.items() if count]
-    why = "a model gave NaN or infinite logits; no interval against points on all examples"
+    omissions += [f"{label}: all timed runs ({count} failed)" for label, count in untimed.items() if count]
+    why = "a model returned NaN or infinite logits (no interval against points on all examples)"
     return said + [f"Left out, because {why}: {'; '.join(omissions)}."] * bool(omissions)
 
 

@@ -69,7 +69,7 @@ def ends_key(places: Places, timed: bool) -> list[Key]:
     if places.random and timed:
         keys.append(Key("#bdbdbd", "▬", "whole requests sent at random"))
     if places.chosen and timed:
-        keys.append(Key("#2e7d32", "◯", f"fastest within {places.margin:g} of the target"))
+        keys.append(Key("#2e7d32", "◯", f"fastest within {places.margin:g} of the target's quality"))
     return keys
 
 
@@ -108,11 +108,11 @@ def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands:
         plot.xaxis.formatter = CustomJSTickFormatter(code=_SPEED)
     else:
         plot.xaxis.axis_label = "rejected share of examined draft tokens"
-    plot.yaxis.axis_label = f"{metric} less the target's; bars: paired 95% intervals"
+    plot.yaxis.axis_label = f"{metric} minus the target's; bars: paired 95% confidence intervals"
     return plot
 
 
-_HOVER = """<div style="max-width:24rem"><b>@name</b><br>quality @quality, less the target's @difference<br>
+_HOVER = """<div style="max-width:24rem"><b>@name</b><br>quality @quality (minus the target's: @difference)<br>
 latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">@command</code></div>"""
 
 
@@ -185,7 +185,7 @@ def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -
                 colour, marker = looks[name]
                 figure.line(xs, ys, color=colour, line_width=2)
                 figure.scatter(xs, ys, color=colour, size=8, marker=MARKERS[marker])
-        figure.xaxis.axis_label, figure.yaxis.axis_label = axis, "rejected share of those examined"
+        figure.xaxis.axis_label, figure.yaxis.axis_label = axis, "rejected share of examined draft tokens"
         figure.y_range.start = 0
         figures.append(figure)
     return figures

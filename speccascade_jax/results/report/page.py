@@ -95,13 +95,15 @@ def _kept(store: Path, record: Record) -> list[Output] | None:
 
 def _panel(panel: Panel, places: Places) -> dict[str, Any]:
     caption = (
-        f"{panel.sizes()}. The green band is a loss of at most {places.margin:g}. Intervals are of differences to the "
-        f"target on the same examples, of one point alone, and do not allow for α having been chosen on them."
+        f"{panel.sizes()}. The green band is a loss of at most {places.margin:g}. Each interval is that of one point's "
+        f"difference to the target on the same examples; it does not account for the choice of α on them."
     )
     timed = any(spot.latency for spot in panel.spots)
     grids = table2.grids([panel], points=not timed)
     seeds = max(spot.seeds for spot in (*panel.ends, *panel.spots))
-    several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first." * (seeds > 1)
+    several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first seed." * (
+        seeds > 1
+    )
     entry = {"title": panel.title(), "caption": caption + several, "grids": grids, "verdict": _verdict(panel, places)}
     return entry | {"curves": charts.curves_key(places), "beside": charts.ends_key(places, timed)}
 
@@ -160,15 +162,15 @@ def command(record: Record, store: Path) -> str:
 def _verdict(panel: Panel, places: Places) -> str:
     """Returns a sentence about the panel's fastest point within the margin."""
     if not any(spot.latency for spot in panel.spots):
-        return "Nothing was timed."
+        return "No latency was measured."
     if places.chosen is None or places.chosen.latency is None:
         return f"No point is faster than the target and within {places.margin:g} of its {metric_name(panel.metric)}."
     quick, loss = places.chosen.latency, places.chosen.difference
     speed = charts.spanned(quick.inverse(), ".2f")
     return (
         f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
-        f"{metric_name(panel.metric)}: the fastest of these points within {places.margin:g} of the target, chosen "
-        f"on the examples that it is judged on."
+        f"{metric_name(panel.metric)}: the fastest of these points within {places.margin:g} of the target's quality. "
+        f"It was chosen on the same examples that it is judged on."
     )
 
 

@@ -72,7 +72,7 @@ def one_line(record: Record) -> str:
     if lost := record.get("failed_examples"):
         parts.append(f"{len(lost)} examples left out, {record['failure']}")
     if early := record.get("failed_timings"):
-        parts.append(f"no latency: {early} timed runs met NaN or infinite logits")
+        parts.append(f"no latency: NaN or infinite logits in {early} timed runs")
     return "  ".join(parts)
 
 
@@ -111,11 +111,11 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
     print("\nnext:")
     store_words, python = shlex.quote(str(store)), interpreter()
-    print(f"  open {report} in a browser: every point's outputs, and where draft tokens were rejected")
+    print(f"  open {report} in a browser to see every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:
-        print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     two points side by side")
-    print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     one point again")
-    print("  your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+        print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     compare two points")
+    print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     run one point again")
+    print("  use your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 
 def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:

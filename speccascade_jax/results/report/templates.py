@@ -12,10 +12,16 @@ from speccascade_jax.runtime.paths import shipped
 SAID = {
     "draft": "drafted and kept",
     "replaced": "replaced by the target",
-    "bonus": "the bonus behind a block kept whole",
-    "target": "by the target, nothing was drafted",
+    "bonus": "the bonus token after a block that was kept whole",
+    "target": "from the target; nothing was drafted",
 }
-LOST = {"rejected": "rejected", "unread": "not looked at", "kept": "kept", "unverified": "committed unseen", "": ""}
+LOST = {
+    "rejected": "rejected",
+    "unread": "not examined",
+    "kept": "kept",
+    "unverified": "committed without verification",
+    "": "",
+}
 CLASSES = {"draft": "d", "replaced": "r", "bonus": "b", "target": "g"}
 
 

@@ -50,7 +50,7 @@ def canonical(value: Any) -> Any:
         return _number(value)
     if isinstance(value, str | bool | None):
         return value
-    raise ValueError(f"{value!r:.80} has no place in a record's key: give text, numbers or tuples of them")
+    raise ValueError(f"{value!r:.80} cannot be part of a record's key: give text, numbers or tuples of them")
 
 
 def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _number(value: numbers.Real) -> int | float:
         return int(value)
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{number} has no place in a record's key: give a finite number")
+        raise ValueError(f"{number} cannot be part of a record's key: give a finite number")
     return int(number) if number.is_integer() else number
 
 

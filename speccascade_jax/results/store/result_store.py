@@ -99,7 +99,7 @@ def _parsed(line: bytes) -> tuple[Record, str]:
     if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
         return {"key": ""}, "not a record with a key"
     if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
-        return {"key": ""}, "its checksum is of something else"
+        return {"key": ""}, "its checksum does not match"
     return cast(Record, migrated(record)), ""
 
 
@@ -151,7 +151,7 @@ class ResultStore:
         self._lock_path = self._place.with_name(self._place.name + ".lock")
         self._lock = locks.acquire(self._lock_path, self.path)
         if self._place.exists() and not self._place.is_file():
-            raise NotAStoreError(f"{self._place} is no file that results could be written to: name another output")
+            raise NotAStoreError(f"{self._place} is not a file that results can be written to: name another output")
         content = self._place.read_bytes() if self._place.exists() else b""
         records, damaged = _parse_store(self.path, content)
         if damaged:
@@ -252,8 +252,8 @@ class ResultStore:
         for known in lacking:
             self._add(known)
         warnings.warn(
-            f"{self.path} was removed, replaced or changed while it was written; it is open again, and the "
-            f"{len(lacking)} of {len(mine)} records that it lacked have been written to it",
+            f"{self.path} was removed, replaced or changed while it was written; it was opened again, and the "
+            f"{len(lacking)} of {len(mine)} records that it lacked were written to it",
             stacklevel=3,
         )
 
@@ -305,7 +305,7 @@ def check_format(records: Iterable[Record], source: str | Path) -> None:
     for record in records:
         if "point" in record and record.get("format") != FORMAT:
             raise ValueError(
-                f"{source} holds records of format {record.get('format')}, this version reads and writes {FORMAT}: "
+                f"{source} holds records of format {record.get('format')}; this version reads and writes {FORMAT}: "
                 f"name another output and measure again"
             )
 
@@ -413,8 +413,8 @@ def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[Damaged
     torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
         raise NotAStoreError(
-            f"{path} holds no record: it is no store of results, or all of it is damaged. Name another file, or move "
-            f"this one away"
+            f"{path} holds no record: it is not a store of results, or all its lines are damaged. Name another file, "
+            f"or move this one away"
         )
     return records, damaged
 
@@ -437,4 +437,4 @@ def _rescue(place: Path, records: Sequence[Record]) -> Path:
         with contextlib.suppress(OSError):
             write_atomically(folder / name, content)
             return folder / name
-    raise OSError(f"{place} can't be written, nor any other file: {len(records)} records are lost")
+    raise OSError(f"neither {place} nor another file can be written: {len(records)} records are lost")

@@ -169,7 +169,7 @@ class Traces(list[Trace]):
     """Traces, one per row; a notebook displays them."""
 
     def __repr__(self) -> str:
-        return f"<Traces of {len(self)} outputs: a notebook shows them, trace[0].rounds holds them>"
+        return f"<Traces of {len(self)} outputs: notebooks display them; trace[0].rounds holds the data>"
 
     def _repr_html_(self) -> str:
         return templates.traces(self)

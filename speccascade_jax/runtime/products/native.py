@@ -29,7 +29,7 @@ def unavailable() -> str | None:
     if jax.default_backend() != "cpu":
         return f"programs run on {jax.default_backend()}"
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64") or os.name != "posix":
-        return f"{platform.system()} on {platform.machine()} was never tried"
+        return f"{platform.system()} on {platform.machine()} was never tested"
     if find_spec("llvmlite") is None:
         return NO_LLVMLITE
     try:
@@ -54,7 +54,7 @@ def suggest(size: int) -> None:
 
 @cache
 def _warn() -> None:
-    warnings.warn(f"decoding on this CPU is faster by products that llvmlite compiles, and {NO_LLVMLITE}", stacklevel=3)
+    warnings.warn(f"decoding on this CPU is faster with code that llvmlite compiles, but {NO_LLVMLITE}", stacklevel=3)
 
 
 @cache

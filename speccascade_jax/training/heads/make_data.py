@@ -85,7 +85,7 @@ def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict
         shards.begin(folder, manifest)
         paths = [shards.shard_path(folder, n) for n in range(-(-asked.quality_examples // shard_size))]
         missing = [n for n, path in enumerate(paths) if not path.exists()]
-        print(f"{len(paths)} shards in {folder}, {len(missing)} of them to be made")
+        print(f"{len(paths)} shards in {folder}, {len(missing)} still to make")
         for n in set(range(len(paths))) - set(missing):
             positions += int(shards.read_shard(paths[n], manifest).lengths.sum())
         began = time.monotonic()
@@ -132,7 +132,7 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
     controls = session.controls(point, [point.settings.alpha] * rows)
     q, p = (teacher_forcing.along(b, written.prompt, tokens) for b in (session.pair.draft, session.pair.target))
     if (failed := np.flatnonzero(teacher_forcing.failing(q, jnp.asarray(lengths))[: len(ids)])).size:
-        place = f"along the output of example {ids[failed[0]]}"
+        place = f"on the output of example {ids[failed[0]]}"
         raise FloatingPointError(f"the draft model gave NaN or infinite logits {place}: check its weights")
     draws = proposal_uniforms(point.seed, np.resize(ids, rows), width)
     labels = jax.device_get(label(q, p, controls, draws, point.method.rule(point.settings)))

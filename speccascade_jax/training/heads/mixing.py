@@ -103,7 +103,9 @@ def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndar
     stays = side == side[[last[prompt] for prompt in prompts]]
     train, aside = np.flatnonzero(stays & ~side), np.flatnonzero(stays & side)
     if not len(train) or not len(aside):
-        raise ValueError(f"held_out={held_out} leaves a side of the {len(last)} prompts empty: make more data")
+        raise ValueError(
+            f"held_out={held_out} leaves no prompts on one side of the split of {len(last)}: make more data"
+        )
     return train, aside
 
 
@@ -120,7 +122,9 @@ class Batches:
         longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
         self.widths = np.asarray([bucket(int(length)) for length in longest])
         if self.widths.max() > positions:
-            raise ValueError(f"batch_positions={positions} holds no row of width {self.widths.max()}: raise it")
+            raise ValueError(
+                f"batch_positions={positions} is too small for a row of width {self.widths.max()}: raise it"
+            )
 
     def epoch(self, rows: np.ndarray, seed: int, epoch: int) -> list[Batch]:
         """Returns batches of all `rows`, shuffled."""

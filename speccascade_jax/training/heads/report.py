@@ -216,8 +216,8 @@ def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
     """
     known, asked = set(shards.prompt_keys(trained_on.prompt())), shards.prompt_keys(prompts)
     if seen := sum(key in known for key in asked):
-        remedy = "choose others, by Evaluation.split or Evaluation.first_example"
-        among = f"{seen} of the report's {len(asked)} prompts are among the data that the heads were trained on"
+        remedy = "choose others with Evaluation.split or Evaluation.first_example"
+        among = f"{seen} of the report's {len(asked)} prompts are in the data that the heads were trained on"
         raise ValueError(f"{among}: {remedy}")
 
 
@@ -286,10 +286,10 @@ def overall(report: Mapping[str, Any]) -> Grid:
     shown = (*_COLUMNS, "predicted", "ece_as_it_is")
     rows = [[name, *(_number(values.get(column)) for column in shown)] for name, values in report["overall"].items()]
     mean = report["overall"][LABEL]["kept"]
-    title = f"Predicting acceptance: {report['tokens']:,} tokens of {report['blocks']:,} blocks"
-    header = ["predictor", *_COLUMNS.values(), "mean prediction", "ECE as it is"]
-    notes = [f"kept on average: {mean:.3f} here, {report['kept_in_training']:.3f} in the training data"]
-    notes += ["as it is: a head's probabilities before the weight of rejections is undone"]
+    title = f"Acceptance prediction: {report['tokens']:,} tokens in {report['blocks']:,} blocks"
+    header = ["predictor", *_COLUMNS.values(), "mean prediction", "ECE uncorrected"]
+    notes = [f"mean acceptance: {mean:.3f} here, {report['kept_in_training']:.3f} in the training data"]
+    notes += ["uncorrected: a head's probabilities before its rejection weight is undone"]
     return Grid(title=title, header=header, rows=rows, notes=notes)
 
 
@@ -304,7 +304,7 @@ def by_group(report: Mapping[str, Any], kind: str) -> Grid:
         first = of_group[LABEL]
         cells = [_number(of_group[name][measure]) for name in names for measure in measures]
         rows.append([group, f"{first['positions']:,}", _number(first["kept"]), *cells])
-    return Grid(title=f"By {group_name}", header=[group_name, "tokens", "kept", *header], rows=rows, notes=[])
+    return Grid(title=f"By {group_name}", header=[group_name, "tokens", "accepted", *header], rows=rows, notes=[])
 
 
 def _number(value: float | None) -> str:
@@ -324,7 +324,7 @@ def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> N
         bins = calibration.reliability(values, kept)
         top.plot(bins.predicted, bins.kept, color=colour, marker=marker, lw=1.4, label=f"{name} (ECE {bins.ece:.3f})")
         bottom.step((np.arange(len(bins.share)) + 0.5) / len(bins.share), bins.share, where="mid", color=colour, lw=1.2)
-    top.set(ylabel="really kept", xlim=(0, 1), ylim=(0, 1))
+    top.set(ylabel="actual probability of acceptance", xlim=(0, 1), ylim=(0, 1))
     top.legend(frameon=False, fontsize=9)
     bottom.set(xlabel="predicted probability of acceptance", ylabel="share of tokens")
     figure.tight_layout()

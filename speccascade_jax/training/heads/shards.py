@@ -142,7 +142,7 @@ def read_shard(path: Path, manifest: dict[str, Any]) -> Examples:
         ValueError: the shard is damaged, or belongs to another folder.
     """
     again = f"remove it and make it again with {_MAKE}"
-    foreign = f"was made with other settings than its folder's {MANIFEST}: remove it, make it again"
+    foreign = f"was made with settings other than its folder's {MANIFEST}: remove it and make it again"
     return runs.read_shard(path, _checked, "damaged", again, point_key(manifest=manifest), foreign)
 
 
@@ -154,7 +154,7 @@ def _checked(**arrays: np.ndarray) -> Examples:
         free = field.name in ("prompt_tokens", "encoder_tokens") and len(shape) == 2
         flat = field.name in ("ids", "prompt_lengths", "lengths")
         if shape[:1] != (rows,) or not free and shape[1:] != (() if flat else (width,)):
-            raise ValueError(f"{field.name} has shape {shape} beside {rows} examples of {width} positions")
+            raise ValueError(f"{field.name} has shape {shape}, but there are {rows} examples of {width} positions")
     return examples
 
 
@@ -173,7 +173,9 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
     for path, entries in zip(paths, manifests, strict=True):
         if wrong := [name for name in MEANING if entries.get(name) != manifests[0].get(name)]:
             said = ", ".join(f"{name} is {entries.get(name)!r}, not {manifests[0].get(name)!r}" for name in wrong)
-            raise ValueError(f"{path} does not go with {paths[0]}: {said}; train on one of them, or make it again")
+            raise ValueError(
+                f"{path} cannot be combined with {paths[0]}: {said}; train on one of them, or make it again"
+            )
     parts = [part for path, manifest in zip(paths, manifests, strict=True) for part in _parts(path, manifest)]
     shared = {name: manifests[0][name] for name in (*MEANING, "pair")}
     return Data(join(parts), shared | {"folders": [point_key(manifest=manifest) for manifest in manifests]})
@@ -184,8 +186,8 @@ def check_draft(data: Data, draft: str, name: str) -> None:
     used = data.manifest["draft_fingerprint"]
     if used != draft:
         raise ValueError(
-            f"the data were made with the draft {used} of pair {data.manifest['pair']!r}, but the draft of {name!r} is "
-            f"{draft}: make data with this pair, or train a head for that one"
+            f"the data were made with the draft {used} of pair {data.manifest['pair']!r}, but the draft of pair "
+            f"{name!r} is {draft}: make data with pair {name!r}, or train a head for the other pair"
         )
 
 
@@ -195,7 +197,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no acceptance data (no {MANIFEST}): make some with {_MAKE}")
     manifest = json_object(path, "make the folder again")
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {manifest.get('format')!r}, this version reads {FORMAT}: make it again")
+        raise ValueError(
+            f"{path} has format {manifest.get('format')!r}, but this version reads {FORMAT}: make it again"
+        )
     for name in ("prompts", "shard_size"):
         if not isinstance(manifest.get(name), int):
             raise ValueError(f"{path} is damaged ({name} is {manifest.get(name)!r}): make the folder again")

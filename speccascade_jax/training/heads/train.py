@@ -59,9 +59,11 @@ class HeadTrainer(EpochTrainer):
         whole("warmup_steps", self.warmup_steps, 0)
         per_row("w_rejs", self.w_rejs, len(self.w_rejs))
         if not all(w > 0 for w in self.w_rejs):
-            raise ValueError(f"w_rejs={self.w_rejs} must be positive weights; 1 weighs both sides alike")
+            raise ValueError(
+                f"w_rejs={self.w_rejs} must be positive weights; 1 weighs acceptances and rejections equally"
+            )
         if not 0 <= self.from_target < 1:
-            raise ValueError(f"from_target={self.from_target} is outside [0, 1): nothing would be trained on at 1")
+            raise ValueError(f"from_target={self.from_target} is outside [0, 1): at 1 there is nothing to train on")
 
     @property
     def grid(self) -> dict[str, tuple[int, float, bool]]:
@@ -115,7 +117,7 @@ class Run(AcceptanceRun):
         check_draft(self.data, fingerprints.of_model(self.pair.draft), self.pair.name)
         size = teacher_forcing.features(self.pair.draft)
         if size is None:
-            raise ValueError(f"the draft of pair {self.pair.name!r} gives no hidden states: no head can read it")
+            raise ValueError(f"the draft of pair {self.pair.name!r} returns no hidden states, which a head needs")
         key, grid = jax.random.key(self.trainer.seed), self.trainer.grid
         params = {name: heads.initial(key, size, depth, law) for name, (depth, _, law) in grid.items()}
         return params, int(self.trainer.warmup_steps)

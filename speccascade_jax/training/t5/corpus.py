@@ -43,13 +43,13 @@ def bucketed(
     for example in examples:
         needed = max(len(example.source), len(example.target)) + 1
         if needed > widths[-1]:
-            raise ValueError(f"an example needs {needed} slots, the widest bucket has {widths[-1]}")
+            raise ValueError(f"an example needs {needed} slots, but the widest bucket has {widths[-1]}")
         members[next(width for width in widths if width >= needed)].append(example)
     batches = []
     for width, inside in members.items():
         rows = tokens_per_batch // width
         if rows == 0:
-            raise ValueError(f"tokens_per_batch={tokens_per_batch} holds no row of width {width}")
+            raise ValueError(f"tokens_per_batch={tokens_per_batch} is too small for a row of width {width}")
         starts = range(0, len(inside), rows)
         batches += [_pack(inside[start : start + rows], rows, width, target_widths) for start in starts]
     return batches
@@ -114,7 +114,7 @@ class JoinedCorpus(_Epochs):
         if self.max_joined < 1:
             raise ValueError(f"max_joined must be at least 1, got {self.max_joined}")
         if self.every < 1 or self.cut < 0:
-            raise ValueError(f"every={self.every} must be at least 1, cut={self.cut} not below 0")
+            raise ValueError(f"every={self.every} must be at least 1, and cut={self.cut} at least 0")
 
     def tokens(self, vocabulary: Vocabulary) -> list[TokenPair]:
         """Returns the encoded pairs that fit the widest bucket."""
@@ -123,7 +123,9 @@ class JoinedCorpus(_Epochs):
             encoded = [TokenPair(pair.source[: self.cut], pair.target) for pair in encoded]
         fitting = [pair for pair in encoded if max(map(len, pair)) < self.widths[-1]]
         if not fitting:
-            raise ValueError(f"no pair of {self.path} fits into {self.widths[-1]} tokens: check it, or raise widths")
+            raise ValueError(
+                f"no pair of {self.path} fits into {self.widths[-1]} tokens: check the file, or raise widths"
+            )
         return fitting
 
     def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
@@ -153,7 +155,7 @@ class MixedCorpus(_Epochs):
         if not self.parts:
             raise ValueError("a MixedCorpus needs parts: give at least one JoinedCorpus")
         if max(part.widths[-1] for part in self.parts) > self.widths[-1]:
-            raise ValueError(f"a part has wider pairs than widths={self.widths}: raise the last of them")
+            raise ValueError(f"a part has a wider bucket than widths={self.widths}: raise the last width")
 
     def tokens(self, vocabulary: Vocabulary) -> list[list[TokenPair]]:
         """Returns the encoded pairs of every part."""

@@ -92,6 +92,8 @@ def _check(stored: T5Config, wanted: T5Config) -> None:
     # every new layer has an origin, so an empty stack cannot grow
     rootless = stored.num_decoder_layers == 0 < wanted.num_decoder_layers
     if dataclasses.replace(stored, **free) != wanted or smaller or rootless:
-        allowed = f"only {', '.join(GROWING)} may differ, and only be larger, layers from one at least"
-        remedy = "name another init_from, or train afresh"
-        raise ValueError(f"the checkpoint holds {stored}, from which {wanted} cannot grow: {allowed}; {remedy}")
+        allowed = (
+            f"only {', '.join(GROWING)} may differ, they may only be larger, and a stack needs a layer to grow from"
+        )
+        remedy = "name another init_from, or train from scratch"
+        raise ValueError(f"the checkpoint holds {stored}, which cannot grow to {wanted}: {allowed}; {remedy}")

@@ -65,10 +65,10 @@ class Outputs:
 
     def __post_init__(self) -> None:
         if self.candidates < 1 or (self.candidates > 1 and self.temperature == 0):
-            remedy = "ask for at least one, and for more than one at a temperature above 0, where they can differ"
+            remedy = "give at least 1; more than 1 differ only at a temperature above 0"
             raise ValueError(f"{self.candidates} candidates at temperature {self.temperature}: {remedy}")
         if not holds_pieces(self.path):
-            raise ValueError(f"{self.path!r}: a file of outputs holds pieces, which its name must say: x.pieces.gz")
+            raise ValueError(f"{self.path!r}: a file of outputs holds pieces, so its name must say so: x.pieces.gz")
         if files.expanded(self.path).exists():
             raise ValueError(f"{self.path} exists already; remove it, or name another file")
 

@@ -71,7 +71,7 @@ class Schedule:
         if self.decay not in ("linear", "cosine", "rsqrt"):
             raise ValueError(f"decay {self.decay!r} is not one of linear, cosine, rsqrt")
         if self.max_steps <= 0 and self.max_minutes <= 0:
-            raise ValueError("the schedule has no end: give max_steps or max_minutes")
+            raise ValueError("the schedule has no end: set max_steps or max_minutes")
 
     def progress(self, step: int, minutes: float) -> float:
         """Returns the completed fraction of the plan, in [0, 1]."""
@@ -110,9 +110,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.distill_weight <= 1.0 or not 0.0 <= self.smoothing < 1.0:
-            raise ValueError(f"weights must lie in [0, 1]: {self}")
+            raise ValueError(f"distill_weight must be in [0, 1] and smoothing in [0, 1): {self}")
         if not 0.0 <= self.exit_weight < math.inf:
-            raise ValueError(f"exit_weight is {self.exit_weight}: give 0, or how much early exits weigh")
+            raise ValueError(f"exit_weight is {self.exit_weight}: give 0, or a positive weight for early exits")
 
 
 def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:
@@ -174,9 +174,11 @@ def make_train_step(
         ValueError: the teacher's vocabulary has another size, or the decoder has too few layers for an early exit.
     """
     if objective.exit_weight and config.num_decoder_layers < 2:
-        raise ValueError("a decoder of one layer has no early exit: leave exit_weight at 0, or give it more layers")
+        raise ValueError(
+            "a decoder of one layer has no early exit: set exit_weight to 0, or num_decoder_layers to 2 or more"
+        )
     if teacher is not None and teacher.model.vocab_size != config.vocab_size:
-        raise ValueError(f"the teacher has {teacher.model.vocab_size} tokens, the student {config.vocab_size}")
+        raise ValueError(f"the teacher has {teacher.model.vocab_size} tokens, but the student has {config.vocab_size}")
     compiled = _train_step(config, optimizer, objective, None if teacher is None else teacher.model)
     teacher_params = None if teacher is None else teacher.params
     return lambda state, *rest: compiled(state, teacher_params, *rest)

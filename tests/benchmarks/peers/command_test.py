@@ -35,7 +35,7 @@ def test_a_run_is_stored_and_printed(small, tmp_path, capsys):
     arguments = ["--libraries=ours,transformers 4", "--batches=8", "--quick", f"--output={output}"]
     assert command.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "transformers 4 left out: .venv-that-is-not-there is not there: make bench-peers makes it" in printed
+    assert "transformers 4 left out: .venv-that-is-not-there does not exist: create it with make bench-peers" in printed
     assert "absent left out: no data directory" in printed
     record = json.loads(output.read_text())
     rows = record["pairs"]["small"]["rows"]
@@ -83,7 +83,7 @@ def _named(name):
     return lambda folder: SimpleNamespace(name=name, parameters=(1, 1))
 
 
-def test_a_run_that_was_cut_off_goes_on_where_it_ended(stored):
+def test_resume_measures_only_the_missing_pairs(stored):
     status, measured, record = stored()
     assert (status, measured, list(record["pairs"])) == (1, ["first", "dies"], ["first"])
     status, measured, record = stored("--resume", "--pairs=last")
@@ -97,11 +97,11 @@ def test_a_run_that_was_cut_off_goes_on_where_it_ended(stored):
 
 
 @pytest.mark.parametrize(("arguments", "jax", "said"), [
-    (["--quick"], "1.0", "was measured with turns 5, this run has 1: measure anew without --resume"),
-    (["--batches=8"], "1.0", r"was measured with batches [1, 8, 32], this run has [8]"),
-    ([], "1.1", "was measured with versions {'ours': {'jax': '1.0'}}, this run has {'ours': {'jax': '1.1'}}"),
+    (["--quick"], "1.0", "was measured with turns 5, but this run has 1: measure again without --resume"),
+    (["--batches=8"], "1.0", r"was measured with batches [1, 8, 32], but this run has [8]"),
+    ([], "1.1", "was measured with versions {'ours': {'jax': '1.0'}}, but this run has {'ours': {'jax': '1.1'}}"),
 ])  # fmt: skip
-def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, capsys):
+def test_a_run_with_other_settings_is_not_resumed(stored, arguments, jax, said, capsys):
     _, _, before = stored("--pairs=first")
     status, measured, after = stored("--resume", "--pairs=last", *arguments, jax=jax)
     assert (status, measured, after) == (1, [], before)
@@ -113,9 +113,9 @@ def test_a_run_of_something_else_is_not_continued(stored, arguments, jax, said, 
     (["--pairs=t6"], "no pair 't6'; there are tatoeba_en_de, stories, planted_t5, planted_decoder"),
     (["--batches=2"], "no batch size '2'; there are 1, 8, 32"),
     (["--turns=0"], "turns"),
-    (["--markdown=a.json"], "holds no run of make bench-peers (format 1)"),
+    (["--markdown=a.json"], "does not hold a run of make bench-peers (format 1)"),
 ])  # fmt: skip
-def test_a_wrong_argument_is_named(arguments, said, capsys, monkeypatch, tmp_path):
+def test_the_error_names_a_wrong_argument(arguments, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text('{"format": 0}')
     assert command.main(arguments) == 1

@@ -31,7 +31,7 @@ def _random(config):
 
 
 @pytest.mark.parametrize("config", [*T5S.values(), LLAMA, dataclasses.replace(LLAMA, tied=True)])
-def test_configuration_and_weights_come_back(config, tmp_path):
+def test_configuration_and_weights_are_read_back_unchanged(config, tmp_path):
     flat = _random(config)
     exporting.write(config, flat, tmp_path)
     config_read, weights = exporting.read(tmp_path)
@@ -41,8 +41,8 @@ def test_configuration_and_weights_come_back(config, tmp_path):
         np.testing.assert_array_equal(weights[name], values, err_msg=name)
 
 
-def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
-    """Rotation pairs other coordinates, and the logits stay the same."""
+def test_rotary_pairs_are_reordered_to_halves_of_a_head(tmp_path):
+    """Checks that the logits stay the same although the rotation pairs other coordinates."""
     theirs = dataclasses.replace(LLAMA, rope_pairs="adjacent")
     flat = _random(theirs)
     exporting.write(theirs, flat, tmp_path)
@@ -57,13 +57,13 @@ def test_pairs_of_neighbours_become_halves_of_a_head(tmp_path):
     assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
 
 
-def test_another_family_is_refused(tmp_path):
+def test_another_model_family_is_rejected(tmp_path):
     biased = dataclasses.replace(LLAMA, qkv_bias=True)
-    with pytest.raises(ValueError, match="is no plain Llama, and no other decoder-only family is exported"):
+    with pytest.raises(ValueError, match="is not a plain Llama, the only decoder-only family that can be exported"):
         exporting.write(biased, _random(biased), tmp_path)
 
 
-def test_a_t5_is_read_back_as_the_model_that_was_written(tmp_path):
+def test_a_t5_is_read_back_unchanged(tmp_path):
     config = T5S["t5"]
     flat = _random(config)
     exporting.write(config, flat, tmp_path)

@@ -37,7 +37,7 @@ class Fake:
         return {"seconds": [self.seconds] * len(request["batches"]), "tokens": tokens}
 
 
-def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
+def test_times_are_measured_in_turns_relative_to_our_plain_decoding(monkeypatch):
     monkeypatch.setattr(contenders, "BLOCKS", (3,))
     monkeypatch.setattr(contenders, "HELD", {})
     monkeypatch.setattr(measuring, "SETTLE", 0.0)
@@ -46,16 +46,16 @@ def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     lines = []
     measured = measuring.measure(workers, PREPARED, settings, lines.append)
     assert lines == [
-        "made, batch 1: 18 settings once", "made, batch 1: 16 settings, 3 turns",
-        "made, batch 8: 4 settings once", "made, batch 8: 4 settings, 2 turns",
+        "made, batch 1: 18 settings, first run", "made, batch 1: 16 settings, 3 turns",
+        "made, batch 8: 4 settings, first run", "made, batch 8: 4 settings, 2 turns",
     ]  # fmt: skip
     plain, lossless = [row for row in measured["rows"] if row["library"] == "ours" and row["batch"] == 1]
     assert plain["kind"] == PLAIN and lossless["kind"] == LOSSLESS
     assert plain["ms_per_token"]["value"] == pytest.approx(200.0)  # two calls of 0.6 s for six tokens
     assert plain["turns"] == 3 and plain["equal_outputs"] == 1.0 and plain["gap"] is None
     theirs = [row for row in measured["rows"] if row["library"] == "transformers 5" and row["batch"] == 1]
-    # as released and mended where a draft is uneven, in two types of weights
-    assert [row["label"] for row in theirs][:3] == ["plain", "assisted, 3", "assisted, 3, mended"]
+    # as released and patched where a draft is uneven, in two types of weights
+    assert [row["label"] for row in theirs][:3] == ["plain", "assisted, 3", "assisted, 3, patched"]
     assert len(theirs) == 2 * 7
     assert theirs[0]["ratio"]["value"] == pytest.approx(2.0)
     assert theirs[0]["equal_outputs"] == 0.0 and theirs[0]["equal_tokens"] == pytest.approx(1 / 3)
@@ -67,7 +67,7 @@ def test_a_pair_is_measured_in_turns_against_ours_plain(monkeypatch):
     assert {(row["label"], row["reason"]) for row in measured["left_out"]} == {("prompt lookup", "IndexError: no")}
 
 
-def test_where_outputs_part_our_logits_are_asked_about_the_two_tokens():
+def test_the_logit_gap_is_computed_at_the_first_different_token():
     ours = Fake(1.0)
     comparison = measuring.compare(ours, [[5], [6], [7]], [[1, 2, 3], [4, 5, 6], [7, 8]], [[1, 2, 3], [4, 9, 9], [7]])
     ((op, request),) = ours.asked
@@ -75,12 +75,12 @@ def test_where_outputs_part_our_logits_are_asked_about_the_two_tokens():
     assert comparison == {"equal_outputs": pytest.approx(1 / 3), "equal_tokens": pytest.approx(5 / 8), "gap": 0.0}
 
 
-def test_an_output_that_ends_early_is_no_tie():
+def test_an_output_that_ends_early_does_not_count_as_a_tie():
     comparison = measuring.compare(Fake(1.0), [[5]], [[1, 2, 3]], [[1, 2]])
     assert comparison == {"equal_outputs": 0.0, "equal_tokens": pytest.approx(2 / 3), "gap": None}
 
 
-def test_turns_go_forwards_and_backwards():
+def test_the_order_of_turns_alternates():
     names = ("a", "b")
     chosen = [Contender(library=n, weights="float32", kind=PLAIN, label=PLAIN, options={}) for n in names]
     order = []
@@ -98,7 +98,7 @@ def test_turns_go_forwards_and_backwards():
     np.testing.assert_array_equal(seconds[chosen[1]], [2.0, 2.0, 2.0])
 
 
-def test_of_each_rule_the_point_with_fewest_calls_that_keeps_the_quality():
+def test_the_best_lossy_point_has_the_fewest_calls_at_the_kept_quality():
     def point(rule, alpha, quality, calls):
         return {"rule": rule, "alpha": alpha, "quality": quality, "tokens_per_call": calls}
 
@@ -122,20 +122,20 @@ def test_our_weights_in_other_types_are_compared_with_float32():
     assert kept == [("float32", 1.0, 1.0), ("float16", 0.5, 0.75), ("int8", 0.5, 0.75)]
 
 
-def test_settings_of_each_library():
+def test_each_library_has_its_settings():
     def labels(name, family="llama", uneven=(False, False)):
         return [c.label for c in contenders.contenders([name], family, uneven)]
 
     assert labels("llama.cpp", "t5") == []
     assert len(labels("llama.cpp")) == 6 and len(labels("CTranslate2", "t5")) == 4
-    plain = ["plain", "assisted, 3", "assisted, 5", "assisted, its own schedule", "prompt lookup"]
+    plain = ["plain", "assisted, 3", "assisted, 5", "assisted, default schedule", "prompt lookup"]
     assert labels("transformers 4") == 2 * plain
     five = labels("transformers 5", "t5", (True, True))
-    assert five[:5] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, target mended", "assisted, 3, mended"]
+    assert five[:5] == ["plain", "plain, patched", "assisted, 3", "assisted, 3, target patched", "assisted, 3, patched"]
     settings = contenders.contenders(["transformers 5"], "t5", (True, True))
     assert [c.options["mended"] for c in settings[:5]] == [[], ["target"], [], ["target"], ["target", "draft"]]
     four = labels("transformers 4", "t5", (True, True))
-    assert four[:4] == ["plain", "plain, mended", "assisted, 3", "assisted, 3, mended"]
-    assert "prompt lookup, mended" not in four
+    assert four[:4] == ["plain", "plain, patched", "assisted, 3", "assisted, 3, patched"]
+    assert "prompt lookup, patched" not in four
     assert {c.largest_batch for c in settings if c.options["mode"] != "plain"} == {1}
     assert dataclasses.replace(settings[0]) in settings

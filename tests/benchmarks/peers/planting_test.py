@@ -27,7 +27,7 @@ PAIRS = {
 }
 
 
-def test_a_token_follows_every_other_in_one_cycle():
+def test_the_planted_successors_form_one_cycle():
     after = planting.successors(SIZE, seed=0)
     seen, token = set(), 5
     while token not in seen:
@@ -37,7 +37,7 @@ def test_a_token_follows_every_other_in_one_cycle():
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.55, 0.8, 1.0])
-def test_a_draft_goes_astray_at_the_set_share_everywhere(acceptance):
+def test_a_draft_differs_at_the_planted_rate_everywhere(acceptance):
     after = planting.successors(SIZE, seed=0)
     draft = planting.astray(after, acceptance, seed=1)
     assert sorted(draft) == list(range(SIZE))
@@ -60,9 +60,9 @@ def test_the_engine_accepts_at_the_planted_rate_and_writes_the_planted_tokens(ki
     assert out.stats["acceptance_rate"] == pytest.approx(0.8, abs=0.04)
 
 
-def test_what_cannot_be_planted_is_refused():
+def test_invalid_planted_pairs_are_rejected():
     after = planting.successors(SIZE, seed=0)
-    with pytest.raises(ValueError, match=r"acceptance=1.2 is no share: give a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"acceptance=1.2 is not a rate: give a number from 0 to 1"):
         planting.astray(after, 1.2, seed=0)
     with pytest.raises(ValueError, match="give tied=False"):
         planting.t5(T5Config(SIZE, SIZE, 16, 2, 8, 16, 1, 1, tied=True), after, seed=0)
@@ -82,7 +82,7 @@ def told(tmp_path):
 
 @pytest.mark.tools
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_both_models_are_held_in_what_was_asked_for_and_write_the_planted_tokens(told, dtype, monkeypatch):
+def test_models_in_every_dtype_write_the_planted_tokens(told, dtype, monkeypatch):
     pair, prompts, wanted = told
     load, loaded = sc.Pair.load, []
     monkeypatch.setattr(sc.Pair, "load", lambda *paths, **more: loaded.append(load(*paths, **more)) or loaded[-1])

@@ -47,13 +47,13 @@ def worker(tmp_path):
     started.close()
 
 
-def test_a_worker_answers_and_its_own_output_goes_to_the_log(worker):
+def test_a_worker_answers_and_its_output_goes_to_the_log(worker):
     assert worker.ask("versions") == {"counting": "1.0"}
     assert "a library greets on stdout" in worker.log.read_text()
     assert worker.ask("double", given={"number": 21}) == 42
 
 
-def test_outputs_of_all_batches_come_in_order_and_end_with_their_stop(worker):
+def test_outputs_of_all_batches_are_in_order_and_end_at_the_stop_id(worker):
     answer = worker.ask("run", options={}, batches=[[[1, 2], [4]], [[9]]])
     assert answer["tokens"] == [[3, 4, 5, 6], [5, 6, 7], [10, 11, 12, 13]]
     assert len(answer["seconds"]) == 2 and all(second >= 0 for second in answer["seconds"])
@@ -71,24 +71,24 @@ def test_only_the_library_is_timed():
     assert answer == {"seconds": [3, 3], "tokens": [[1], [2]]}
 
 
-def test_an_error_is_an_answer_and_the_worker_goes_on(worker):
+def test_a_worker_reports_an_error_and_continues(worker):
     with pytest.raises(WorkerError, match="^ValueError: it can't$"):
         worker.ask("run", options={"fails": True}, batches=[[[1]]])
     assert worker.ask("run", options={}, batches=[[[1]]])["tokens"] == [[2, 3, 4, 5]]
 
 
-def test_a_death_is_told_with_its_status_and_last_words(worker):
+def test_the_error_for_a_dead_worker_has_its_status_and_last_output(worker):
     with pytest.raises(WorkerError, match="the process ended with status 3: killed by itself"):
         worker.ask("run", options={"dies": True}, batches=[[[1]]])
     with pytest.raises(WorkerError, match="status 3"):
         worker.ask("versions")
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path):
+def test_a_missing_interpreter_raises_an_error(tmp_path):
     with pytest.raises(WorkerError, match="nothing/python"):
         Worker([str(tmp_path / "nothing/python")], tmp_path / "log")
 
 
 @pytest.mark.parametrize(("row", "wanted"), [([1, 2, 3], [1, 2]), ([3, 1], [3, 1]), ([2], [2]), ([], [])])
-def test_a_row_ends_with_its_first_stop(row, wanted):
+def test_a_row_ends_at_its_first_stop_id(row, wanted):
     assert protocol.cut(row, [2]) == wanted

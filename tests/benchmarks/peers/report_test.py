@@ -1,4 +1,4 @@
-"""Tests of the tables that are made of rows."""
+"""Tests of the tables of a comparison with other libraries."""
 
 from benchmarks.peers import report
 from benchmarks.peers.contenders import LOSSLESS, LOSSY, PLAIN
@@ -32,7 +32,7 @@ RECORD = {
 }  # fmt: skip
 
 
-def test_the_summary_has_the_fastest_of_each_kind():
+def test_the_summary_shows_the_fastest_setting_of_each_kind():
     grid = report.summary({"made": PAIR})
     assert grid.header == ["library, weights, kind", "made (77 M, draft 9 M)"]
     assert grid.rows == [
@@ -44,9 +44,9 @@ def test_the_summary_has_the_fastest_of_each_kind():
     assert grid.bold == {(3 - 1, 1)}
 
 
-def test_a_pairs_table_has_a_line_per_setting_and_columns_per_batch():
+def test_a_pairs_table_has_a_row_per_setting_and_columns_per_batch_size():
     grid = report.settings("made", PAIR)
-    columns = ["× ours plain", "tokens as ours"]
+    columns = ["/ ours, plain", "tokens equal to ours"]
     assert grid.header[3:] == ["batch 1: ms / token", *columns, "batch 8: ms / token", *columns]
     lines = {tuple(line[:3]): line[3:] for line in grid.rows}
     assert lines["ours", "float32", "plain"] == ["2.00 (1.00 to 4.00)", "1.00", "100.0%", *["–"] * 3]
@@ -55,19 +55,19 @@ def test_a_pairs_table_has_a_line_per_setting_and_columns_per_batch():
     assert grid.bold == {(3, 3), (4, 6)}
     assert grid.notes == [
         "transformers 5 fails (IndexError: no): a; b",
-        "transformers 5, float32: at least 75% of outputs whole as ours; where they part our logits differed by 0.062 "
-        "at most",
+        "transformers 5, float32: at least 75% of outputs equal ours; at the first difference our logits of the two "
+        "tokens differ by at most 0.062",
     ]
 
 
-def test_the_lossy_point_that_was_timed_is_bold():
+def test_the_timed_lossy_point_is_bold():
     grid = report.quality("made", PAIR)
     assert grid.rows == [["the target alone", "–", "40.00", "1.00"], ["opt", "0.2", "39.90", "4.00"],
                          ["opt", "0.3", "38.90", "5.00"]]  # fmt: skip
     assert grid.bold == {(1, 0)}
 
 
-def test_a_page_says_what_ran_where():
+def test_a_page_names_machine_versions_and_turns():
     page = report.markdown(RECORD)
     assert "a processor, 2 CPUs, Linux; transformers 4.1 and 5.2, torch 2" in page
     assert "the median of 3 turns" in page

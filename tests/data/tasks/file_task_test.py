@@ -1,4 +1,4 @@
-"""Tasks from the user's own files: every form, few-shot pools, lengths, errors that name place and remedy."""
+"""Tasks from the user's own files: every format, few-shot pools, lengths, errors that name line and remedy."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ def quoted(text):
 
 
 def write(folder, form):
-    """Writes the rows as a file of a form; forms without quotes get no row with a line break."""
+    """Writes the rows as a file of a format; formats without quotes get no row with a line break."""
     path = folder / f"mine{form}"
     if "jsonl" in form:
         text = "".join(json.dumps({"source": s, "reference": r, "number": n}) + "\n" for n, (s, r) in enumerate(ROWS))
@@ -32,7 +32,7 @@ def write(folder, form):
 
 
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".csv.gz", ".tsv.gz", ".jsonl.gz"])
-def test_every_form_is_read_and_named_by_its_path(tmp_path, form):
+def test_every_file_format_is_read_and_the_task_is_named_by_its_path(tmp_path, form):
     path = write(tmp_path, form)
     assert is_file(str(path))
     task = get_task(str(path))
@@ -41,7 +41,7 @@ def test_every_form_is_read_and_named_by_its_path(tmp_path, form):
     assert pairs == ROWS[: len(pairs)] and len(pairs) == (2 if "tsv" in form else 3)
 
 
-def test_columns_templates_and_marks_of_spreadsheets(tmp_path):
+def test_columns_templates_and_byte_order_marks_are_read(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("\ufeffquestion,topic,answer\nHow many?,sums,4\n".encode())
     task = FileTask(path=path, source="question", reference="answer", template="{topic}: {source} {{now}}")
@@ -49,7 +49,7 @@ def test_columns_templates_and_marks_of_spreadsheets(tmp_path):
     assert task.build_prompt(example) == "sums: How many? {now}" and example.reference == "4"
 
 
-def test_files_without_a_header_have_numbered_columns(tmp_path):
+def test_columns_of_files_without_a_header_are_numbered(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("eins\tone\nzwei\ttwo\n")
     task = FileTask(path=path, source=1, reference=0)
@@ -58,7 +58,7 @@ def test_files_without_a_header_have_numbered_columns(tmp_path):
     assert first.source == "eins: one"
 
 
-def test_fields_may_hold_several_references_and_never_nothing(tmp_path):
+def test_a_field_may_hold_several_references_but_not_none(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"source": "a", "reference": ["b", "c"]}) + "\n")
     (example,) = get_task(str(path)).load()
@@ -69,7 +69,7 @@ def test_fields_may_hold_several_references_and_never_nothing(tmp_path):
             get_task(str(path)).load()
 
 
-def test_exemplars_stand_before_and_are_not_evaluated(tmp_path):
+def test_exemplars_precede_the_question_and_are_not_evaluated(tmp_path):
     pool, path = tmp_path / "pool.csv", tmp_path / "a.csv"
     pool.write_text("source,reference\n1+1,2\n2+2,4\n3+3,6\n")
     path.write_text("source,reference\n2+2,4\n5+5,10\n")
@@ -92,34 +92,34 @@ def test_shuffled_files_keep_their_ids(tmp_path):
 @pytest.mark.parametrize(("text", "more", "said"), [
     ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
     ("source;reference\na;b\n", {}, r"the first line names the columns, separated by commas"),
-    ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, the first line 2"),
-    ('source,reference\n"a,b\n', {}, r"a.csv:2 is no .csv"),
-    ("source,reference\na,b\n", {"template": "{other}"}, r"template='\{other\}' has 'other': columns are source"),
+    ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, but the first line has 2"),
+    ('source,reference\n"a,b\n', {}, r"a.csv:2 is not valid .csv"),
+    ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),
     ("source,reference\n ,b\n", {}, r"row 0 gives an empty prompt"),
     ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),
     ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*give pool"),
-    ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is neither"),
+    ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is unknown"),
     ("source,reference\na,b\n", {"max_input_length": 0}, r"max_input_length=0"),
     ("source,reference\na,b\n", {"metrics": "bleu"}, r"metrics"),
 ])  # fmt: skip
-def test_slips_are_named(tmp_path, text, more, said):
+def test_wrong_files_and_settings_raise_errors_that_name_them(tmp_path, text, more, said):
     path = tmp_path / "a.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         FileTask(path=path, **more).load()
 
 
-def test_missing_and_strange_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.csv: there is no such file, here or in"):
+def test_missing_and_unsupported_files_are_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.csv does not exist, neither here nor in"):
         get_task(str(tmp_path / "nowhere.csv")).load()
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"a.xlsx is none of .tsv, .csv, .jsonl"):
+    with pytest.raises(ValueError, match=r"a.xlsx is neither a file that ends in .tsv, .csv, .jsonl"):
         FileTask(path=tmp_path / "a.xlsx").load()
-    with pytest.raises(ValueError, match=r"a file of yours is a path that ends in"):
+    with pytest.raises(ValueError, match=r"for your own file give a path that ends in"):
         get_task("no_such_task")
 
 
-def test_folders_that_datasets_saved(tmp_path, monkeypatch):
+def test_folders_saved_by_datasets_are_read(tmp_path, monkeypatch):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     rows = {"train": [{"source": "a", "reference": "b"}], "test": [{"source": "c", "reference": "d"}]}
     fake = types.SimpleNamespace(load_from_disk=lambda path: rows)
@@ -131,7 +131,7 @@ def test_folders_that_datasets_saved(tmp_path, monkeypatch):
     assert [example.source for example in task.load("test")] == ["c"]
     assert get_task(str(tmp_path)) == FileTask(path=str(tmp_path))
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match="unknown task .*the folder, './folder', of a data set that datasets saved"):
+    with pytest.raises(ValueError, match="unknown task .*for a data set saved by datasets its folder './folder'"):
         get_task(str(tmp_path / "other"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):

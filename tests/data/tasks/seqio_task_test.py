@@ -32,7 +32,7 @@ def point(task: SeqioTask) -> Point:
     ("xsum", "summarize: ", 1024, 64, ("rouge2", "rouge1", "rougeL")),
     ("cnn_dailymail", "summarize: ", 2048, 128, ("rouge2", "rouge1", "rougeL")),
 ])  # fmt: skip
-def test_the_rows_are_set_up_as_in_paper_1(name, prefix, longest_in, longest_out, metrics):
+def test_tasks_have_the_settings_of_narasimhan_et_al(name, prefix, longest_in, longest_out, metrics):
     task = get_task(name)
     assert (task.prefix, task.max_input_length, task.max_output_length) == (prefix, longest_in, longest_out)
     assert task.metrics == metrics and task.splits[0] == "validation"
@@ -57,7 +57,7 @@ print(json.dumps([lengths, sorted({"seqio", "tensorflow", "tensorflow_datasets",
 """
 
 
-def test_nothing_is_imported_to_read_every_task_file():
+def test_reading_task_files_imports_no_optional_library():
     holes = {"name": "theirs", "module": "no.such.module", "max_input_length": 32, "max_output_length": 8}
     lengths, imported = new_process.answer(RESOLVE, json.dumps(holes))
     assert lengths.items() >= {"wmt14_en_de": 80, "xsum": 64, "cnn_dailymail": 128, "seqio": 8}.items()
@@ -73,29 +73,29 @@ def test_without_seqio_the_error_says_how_to_install_it(task, monkeypatch):
         get_task(task).load(limit=1)
 
 
-def test_an_unknown_name_says_how_seqios_are_named():
-    with pytest.raises(ValueError, match=r"unknown task 'cnn_dm'.*TASKS; .*is a SeqioTask \(gin/tasks/seqio.gin\)"):
+def test_the_error_for_an_unknown_task_explains_how_to_name_a_seqio_task():
+    with pytest.raises(ValueError, match=r"unknown task 'cnn_dm'.*TASKS; .*seqio a SeqioTask \(gin/tasks/seqio.gin\)"):
         get_task("cnn_dm")
 
 
-def test_a_task_of_seqios_is_a_value():
+def test_seqio_tasks_with_equal_settings_are_equal():
     assert own_task(splits=["test"], metrics=["rouge1"]) == own_task(splits=("test",), metrics=("rouge1",))
     assert hash(own_task()) == hash(own_task()) and own_task() != own_task(module="their.tasks")
     assert get_task(own_task()) == own_task()
 
 
 @pytest.mark.parametrize("field", ["splits", "metrics"])
-def test_one_string_is_no_tuple_of_them(field):
+def test_a_string_in_place_of_a_tuple_is_rejected(field):
     with pytest.raises(ValueError, match=rf"{field}='test' is one value.*write \('test',\)"):
         own_task(**{field: "test"})
 
 
-def test_lengths_are_never_guessed():
+def test_lengths_have_no_default():
     with pytest.raises(TypeError, match="max_input_length"):
         SeqioTask(name="theirs", max_output_length=8)
 
 
-def test_a_record_writes_the_task_down_and_runs_again(monkeypatch):
+def test_a_record_stores_the_task_and_can_be_run_again(monkeypatch):
     task = own_task(module="their.tasks", splits=("dev",), metrics=("rouge1", "bleu"), prefix="say: ", registered="x")
     gin.clear_config()
     gin_flags.parse_gin([], point(task).configuration().splitlines())
@@ -113,7 +113,7 @@ def test_a_record_writes_the_task_down_and_runs_again(monkeypatch):
     assert again[0].coordinates()["task"] == "theirs"
 
 
-def test_a_point_is_refused_for_a_split_the_task_does_not_name():
+def test_a_point_with_an_unknown_split_is_rejected():
     wrong = point(own_task(splits=("dev",))).evaluation
     with pytest.raises(ValueError, match="task theirs has no split 'test'; its splits: dev"):
         validate(Point(**vars(point(own_task())) | {"evaluation": Evaluation(**vars(wrong) | {"split": "test"})}))
@@ -166,7 +166,7 @@ IDS = np.array([5, 6], np.int32)
     ({"inputs": IDS, "targets": IDS}, "5 6", "5 6"),
     ({"inputs": IDS, "targets": b"Wort"}, "5 6", "Wort"),
 ])  # fmt: skip
-def test_texts_come_before_tokens(register, features, source, reference):
+def test_texts_are_preferred_to_tokens(register, features, source, reference):
     provider = register(**features)
     task = own_task()
     assert task.load("test", 3) == [table.Example(number, source, reference) for number in range(3)]
@@ -190,16 +190,16 @@ ASK = {"inputs": b"say: a", "targets": b"b"}
     (ASK, {"module": "no.such"}, ImportError, "module 'no.such', which should register theirs, cannot be imported"),
     (ASK, {"splits": ("train",)}, ValueError, "theirs has no split 'train'; its splits: dev, test"),
     (ASK, {"prefix": "ask: "}, ValueError, "example 0 of seqio's theirs begins with 'say: a', not with .*'ask: '"),
-    ({"targets": b"b"}, {}, ValueError, "no feature 'inputs' in targets"),
-    ({"inputs": b"a", "targets": np.float32(0.5)}, {}, ValueError, "feature 'targets' is no text"),
+    ({"targets": b"b"}, {}, ValueError, "feature 'inputs' is missing in targets"),
+    ({"inputs": b"a", "targets": np.float32(0.5)}, {}, ValueError, "feature 'targets' is not text"),
 ])  # fmt: skip
-def test_what_seqio_does_not_have_is_named_with_the_remedy(register, features, changes, error, message):
+def test_errors_name_what_seqio_lacks_and_the_remedy(register, features, changes, error, message):
     register(**features)
     with pytest.raises(error, match=message):
         own_task(**{"splits": ("test",), **changes}).load(limit=1)
 
 
-def test_inputs_may_be_longer_than_a_pairs_own_limit(register, tmp_path):
+def test_a_tasks_input_length_may_exceed_the_pairs_limit(register, tmp_path):
     register(inputs=b"a cold day " * 600, targets=b"b")
     source = ModelPair(name=str(tiny_pair.write(tmp_path)))
     task = own_task(max_input_length=2048, splits=("test",))
@@ -207,6 +207,6 @@ def test_inputs_may_be_longer_than_a_pairs_own_limit(register, tmp_path):
     assert np.count_nonzero(loaded.prepare(point(task), np.array([0])).args[0].encoder_tokens) == 2048
 
 
-def test_a_misspelt_metric_is_refused_before_anything_is_loaded():
+def test_an_unknown_metric_is_rejected_before_loading():
     with pytest.raises(ValueError, match="unknown metric 'rogue2'; did you mean"):
         Session(ModelPair(name="no/such/pair"), Evaluation(task=own_task(metrics=("rogue2",))))

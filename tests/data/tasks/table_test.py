@@ -22,7 +22,7 @@ def sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])\s+", text)
 
 
-def test_tiny_translation_keeps_its_promises():
+def test_tiny_translation_is_as_documented():
     examples = table.get_task("tiny_translation").load()
     assert [example.id for example in examples] == list(range(200))
     assert table.get_task("tiny_translation").load("test", 1000) == examples  # with a limit beyond the end
@@ -34,7 +34,7 @@ def test_tiny_translation_keeps_its_promises():
 
 
 @pytest.mark.parametrize("side", ["source", "reference"])
-def test_tiny_translation_repeats_no_sentence(side):
+def test_tiny_translation_contains_no_sentence_twice(side):
     texts = [getattr(example, side) for example in table.get_task("tiny_translation").load()]
     counts = collections.Counter(sentence for text in texts for sentence in sentences(text))
     assert [sentence for sentence, count in counts.items() if count > 1] == []
@@ -47,7 +47,7 @@ def test_tiny_translation_is_not_in_the_training_data():
 
 
 @pytest.mark.parametrize("name", table.TASKS)
-def test_every_task_is_whole(name):
+def test_every_task_has_its_name_and_known_metrics(name):
     task = table.TASKS[name]
     assert task.name == name and task.main_metric in task.metrics
     assert all(metric in quality.METRICS for metric in task.metrics)
@@ -61,19 +61,19 @@ def test_every_task_is_whole(name):
     ("xsum_few_shot", "test", 496), ("wmt22_few_shot", "test", 1027), ("cnn_dailymail_few_shot", "test", 96),
     ("dialogsum", "validation", 500),
 ])  # fmt: skip
-def test_sizes_and_ids(name, split, count):
+def test_tasks_have_known_sizes_and_unique_ids(name, split, count):
     examples = load_or_skip(name, split)
     assert len(examples) == len({example.id for example in examples}) == count
     assert all(example.source and example.reference for example in examples)
 
 
 @pytest.mark.parametrize("name", ["tatoeba", "tatoeba_joined", "wmt22"])
-def test_a_limit_is_the_beginning_of_one_fixed_order(name):
+def test_a_limit_returns_the_beginning_of_one_fixed_order(name):
     split = table.get_task(name).splits[0]
     assert load_or_skip(name, split, 20) == load_or_skip(name, split)[:20]
 
 
-def test_the_beginning_of_tatoeba_is_not_its_shortest_sentences():
+def test_the_first_examples_of_tatoeba_are_not_its_shortest_sentences():
     first = [len(example.source) for example in load_or_skip("tatoeba", "validation", 200)]
     everything = [len(example.source) for example in load_or_skip("tatoeba", "validation")]
     assert abs(np.mean(first) - np.mean(everything)) < 0.1 * np.mean(everything)
@@ -85,14 +85,14 @@ def test_joined_tatoeba_uses_every_pair_once():
     assert collections.Counter(joined.split()) == collections.Counter(pairs.split())
 
 
-def test_the_joined_validation_examples_are_the_ones_of_every_record():
-    """The joining is part of the task: another order of draws would make old results incomparable."""
+def test_the_joined_validation_examples_never_change():
+    """Compares their hash: another order of draws would make old results incomparable."""
     examples = load_or_skip("tatoeba_joined", "validation")
     text = "\n".join(f"{example.source}\t{example.reference}" for example in examples)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "17960177ca8dc8c4"
 
 
-def test_prompt_and_postprocessing():
+def test_prompts_are_built_and_outputs_are_postprocessed():
     example = table.Example(0, "Hello.", "Hallo.")
     for prefix in ("", "translate: "):
         task = table.Task(name="x", splits=("test",), read=lambda _: [example], prefix=prefix)
@@ -104,12 +104,12 @@ def test_prompt_and_postprocessing():
     ("tiny_translation", ("test", -3), "limit=-3: give at least 1"),
     ("tatoeba", ("dev",), "task tatoeba has no split 'dev'; its splits: validation, train"),
     ("multi30", (), "unknown task 'multi30': did you mean multi30k.*speccascade_jax.data.tasks.table.TASKS"),
-    ("tatoeba:3", (), "task tatoeba has no exemplars; write 'tatoeba' without :3"),
-    ("gsm8k:-1", (), "'-1' is no number of exemplars; write for instance gsm8k:4"),
-    ("gsm8k:", (), "'' is no number of exemplars"),
+    ("tatoeba:3", (), "task tatoeba shows no exemplars; write 'tatoeba' without :3"),
+    ("gsm8k:-1", (), "'-1' is not a number of exemplars; write for example gsm8k:4"),
+    ("gsm8k:", (), "'' is not a number of exemplars"),
     ("gms8k:3", (), "unknown task 'gms8k': did you mean gsm8k"),
 ])  # fmt: skip
-def test_what_a_task_does_not_have_is_refused(name, asked, said):
+def test_unknown_tasks_splits_and_limits_are_rejected(name, asked, said):
     with pytest.raises(ValueError, match=said):
         table.get_task(name).load(*asked)
 
@@ -135,7 +135,7 @@ def spelt(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def test_a_prompt_is_header_exemplars_and_the_question():
+def test_a_prompt_consists_of_header_exemplars_and_question():
     template = Template(question="Q {question}\nA", answer=" {answer}.", separator="\n--\n", header="On {group}:")
     record = Record(id=9, question="why {not}?", group="tea")
     prompt = template.prompt(RECORDS[:2], record)
@@ -143,7 +143,7 @@ def test_a_prompt_is_header_exemplars_and_the_question():
 
 
 @pytest.mark.parametrize("shots", [0, 1, 3])
-def test_the_pool_is_kept_out_whatever_the_number_of_exemplars(shots):
+def test_the_pool_is_never_evaluated_for_any_number_of_exemplars(shots):
     examples = toy(shots=shots).load()
     assert [example.id for example in examples] == [3, 4, 5]
     assert examples[0].source.count("Answer: answer") == shots
@@ -151,12 +151,12 @@ def test_the_pool_is_kept_out_whatever_the_number_of_exemplars(shots):
     assert examples[0].reference == "answer 3"
 
 
-def test_a_question_that_differs_from_an_exemplar_in_case_and_spaces_is_the_same():
+def test_a_question_that_equals_an_exemplar_up_to_case_and_spaces_is_excluded():
     again = [Record(id=7, question=" QUESTION\n2 "), Record(id=8, question="question 22")]
     assert [example.id for example in toy(records=lambda _: again).load()] == [8]
 
 
-def test_exemplars_are_of_the_questions_group():
+def test_exemplars_belong_to_the_questions_group():
     pool = [Record(id=n, question=f"{group} {n}", answer="x", group=group) for n in range(3) for group in ("a", "b")]
     asked = [Record(id=10, question="new", group="b")]
     (example,) = toy(pool=lambda: pool, records=lambda _: asked).load()
@@ -178,7 +178,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning():
     assert table.get_task("tatoeba").cut([1, 2, 3, 4], 3) == [1, 2, 3]
 
 
-def test_another_number_of_exemplars_is_another_task_of_another_name(monkeypatch):
+def test_another_number_of_exemplars_gives_a_task_with_another_name(monkeypatch):
     monkeypatch.setitem(table.TASKS, "toy", toy())
     changed = table.get_task("toy:3")
     assert (changed.name, changed.shots) == ("toy:3", 3)
@@ -187,12 +187,12 @@ def test_another_number_of_exemplars_is_another_task_of_another_name(monkeypatch
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"shots": 4}, "task toy has 3 exemplars, not the 4 asked for; ask for fewer"),
+    ({"shots": 4}, "task toy has 3 exemplars, but shots=4; lower shots"),
     ({"shots": 1, "records": lambda _: [Record(id=9, question="new", group="tea")]},
-     "has 0 exemplars of tea, not the 1"),
+     "has 0 exemplars of tea, but shots=1"),
     ({"shots": -1}, "shots=-1"), ({"stop_strings": "x"}, r"\('x',\)"),
 ])  # fmt: skip
-def test_rows_without_meaning_are_refused(changes, message):
+def test_invalid_few_shot_tasks_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         toy(**changes).load()
 
@@ -222,13 +222,13 @@ def test_the_references_themselves_score_100(name):
 
 
 @pytest.mark.parametrize("name", ["squad2", "mmlu", "wmt22_few_shot"])
-def test_the_beginning_comes_from_the_whole_file(name):
-    """Neighbours in the file share a paragraph, a subject or a document."""
+def test_the_first_examples_come_from_the_whole_file(name):
+    """Checks that ids are spread, because neighbours in a file share a paragraph, a subject or a document."""
     ids = [example.id for example in load_or_skip(name, table.get_task(name).splits[0])]
     assert min(ids[:40]) < 0.2 * max(ids) and max(ids[:40]) > 0.8 * max(ids)
 
 
-def test_mmlu_shows_exemplars_of_the_subject_it_asks_about():
+def test_mmlu_shows_exemplars_of_the_questions_subject():
     task, examples = ROWS["mmlu"], load_or_skip("mmlu", "test", 20)
     questions = {exemplar.question: exemplar.group for exemplar in task.pool()}
     for example in examples:
@@ -237,7 +237,7 @@ def test_mmlu_shows_exemplars_of_the_subject_it_asks_about():
         assert f"questions about {subject}," in example.source
 
 
-def test_squad_shows_questions_with_and_without_answers_about_paragraphs_of_their_own():
+def test_squad_exemplars_have_paragraphs_that_are_not_evaluated():
     examples = load_or_skip("squad2", "validation")
     shown = [*ROWS["squad2"].pool()][: ROWS["squad2"].shots]
     assert [exemplar.answer == answers.UNANSWERABLE for exemplar in shown] == [False, True, False, True]
@@ -247,7 +247,7 @@ def test_squad_shows_questions_with_and_without_answers_about_paragraphs_of_thei
     assert (answers.UNANSWERABLE,) in {example.reference for example in examples}
 
 
-def test_every_solution_of_gsm8k_ends_with_its_number_and_without_calculator_marks():
+def test_gsm8k_solutions_end_with_the_number_and_have_no_calculator_marks():
     load_or_skip("gsm8k", "test", 1)
     records = [*ROWS["gsm8k"].records("test"), *ROWS["gsm8k"].pool()]
     for record in records:
@@ -255,20 +255,20 @@ def test_every_solution_of_gsm8k_ends_with_its_number_and_without_calculator_mar
     assert answers.last_number(records[0].reference) == Decimal(18)
 
 
-def test_mbpp_shows_the_published_three():
+def test_mbpp_shows_the_three_published_exemplars():
     load_or_skip("mbpp", "test", 1)
     pool = [exemplar.id for exemplar in ROWS["mbpp"].pool()]
     assert pool[: ROWS["mbpp"].shots] == [2, 3, 4] and len(pool) == 10
     assert ROWS["mbpp"].postprocess("def f():\n    return 1\n[DONE]\nmore") == "def f():\n    return 1"
 
 
-def test_what_goes_on_inside_a_function_keeps_its_indent_and_ends_with_it():
+def test_a_function_body_keeps_its_indent_and_ends_before_the_next_function():
     written = "    if x:\n        return 1\n    return 2\n\n\ndef other():\n    pass"
     assert ROWS["humaneval"].postprocess(written) == "    if x:\n        return 1\n    return 2"
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
-def test_programs_of_the_data_sets_own_solutions_pass(name):
+def test_reference_solutions_pass_their_tests(name):
     if reason := sandbox.available():
         pytest.skip(reason)
     load_or_skip(name, "test", 1)
@@ -300,7 +300,7 @@ def trivia(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonl"])
-def test_triviaqa_is_read_in_both_forms(trivia, ending):
+def test_triviaqa_is_read_as_json_and_as_json_lines(trivia, ending):
     trivia(TRIVIA, f"validation.{ending}")
     examples = table.get_task("triviaqa").load("validation")
     assert [example.id for example in examples] == [16, 17, 18, 19]  # the first 16 are kept for exemplars
@@ -309,7 +309,7 @@ def test_triviaqa_is_read_in_both_forms(trivia, ending):
     assert examples[0].source.endswith("\nQ: Which number comes after 16?\nA:")
 
 
-def test_triviaqa_without_data_or_without_answers_is_named(trivia):
+def test_triviaqa_without_data_or_answers_is_rejected(trivia):
     with pytest.raises(FileNotFoundError, match=r"triviaqa/validation\.json does not exist.*SPECCASCADE_DATA"):
         table.get_task("triviaqa").load("validation")
     trivia(TRIVIA)
@@ -318,7 +318,7 @@ def test_triviaqa_without_data_or_without_answers_is_named(trivia):
         table.get_task("triviaqa").load("test")
 
 
-def test_stories_are_64_short_openings_with_a_continuation_of_their_own():
+def test_stories_has_64_short_openings_each_with_one_continuation():
     examples = table.get_task("stories").load()
     assert [example.id for example in examples] == list(range(64))
     for side in ("source", "reference"):
@@ -331,6 +331,6 @@ def test_stories_are_64_short_openings_with_a_continuation_of_their_own():
     }
 
 
-def test_a_pool_is_read_when_a_task_is_and_never_before(monkeypatch, tmp_path):
+def test_a_pool_is_read_only_when_its_task_is_read(monkeypatch, tmp_path):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     assert isinstance(table.with_shots(ROWS["gsm8k"], "4"), FewShotTask)

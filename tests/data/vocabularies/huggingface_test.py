@@ -19,14 +19,14 @@ def made(tmp_path_factory) -> dict[str, HuggingFaceVocabulary]:
     return {kind: HuggingFaceVocabulary(write(tmp_path_factory.mktemp(kind))) for kind, write in WRITERS.items()}
 
 
-def test_special_ids_by_name(made):
+def test_special_ids_are_read_by_name(made):
     qwen, llama = made["byte-level"], made["metaspace"]
     assert (qwen.bos_id, qwen.piece(qwen.eos_id), qwen.stop_ids) == (None, "<|endoftext|>", (qwen.eos_id,))
     assert (llama.bos_id, llama.eos_id, llama.stop_ids) == (1, 2, (2,))
     assert llama.decode([1, *llama.encode("the"), 2, 70]) == "the"
 
 
-def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
+def test_names_take_precedence_over_ids_and_every_eos_id_ends_an_output(tmp_path):
     names = {"bos_token": None, "eos_token": "<|im_end|>", "add_bos_token": False}
     numbers = {"config": {"bos_token_id": 0, "eos_token_id": 5}, "generation_config": {"eos_token_id": [316, 317]}}
     vocabulary = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, tokenizer_config=names, **numbers))
@@ -44,26 +44,26 @@ def test_names_come_before_numbers_and_every_number_ends_an_output(tmp_path):
      (None, 316, (316,))),
     ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
 ])  # fmt: skip
-def test_where_special_ids_come_from(tmp_path, beside, expected):
+def test_special_ids_are_read_from_several_files(tmp_path, beside, expected):
     vocabulary = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.stop_ids) == expected
 
 
 @pytest.mark.parametrize(("beside", "message"), [
-    ({"config": {"vocab_size": 9}}, "no end of sequence beside .*: give eos_token in tokenizer_config.json"),
-    ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' beside .* is no piece of it"),
-    ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 beside .* is no piece of it"),
-    ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 beside .* is no piece of it"),
-    ({"config": [1]}, r"config.json is damaged \(no JSON object, but \[1\]\)"),
-    ({"config": {"eos_token_id": {"a": 1}}}, r"a file beside .*tokenizer.json \(config.json\) has an odd entry"),
-    ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an odd entry"),
+    ({"config": {"vocab_size": 9}}, "defines the end of sequence: add eos_token in tokenizer_config.json"),
+    ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' in the folder of .* is not one of its pieces"),
+    ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 in the folder of .* is not one of its pieces"),
+    ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 in the folder of .* is not one"),
+    ({"config": [1]}, r"config.json is damaged \(not a JSON object, but \[1\]\)"),
+    ({"config": {"eos_token_id": {"a": 1}}}, r"in the folder of .*tokenizer.json \(config.json\) has an invalid entry"),
+    ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an invalid entry"),
 ])  # fmt: skip
-def test_special_ids_that_do_not_fit_are_refused(tmp_path, beside, message):
+def test_invalid_special_ids_are_rejected(tmp_path, beside, message):
     with pytest.raises(ValueError, match=message):
         HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
 
 
-def test_equality_is_of_the_file_and_its_special_ids(tmp_path):
+def test_vocabularies_are_equal_if_file_and_special_ids_are_equal(tmp_path):
     vocabularies = []
     for folder, name in (("one", "<|endoftext|>"), ("same", "<|endoftext|>"), ("other", "<|im_end|>")):
         (tmp_path / folder).mkdir()
@@ -73,10 +73,10 @@ def test_equality_is_of_the_file_and_its_special_ids(tmp_path):
     assert original == same and hash(original) == hash(same) and original != different
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(ValueError, match=r'tokenizer.json is no tokenizer.json \(JSON with a "model"'):
+    with pytest.raises(ValueError, match=r'tokenizer.json is not a tokenizer.json \(JSON with a "model"'):
         HuggingFaceVocabulary(path)
 
 

@@ -40,7 +40,7 @@ def looped(vocabulary: Llama2cVocabulary, text: str) -> list[int]:
     scores=st.lists(st.sampled_from([-3.0, -2.0, 0.0, 5.0, -2e10]), min_size=9, max_size=9),
 )
 @example(text="a", scores=[-2e10] * 9)
-def test_pieces_are_merged_as_llama2c_merges_them(tmp_path_factory, text, scores):
+def test_pieces_are_merged_as_in_llama2c(tmp_path_factory, text, scores):
     names = ["ab", "bc", "abc", " a", "aa", "ca", "bca", " ab", "aaa"]
     # "c" has no piece, so it is spelt in bytes
     pieces = dict.fromkeys(" ab", -1.0) | dict(zip(names, scores, strict=True))
@@ -50,7 +50,7 @@ def test_pieces_are_merged_as_llama2c_merges_them(tmp_path_factory, text, scores
     assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
-def test_a_leading_space_is_dropped_after_bos_only(small):
+def test_a_leading_space_is_dropped_only_after_bos(small):
     ids = small.encode("Once upon")
     upon = ids[-1:]
     assert small.piece(upon[0]) == "▁upon"
@@ -65,11 +65,11 @@ def test_special_ids_end_an_output(small):
     assert small.decode([1, *ids, 9999, -1]) == "a time"  # a prompt's BOS does not end an output
 
 
-def test_bytes_that_are_no_character_are_replaced(small):
+def test_invalid_utf8_bytes_are_replaced(small):
     assert small.decode([*small.encode("a"), 0xE9 + 3, 0x9B + 3]) == "a�"
 
 
-def test_pieces_are_written_as_sentencepiece_writes_them(small):
+def test_pieces_are_written_as_in_sentencepiece(small):
     table = small.piece_table()
     assert table[:4] == ["<unk>", "<s>", "</s>", "<0x00>"] and len(table) == small.vocab_size
     assert "▁upon" in table and not any(" " in piece for piece in table)
@@ -88,8 +88,8 @@ def damaged(content: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", damaged(b""))
-def test_other_files_are_refused(tmp_path, kind):
+def test_other_files_are_rejected(tmp_path, kind):
     path = tokenizer_files.llama2c(tmp_path / "tok.bin")
     path.write_bytes(damaged(path.read_bytes())[kind])
-    with pytest.raises(ValueError, match="tok.bin is no tokenizer of llama2.c"):
+    with pytest.raises(ValueError, match="tok.bin is not a tokenizer of llama2.c"):
         Llama2cVocabulary(path)

@@ -19,7 +19,7 @@ def trained() -> bytes:
     return load.train(tokenizer_files.texts(), 340)
 
 
-def test_kinds_are_told_by_content_not_by_name(trained, tmp_path):
+def test_the_kind_is_detected_from_the_content_not_the_name(trained, tmp_path):
     (tmp_path / "a").write_bytes(trained)
     tokenizer_files.llama2c(tmp_path / "b")
     tokenizer_files.byte_level(tmp_path).rename(tmp_path / "c")
@@ -39,18 +39,18 @@ def test_a_folder_is_searched_in_order(trained, tmp_path):
     assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # the vocabulary next to a file
 
 
-def test_what_is_no_vocabulary_is_named(tmp_path):
+def test_a_file_that_is_not_a_vocabulary_is_rejected(tmp_path):
     looked_for = "tokenizer.json, tokenizer.model, spiece.model, vocabulary.model, or one tokenizer of llama2.c"
     for path in (tmp_path, tmp_path / "absent.model"):
-        with pytest.raises(FileNotFoundError, match=f"no vocabulary at {path}: looked for {looked_for}"):
+        with pytest.raises(FileNotFoundError, match=f"no vocabulary found at {path}: it must hold {looked_for}"):
             load_vocabulary(path)
     for content in (b"", b"[1, 2]", b"text"):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(ValueError, match="file is no vocabulary: it is neither JSON with a model"):
+        with pytest.raises(ValueError, match="file is not a vocabulary: it is neither JSON with a model"):
             load_vocabulary(tmp_path / "file")
     for name in ("one.bin", "two.bin"):
         tokenizer_files.llama2c(tmp_path / name)
-    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): name the file"):
+    with pytest.raises(ValueError, match=r"several tokenizers of llama2.c \(one.bin, two.bin\): give the path of the"):
         load_vocabulary(tmp_path)
 
 
@@ -58,7 +58,7 @@ def _llama2c(folder, name, **pieces):
     return load_vocabulary(tokenizer_files.llama2c(folder / name, {"a": -1.0, " a": -2.0} | pieces))
 
 
-def test_the_first_difference_is_a_piece_then_a_size_then_a_special_id(tmp_path):
+def test_differences_are_reported_in_the_order_piece_size_special_id(tmp_path):
     original, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
     assert first_difference(original, same) is None
     assert first_difference(original, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # equal pieces are enough
@@ -79,7 +79,7 @@ def test_special_ids_are_compared(tmp_path):
     assert first_difference(*map(load_vocabulary, files)) == said
 
 
-def test_kinds_with_the_same_pieces_do_not_differ(tmp_path):
+def test_vocabularies_of_different_kinds_with_equal_pieces_do_not_differ(tmp_path):
     pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
     theirs = load_vocabulary(tokenizer_files.metaspace(tmp_path))
     pieces = {name.replace("▁", " "): -1.0 for name in theirs.piece_table()[259:]}
@@ -87,7 +87,7 @@ def test_kinds_with_the_same_pieces_do_not_differ(tmp_path):
     assert first_difference(ours, theirs) is None
 
 
-def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
+def test_sentinels_beyond_the_shorter_vocabulary_do_not_count_as_a_difference(tmp_path):
     plain = _llama2c(tmp_path, "plain")
     sentinels = _llama2c(tmp_path, "sentinels", **{f"<extra_id_{n}>": 0.0 for n in (1, 0)})
     assert first_difference(plain, sentinels) is None and first_difference(sentinels, plain) is None
@@ -101,7 +101,7 @@ def test_sentinels_beyond_the_shorter_vocabulary_are_no_difference(tmp_path):
     ("opennmt_sample_1k.sp.model", 1000, (1, 2)),
     ("seqio_test_26piece.sentencepiece.model", 26, (None, 1)),
 ])  # fmt: skip
-def test_real_sentencepiece_files(name, size, special):
+def test_real_sentencepiece_files_are_read(name, size, special):
     try:
         vocabulary = load_vocabulary(directory.require("vocab", name))
     except FileNotFoundError as error:
@@ -124,16 +124,16 @@ def test_the_shipped_vocabularies_have_digests(tmp_path):
             load.load_vocabulary(tmp_path)
 
 
-def test_a_piece_is_not_numbered_beyond_its_file(tmp_path):
+def test_a_piece_id_beyond_the_file_size_is_rejected(tmp_path):
     path = tokenizer_files.byte_level(tmp_path)
     table = json.loads(path.read_text())
     table["added_tokens"][0]["id"] = table["model"]["vocab"]["!"] = 4_000_000_000
     path.write_text(json.dumps(table))
-    with pytest.raises(ValueError, match=r"tokenizer\.json .*(can't number 4,000,000,001 pieces|is no tokenizer)"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json .*(too few for 4,000,000,001 pieces|is not a tokenizer)"):
         load.load_vocabulary(path)
 
 
-def test_a_long_file_of_something_else_is_given_up_soon(tmp_path):
+def test_a_large_file_of_another_format_is_rejected_without_reading_it_all(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"\1\0\0\0" + bytes(8 * 500_000))
     assert load.candidates(tmp_path) == []
     assert memory.peak(lambda: load.candidates(tmp_path)) < 1_000_000

@@ -65,7 +65,7 @@ def test_every_text_survives_a_round_trip(made, kind, text):
     assert not vocabulary.specials & set(ids)
 
 
-def test_known_pieces_of_the_stories_vocabulary(made):
+def test_the_stories_vocabulary_gives_known_pieces(made):
     vocabulary = made("stories")
     pieces = [vocabulary.piece(token) for token in vocabulary.encode("Once upon a time")]
     assert vocabulary.vocab_size == 512 and pieces == ["▁Once", "▁upon", "▁a", "▁time"]
@@ -74,14 +74,14 @@ def test_known_pieces_of_the_stories_vocabulary(made):
 @pytest.mark.parametrize(
     "text", ["Das Kind trägt große Äpfel.", tokenizer_files.SENTENCES[0], "unseen: 日本, ☃ and Zyklop", ""]
 )
-def test_text_of_t5_survives_without_unknown_pieces(made, text):
+def test_t5_text_without_unknown_pieces_survives_a_round_trip(made, text):
     ids = made("t5").encode(text)
     assert made("t5").decode(ids) == text and not {0, 1, 2} & set(ids)
 
 
 @pytest.mark.parametrize("kind", CONTINUED)
 @given(text=st.text("Tom sees the house Once upon é雪\n ", min_size=1, max_size=20), data=st.data())
-def test_a_continuation_reads_on_where_the_text_before_it_ends(made, kind, text, data):
+def test_a_continuation_joins_the_text_before_it(made, kind, text, data):
     vocabulary = made(kind)
     ids = vocabulary.encode(text)
     cut = data.draw(st.integers(1, len(ids)))
@@ -97,8 +97,8 @@ def byte_ids(vocabulary):
 
 @pytest.mark.parametrize("kind", CONTINUED)
 @given(data=st.data())
-def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
-    """Streams show a growing text: only replacement characters at its end may still change."""
+def test_decoded_text_does_not_change_when_more_ids_follow(made, kind, data):
+    """Only replacement characters at the end may change: streams show a growing text."""
     vocabulary = made(kind)
     token = st.integers(0, vocabulary.vocab_size - 1) | st.sampled_from(byte_ids(vocabulary))
     ids = data.draw(st.lists(token.filter(lambda id: id not in vocabulary.stop_ids), max_size=12))
@@ -109,7 +109,7 @@ def test_what_was_read_does_not_change_when_more_comes(made, kind, data):
 
 @pytest.mark.parametrize("kind", ["t5", "stories"])
 @pytest.mark.parametrize("before", ["", "Ein Satz davor."])
-def test_what_each_id_adds_is_joined_the_text(made, kind, before):
+def test_the_text_added_by_each_id_joins_to_the_whole_text(made, kind, before):
     """Includes characters that are spelt in bytes."""
     after = made(kind).encode(before)
     for text in ("Das Wetter war kalt.", "  two  spaces", "naïve 你好 🦊 ok", "a\nb", ""):
@@ -120,12 +120,12 @@ def test_what_each_id_adds_is_joined_the_text(made, kind, before):
 
 
 @pytest.mark.parametrize("kind", ["t5", "stories"])
-def test_of_any_ids_what_each_adds_is_joined_what_is_decoded(made, kind):
+def test_the_text_added_by_arbitrary_ids_joins_to_the_decoded_text(made, kind):
     for ids in np.random.default_rng(0).integers(3, made(kind).vocab_size, size=(30, 25)).tolist():
         assert "".join(added_texts(made(kind), ids)) == made(kind).decode(ids)
 
 
-def test_what_ids_add_takes_time_in_proportion(made):
+def test_incremental_decoding_takes_linear_time(made):
     class Counting:
         lengths = []
 
@@ -139,10 +139,10 @@ def test_what_ids_add_takes_time_in_proportion(made):
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama2.c", "byte-level"])
-def test_no_flipped_bit_of_a_listed_vocabulary_is_read(tmp_path, kind):
+def test_a_flipped_bit_in_a_vocabulary_with_a_digest_is_detected(tmp_path, kind):
     path = WRITERS[kind](tmp_path)
     checksums.update(path)
     for _ in damage.flips(path, 60):
-        with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes are not those of checksums.json"):
+        with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes do not match checksums.json"):
             load.load_vocabulary(path)
     load.load_vocabulary(path)  # the vocabulary is unchanged

@@ -27,12 +27,12 @@ def test_training_is_deterministic(trained):
     assert load.train(tokenizer_files.SENTENCES, 296) == trained
 
 
-def test_special_ids_are_those_of_t5(vocabulary):
+def test_trained_vocabularies_have_the_special_ids_of_t5(vocabulary):
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.vocab_size == 296
 
 
-def test_pieces_keep_ids_that_text_does_not(vocabulary):
+def test_pieces_preserve_ids_that_text_does_not_preserve(vocabulary):
     # every special and byte piece, and a word cut into its letters
     ids = [*range(vocabulary.vocab_size), *(vocabulary.encode(letter)[-1] for letter in "Tom")]
     assert vocabulary.ids_of_pieces(vocabulary.pieces(ids)) == ids
@@ -40,12 +40,12 @@ def test_pieces_keep_ids_that_text_does_not(vocabulary):
     assert vocabulary.ids_of_pieces(vocabulary.pieces([])) == []
 
 
-def test_a_piece_of_another_vocabulary_is_named(vocabulary):
-    with pytest.raises(ValueError, match="'▁zyklop' is no piece of vocabulary"):
+def test_a_piece_of_another_vocabulary_is_rejected(vocabulary):
+    with pytest.raises(ValueError, match="'▁zyklop' is not a piece of vocabulary"):
         vocabulary.ids_of_pieces(vocabulary.pieces(vocabulary.encode("Tom")) + " ▁zyklop")
 
 
-def test_ids_of_texts_joined_by_spaces_are_joined_ids(vocabulary):
+def test_ids_of_joined_texts_equal_the_joined_ids(vocabulary):
     joined = vocabulary.encode(" ".join(tokenizer_files.SENTENCES[:4]))
     assert joined == [token for text in tokenizer_files.SENTENCES[:4] for token in vocabulary.encode(text)]
 
@@ -56,7 +56,7 @@ def test_decoding_stops_at_eos_and_skips_padding(vocabulary):
     assert vocabulary.decode([*ids, 0, 0, 9999]) == "Tom sees nothing."
 
 
-def test_equality_is_by_content(vocabulary, trained, tmp_path):
+def test_vocabularies_with_equal_content_are_equal(vocabulary, trained, tmp_path):
     (tmp_path / "copy.model").write_bytes(trained)
     (tmp_path / "other.model").write_bytes(load.train(tokenizer_files.SENTENCES, 293))
     copy, different = (load.Vocabulary(tmp_path / name) for name in ("copy.model", "other.model"))
@@ -64,13 +64,13 @@ def test_equality_is_by_content(vocabulary, trained, tmp_path):
     assert vocabulary != different
 
 
-def test_bad_files_are_named(tmp_path):
+def test_missing_and_damaged_files_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="train_vocab"):
         load.Vocabulary(tmp_path / "absent.model")
     (tmp_path / "text.model").write_text("not a model")
     with pytest.raises(ValueError, match="text.model is not a sentencepiece model"):
         load.Vocabulary(tmp_path / "text.model")
-    with pytest.raises(ValueError, match=r"\(0, 1, 2\) are needed"):
+    with pytest.raises(ValueError, match=r"training needs \(0, 1, 2\)"):
         load.Vocabulary(tokenizer_files.llama(tmp_path))
 
 
@@ -84,20 +84,20 @@ def gemma(tmp_path_factory) -> SentencePieceVocabulary:
     return SentencePieceVocabulary(tokenizer_files.gemma(tmp_path_factory.mktemp("gemma")))
 
 
-def test_special_ids_are_the_files(llama, gemma, vocabulary):
+def test_special_ids_come_from_the_file(llama, gemma, vocabulary):
     special_ids = [(v.bos_id, v.eos_id, v.unk_id, v.stop_ids) for v in (llama, gemma, vocabulary)]
     assert special_ids == [(1, 2, 0, (2,)), (2, 1, 3, (1,)), (None, 1, 2, (1,))]
     assert [v.specials for v in (llama, gemma)] == [{1, 2}, {0, 1, 2}]
 
 
-def test_a_leading_space_is_dropped_where_a_text_begins(llama, gemma):
+def test_a_leading_space_is_dropped_only_at_the_beginning_of_a_text(llama, gemma):
     sees = llama.encode("Tom sees")[-1:]
     assert [llama.decode([1, *sees]), llama.decode(sees, after=[1])] == ["sees", "sees"]
     assert llama.decode(sees, after=llama.encode("Tom")) == " sees"
     assert gemma.decode(gemma.encode(" sees")) == " sees"  # its space is the text's own, not a prefix
 
 
-def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(llama, gemma):
+def test_names_of_control_pieces_in_a_text_are_read_as_control_pieces(llama, gemma):
     assert llama.encode("Tom</s>Tom sees") == [*llama.encode("Tom"), 2, *llama.encode("Tom sees")]
     assert llama.encode("Tom </s><s>Tom") == [*llama.encode("Tom "), 2, 1, *llama.encode("Tom")]
     assert gemma.encode("<s>Tom<pad></s>") == [2, *gemma.encode("Tom"), 0, 1]
@@ -108,7 +108,7 @@ def test_names_of_control_pieces_are_read_as_these_between_texts_of_their_own(ll
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
 @given(texts=st.lists(st.text("Tom s</>é雪\n", max_size=8), min_size=1, max_size=4), data=st.data())
-def test_names_of_control_pieces_change_nothing_else(llama, gemma, kind, texts, data):
+def test_names_of_control_pieces_do_not_change_the_rest_of_the_text(llama, gemma, kind, texts, data):
     vocabulary = {"llama": llama, "gemma": gemma}[kind]
     texts = [text.replace("<s>", "").replace("</s>", "") for text in texts]
     ids = vocabulary._pieces.encode(texts[0])
@@ -120,14 +120,14 @@ def test_names_of_control_pieces_change_nothing_else(llama, gemma, kind, texts, 
     assert vocabulary.encode(written) == ids
 
 
-def test_in_t5s_files_they_are_text(vocabulary):
+def test_names_of_control_pieces_are_plain_text_in_t5_files(vocabulary):
     same = SentencePieceVocabulary(vocabulary.path)
     for text in ("Tom</s>Mary", "<pad> Tom"):
         assert vocabulary.encode(text) == same.encode(text) == list(vocabulary._pieces.encode(text))
         assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
-def test_stop_strings_that_are_a_byte_piece_or_a_control_piece_are_found(llama):
+def test_stop_strings_may_be_byte_pieces_or_control_pieces(llama):
     byte = llama.piece_table().index("<0x0A>")
     assert stop_ids(llama, ["\n"]) == [2, byte] and stop_ids(llama, ["</s>", "\nTom", "\n\n", ""]) == [2]
 
@@ -137,7 +137,7 @@ def test_special_ids_have_no_text(llama):
     assert llama.decode([1, *ids[:1], 1, *ids[1:], 2, *ids]) == "Tom sees"
 
 
-def test_a_vocabulary_without_an_end_of_sequence_is_refused(tmp_path):
+def test_a_vocabulary_without_an_end_of_sequence_is_rejected(tmp_path):
     path = tokenizer_files.sentencepiece(tmp_path, eos_id=-1)
-    with pytest.raises(ValueError, match="tokenizer.model has no end of sequence, so nothing would end an output"):
+    with pytest.raises(ValueError, match="tokenizer.model has no end of sequence, so outputs would never end"):
         SentencePieceVocabulary(path)

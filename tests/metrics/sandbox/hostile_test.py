@@ -50,8 +50,10 @@ SHARED = "mmap.mmap(-1, 96 << 20).write(b'x' * (96 << 20))"
     ("memory", TAKES.format("b'x' * (96 << 20)"), {"timeout": 5.0, "memory": 300 << 20}, "memory", (0.0, 3.0), (0, 8)),
     ("shared", TAKES.format(SHARED), {"timeout": 5.0, "memory": 300 << 20}, "memory", (0.0, 3.0), (0, 8)),
 ])  # fmt: skip
-def test_what_takes_too_much_ends_in_time_and_leaves_nothing(mark, program, limits, kind, seconds, processes):
-    """Memory is limited for all processes together."""
+def test_a_program_that_exceeds_its_limits_ends_in_time_and_leaves_nothing(
+    mark, program, limits, kind, seconds, processes
+):
+    """Includes memory, which is limited for all processes together."""
     watched = Watched(mark, program, **limits).watch()
     assert watched.outcome.kind == kind and watched.outcome.passed == (kind == "passed")
     assert seconds[0] <= watched.outcome.seconds < seconds[1]
@@ -59,14 +61,14 @@ def test_what_takes_too_much_ends_in_time_and_leaves_nothing(mark, program, limi
     assert kind != "output" or len(watched.outcome.output) == limits["output_limit"]
 
 
-def test_ten_gigabytes_are_not_to_be_had():
+def test_ten_gigabytes_cannot_be_allocated():
     outcome = sandbox.run("kept = bytearray(10 << 30)\nprint('had them')", timeout=5.0)
     assert outcome.kind == "memory" and outcome.output.endswith("\nMemoryError\n")
     # the largest memory of any process of this test run: kilobytes
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 8 << 20
 
 
-def test_memory_that_is_taken_piece_by_piece_is_bounded():
+def test_memory_allocated_in_small_pieces_is_limited():
     program = "kept = []\nwhile True: kept.append(b'x' * (8 << 20))"
     assert sandbox.run(program, timeout=5.0, memory=256 << 20).kind == "memory"
 
@@ -91,7 +93,7 @@ open({own!r}, "w").write("mine")
 """
 
 
-def test_writes_outside_its_folder_fail_and_those_inside_stay_there(tmp_path):
+def test_writes_outside_the_folder_fail_and_writes_inside_are_not_visible_outside(tmp_path):
     package = Path(speccascade_jax.__file__).parent
     folders = ["/", "/usr", "/usr/lib", "/etc", "/dev", "/proc", "/var/tmp", str(Path.home()), str(Path.cwd())]
     folders += [str(package), os.path.dirname(os.__file__), str(tmp_path), sys.prefix, sys.base_prefix]
@@ -108,7 +110,7 @@ def test_writes_outside_its_folder_fail_and_those_inside_stay_there(tmp_path):
     "for i in range(9): open(f'/dev/shm/{i}', 'wb').write(bytes(1 << 18))",
     "for i in range(9000): open(f'/tmp/{i}', 'w')",
 ])  # fmt: skip
-def test_files_are_bounded(program):
+def test_file_sizes_are_limited(program):
     outcome = sandbox.run(program, timeout=5.0, file_size=1 << 20)
     assert outcome.kind == "failed" and "OSError: [Errno" in outcome.output
 
@@ -134,7 +136,7 @@ assert len(open("/proc/net/route").readlines()) <= 1
 """
 
 
-def test_sockets_reach_nobody(tmp_path):
+def test_sockets_reach_no_process_outside(tmp_path):
     abstract, file = f"\0sbx-{os.getpid()}", str(tmp_path / "socket")
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
         hidden.bind(abstract)
@@ -171,7 +173,7 @@ for name in ("mem", "environ", "fd/1", "fd/0", "root", "cwd"):
 """
 
 
-def test_its_parent_survives_and_tells_nothing():
+def test_the_parent_survives_and_reveals_nothing():
     with subprocess.Popen(["sleep", "60"]) as victim:
         try:
             outcome = sandbox.run(KILLS.format(us=os.getpid(), victim=victim.pid), timeout=5.0)
@@ -206,7 +208,7 @@ assert set(os.listdir("/dev")) == {"null", "zero", "full", "random", "urandom", 
 """
 
 
-def test_doors_into_the_kernel_are_closed():
+def test_system_calls_and_files_of_the_kernel_are_blocked():
     outcome = sandbox.run(WALLS, timeout=5.0)
     assert outcome.kind == "passed", outcome.output
 
@@ -227,7 +229,7 @@ def calling(mark: str, **how) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("killed", ["caller", "launcher"])
-def test_a_program_does_not_outlive_who_started_it(killed):
+def test_a_program_ends_with_the_process_that_started_it(killed):
     with calling(killed) as caller:
         wait_for(lambda: processes(killed) == 1)
         (launcher,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
@@ -235,8 +237,8 @@ def test_a_program_does_not_outlive_who_started_it(killed):
         wait_for(lambda: processes(killed) == 0)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot become nobody: the program is the caller's")
-def test_on_the_host_it_is_nobody():
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody: otherwise the program runs as the caller")
+def test_the_program_runs_as_nobody_on_the_host():
     with calling("nobody", extra_groups=[1]) as caller:
         wait_for(lambda: processes("nobody") == 1)
         status = dict(line.split(":", 1) for line in (found("nobody")[0] / "status").read_text().splitlines())

@@ -38,18 +38,18 @@ LIMITS = running.Limits(timeout=5.0, memory=1 << 30, output_limit=1000, processe
     ("try:\n    bytearray(1 << 40)\nexcept MemoryError:\n    pass", "passed"),
     ("print('MemoryError')", "passed"), ("import sys\nassert sys.stdin.read() == ''", "passed"),
 ])  # fmt: skip
-def test_kinds(program, kind):
+def test_programs_end_with_the_expected_kind(program, kind):
     outcome = sandbox.run(program, timeout=5.0)
     assert outcome.kind == kind, outcome
     assert outcome.passed == (kind == "passed") and outcome.kind in running.KINDS
 
 
-def test_the_status_that_says_passed_is_another_in_every_run():
+def test_the_exit_status_for_passed_differs_between_runs():
     ends = {sandbox.run("print(open(__file__).read().split('SystemExit')[-1])").output.strip() for _ in range(6)}
     assert len(ends) > 1 and all(192 <= int(end.strip("()")) < 256 for end in ends)
 
 
-def test_output_is_that_of_both_streams_up_to_the_limit():
+def test_output_holds_both_streams_up_to_the_limit():
     program = "import sys\nprint('é one', flush=True)\nprint('two', file=sys.stderr, flush=True)\nprint('three')"
     assert sandbox.run(program).output == "é one\ntwo\nthree\n"
     assert 'File "/program.py", line 2' in sandbox.run("x = 1\ny = x / 0").output  # numbers of its own lines
@@ -58,13 +58,13 @@ def test_output_is_that_of_both_streams_up_to_the_limit():
     assert over.kind == "output" and over.output.endswith("end\n") and len(over.output) == 100
 
 
-def test_the_deadline_is_the_caller_s():
+def test_the_caller_sets_the_deadline():
     assert sandbox.run("import time; time.sleep(0.5)", timeout=2.0).kind == "passed"
     outcome = sandbox.run("print('begun', flush=True)\nimport time; time.sleep(60)", timeout=0.5)
     assert outcome.kind == "timeout" and 0.5 <= outcome.seconds < 1.5 and outcome.output == "begun\n"
 
 
-def test_a_program_that_holds_its_output_open_does_not_hold_the_caller():
+def test_a_program_that_keeps_its_output_open_does_not_block_the_caller():
     outcome = sandbox.run("import os, time\nif os.fork() == 0: time.sleep(60)", timeout=5.0)
     assert outcome.kind == "passed" and outcome.seconds < 2.0
 
@@ -85,8 +85,8 @@ for _ in range(2):
 """
 
 
-def test_the_dead_are_buried():
-    """Twelve orphans end at the same moment, none of them the program, and make room for twelve more."""
+def test_orphans_are_reaped():
+    """Checks that twelve orphans that end at the same moment make room for twelve more."""
     outcome = sandbox.run(ORPHANS, processes=16, timeout=5.0)
     assert outcome.kind == "passed", outcome.output
 
@@ -111,7 +111,7 @@ for folder, names in {folders}.items():
 """
 
 
-def test_nothing_of_the_caller_can_be_read(tmp_path, monkeypatch):
+def test_files_and_environment_of_the_caller_cannot_be_read(tmp_path, monkeypatch):
     secret = "sbx-" + os.urandom(8).hex()
     monkeypatch.setenv("SBX_SECRET", secret)
     monkeypatch.chdir(tmp_path)
@@ -142,28 +142,28 @@ for folder, below, files in os.walk({home!r}):
 """
 
 
-def test_the_home_of_the_caller_holds_python_at_most():
+def test_the_callers_home_shows_only_python():
     prefix = os.path.realpath(sys.base_prefix)
     outcome = sandbox.run(STRANGERS.format(home=str(Path.home()), python=[f"{prefix}/lib"]))
     assert (outcome.kind, outcome.output.split()) in [("passed", []), ("passed", [running._interpreter()])]
 
 
-def test_the_caller_s_environment_does_not_reach_the_launcher(monkeypatch):
+def test_the_callers_environment_does_not_reach_the_launcher(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/no/such/library.so")
     assert sandbox.run("").output == ""
 
 
-def test_nothing_stays_from_one_run_to_the_next():
+def test_a_run_leaves_nothing_for_the_next_run():
     assert sandbox.run("open('left', 'w').write('x')\nopen('left').read()").passed
     assert not sandbox.run("open('left').read()").passed
 
 
-def test_the_same_program_says_the_same_again():
+def test_a_program_gives_the_same_output_in_every_run():
     program = "print(list({'one', 'two', 'three', 'four', 'five'}), hash('a'))"
     assert len({sandbox.run(program).output for _ in range(3)}) == 1
 
 
-def test_two_at_once_do_not_share_time_processes_or_files():
+def test_two_concurrent_programs_do_not_share_time_processes_or_files():
     program = """
 import os, time
 open("mine", "x").write("{0}")
@@ -190,9 +190,9 @@ def changed(monkeypatch, tmp_path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["leave_namespaces", "build_root", "close", "set_limits", "filter_calls", "map_user"])
-def test_a_step_that_fails_ends_everything(step, monkeypatch, tmp_path):
+def test_a_failed_setup_step_stops_the_run(step, monkeypatch, tmp_path):
     changed(monkeypatch, tmp_path, rf"(def {step}\(.*:\n)", r"\1    raise OSError('planted')\n")
-    with pytest.raises(sandbox.SandboxUnavailable, match=r"not run: no sandbox here \(OSError: planted\)"):
+    with pytest.raises(sandbox.SandboxUnavailable, match=r"not run: this system has no sandbox \(OSError: planted\)"):
         running._run("print('it ran')", LIMITS)
     reason = running.available.__wrapped__()
     assert "planted" in reason and ("CAP_SYS_ADMIN" in reason or "user namespaces" in reason)
@@ -204,15 +204,15 @@ def test_a_step_that_fails_ends_everything(step, monkeypatch, tmp_path):
     ("CLONE_NEWPID | ", "", "other processes|cannot|No such process|not permitted"),
     (" | CLONE_NEWNET | ", " | ", "has a network"),
     ('    close("/", 0)\n', "", "can write to the root folder"),
-    ('    os.symlink("/tmp", "/dev/shm")\n', '    Path("/tmp/left").touch()\n', "not its own"),
+    ('    os.symlink("/tmp", "/dev/shm")\n', '    Path("/tmp/left").touch()\n', "holds files of others"),
 ])  # fmt: skip
-def test_the_trial_sees_a_wall_that_is_missing(old, new, told, monkeypatch, tmp_path):
+def test_the_probe_detects_missing_protection(old, new, told, monkeypatch, tmp_path):
     changed(monkeypatch, tmp_path, re.escape(old), new)
     reason = running.available.__wrapped__()
     assert reason is not None and re.search(told, reason), reason
 
 
-def test_a_launcher_that_cannot_start_is_no_failed_program(monkeypatch, tmp_path):
+def test_a_launcher_that_cannot_start_does_not_count_as_a_failed_program(monkeypatch, tmp_path):
     changed(monkeypatch, tmp_path, r"(?s)^.*$", "import no_such_module")
     with pytest.raises(sandbox.SandboxUnavailable, match="no_such_module"):
         running._run("print(1)", LIMITS)

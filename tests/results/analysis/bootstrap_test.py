@@ -48,7 +48,7 @@ def measured(dropped: float, seed: int, order=None) -> dict:
     return record(metric="bleu") | {"quality": json.loads(json.dumps(plain(scored)))}
 
 
-def test_bleu_of_any_resample_is_sacrebleus_to_the_last_bit():
+def test_bleu_of_every_resample_equals_sacrebleus_exactly():
     (predictions, references), recorded = corpus(0.2, 0), measured(0.2, 0)["quality"]
     statistics = np.asarray(recorded["per_example"]["statistics"]["bleu"])
     assert recorded["value"] == sacrebleu.corpus_bleu(predictions, [references]).score
@@ -65,7 +65,7 @@ def test_bleu_of_any_resample_is_sacrebleus_to_the_last_bit():
     [["a b c", "e f", "", "h i"], ["a b c d x", "e f g", "", "h i j k"], ["", "", "", ""]],
     ids=["no 4-gram at all", "4-grams without a match", "nothing written"],
 )
-def test_bleu_of_a_corpus_that_needs_smoothing_is_sacrebleus(predictions):
+def test_bleu_of_a_corpus_that_needs_smoothing_equals_sacrebleus(predictions):
     references = ["a b c x y", "e f g h", "l m", "h i k j"]
     statistics = quality.measure(["bleu"], range(4), predictions, references)["per_example"]["statistics"]["bleu"]
     (expected_score,) = quality.get_metric("bleu").from_sums(np.sum(statistics, axis=0, keepdims=True), 4)
@@ -83,7 +83,7 @@ def test_the_value_is_the_difference_of_the_two_corpus_scores():
     )
 
 
-def test_the_interval_is_that_of_sacrebleu_on_resampled_texts():
+def test_the_interval_equals_that_of_sacrebleu_on_resampled_texts():
     """Checks against scores of the same resamples, computed from texts one by one."""
     corpora, bootstrap = [corpus(0.1, 0), corpus(0.15, 1)], Bootstrap(samples=20)
     differences = []
@@ -107,7 +107,7 @@ def test_a_record_does_not_differ_from_itself():
     assert Bootstrap().latency_ratio([timed_record], [timed_record]) == (1, 1, 1)
 
 
-def test_pairs_are_made_by_id_not_by_place():
+def test_examples_are_paired_by_id_not_by_position():
     shuffled = np.random.default_rng(3).permutation(60)
     same = Bootstrap().quality_difference([measured(0.2, 0)], [measured(0.2, 0, shuffled)])
     assert same == (0, 0, 0)
@@ -128,7 +128,7 @@ def test_a_mean_agrees_with_scipys_paired_bootstrap():
     assert (difference.low, difference.high) == pytest.approx(tuple(expected), abs=0.02)
 
 
-def test_what_makes_examples_hard_cancels():
+def test_the_difficulty_of_examples_cancels():
     rng = np.random.default_rng(0)
     hard = rng.normal(50, 20, 100)
     difference = Bootstrap().quality_difference([record(hard + 1)], [record(hard + rng.normal(0, 1, 100))])
@@ -136,7 +136,7 @@ def test_what_makes_examples_hard_cancels():
     assert difference.excludes(0) and difference.high - difference.low < 1
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     rng, bootstrap, inside = np.random.default_rng(0), Bootstrap(samples=500), 0
     for _ in range(400):
         hard = rng.normal(50, 10, 60)
@@ -169,7 +169,7 @@ def test_latencies_are_ratios_of_totals():
     assert versus.value == pytest.approx(fast.sum() / slow.sum()) and versus.low < 5 / 9 < versus.high
 
 
-def test_a_machine_that_drifts_makes_no_method_better():
+def test_drift_of_the_machine_makes_no_method_better():
     """Checks methods timed at different times: in each record examples agree to the last digit, trials do not."""
     target = np.linspace(50, 150, 16)
 
@@ -184,7 +184,7 @@ def test_a_machine_that_drifts_makes_no_method_better():
     assert Bootstrap().latency_ratio([first], [drifting("diff", 0.9, 0.95, 0.93, 0.92)]).excludes(1)
 
 
-def test_rates_are_of_tokens_made_on_both_sides():
+def test_rates_count_the_tokens_of_both_sides():
     """Checks sampled outputs, which differ in length: twice the tokens in twice the time are no slower."""
     rng = np.random.default_rng(0)
     target, tokens = rng.uniform(50, 150, (3, 12)), rng.integers(5, 50, (3, 12))
@@ -215,7 +215,7 @@ def test_whole_requests_sent_at_random_have_the_expected_statistics():
     ({"examples": "others"}, "and chow .* have different examples"),
     ({"metric": "exact_match"}, "and chow .* have different metrics"),
 ])  # fmt: skip
-def test_what_is_not_a_pair_is_refused_by_name(change, message):
+def test_records_that_cannot_be_paired_are_refused_and_named(change, message):
     changed = record([1.0] * 10, method="chow", **change)
     with pytest.raises(ValueError, match=message):
         Bootstrap().quality_difference([record([1.0] * 10)], [changed])
@@ -232,7 +232,7 @@ def test_times_of_other_examples_are_refused(times, first_example):
         Bootstrap().latency_ratio([ours], [theirs])
 
 
-def test_intervals_are_those_of_the_resamples_given_out():
+def test_intervals_are_those_of_the_returned_resamples():
     ours, theirs = measured(0.1, 0), measured(0.15, 1)
     first, second = Bootstrap().qualities([ours], [theirs])
     assert first.shape == (1001,) and (first[0], second[0]) == (ours["quality"]["value"], theirs["quality"]["value"])
@@ -247,9 +247,9 @@ def test_records_without_single_examples_or_with_too_few_are_refused():
     few = record([1.0] * 7, ms=[1.0] * 7, target_ms=[1.0] * 7)
     for untested in (old, few):
         assert not paired.has_quality(untested) and not paired.has_latency(untested)
-        with pytest.raises(ValueError, match="not hold the quality of 8 or more single examples; measure it again"):
+        with pytest.raises(ValueError, match="holds no quality of 8 or more single examples; measure it again"):
             Bootstrap().quality_difference([record([1.0] * 10)], [untested])
-        with pytest.raises(ValueError, match="does not hold the latency"):
+        with pytest.raises(ValueError, match="holds no latency"):
             Bootstrap().latency_ratio([untested])
 
 
@@ -286,7 +286,7 @@ def found(rng, n, *, trials, examples, **world) -> Interval:
 
 @pytest.mark.laws
 @pytest.mark.parametrize("trials", [3, 4, 5, 7, 10])
-def test_intervals_hold_the_truth_in_93_to_97_of_100(trials):
+def test_intervals_cover_the_truth_in_93_to_97_percent_of_cases(trials):
     rng, inside, many = np.random.default_rng(trials), 0, 0
     for examples in (8, 12, 16, 64):
         for spread in (0.05, 0.25):
@@ -313,6 +313,6 @@ def test_an_interval_is_no_narrower_than_the_floor():
 
 
 @pytest.mark.parametrize("examples", [8, 9, 16, 64, 500])
-def test_few_examples_widen_as_students_t_does(examples):
+def test_intervals_of_few_examples_widen_as_students_t_does(examples):
     expected = stats.t.ppf(0.975, examples - 1) / stats.norm.ppf(0.975) * (examples / (examples - 1)) ** 0.5
     assert paired._wider(examples) == pytest.approx(expected, rel=1e-3)

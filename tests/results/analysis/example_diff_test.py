@@ -47,7 +47,7 @@ def test_examples_are_sorted_from_the_seconds_worst_to_its_best(store):
     assert pairs[0].scores[0] == pytest.approx(100) == pairs[2].scores[1]
 
 
-def test_scores_of_other_metrics_are_the_records_own(tmp_path):
+def test_scores_of_metrics_that_run_code_come_from_the_records(tmp_path):
     """Checks a metric whose scores cannot be computed from the text again, because it runs code."""
     records = []
     for record, correct in zip(RECORDS, ([1.0, 0.0, 1.0], [0.0, 1.0, 1.0]), strict=False):
@@ -58,22 +58,22 @@ def test_scores_of_other_metrics_are_the_records_own(tmp_path):
     assert [(pair.first.id, pair.gain) for pair in pairs] == [(0, -100.0), (2, 0.0), (1, 100.0)]
 
 
-def test_what_differs_is_marked():
+def test_differing_words_are_marked():
     text = example_diff.marked("the big cat sat", "the cat sat down", "red")
     assert text.plain == "the big cat sat"
     assert [text.plain[span.start : span.end] for span in text.spans if span.style == "red"] == [" big"]
 
 
-def test_lines_show_both(store):
+def test_lines_show_both_outputs(store):
     pairs = example_diff.pairs(store, *RECORDS[:2])
     shown = "\n".join(line.plain for line in example_diff.shown(*RECORDS[:2], pairs[:1]))
     assert "example 0, 100.0 → " in shown and TEXTS["second"][0] in shown and REFERENCES[0] in shown
 
 
-def test_what_cannot_be_compared_is_said(store):
+def test_points_that_cannot_be_compared_are_refused(store):
     with pytest.raises(ValueError, match=rf"outputs of {RECORDS[4]['key']} were not kept"):
         example_diff.pairs(store, RECORDS[0], RECORDS[4])
     elsewhere = RECORDS[1] | {"fingerprints": {"examples": "others"}}
     outputs.write(store, elsewhere, kept(TEXTS["second"]))
-    with pytest.raises(ValueError, match="judged on other examples"):
+    with pytest.raises(ValueError, match="judged on different examples"):
         example_diff.pairs(store, RECORDS[0], elsewhere)

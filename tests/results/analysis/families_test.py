@@ -25,7 +25,7 @@ def test_points_are_sorted_by_their_number():
     assert panel_families.target.records[0]["point"]["method"] == "autoregressive"
 
 
-def test_what_else_tells_methods_apart_stays_in_the_name():
+def test_other_settings_that_distinguish_methods_stay_in_the_name():
     heads = [made.record("specdecpp", 0.3, 0.3, stop=h, rule="opt", head="x/w6.msgpack") for h in (0.3, 0.5)]
     entropy = made.record("stop_entropy", 0.4, 0.3, stop=0.3)
     cascades = [made.record("opt", 0.3, 0.3, block=4, law="opt", alpha=alpha) for alpha in (0.1, 0.2)]
@@ -44,7 +44,7 @@ def test_what_else_tells_methods_apart_stays_in_the_name():
     )
 
 
-def test_caps_bonuses_and_heads_are_families_of_their_own_with_all_their_points():
+def test_caps_bonuses_and_heads_form_families_with_all_their_points():
     stops = (0.3, 0.5)
     capped = [made.record("specdecpp", 0.3, 0.3, stop=h, block_size=10) for h in stops]
     (panel_families,) = families.of_records([*made.sweep(), *capped])
@@ -59,7 +59,7 @@ def test_caps_bonuses_and_heads_are_families_of_their_own_with_all_their_points(
     assert sizes(panel_families) == [("SpecDec++ (head a)", 2), ("SpecDec++ (head aa)", 2)]
 
 
-def test_a_bonus_from_the_target_is_another_law_where_the_rule_is_lossy():
+def test_a_bonus_from_the_target_changes_the_distribution_of_a_lossy_rule():
     lossy = {"law": "opt", "alpha": 0.1}
     fixed = [made.record("opt", 0.3, 0.3, block=block, **lossy) for block in (2, 4)]
     opt = lossy | {"stop": 0.3, "rule": "opt", "lossless": False}
@@ -73,7 +73,7 @@ def test_a_bonus_from_the_target_is_another_law_where_the_rule_is_lossy():
     }
 
 
-def test_an_oracle_has_no_number_and_oracle_cascades_are_none():
+def test_oracles_have_no_number_and_oracle_cascades_are_not_listed():
     oracle = made.record("stop_oracle", 0.2, 0.0)
     cascade = made.record("oracle_cascade", 1.0, 0.0, law="diff", alpha=0.1)
     (panel_families,) = families.of_records([*made.sweep(), oracle, cascade])
@@ -86,14 +86,14 @@ def test_an_oracle_has_no_number_and_oracle_cascades_are_none():
     )
 
 
-def test_seeds_of_a_point_are_one_spot_and_tasks_are_apart():
+def test_seeds_of_a_point_form_one_spot_and_tasks_are_separate():
     panel_families = families.of_records([*made.sweep(), *made.sweep(seed=1)[6:]])
     assert len(panel_families) == 1 and panel_families[0].adaptive[0].spots[0.5].seeds == 2
     xsum = [made.record("spec_decode", 0.3, 0.3, block=4, task="xsum")]
     assert len(families.of_records([*made.sweep(), *xsum])) == 2
 
 
-def test_records_without_either_are_refused_and_a_missing_target_is_named():
+def test_records_without_blocks_and_thresholds_or_without_a_target_are_refused():
     with pytest.raises(ValueError, match="neither fixed block sizes nor stop thresholds"):
         families.of_records(made.sweep()[:2])
     (panel_families,) = families.of_records(made.sweep()[2:])
@@ -118,7 +118,7 @@ def verdicts(records):
     (5.0, [(0.1, 0.5), (0.3, 0.3), (0.5, 0.4)], 0.3),
     (0.05, [(0.1, 0.5), (0.3, 0.3)], np.nan),
 ])  # fmt: skip
-def test_a_front_is_what_no_other_point_beats(discard, points, rate):
+def test_a_front_holds_the_points_that_no_other_point_beats(discard, points, rate):
     front = [families.Rates(np.asarray([x]), np.asarray([y])) for x, y in points]
     (front_rate,) = families.front_at(front, np.asarray([discard]))
     assert front_rate == pytest.approx(rate, nan_ok=True)
@@ -154,14 +154,14 @@ def test_the_same_policy_under_another_name_ties():
     assert {same_verdicts[block].verdict for block in (4, 6, 8)} == {families.TIES}
 
 
-def test_what_the_front_does_not_reach_is_not_judged():
+def test_blocks_that_the_front_does_not_reach_get_no_verdict():
     high_verdicts = verdicts(made.sweep({0.7: (0.27, 0.8), 0.9: (0.25, 1.4)}))
     assert [high_verdicts[block].verdict for block in (2, 4)] == [families.BEYOND] * 2
     assert high_verdicts[2].difference is None and np.isnan(high_verdicts[2].front)
     assert high_verdicts[6].verdict == high_verdicts[8].verdict == families.DOMINATES
 
 
-def test_resamples_below_the_front_do_not_speak_for_it():
+def test_resamples_below_the_front_do_not_count_for_it():
     """Checks γ = 2, which discards slightly more than the front's first point: on many resamples it discards less."""
     comparison = verdicts(made.sweep({0.1: (0.30, 0.28), 0.3: (0.28, 0.5)}, noise=0.6, seed=5))[2]
     assert (
@@ -177,7 +177,7 @@ def test_examples_are_paired_by_id_whatever_their_order():
     assert plain == pytest.approx(mixed)
 
 
-def test_only_fixed_blocks_of_the_same_law_are_rivals():
+def test_only_fixed_blocks_of_the_same_distribution_are_rivals():
     opt_blocks = [made.record("opt", *rates, block=block, law="opt", alpha=0.2) for block, rates in made.FIXED.items()]
     (panel_families,) = families.of_records([*made.sweep(), *opt_blocks])
     assert {comparison.fixed.name for comparison in families.compare(panel_families, Bootstrap(samples=10))} == {

@@ -18,7 +18,7 @@ STEPS = RNG.integers(10, 150, 200)
 
 
 @given(st.floats(1e-5, 1.0), st.floats(1e-5, 1.0), st.floats(0, 1.0))
-def test_planted_times_come_back_exactly(draft, target, constant):
+def test_planted_times_are_recovered_exactly(draft, target, constant):
     seconds = constant + draft * STEPS + target * CALLS
     fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS)
     assert (fitted.draft, fitted.target) == pytest.approx((draft, target), rel=1e-6)
@@ -27,7 +27,7 @@ def test_planted_times_come_back_exactly(draft, target, constant):
     assert fitted.seconds(200, STEPS.sum(), CALLS.sum()) == pytest.approx(seconds.sum())
 
 
-def test_one_regressor_is_scipys_line():
+def test_a_fit_with_one_regressor_equals_scipys():
     seconds = 0.01 + 0.003 * CALLS + RNG.normal(0, 0.01, 200)
     fitted, theirs = forward_times.fit(seconds, target_calls=CALLS), stats.linregress(CALLS, seconds)
     assert (fitted.target, fitted.constant) == pytest.approx((theirs.slope, theirs.intercept))
@@ -38,7 +38,7 @@ def test_one_regressor_is_scipys_line():
     assert fitted.draft == 0 and "draft_steps" not in fitted.errors
 
 
-def test_standard_errors_are_how_far_estimates_scatter():
+def test_standard_errors_equal_the_scatter_of_estimates():
     noises, counts = np.random.default_rng(2).normal(0, 0.05, (400, 200)), {"draft_steps": STEPS, "target_calls": CALLS}
     fits = [forward_times.fit(0.01 + 0.002 * STEPS + 0.01 * CALLS + noise, **counts) for noise in noises]
     for name, values in {"draft_steps": [f.draft for f in fits], "target_calls": [f.target for f in fits]}.items():
@@ -52,7 +52,7 @@ def drifting(rng) -> tuple[np.ndarray, np.ndarray]:
     return (0.01 + 0.002 * STEPS + 0.01 * CALLS) * speed + rng.normal(0, 0.002, 200), records
 
 
-def test_errors_are_of_records_not_of_their_generations():
+def test_standard_errors_are_clustered_by_record():
     """Checks clustered errors; per generation, estimates scatter by over 1.5 times their reported errors."""
     off = {"records": [], "generations": []}
     for n in range(300):
@@ -63,7 +63,7 @@ def test_errors_are_of_records_not_of_their_generations():
     assert np.std(off["records"]) < 1.5 < np.std(off["generations"])
 
 
-def test_draws_hold_the_true_time_as_often_as_they_say():
+def test_draws_have_their_nominal_coverage():
     counts, inside = np.ones(1001), 0
     true = 0.01 + 0.002 * 100 + 0.01 * 30
     for n in range(300):
@@ -75,7 +75,7 @@ def test_draws_hold_the_true_time_as_often_as_they_say():
     assert 0.9 <= inside / 300 <= 0.99, inside / 300
 
 
-def test_few_clusters_are_few_witnesses():
+def test_few_clusters_widen_errors_and_draws():
     """Checks four records: the sandwich with its factor 4/3, and draws from Student's t with few degrees of freedom."""
     rng, records = np.random.default_rng(5), np.repeat(np.arange(4), 50)
     seconds = 0.01 + 0.01 * CALLS * np.exp(rng.normal(0, 0.1, 4))[records]
@@ -90,14 +90,14 @@ def test_few_clusters_are_few_witnesses():
     assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; a normal one has 1.28
 
 
-def test_errors_wider_than_the_times_leave_them_positive():
+def test_draws_stay_positive_if_errors_exceed_the_times():
     steps = 5 * CALLS + RNG.integers(-40, 41, 200)
     seconds = 0.1 * CALLS * np.exp(RNG.normal(0, 1.5, 200))
     drawn = forward_times.fit(seconds, draft_steps=steps, target_calls=CALLS).draws(1000, (0, 0))
     assert drawn.seconds(1, np.full(1001, 1.0), np.full(1001, 3.0)).min() > 0
 
 
-def test_without_a_constant_its_time_goes_elsewhere_and_the_fit_is_worse():
+def test_a_fit_without_a_constant_is_worse_and_attributes_its_time_to_others():
     seconds = 0.2 + 0.002 * STEPS + 0.01 * CALLS
     fitted = forward_times.fit(seconds, draft_steps=STEPS, target_calls=CALLS, intercept=False)
     assert fitted.constant == 0 and fitted.draft > 0.0025 and fitted.r_squared < 0.99
@@ -106,7 +106,7 @@ def test_without_a_constant_its_time_goes_elsewhere_and_the_fit_is_worse():
 
 
 @pytest.mark.parametrize("intercept", [True, False])
-def test_one_block_size_cannot_tell_the_two_apart(intercept):
+def test_counts_of_one_block_size_are_refused_as_collinear(intercept):
     steps = 5 * CALLS - RNG.integers(0, 2, 200)  # the last block is shorter
     with pytest.raises(ValueError, match=r"nearly collinear over these 200 .* \(r = [01]\..*several block siz"):
         forward_times.fit(0.1 * CALLS, draft_steps=steps, target_calls=CALLS, intercept=intercept)
@@ -121,7 +121,7 @@ def test_too_few_generations_and_outputs_of_one_length_are_refused():
         forward_times.fit(np.ones(20), target_calls=np.full(20, 7))
 
 
-def test_records_give_what_was_planted_in_them():
+def test_planted_times_are_recovered_from_records():
     records = made.sweep()
     fitted = forward_times.speculative(records)
     assert (fitted.draft, fitted.target, fitted.constant) == pytest.approx((0.002, 0.011, 0.004))
@@ -135,7 +135,7 @@ def test_records_give_what_was_planted_in_them():
     assert forward_times.speculative(records).generations == 8 * 32
 
 
-def test_the_suggested_threshold_is_the_theorems():
+def test_the_suggested_threshold_follows_theorem_3_1():
     assert forward_times.suggested_threshold(0.0234, 0.112) == pytest.approx(1 - 0.0234 / 0.112)
     cost_draft, cost_target, delta = 0.0234, 0.112 - 0.0234, 0.05
     general = (cost_target + delta) / (cost_draft + cost_target + delta)
@@ -150,7 +150,7 @@ def of(records) -> Throughputs:
     return Throughputs(panel_families, Bootstrap(samples=100))
 
 
-def test_with_planted_times_predictions_are_exact():
+def test_predictions_from_planted_times_are_exact():
     throughputs = of(made.sweep())
     for family in (*throughputs.families.fixed, *throughputs.families.adaptive):
         for spot in family.spots.values():
@@ -161,7 +161,7 @@ def test_with_planted_times_predictions_are_exact():
     assert len(resampled) == 100 and np.std(resampled) > 0
 
 
-def test_a_run_slower_than_the_rest_shows_as_its_error():
+def test_a_slow_run_has_a_large_prediction_error():
     # many runs beside this record determine the forward times
     records = [*made.sweep(), *(made.sweep(seed=seed)[6] for seed in range(1, 20))]
     slow = made.record("spec_decode", *made.FIXED[4], block=4, slower=1.25)
@@ -169,7 +169,7 @@ def test_a_run_slower_than_the_rest_shows_as_its_error():
     assert throughputs.error(throughputs.families.fixed[0].spots[4]) == pytest.approx(1.25 - 1, abs=0.05)
 
 
-def test_forward_times_of_noise_predict_nothing():
+def test_forward_times_fitted_to_noise_are_refused():
     records = made.sweep()
     for record in records[2:]:
         timed = record["latency"]
@@ -179,7 +179,7 @@ def test_forward_times_of_noise_predict_nothing():
         throughputs.predicted(throughputs.families.fixed[0].spots[4])
 
 
-def test_the_best_setting_of_each_kind():
+def test_best_settings_are_the_fastest_of_their_kind():
     records = made.sweep()
     throughputs = of(records)
     fixed, adaptive = throughputs.families.fixed[0], throughputs.families.adaptive[0]
@@ -191,7 +191,7 @@ def test_the_best_setting_of_each_kind():
     assert throughputs.best_measured(adaptive).number == 0.5
 
 
-def test_the_best_measured_is_the_best_beside_its_own_target():
+def test_the_best_measured_setting_is_relative_to_its_own_target():
     records = made.sweep()
     for entry in ("latency", "target_latency"):  # a period in which all runs took twice as long
         timed = np.asarray(records[8][entry]["per_example_ms"])
@@ -201,7 +201,7 @@ def test_the_best_measured_is_the_best_beside_its_own_target():
     assert throughputs.best_measured(throughputs.families.adaptive[0]).number == 0.5
 
 
-def test_what_the_theorems_threshold_leaves_on_the_table():
+def test_the_loss_at_the_theorems_threshold_is_computed():
     throughputs = of(made.sweep())
     suggestion = throughputs.suggestion(throughputs.families.adaptive[0])
     assert suggestion.threshold == pytest.approx(1 - 0.002 / 0.011) and suggestion.between == (0.7, 0.9)
@@ -214,7 +214,7 @@ def test_what_the_theorems_threshold_leaves_on_the_table():
     assert suggestion.lost[0] > 0
 
 
-def test_a_measured_threshold_needs_no_line_and_one_beyond_takes_the_nearest():
+def test_measured_thresholds_are_not_interpolated_and_those_beyond_use_the_nearest():
     suggested = 1 - 0.002 / 0.011
     measured = of(made.sweep({0.3: (0.38, 0.25), suggested: (0.26, 0.4), 0.9: (0.245, 1.40)}))
     suggestion = measured.suggestion(measured.families.adaptive[0])

@@ -37,21 +37,21 @@ def _rows(*records, **how):
     return {row.method: row for row in table2(panel, **how)}
 
 
-def test_the_two_summaries():
+def test_rows_hold_the_fastest_point_and_the_best_point():
     measured = {0.1: (21.0, 0.9), 0.2: (20.0, 0.7), 0.3: (19.9, 0.5), 0.0: (25.0, 1.1)}
     row = _rows(*(_record("opt", alpha, *values) for alpha, values in measured.items()))["opt"]
     assert row.fastest.alpha == 0.2  # a quality equal to the target's is enough
     assert row.best.alpha == 0.1  # the better point is slower than the target
 
 
-def test_tolerance_and_margin():
+def test_tolerance_and_margin_relax_both_conditions():
     records = [_record("opt", 0.3, quality=19.9, latency=0.5), _record("opt", 0.0, quality=25.0, latency=1.1)]
     strict, loose = _rows(*records)["opt"], _rows(*records, tolerance=0.2, margin=0.1)["opt"]
     assert (strict.fastest.alpha, strict.best.alpha) == (0.0, 0.3)
     assert (loose.fastest.alpha, loose.best.alpha) == (0.3, 0.0)
 
 
-def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
+def test_the_second_speed_up_allows_a_stated_loss_of_quality():
     """Checks 46.05 against 46.12, which has no speed-up if only equal quality counts."""
     measured = {0.1: (19.93, 0.9), 0.3: (19.0, 0.5), 0.5: (18.9, 0.2)}
     records = [_record("opt", alpha, *values) for alpha, values in measured.items()]
@@ -61,7 +61,7 @@ def test_speed_at_quality_that_is_worse_by_no_more_than_a_stated_loss():
     assert _rows(*records, loss=0.05)["opt"].near is None
 
 
-def test_the_target_at_lower_temperatures_stands_beside_a_panel():
+def test_the_target_at_lower_temperatures_is_attached_to_a_panel():
     hot = [*_ENDS, _record("opt", 0.3, quality=21.0, latency=0.8)]
     cold = [copy.deepcopy(_ENDS[0]) for _ in range(2)]
     for record, temperature, quality in zip(cold, (0.5, 0.0), (20.5, 22.0), strict=True):
@@ -78,7 +78,10 @@ def test_the_target_at_lower_temperatures_stands_beside_a_panel():
     ]
     assert not [candidate for candidate in all_panels if candidate.setting["temperature"] == 0.0][0].cooler
     (grid,) = tables.table2_grids(all_panels)
-    note = "The target alone at lower temperatures, which sharpen as some rules do: 22.00 at T = 0, 20.50 at T = 0.5."
+    note = (
+        "The target alone at lower temperatures, which sharpen its distribution as some rules do: 22.00 at T = 0, "
+        "20.50 at T = 0.5."
+    )
     assert note in grid.notes
 
 
@@ -99,7 +102,7 @@ def test_inconclusive_points_do_not_count_and_are_named():
     assert points.rows[-1][0] == "SpecCascade [OPT] (inconclusive)"
 
 
-def test_seeds_are_averaged_and_spread():
+def test_seeds_are_averaged_and_give_the_spread():
     records = [_record("opt", 0.1, quality=q, latency=r, seed=n) for n, (q, r) in enumerate([(20, 0.5), (22, 0.7)])]
     (panel,) = panels([*_ENDS, *records])
     (spot,) = panel.curves["opt"]
@@ -108,7 +111,7 @@ def test_seeds_are_averaged_and_spread():
     assert "1–2 seeds" in panel.sizes()
 
 
-def test_panels_keep_apart_what_cannot_be_compared():
+def test_points_that_cannot_be_compared_are_in_separate_panels():
     changes = {"block_size": 3, "bonus": "none", "temperature": 0.0, "task": "multi30k", "quality_examples": 500}
     records = [*_ENDS, _record("opt", 0.1), *(_record("opt", 0.1, **{n: value}) for n, value in changes.items())]
     assert len(panels(records)) == 6
@@ -125,7 +128,7 @@ def test_a_panel_without_the_target_is_refused_by_name():
         table2(panel)
 
 
-def test_methods_come_in_the_papers_order_and_alphas_rise():
+def test_methods_are_in_the_papers_order_and_alphas_ascend():
     (panel,) = panels([fake.run(point) for point in reversed(fake.coordinates())])
     assert list(panel.curves) == ["spec_decode", "lossy", "chow", "diff", "opt", "token_v3"]
     alphas = [[spot.alpha for spot in curve] for curve in panel.curves.values()]
@@ -143,7 +146,7 @@ def test_records_without_latency_still_make_curves():
     assert "rel. latency" not in tables.points_grid(panel).header
 
 
-def test_a_point_measured_again_is_no_further_seed():
+def test_a_point_measured_again_counts_as_one_seed():
     first, again = _record("opt", 0.1), _record("opt", 0.1)
     again["key"], again["quality"] = "again", again["quality"] | {"value": first["quality"]["value"] + 1}
     (panel,) = summary.panels([_record("autoregressive", None), first, again])
@@ -151,7 +154,7 @@ def test_a_point_measured_again_is_no_further_seed():
     assert spot.seeds == 1 and spot.quality.value == first["quality"]["value"] + 1
 
 
-def test_what_is_put_together_shares_a_panel_and_says_so_in_its_name():
+def test_joined_settings_share_a_panel_and_are_in_the_names_of_curves():
     records = [*_ENDS, _record("opt", 0.1), _record("opt", 0.1, bonus="none")]
     records += [_record(name, 0.1, block_size=3) for name in ("opt", "token_v3")]
     rule, none = sorted(panels(records, together=("block_size",)), key=lambda panel: -len(panel.curves))
@@ -165,7 +168,7 @@ def test_what_is_put_together_shares_a_panel_and_says_so_in_its_name():
         panels(records, together=("temperature",))
 
 
-def test_drafts_of_two_temperatures_stand_side_by_side_and_the_first_is_the_end():
+def test_drafts_of_two_temperatures_share_a_panel_and_the_first_is_its_end():
     greedy = {"draft_temperature": 0.0}
     ends = [*_ENDS, _record(summary.TARGET, **greedy), _record(summary.DRAFT, quality=13.0, latency=0.1, **greedy)]
     (panel,) = panels([*ends, _record("opt", 0.1), _record("opt", 0.1, **greedy)], together=("draft_temperature",))
@@ -173,7 +176,7 @@ def test_drafts_of_two_temperatures_stand_side_by_side_and_the_first_is_the_end(
     assert panel.target.seeds == 1 and (panel.draft.quality.value, len(panel.curves)) == (12.0, 3)
 
 
-def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
+def test_methods_without_a_swept_block_size_are_in_every_panel():
     changes = {"swept_block": False, "bonus": "target"}
     cascade = [_record("token_cascade", alpha, block_size=10, **changes) for alpha in (0.1, 0.2)]
     whole = _record("seq_cascade", -3.0, swept_block=False) | {"inconclusive": False}
@@ -187,7 +190,7 @@ def test_methods_without_a_choice_of_block_size_stand_beside_every_block_size():
     assert list(alone.curves) == ["token_cascade (γ = 5)", "token_cascade (γ = 10)"] and "γ" not in alone.title()
 
 
-def test_stop_thresholds_are_one_curve_where_the_rule_has_no_alpha():
+def test_stop_thresholds_form_one_curve_if_the_rule_has_no_alpha():
     changes = {"family": "specdecpp", "block_size": 20, "swept_block": False}
     stopped = [_record("specdecpp", stop_threshold=h, **changes) for h in (0.7, 0.3)]
     with_alpha = _record("bild", 2.0, stop_threshold=0.5, family="bild", block_size=10, swept_block=False)
@@ -203,7 +206,7 @@ def _headed(stop, head, path=None, quality=20.0, rule=""):
     return record | {"key": f"{record['key']}{head}{path}"}
 
 
-def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called():
+def test_heads_with_other_weights_form_other_curves_whatever_their_file_names():
     first, second = [_headed(h, "a" * 32) for h in (0.1, 0.3)], [_headed(h, "b" * 32) for h in (0.3, 0.5)]
     (panel,) = panels([*_ENDS, *first])
     assert list(panel.curves) == ["specdecpp"]
@@ -215,7 +218,7 @@ def test_heads_of_other_weights_are_other_curves_whatever_their_files_are_called
     assert list(panel.curves) == ["specdecpp[opt]@0.3 (head aaaaaa)", "specdecpp[opt]@0.3 (head bbbbbb)"]
 
 
-def test_what_is_numbered_stands_in_the_order_of_its_numbers():
+def test_numbered_curves_and_panels_are_sorted_by_number():
     """Checks the numeric order of curves of methods without a fixed rank, of curve suffixes, and of panels."""
     sizes = (5, 10, 3, 20)
     records = [_record("autoregressive"), *(_record(f"my.token_v{n}", 0.5) for n in (10, 2, 1))]
@@ -246,16 +249,16 @@ def labelled(**chosen):
     ({"method": "spec_decode", "drafters": (Level(model="mid", budget=3, rule="opt", alpha=0.2),)},
      "SpecDecode [draft 5 → mid 3 rule opt alpha 0.2]"),
 ])  # fmt: skip
-def test_a_curve_is_named_by_its_method_and_by_what_was_chosen_for_it(chosen, text):
+def test_a_curve_is_named_by_its_method_and_its_settings(chosen, text):
     assert summary.label(labelled(**chosen)) == text
 
 
-def test_what_sets_it_apart_comes_last_and_a_threshold_may_be_what_the_curve_runs_along():
+def test_labels_end_with_distinguishing_settings_and_may_omit_the_threshold():
     stopped = labelled(method="specdecpp", stop_threshold=0.7)
     assert summary.label(stopped, " (γ = 20)", threshold=False) == "SpecDec++ (γ = 20)"
 
 
-def test_curves_come_in_the_papers_order():
+def test_curves_are_in_the_papers_order():
     ordered = ["bild", "spec_decode", "opt", "token_v3", "fuzzy"]
     shuffled = [ordered[n] for n in (3, 4, 0, 2, 1)]
     assert sorted(shuffled, key=lambda name: summary.place(labelled(method=name), name)) == ordered

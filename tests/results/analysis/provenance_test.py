@@ -26,12 +26,12 @@ def _records(*packages, records=None):
 
 
 SAID = (
-    "Measured by several versions of the code, whose numbers may not compare: speccascade_jax 0.1.0 (aaaaaaaaaa) and "
-    "0.1.0 (bbbbbbbbbb, files changed)."
+    "Measured by several versions of the code, whose numbers may not be comparable: speccascade_jax 0.1.0 (aaaaaaaaaa) "
+    "and 0.1.0 (bbbbbbbbbb, files changed)."
 )
 
 
-def test_one_version_is_not_worth_a_word():
+def test_one_version_has_no_note():
     for packages in ((FIRST,), (SECOND,), (None,)):
         assert provenance.notes(panels.panels(_records(*packages))) == []
 
@@ -45,7 +45,7 @@ def test_several_revisions_are_named_in_one_line_of_every_table():
 
 
 @pytest.mark.parametrize("name", ["forward_times", "throughput", "dominance"])
-def test_so_they_are_in_paper_3s(name):
+def test_several_revisions_are_named_in_the_tables_of_specdecpp(name):
     notes = []
     for packages in ((FIRST,), (FIRST, SECOND)):
         (every,) = families.of_records(_records(*packages, records=measured_records.sweep()))
@@ -53,7 +53,7 @@ def test_so_they_are_in_paper_3s(name):
     assert list(map(len, notes)) == [0, 1]
 
 
-def test_panels_of_one_revision_each_that_stand_in_one_table_are_named_too():
+def test_revisions_of_several_panels_in_one_table_are_named():
     records = _records(FIRST)
     for record in _records(SECOND):
         record["point"]["pair"] = "another"
@@ -64,14 +64,14 @@ def test_panels_of_one_revision_each_that_stand_in_one_table_are_named_too():
     assert SAID in grid.notes
 
 
-def test_other_libraries_and_records_that_do_not_say_are_named():
+def test_other_libraries_and_unknown_versions_are_named():
     records = _records(FIRST, None)
     records[2]["versions"]["jax"] = "0.9"
     (note,) = provenance.notes(panels.panels(records))
-    assert "speccascade_jax 0.1.0 (aaaaaaaaaa) and of unknown version; jax 0.10 and 0.9." in note
+    assert "speccascade_jax 0.1.0 (aaaaaaaaaa) and an unknown version; jax 0.10 and 0.9." in note
 
 
-def test_points_of_one_curve_whose_rule_changed_between_them_are_named():
+def test_curves_whose_rule_changed_between_points_are_named():
     records = _records(FIRST)
     for alpha, code in ((0.1, "x"), (0.2, "y"), (0.3, "x")):
         record = hand.point("token_v3") | {"package": FIRST, "versions": {"jax": "0.10"}}
@@ -79,4 +79,4 @@ def test_points_of_one_curve_whose_rule_changed_between_them_are_named():
         record["provenance"] = {"code": code, "toolchain": {"jax": "0.10"}}
         records.append(copy.deepcopy(record))
     (note,) = provenance.notes(panels.panels(records))
-    assert note == "Rule, stop policy or drafter changed between points of SpecCascade [Token]: measure them again."
+    assert note == "The rule, stop policy or drafter changed between points of SpecCascade [Token]: measure them again."

@@ -47,24 +47,24 @@ def test_entries_are_best_or_tied(marks_of, methods, marks):
     assert marks_of(*(point(name, **changes) for name, changes in methods.items())) == marks
 
 
-def test_an_entry_alone_is_not_best_of_anything():
+def test_a_single_entry_gets_no_mark():
     (spot,) = spots(point("opt", gain=9))[1]
     assert significance.quality_marks([None, spot, None], Bootstrap()) == ["", "", ""]
 
 
-def test_without_single_examples_nothing_is_called_better():
+def test_records_without_single_examples_are_never_marked_as_best():
     old = strip(point("chow", gain=-9))
     assert quality_marks(old, point("diff", gain=5), point("opt")) == ["", "", ""]
     assert quality_marks(old, point("diff", own=7), point("opt", own=8)) == ["", "≈", "≈"]
     assert quality_marks(strip(point("chow", gain=9)), point("diff", gain=5), point("opt")) == ["", "", ""]
     panel, (spot, *_) = spots(old, point("opt"))
     assert significance.quality_gain(panel, spot, Bootstrap()) is significance.latency(spot, Bootstrap()) is None
-    said = "No interval and no mark for the quality of 1 and the latency of 1 of 3 points: their records hold no single"
-    assert significance.uncompared(panel) == [f"{said} examples, or fewer than 8."]
+    said = "No interval and no mark for the quality of 1 and the latency of 1 of 3 points: their records hold no"
+    assert significance.uncompared(panel) == [f"{said} results of single examples, or of fewer than 8."]
     assert significance.uncompared(spots(point("opt"))[0]) == []
 
 
-def test_gains_are_over_the_target():
+def test_gains_are_relative_to_the_target():
     panel, (spot,) = spots(point("opt", gain=2, ratio=0.7))
     gain, ratio = significance.quality_gain(panel, spot, Bootstrap()), significance.latency(spot, Bootstrap())
     assert gain.value == pytest.approx(spot.quality.value - panel.target.quality.value) and gain.excludes(0)
@@ -88,7 +88,7 @@ def fewer(record, trials):
     return record
 
 
-def test_fewer_than_three_trials_are_no_ground_to_call_a_latency_better():
+def test_latencies_of_fewer_than_three_trials_get_no_mark():
     records = [point("chow", ratio=0.9), point("diff", ratio=0.95), point("opt", ratio=0.5)]
     assert latency_marks(*records) == ["", "", "*"]
     two = [fewer(record, 2) for record in records]
@@ -119,12 +119,12 @@ def test_the_target_timed_against_itself_is_the_noise_floor():
     wide = significance.latency(shown[1], Bootstrap(), significance.noise(loud))
     assert wide.low <= wide.value / 1.17 and wide.high >= wide.value * 1.17 * 0.999
     (said, *_), quiet_said = significance.noise_notes(loud), list(significance.noise_notes(quiet))
-    assert said == "The target timed against itself came out at 1.17: the machine was busy, latencies mean little."
-    assert len(quiet_said) == 1 and "up to 1.0% apart" in quiet_said[0]
+    assert said == "The target timed against itself gave 1.17: the machine was busy, and the latencies are unreliable."
+    assert len(quiet_said) == 1 and "differ by up to 1.0%" in quiet_said[0]
     assert any("busy" in note for note in significance.noise_notes(busy(1 / 1.12)))
 
 
-def test_what_made_the_same_calls_is_never_told_apart():
+def test_methods_that_made_the_same_calls_are_always_tied():
     """Checks `lossy_greedy` at 1.53x and `token_v3` at 1.35x, which wrote the same tokens by the same calls."""
     ours, theirs = point("lossy", ratio=0.65), point("token_v3", ratio=0.74)
     chow = point("chow", ratio=0.5)
@@ -144,7 +144,7 @@ def test_what_made_the_same_calls_is_never_told_apart():
 @pytest.mark.laws
 @pytest.mark.parametrize("methods", [2, 5])
 @pytest.mark.parametrize("trials", [3, 10])
-def test_identical_methods_are_told_apart_in_at_most_5_of_100_tables(methods, trials):
+def test_identical_methods_differ_significantly_in_at_most_5_percent_of_tables(methods, trials):
     rng, apart = np.random.default_rng(methods * trials), 0
     base = [point(name, noise=0) for name in ("autoregressive", "chow", "diff", "opt", "token_v3", "lossy")]
     for n in range(200):
@@ -171,7 +171,7 @@ def failing(record, count=2):
     return record | {"quality": record["quality"] | {"per_example": judged}, "failed_examples": lost}
 
 
-def test_a_point_that_left_examples_out_has_no_interval_and_the_table_says_so():
+def test_a_point_with_failed_examples_has_no_interval_and_a_note():
     """Checks that a point with fewer examples is compared with no other, and no entry of its column is best."""
     records = [failing(point("chow", gain=9)), point("diff", gain=5), point("opt")]
     assert quality_marks(*records) == ["", "", ""]
@@ -190,13 +190,13 @@ def between(*records):
     return panel
 
 
-def test_the_line_runs_from_the_target_to_the_draft():
+def test_the_line_of_random_requests_runs_from_target_to_draft():
     line = significance.random_line(between())
     assert (line.latency[0], line.latency[-1]) == pytest.approx((1.0, 0.1))
     assert line.quality == pytest.approx(np.linspace(HARD.mean(), HARD.mean() - 9, 41))
 
 
-def test_corpus_scores_are_those_of_mixed_statistics_not_a_straight_line():
+def test_corpus_scores_on_the_line_come_from_mixed_statistics():
     statistics = {0: [30, 20, 12, 8, 40, 36, 32, 28, 40, 40], 1: [10, 4, 1, 0, 30, 26, 22, 18, 30, 40]}
     ends = [record | {"quality": record["quality"] | {"metric": "bleu"}} for record in ENDS]
     for n, record in enumerate(ends):
@@ -207,7 +207,7 @@ def test_corpus_scores_are_those_of_mixed_statistics_not_a_straight_line():
     assert np.abs(np.diff(line.quality, 2)).max() > 1e-6 and (np.diff(line.quality) < 0).all()
 
 
-def test_without_single_examples_the_line_is_straight_and_without_an_end_there_is_none():
+def test_the_line_is_straight_without_single_examples_and_absent_without_an_end():
     for record in (stripped := [strip(point(end)) for end in (panels.TARGET, panels.DRAFT)]):
         record["quality"]["value"] = 30.0 if record is stripped[0] else 20.0
     (panel,) = panels.panels([*stripped, point("opt")])
@@ -218,7 +218,7 @@ def test_without_single_examples_the_line_is_straight_and_without_an_end_there_i
     assert significance.random_notes(alone, Bootstrap()) == []
 
 
-def test_gains_are_over_the_line_at_equal_latency():
+def test_gains_over_the_line_are_taken_at_equal_latency():
     panel = between(point("opt", gain=-2, ratio=0.55, noise=0))
     gain = significance.gain_over_random(panel, panel.spots[0], Bootstrap())
     assert gain.value == pytest.approx(-2 + 9 * 0.5) and gain.low <= gain.value <= gain.high

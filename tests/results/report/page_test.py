@@ -90,7 +90,7 @@ class Reader(HTMLParser):
             self.shown.append(data)
 
 
-def test_it_holds_every_point_with_its_command_and_outputs(plain):
+def test_the_page_holds_every_point_with_its_command_and_outputs(plain):
     path, text = plain
     assert path.with_suffix(".html").read_text() == text
     read = Reader(text)
@@ -105,7 +105,7 @@ def test_it_holds_every_point_with_its_command_and_outputs(plain):
     assert anchors == {name for name in read.ids if re.fullmatch(r"point-\d+", name)}
 
 
-def test_nothing_is_asked_of_a_network(plain):
+def test_the_page_needs_no_network(plain):
     read = Reader(plain[1])
     assert [link for link in read.links if not link.startswith(("data:", "#"))] == []
     assert not {"iframe", "link rel", "object", "embed"} & set(read.tags)
@@ -133,15 +133,15 @@ def test_forty_points_of_64_outputs_stay_under_5_mb(tmp_path, trace):
     assert page.write(panels(records), path).stat().st_size < 5_000_000
 
 
-def test_every_panel_has_its_own_verdict_also_without_outputs_or_times(tmp_path):
+def test_every_panel_has_a_verdict_even_without_outputs_or_times(tmp_path):
     untimed = [{k: v for k, v in record.items() if "latency" not in k} for record in sweep(temperature=0.0)]
     path = stored(tmp_path, [*sweep(), *untimed])
     text = page.write(panels(read_records(path)), path).read_text()
-    assert "Outputs were not kept" in text and text.count("Nothing was timed.") == 1
+    assert "Outputs were not kept" in text and text.count("No latency was measured.") == 1
     assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 1
 
 
-def test_damaged_outputs_are_said_and_the_rest_is_shown(tmp_path, trace):
+def test_damaged_outputs_raise_a_warning_and_the_rest_is_shown(tmp_path, trace):
     path = stored(tmp_path, sweep()[:8], trace)
     outputs_file = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
     outputs_file.write_text(outputs_file.read_text()[:-9])
@@ -156,7 +156,7 @@ def test_a_store_without_the_target_is_refused(tmp_path):
         page.write(panels(records), tmp_path / "a.jsonl")
 
 
-def test_rejections_by_position_are_the_counters(trace):
+def test_rejections_by_position_equal_the_counters(trace):
     positions = [{"examined": [10, 8, 0], "kept": [9, 2, 0]}, {"examined": [10, 2], "kept": [6, 1]}]
     spot = SimpleNamespace(records=[{"by_position": entry} for entry in positions])
     assert charts.by_position(spot) == [(1, pytest.approx(0.25)), (2, pytest.approx(0.7))]
@@ -167,12 +167,12 @@ def test_rejections_by_position_are_the_counters(trace):
     assert all(share == 0 for _, share in charts.by_divergence([alone]))
 
 
-def test_spans_are_written_short():
+def test_intervals_with_equal_ends_are_written_as_one_number():
     assert charts.spanned(charts.Interval(1.0, 1.0, 1.0), ".2f") == "1.00"
     assert charts.spanned(charts.Interval(-0.5, -1.0, 0.25), "+.1f") == "-0.5 [-1.0, +0.2]"
 
 
-def test_progress_estimates_from_what_this_process_measured(capsys):
+def test_progress_estimates_the_time_left_from_points_of_this_process(capsys):
     now = iter([0.0, 10.0, 20.0, 20.0])
     with printing.Progress(10, present=4, store="store.jsonl", clock=lambda: next(now)) as progress:
         for point in fake_records.coordinates()[2:4]:

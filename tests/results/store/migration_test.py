@@ -25,7 +25,7 @@ def path(tmp_path) -> Path:
     return Path(shutil.copy(golden_points.FOLDER / "format_2.jsonl", tmp_path / "old.jsonl"))
 
 
-def test_an_old_store_is_read_under_todays_keys_and_stays_as_it_is(path):
+def test_an_old_store_is_read_under_todays_keys_and_stays_unchanged(path):
     before = path.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -90,7 +90,7 @@ def test_only_the_hardware_in_the_old_key_is_in_the_new_one():
 def test_records_of_other_formats_are_refused(tmp_path, number):
     path = tmp_path / "other.jsonl"
     path.write_text(to_line(OLD[0] | {"format": number}))
-    with pytest.raises(ValueError, match=f"holds records of format {number}, this version reads and writes {FORMAT}: "):
+    with pytest.raises(ValueError, match=f"holds records of format {number}; this version reads and writes {FORMAT}: "):
         check_format(read_records(path), path)
     no_point = {"key": "k", "format": 2, "question": "of no point"}
     assert migration.migrated(no_point) is no_point
@@ -129,7 +129,7 @@ def _broken(text: str, by: str) -> dict:
     OLD[0] | {"point": []},
     OLD[0] | {"fingerprints": "none"},
 ])  # fmt: skip
-def test_a_record_that_says_nothing_of_its_point_keeps_its_key_and_is_read(tmp_path, record):
+def test_a_record_without_a_readable_point_keeps_its_key_and_is_read(tmp_path, record):
     path = tmp_path / "broken.jsonl"
     path.write_text(to_line(record))
     (read,) = read_records(path)
@@ -137,7 +137,7 @@ def test_a_record_that_says_nothing_of_its_point_keeps_its_key_and_is_read(tmp_p
     assert read["key"] == OLD[0]["key"] or record["fingerprints"] == "none"
 
 
-def test_of_two_old_records_of_one_point_the_later_counts_and_none_is_damaged(tmp_path):
+def test_the_later_of_two_old_records_of_a_point_is_read_and_none_is_damaged(tmp_path):
     """Checks two records whose keys differed in format 2 because the code of a rule was part of the key."""
     path, first = tmp_path / "twice.jsonl", OLD[0]
     later = first | {"key": "e" * 32, "fingerprints": first["fingerprints"] | {"code": "changed"}, "started": "later"}

@@ -27,7 +27,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "deep" / "sweep.jsonl"
 
 
-def test_records_come_back_in_order_and_one_per_line(path):
+def test_records_are_stored_one_per_line_and_read_in_order(path):
     written = filled(path, 3)
     assert read_records(path) == written
     assert path.read_bytes().count(b"\n") == 3
@@ -56,7 +56,7 @@ def test_keys_depend_on_every_part_and_on_nothing_else():
     assert len({point_key(a=1), point_key(a=2), point_key(b=1), point_key(a=1.5), point_key(a="1")}) == 5
 
 
-def test_two_writers_are_refused_by_name_and_process(path):
+def test_a_second_writer_is_refused_with_the_store_and_process_named(path):
     said = rf"process {os.getpid()} \(lock .*sweep.jsonl.lock\)"
     with ResultStore(path), pytest.raises(StoreLockedError, match=said):
         ResultStore(path)
@@ -64,7 +64,7 @@ def test_two_writers_are_refused_by_name_and_process(path):
     assert not path.with_name("sweep.jsonl.lock").exists()
 
 
-def test_the_lock_of_a_killed_writer_does_not_stay(path):
+def test_the_lock_of_a_killed_writer_is_released(path):
     child = _spawn(path, count=10_000)
     assert child.stdout.readline()
     with pytest.raises(StoreLockedError, match=f"process {child.pid} "):
@@ -73,7 +73,7 @@ def test_the_lock_of_a_killed_writer_does_not_stay(path):
     ResultStore(path).close()
 
 
-def test_a_write_that_the_disk_cut_short_leaves_no_trace(path, monkeypatch):
+def test_a_write_cut_short_by_a_full_disk_is_undone(path, monkeypatch):
     with ResultStore(path) as store:
         store.append(record(0))
         real = os.write
@@ -104,7 +104,7 @@ def _codes(records: list[dict]) -> list[tuple[int, str]]:
     return [(record["n"], record["code"]) for record in records]
 
 
-def test_a_record_that_supersedes_another_takes_its_place_whenever_the_store_is_read(path):
+def test_a_superseding_record_replaces_the_former_one_in_every_read(path):
     chain = _of_code(0, "b", supersedes="a"), _of_code(0, "a", supersedes="b")
     with ResultStore(path) as store:
         for n in range(3):
@@ -127,7 +127,7 @@ def test_a_record_that_supersedes_another_takes_its_place_whenever_the_store_is_
     assert path.read_bytes() == b"".join([*lines[:3], lines[4]])
 
 
-def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
+def test_a_superseding_line_torn_anywhere_keeps_the_former_record(path):
     written(path, _of_code(0, "a"), _of_code(0, "b", supersedes="a"))
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
@@ -144,7 +144,7 @@ def test_a_superseding_line_torn_anywhere_leaves_the_former_record(path):
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_of_several_files_the_superseding_record_counts(tmp_path, names):
+def test_the_superseding_record_is_read_from_any_of_several_files(tmp_path, names):
     paths = dict(zip(names, (tmp_path / name for name in names), strict=True))
     for code, more in (("a", {}), ("b", {"supersedes": "a"})):
         written(paths[code], _of_code(0, code, **more), _of_code(1, code))
@@ -217,14 +217,14 @@ def test_writing_atomically_replaces_and_leaves_no_temporary_file(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_checksum_is_of_what_a_record_says_and_not_of_how(path):
+def test_a_checksum_depends_on_content_and_not_on_formatting(path):
     filled(path, 1)
     line = json.loads(path.read_bytes())
     path.write_text(json.dumps(dict(reversed(line.items())), ensure_ascii=False, indent=None) + "\n", encoding="utf-8")
     assert [record["n"] for record in read_records(path)] == [0]
 
 
-def test_records_from_before_there_were_checksums_are_read_and_added_to(path):
+def test_stores_without_checksums_are_read_and_appended_to(path):
     path.parent.mkdir()
     path.write_text(json.dumps(record(0)) + "\n")
     with ResultStore(path) as store:
@@ -246,7 +246,7 @@ def test_every_group_is_in_exactly_one_part(groups, parts):
     (-1, 2, "shard_id=-1 of num_shards=2"),
     (0, 0, "num_shards=0: give 1 or more"),
 ])  # fmt: skip
-def test_a_part_that_is_none_is_refused(shard_id, num_shards, message):
+def test_invalid_shards_are_refused(shard_id, num_shards, message):
     with pytest.raises(ValueError, match=message):
         shards.checked(shard_id, num_shards)
 
@@ -328,7 +328,7 @@ def _whole(path: Path, count: int, code: str = "x") -> list[dict]:
 
 
 @pytest.mark.laws
-def test_twenty_kills_lose_double_and_tear_nothing(path):
+def test_twenty_kills_lose_repeat_and_tear_no_record(path):
     for records, stored in _killed(path, 2_000, times=20, longest=0.06):
         points = [record["point"] for record in records]
         assert len(set(points)) == len(points) and stored <= set(points)

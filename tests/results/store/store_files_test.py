@@ -22,7 +22,7 @@ def numbers(path: Path) -> list[int]:
     return [record["n"] for record in read_records(path)]
 
 
-def test_a_last_line_torn_anywhere_is_set_aside_and_the_rest_kept(path):
+def test_a_last_line_torn_anywhere_is_set_aside_and_the_rest_is_kept(path):
     filled(path, 2)
     whole = path.read_bytes()
     start = whole.rindex(b"\n", 0, len(whole) - 1) + 1
@@ -38,7 +38,7 @@ def test_a_last_line_torn_anywhere_is_set_aside_and_the_rest_kept(path):
         aside.unlink()
 
 
-def test_a_complete_last_line_without_its_end_is_kept(path):
+def test_a_complete_last_line_without_a_line_end_is_kept(path):
     written = filled(path, 2)
     path.write_bytes(path.read_bytes()[:-1])
     with ResultStore(path) as store:
@@ -63,7 +63,7 @@ def test_damaged_lines_anywhere_are_reported_by_number(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")
-def test_a_first_record_that_was_torn_is_no_stranger(path):
+def test_a_file_of_one_torn_record_is_accepted_as_a_store(path):
     path.parent.mkdir()
     whole = json.dumps(record(0)).replace(" ", "").encode()
     for torn in (b"", b"\n", whole[:1], whole[:5], whole[:-1]):
@@ -79,7 +79,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS)
-def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(path, content):
+def test_a_file_that_is_not_a_store_is_refused_and_left_unchanged(path, content):
     path.parent.mkdir()
     path.write_bytes(content)
     for read in (ResultStore, read_records):
@@ -88,18 +88,18 @@ def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(path, content):
     assert path.read_bytes() == content and list(path.parent.iterdir()) == [path]
 
 
-def test_neither_a_folder_nor_a_stranger_in_the_locks_place_is_touched(path):
+def test_a_folder_and_a_foreign_lock_file_are_refused_and_left_unchanged(path):
     path.mkdir(parents=True)
-    with pytest.raises(results.NotAStoreError, match="is no file .* name another output"):
+    with pytest.raises(results.NotAStoreError, match="is not a file .* name another output"):
         ResultStore(path)
     lock = path.with_name("poetry.lock")
     lock.write_text("[[package]]\n")
-    with pytest.raises(ValueError, match=r"poetry\.lock is no lock of .*poetry: "):
+    with pytest.raises(ValueError, match=r"poetry\.lock is not a lock of .*poetry: "):
         ResultStore(path.with_name("poetry"))
     assert lock.read_text() == "[[package]]\n"
 
 
-def test_damaged_lines_are_kept_byte_for_byte_and_so_are_the_others(path):
+def test_damaged_and_intact_lines_are_kept_byte_for_byte(path):
     filled(path, 3)
     first, two, three = path.read_bytes().splitlines(keepends=True)
     crlf, torn = b'{"key": \xff}\r\n', b'{"key": "torn'
@@ -123,7 +123,7 @@ def test_many_damaged_lines_are_counted_and_few_are_listed(path):
     assert len(str(caught[0].message)) < 600 and "and 295 more" in str(caught[0].message)
 
 
-def test_every_flipped_digit_of_a_record_is_noticed(path):
+def test_every_changed_digit_of_a_record_is_detected(path):
     written(path, record(0, value=0.12345, deep={"b": [1, 2.5], "a": None}), record(1))
     whole = path.read_bytes()
     first = whole.index(b"\n")
@@ -131,7 +131,7 @@ def test_every_flipped_digit_of_a_record_is_noticed(path):
     assert len(places) > 20
     for place in places:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.warns(UserWarning, match=r"line 1 \(its checksum is of something else\)"):
+        with pytest.warns(UserWarning, match=r"line 1 \(its checksum does not match\)"):
             assert numbers(path) == [1]
 
 
@@ -167,7 +167,7 @@ CHANGES = {
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how):
+def test_a_store_removed_while_it_is_written_loses_nothing(path, how):
     with ResultStore(path) as store:
         for n in range(3):
             store.append(record(n))
@@ -187,7 +187,7 @@ def test_a_store_that_is_taken_away_while_it_is_written_loses_nothing(path, how)
 
 
 @pytest.mark.parametrize("superseded_before", [True, False])
-def test_superseding_records_come_back_where_the_file_was_replaced(path, superseded_before):
+def test_superseding_records_are_restored_after_the_file_was_replaced(path, superseded_before):
     """Checks that the next record, or an earlier one, supersedes the record in an older copy of the store."""
     code = {"provenance": {"code": "a"}}
     with ResultStore(path) as store:
@@ -214,7 +214,7 @@ def test_a_record_that_the_new_file_holds_already_is_not_added_again(path):
     assert numbers(path) == [1, 0]
 
 
-def test_a_store_that_cannot_come_back_says_where_its_records_are(path, monkeypatch):
+def test_a_store_that_cannot_be_restored_names_the_file_with_its_records(path, monkeypatch):
     for number, foreign in enumerate((True, False)):
         store = ResultStore(path.with_name(f"{number}.jsonl"))
         for n in range(3):
@@ -230,7 +230,7 @@ def test_a_store_that_cannot_come_back_says_where_its_records_are(path, monkeypa
         store.close()
 
 
-def test_a_lock_that_was_removed_is_taken_again_or_the_second_writer_is_named(path):
+def test_a_removed_lock_is_taken_again_or_the_second_writer_is_named(path):
     lock = path.with_name("sweep.jsonl.lock")
     with ResultStore(path) as store:
         store.append(record(0))
@@ -248,7 +248,7 @@ def test_a_lock_that_was_removed_is_taken_again_or_the_second_writer_is_named(pa
     assert numbers(path) == [0, 1, 2, 4]
 
 
-def test_a_link_is_written_through_and_locks_what_it_leads_to(path, tmp_path):
+def test_a_link_is_followed_for_writes_and_for_the_lock(path, tmp_path):
     filled(path, 1)
     link = tmp_path / "link.jsonl"
     link.symlink_to(path)

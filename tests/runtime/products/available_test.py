@@ -15,29 +15,29 @@ on_a_cpu = pytest.mark.skipif(not ON_LINUX, reason="for Linux's CPUs")
 
 
 @on_a_cpu
-def test_the_usual_machine_has_them(monkeypatch):
-    """Otherwise all tests of products would be skipped without notice."""
+def test_products_are_available_on_the_test_machine(monkeypatch):
+    """Fails if all tests of products would be skipped without notice."""
     monkeypatch.delenv(native.SWITCH, raising=False)
     if platform.machine() in ("x86_64", "aarch64"):
         assert native.unavailable.__wrapped__() is None
 
 
-def test_it_is_left_out_where_it_is_switched_off(monkeypatch):
+def test_products_are_unavailable_if_switched_off_or_untested(monkeypatch):
     monkeypatch.setenv(native.SWITCH, "0")
     assert native.unavailable.__wrapped__() == "SPECCASCADE_PRODUCTS is 0"
     monkeypatch.delenv(native.SWITCH)
     monkeypatch.setattr(native.platform, "machine", lambda: "riscv64")
-    assert "riscv64 was never tried" in native.unavailable.__wrapped__()
+    assert "riscv64 was never tested" in native.unavailable.__wrapped__()
 
 
 @on_a_cpu
-def test_it_is_left_out_without_a_known_interface(monkeypatch, tmp_path):
+def test_products_are_unavailable_without_a_known_interface(monkeypatch, tmp_path):
     pytest.importorskip("llvmlite", reason="the code is made with llvmlite")
     from speccascade_jax.runtime.products import handler
 
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     monkeypatch.setattr(handler, "interface", handler.interface.__wrapped__)
-    assert "c_api.h describes no foreign function interface of version 0" in native.unavailable.__wrapped__()
+    assert "c_api.h does not describe a foreign function interface of version 0" in native.unavailable.__wrapped__()
 
 
 DECODE = """
@@ -56,7 +56,7 @@ print(json.dumps([written[0].tolist(), said, "llvmlite" in sys.modules and sys.m
 
 @pytest.mark.tools
 @on_a_cpu
-def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster(tmp_path):
+def test_decoding_without_llvmlite_gives_the_same_tokens_and_warns_once(tmp_path):
     pytest.importorskip("llvmlite", reason="compares with and without")
     # a program's output: tokens, its warning about llvmlite, and whether it was imported
     pair = tiny_pair.write(tmp_path, more=2**15)  # so many pieces that its last matrix is `LARGE`
@@ -71,7 +71,7 @@ def test_without_llvmlite_it_decodes_the_same_and_says_once_what_is_faster(tmp_p
     (native.NO_LLVMLITE, native.LARGE, True), (native.NO_LLVMLITE, native.LARGE - 1, False),
     ("programs run on tpu", native.LARGE, False), (None, native.LARGE, False),
 ])  # fmt: skip
-def test_it_is_said_of_large_matrices_on_a_cpu_alone(monkeypatch, why, size, says):
+def test_only_large_matrices_on_a_cpu_cause_the_warning(monkeypatch, why, size, says):
     monkeypatch.setattr(native, "unavailable", lambda: why)
     native._warn.cache_clear()
     with warnings.catch_warnings(record=True) as caught:

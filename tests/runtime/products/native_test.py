@@ -45,7 +45,7 @@ def inputs_of(rows, width, seed=1):
     st.integers(1, 200),
     st.integers(0, 9),
 )
-def test_it_is_the_product(kind, rows, inputs, columns, seed):
+def test_results_equal_the_matrix_product(kind, rows, inputs, columns, seed):
     packed, matrix = made(inputs, columns, kind, seed)
     x = inputs_of(rows, inputs)
     y = np.asarray(call(x, packed.panels, packed.scales))
@@ -55,7 +55,7 @@ def test_it_is_the_product(kind, rows, inputs, columns, seed):
 
 
 @pytest.mark.parametrize("kind", products.KINDS)
-def test_a_rows_bits_do_not_depend_on_how_many_there_are(kind):
+def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(kind):
     packed, _ = made(300, 500, kind)
     x = inputs_of(4 * ROWS, 300)
     whole = np.asarray(call(x, packed.panels, packed.scales))
@@ -64,7 +64,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(kind):
     np.testing.assert_array_equal(call(x[::-1], packed.panels, packed.scales), whole[::-1])
 
 
-def test_many_at_once_from_many_threads():
+def test_many_threads_can_compute_products_at_once():
     """Jobs of several callers share XLA's threads; a lost or doubled panel would show, and a deadlock never end."""
     packed, _ = made(128, 4096, "float32")
 
@@ -91,7 +91,7 @@ def test_many_at_once_from_many_threads():
     assert not any(thread.is_alive() for thread in threads) and not wrong
 
 
-def test_every_panel_is_made_in_every_call():
+def test_every_call_computes_every_panel():
     """Different inputs in one buffer: a panel computed too late or not at all would show the previous call."""
     packed, matrix = made(512, 8192, "float32")
     xs = inputs_of(2 * 300, 512).reshape(300, 2, 512)  # so many that helpers come in time for some on a busy machine
@@ -106,8 +106,8 @@ def test_every_panel_is_made_in_every_call():
 @pytest.mark.laws
 @pytest.mark.parametrize("comes", [True, False])
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
-def test_jobs_are_given_back(comes, request):
-    """Also frees jobs that wait in the letter box for a helper who never `comes`, and are taken out again."""
+def test_jobs_are_freed(comes, request):
+    """Includes jobs that are taken back from the letter box because no helper `comes` for them."""
     packed, _ = made(128, 256, "float32")  # large enough to ask for help
 
     @jax.jit
@@ -138,7 +138,7 @@ def test_infinities_and_nan_reach_the_result():
 
 
 @pytest.mark.parametrize(("processor", "lines"), [("sapphirerapids", 4), ("znver4", 0), ("znver5", 0), ("generic", 4)])
-def test_only_where_it_pays_lines_are_asked_for(monkeypatch, processor, lines):
+def test_lines_are_prefetched_only_on_processors_where_it_helps(monkeypatch, processor, lines):
     """There is one prefetch for each 64 bytes of a row of the panel."""
     monkeypatch.setattr(handler.llvm, "get_host_cpu_name", lambda: processor)
     monkeypatch.setattr(handler, "ahead", handler.ahead.__wrapped__)

@@ -28,7 +28,7 @@ def test_auc_is_the_share_of_pairs_in_order(rows):
     assert np.isnan(calibration.auc(scores, np.ones(len(scores))))
 
 
-def test_brier_and_log_loss_are_expectations_over_the_coin():
+def test_brier_and_log_loss_are_expectations_over_the_outcome():
     predicted, kept = np.array([0.2, 0.9]), np.array([0.5, 1.0])
     assert calibration.brier(predicted, kept) == pytest.approx((0.5 * 0.64 + 0.5 * 0.04 + 0.01) / 2)
     expected = -(0.5 * np.log(0.2) + 0.5 * np.log(0.8) + np.log(0.9)) / 2
@@ -36,7 +36,7 @@ def test_brier_and_log_loss_are_expectations_over_the_coin():
     assert calibration.log_loss(np.array([0.0]), np.array([1.0])) == pytest.approx(-np.log(1e-7))
 
 
-def test_reliability_bins_by_hand():
+def test_reliability_bins_match_hand_calculation():
     predicted = np.array([0.0, 0.05, 0.5, 0.55, 1.0])
     kept = np.array([0.0, 0.2, 1.0, 0.0, 1.0])
     diagram = calibration.reliability(predicted, kept, bins=2)
@@ -58,13 +58,13 @@ def test_equal_predictions_share_a_bin_of_equal_mass():
 
 
 @given(st.integers(1, 40), st.integers(1, 20))
-def test_bins_of_equal_mass_differ_by_one_position_at_most_where_nothing_ties(count, bins):
+def test_bins_of_equal_mass_differ_by_at_most_one_position_without_ties(count, bins):
     share = calibration.reliability(np.arange(count) / count, np.ones(count), bins, equal_mass=True).share * count
     assert np.ptp(np.round(share)) <= 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), min_size=1, max_size=30), st.randoms())
-def test_no_measure_hangs_on_the_order_of_rows(rows, random):
+def test_no_measure_depends_on_the_order_of_rows(rows, random):
     """Uses labels with exact sums, so that rounding cannot depend on the order."""
     shuffled = random.sample(rows, len(rows))
     orders = [(np.array([r[0] for r in some]) / 8, np.array([r[1] for r in some]) / 8) for some in (rows, shuffled)]
@@ -75,7 +75,7 @@ def test_no_measure_hangs_on_the_order_of_rows(rows, random):
     np.testing.assert_array_equal(first.values, second.values)
 
 
-def test_a_prediction_that_means_what_it_says_is_calibrated():
+def test_true_probabilities_are_calibrated():
     draws = np.random.default_rng(0)
     kept = draws.beta(2, 1, 200_000)
     outcome = (draws.uniform(size=kept.size) < kept).astype(float)
@@ -89,7 +89,7 @@ def test_a_prediction_that_means_what_it_says_is_calibrated():
 
 
 @given(LABELS)
-def test_isotonic_is_the_best_rising_fit(rows):
+def test_isotonic_gives_the_best_monotonic_fit(rows):
     scores, kept = np.array([r[0] for r in rows], float), np.array([r[1] for r in rows])
     fit = calibration.isotonic(scores, kept)
     assert (np.diff(fit.values) >= 0).all() and (np.diff(fit.scores) > 0).all()

@@ -97,7 +97,7 @@ def test_examples_are_the_targets_outputs_labelled_at_their_own_prefixes(loaded,
     )
 
 
-def test_proposals_hang_on_seed_id_and_position_alone():
+def test_proposals_depend_only_on_seed_id_and_position():
     all_of_them = make_data.proposal_uniforms(3, np.arange(8), 6)
     np.testing.assert_array_equal(make_data.proposal_uniforms(3, np.array([5, 2]), 4), all_of_them[[5, 2], :4])
     other_seed = make_data.proposal_uniforms(4, np.arange(8), 6)
@@ -105,7 +105,7 @@ def test_proposals_hang_on_seed_id_and_position_alone():
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, last):
+def test_a_resumed_folder_equals_an_uninterrupted_one(loaded, made, tmp_path, last):
     whole, counts, _ = made
     with killed_at(shards, "write_shard", last + 1):
         make_data.write(loaded, point(), 4, tmp_path / "data")
@@ -119,7 +119,7 @@ def test_a_killed_folder_ends_as_an_unbroken_one(loaded, made, tmp_path, last):
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])
-def test_nothing_is_labelled_by_a_model_that_fails(loaded, model):
+def test_data_from_a_failing_model_are_refused(loaded, model):
     """Covers failures of the decoding model and of the model that only scores."""
     (written, *_) = make_data.surveying.write(loaded, point(temperature=0.0))
     pair, _ = text_pair.damaged(loaded.pair, np.asarray(written.generation.tokens), model)
@@ -128,17 +128,17 @@ def test_nothing_is_labelled_by_a_model_that_fails(loaded, model):
         make_data.examples(broken, point(temperature=0.0))
 
 
-def test_a_folder_of_other_settings_is_refused(loaded, made):
+def test_a_folder_with_other_settings_is_refused(loaded, made):
     folder, *_ = made
     before = files(folder)
-    with pytest.raises(ValueError, match="was begun with another seed: name another output"):
+    with pytest.raises(ValueError, match="was started with other values of seed: name another output"):
         make_data.write(loaded, point(seed=1), 4, folder)
-    with pytest.raises(ValueError, match="was begun with another rule, alpha"):
+    with pytest.raises(ValueError, match="was started with other values of rule, alpha"):
         make_data.write(loaded, point("token_v3", 0.4), 4, folder)
     assert files(folder) == before
 
 
-def test_folders_are_read_together_where_labels_mean_the_same(loaded, made, tmp_path):
+def test_folders_are_combined_only_if_their_labels_mean_the_same(loaded, made, tmp_path):
     folder, _, data = made
     make_data.write(loaded, point(seed=1), 4, tmp_path / "more")
     joined = shards.read([folder, tmp_path / "more"])
@@ -146,7 +146,7 @@ def test_folders_are_read_together_where_labels_mean_the_same(loaded, made, tmp_
     np.testing.assert_array_equal(joined.examples.kept[:7, : data.examples.kept.shape[1]], data.examples.kept)
     assert not np.array_equal(joined.examples.proposals[:7], joined.examples.proposals[7:])
     make_data.write(loaded, point(temperature=0.5), 4, tmp_path / "cold")
-    with pytest.raises(ValueError, match="cold does not go with .*: temperature is 0.5, not 1.0; train on one"):
+    with pytest.raises(ValueError, match="cold cannot be combined with .*: temperature is 0.5, not 1.0; train on one"):
         shards.read([folder, tmp_path / "cold"])
     with pytest.raises(ValueError, match="no folder of acceptance data is named"):
         shards.read([])
@@ -158,14 +158,14 @@ def test_foreign_and_damaged_shards_are_refused(loaded, made, tmp_path):
     shard, manifest = shards.shard_path(folder, 0), folder / shards.MANIFEST
     content = shard.read_bytes()
     shard.write_bytes(shards.shard_path(made[0], 0).read_bytes())
-    with pytest.raises(ValueError, match="made with other settings than its folder's manifest"):
+    with pytest.raises(ValueError, match="made with settings other than its folder's manifest"):
         shards.read(folder)
     shard.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="shard-00000.npz is damaged"):
         shards.read(folder)
     shard.write_bytes(content)
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"draft_fingerprint": "another"}))
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="settings other"):
         shards.read(folder)
     with pytest.raises(ValueError, match="draft_fingerprint is 'another'"):
         shards.read([made[0], folder])
@@ -192,16 +192,16 @@ def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
     assert refused > len(content) / 7  # at least half of the flips
 
 
-def test_a_folder_that_was_begun_under_another_law_of_the_rules_name_is_refused(loaded, made, monkeypatch):
+def test_a_folder_is_refused_if_the_rule_of_that_name_changed(loaded, made, monkeypatch):
     folder, *_ = made
     changed = dataclasses.replace(deferral.RULES["spec_decode"], kept=lambda pair, alpha: 0.5 * pair.q_tilde)
     monkeypatch.setitem(deferral.RULES, "spec_decode", changed)
     again = session.Session(loaded.source, loaded.evaluation, loaded.pair)
-    with pytest.raises(ValueError, match="was begun with another code: name another output"):
+    with pytest.raises(ValueError, match="was started with other values of code: name another output"):
         make_data.write(again, point(), 4, folder)
 
 
-def test_the_manifest_says_whose_data_these_are(loaded, made):
+def test_the_manifest_identifies_models_and_settings(loaded, made):
     manifest = json.loads((made[0] / shards.MANIFEST).read_text())
     assert manifest["draft_fingerprint"] == fingerprints.of_model(loaded.pair.draft)
     assert manifest["pair_fingerprint"] == loaded.pair.fingerprint
@@ -219,7 +219,7 @@ def test_the_manifest_says_whose_data_these_are(loaded, made):
         ({"shard_size": 0}, "shard_size=0 is not a whole number >= 1"),
     ],
 )
-def test_what_has_no_meaning_is_refused_before_anything_is_loaded(changes, message, tmp_path):
+def test_invalid_settings_are_refused_before_loading(changes, message, tmp_path):
     arguments = {"pair": SOURCE, "evaluation": SMALL, "settings": Settings(temperature=1.0), "output": str(tmp_path)}
     with pytest.raises(ValueError, match=message):
         make_data.make(**(arguments | changes))
@@ -238,11 +238,11 @@ def copied(made, folder):
         ({"prompts": "many"}, r"manifest.json is damaged \(prompts is 'many'\)"),
         ({"shard_size": 0}, r"manifest.json: shard_size=0 is not a whole number >= 1"),
         ({"shard_size": 4.0}, r"manifest.json is damaged \(shard_size is 4.0\)"),
-        ({"prompts": 8}, "made with other settings"),
+        ({"prompts": 8}, "made with settings other"),
         *((text, "manifest.json is damaged .*: make the folder again") for text in ("{", "[1]", "")),
     ],
 )
-def test_a_manifest_is_not_believed(made, tmp_path, changes, said):
+def test_implausible_manifests_are_refused(made, tmp_path, changes, said):
     manifest = copied(made, tmp_path / "data") / shards.MANIFEST
     whole = json.loads(manifest.read_text())
     manifest.write_text(changes if isinstance(changes, str) else json.dumps(whole | changes))
@@ -284,13 +284,13 @@ def long_header(members):
         (lambda members: members | {"kept.npy": members["ids.npy"]}, "kept has shape"),
     ],
 )
-def test_what_a_shard_says_of_its_size_is_not_believed(made, tmp_path, change, said):
+def test_shards_with_implausible_sizes_are_refused(made, tmp_path, change, said):
     folder = copied(made, tmp_path / "data")
     repacked(shards.shard_path(folder, 0), change)
     check_refused(folder, rf"shard-00000.npz is damaged \(.*{said}")
 
 
-def test_two_makers_of_one_folder(loaded, made, tmp_path):
+def test_a_second_writer_of_a_folder_is_refused(loaded, made, tmp_path):
     folder = copied(made, tmp_path / "data")
     said = rf"data is being written by process {os.getpid()} .*: wait for it, end it, or name another output"
     with locks.held(folder / "lock", folder), pytest.raises(locks.LockedError, match=said):

@@ -37,7 +37,7 @@ def blocks(loaded):
     return acceptance_report.collect(loaded, point)
 
 
-def test_behind_puts_each_block_after_what_was_committed():
+def test_behind_puts_each_block_after_the_committed_tokens():
     committed = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])
     sequences = acceptance_report.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
     assert sequences[0, :3].tolist() == [5, 1, 2] and sequences[1, :4].tolist() == [5, 6, 3, 4]
@@ -69,7 +69,7 @@ def _check_block(pair: sc.Pair, prompt: Prompt, tokens: np.ndarray, blocks, at):
 
 
 @pytest.mark.tools
-def test_a_report_of_heads_and_baselines(blocks, tmp_path):
+def test_the_report_covers_heads_and_baselines(blocks, tmp_path):
     cards = {f"depth{d}_wrej{w}": dataclasses.replace(CARD, depth=d, w_rej=float(w)) for d, w in ((0, 1), (2, 6))}
     trained = {name: head_files.Head(random_params(card.depth), card) for name, card in cards.items()}
     card = dataclasses.replace(CARD, depth=1, w_rej=1.0, law=True)
@@ -110,7 +110,7 @@ def test_a_report_on_prompts_of_the_training_data_is_refused(loaded):
     encoder = np.zeros((len(data.ids), prompts.encoder_tokens.shape[1] + 3), np.int32)
     encoder[:, :12] = data.encoder_tokens
     encoder[[8, 9], :-3] = prompts.encoder_tokens[1:]
-    with pytest.raises(ValueError, match="2 of the report's 3 prompts are among the data .*split or .*first_example"):
+    with pytest.raises(ValueError, match="2 of the report's 3 prompts are in the data .*split or .*first_example"):
         acceptance_report.check_unseen(dataclasses.replace(data, encoder_tokens=encoder), prompts)
     acceptance_report.check_unseen(data, prompts)
 

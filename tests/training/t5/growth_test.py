@@ -30,7 +30,7 @@ def grown(small):
 
 
 @pytest.mark.parametrize(("wanted", "tied"), [(LARGE, False), (WIDER, True)])
-def test_logits_are_the_smaller_models(wanted, tied):
+def test_a_grown_model_has_the_logits_of_the_smaller_one(wanted, tied):
     old, new = (dataclasses.replace(config, tied=tied) for config in (SMALL, wanted))
     params = _unlike(_params(old, 0))
     grown = growth.grow(params, old, new, _params(new, 1))
@@ -46,13 +46,13 @@ def _unlike(params):
 
 
 @pytest.mark.parametrize("wanted", [LARGE, WIDER])
-def test_the_tree_is_the_larger_models(small, wanted):
+def test_grown_parameters_have_the_tree_of_the_larger_model(small, wanted):
     fresh = _params(wanted, 1)
     grown = growth.grow(small, SMALL, wanted, fresh)
     assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, fresh)
 
 
-def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
+def test_new_layers_follow_the_layer_that_they_copy(small, grown):
     """Grows two layers to five: origins 0, 0, 0, 1, 1; only the first layer of each origin writes."""
     for i, origin in enumerate((0, 0, 0, 1, 1)):
         layer, origin_layer = grown["decoder"][f"layers_{i}"], small["decoder"][f"layers_{origin}"]
@@ -64,7 +64,7 @@ def test_layers_stand_behind_the_one_that_they_read_as(small, grown):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("wanted", [LARGE, WIDER])
-def test_two_steps_move_everything_that_was_added(small, wanted):
+def test_two_steps_change_every_added_parameter(small, wanted):
     """Checks that new zeros move; every array has its own buffer here, because steps donate buffers."""
     optimizer = steps.Optimizer(min_scale=1e-2)
     step = steps.make_train_step(wanted, optimizer, steps.Objective(smoothing=0.0))
@@ -82,7 +82,7 @@ def _written(params):
     return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if path[-2].key in growth.ENDING]
 
 
-def test_nothing_changes_where_nothing_grows(small):
+def test_growing_to_the_same_size_changes_nothing(small):
     same = growth.grow(small, SMALL, dataclasses.replace(SMALL, dropout_rate=0.1), small)
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b), same, small)))
 
@@ -90,15 +90,15 @@ def test_nothing_changes_where_nothing_grows(small):
 @pytest.mark.parametrize(
     "changes", [{"d_model": 8}, {"d_ff": 8}, {"num_decoder_layers": 1}, {"gated": False}, {"head_dim": 16}]
 )
-def test_what_cannot_grow_is_refused(small, changes):
+def test_impossible_growth_is_refused(small, changes):
     with pytest.raises(ValueError, match="only d_model, num_heads, d_ff, .* may differ"):
         growth.grow(small, SMALL, dataclasses.replace(SMALL, **changes), small)
-    with pytest.raises(ValueError, match="layers from one at least"):
+    with pytest.raises(ValueError, match="a stack needs a layer to grow from"):
         growth.grow({}, dataclasses.replace(SMALL, num_decoder_layers=0), SMALL, small)
 
 
 @pytest.mark.laws
-def test_a_run_goes_on_from_a_smaller_one_and_a_killed_one_to_the_same_weights(finished, tmp_path):
+def test_a_run_starts_from_a_smaller_model_and_resumes_to_the_same_weights(finished, tmp_path):
     """Checks that the first evaluation is the smaller model's, and that a killed run ends with the same bits."""
     trainer, result, exported = finished
     config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3, dropout_rate=0.1)

@@ -33,7 +33,7 @@ def _left(trainer):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("deaths", [(1,), (9,), (14, 3), (20, 12), (31, 2, 5), (34,)])
-def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
     """Kills each process before its n-th step, save or record, with reports and evaluations of odd lengths."""
     whole = dataclasses.replace(trainer, log_every=5, evaluate_every=6, save_every_minutes=0.0)
     result, traces = whole.run(), _left(whole)
@@ -110,7 +110,7 @@ def test_a_student_that_starts_as_its_teacher_has_nothing_to_learn(finished, tmp
     assert run._step(next(run.batches()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_a_diverged_run_says_so(finished, tmp_path):
+def test_a_diverged_run_raises_an_error(finished, tmp_path):
     run = loop.Run(dataclasses.replace(finished[0], run_dir=str(tmp_path / "run")))
     run.state = run.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, run.state.params))
     with pytest.raises(FloatingPointError, match="lower the schedule's peak"):

@@ -52,7 +52,7 @@ def sampled(bound, vocabulary, source, ids):
 
 
 @pytest.mark.laws
-def test_the_file_holds_the_very_tokens_that_ended_and_counts_the_others(make, alone):
+def test_the_file_holds_the_tokens_of_finished_outputs_and_counts_the_others(make, alone):
     outputs = make()
     result = outputs.write()
     ended = [(source, ids[:-1]) for source, ids in alone if ids[-1] == 1]
@@ -76,13 +76,13 @@ def test_training_reads_the_file_without_joining(make, alone):
 
 
 @pytest.mark.laws
-def test_a_killed_translation_goes_on_with_the_next_part(make):
+def test_a_killed_translation_continues_with_the_next_part(make):
     whole, broken = make("whole.pieces.gz"), make("broken.pieces.gz")
     whole.write()
     with killed_at(decoding, "decode", 2):
         broken.write()
     assert [path.name for path in broken.parts.glob("*.pieces")] == ["0-8.pieces"]
-    with pytest.raises(ValueError, match="was begun with another temperature: remove it"):
+    with pytest.raises(ValueError, match="was started with other values of temperature: remove it"):
         dataclasses.replace(broken, temperature=0.0).write()
     result = broken.write()
     assert Path(broken.path).read_bytes() == Path(whole.path).read_bytes()
@@ -90,7 +90,7 @@ def test_a_killed_translation_goes_on_with_the_next_part(make):
     assert not broken.parts.exists()
 
 
-def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch(finished):
+def test_sources_are_joined_as_in_training_and_continue_into_the_next_epoch(finished):
     corpus, vocabulary = finished[0].corpus, Vocabulary(finished[0].vocabulary)
     pairs = corpus.tokens(vocabulary)
     epochs = [[b.source[b.target.any(1)] for b in corpus.epoch(pairs, SEED, epoch)] for epoch in (0, 1)]
@@ -101,7 +101,7 @@ def test_sources_are_joined_as_training_joins_them_and_go_on_into_the_next_epoch
 
 
 @pytest.mark.parametrize("least", [0.0, 1.0])
-def test_of_several_candidates_the_one_nearest_to_the_reference_is_written(make, finished, least):
+def test_the_candidate_nearest_to_the_reference_is_written(make, finished, least):
     outputs, vocabulary = make(candidates=4, examples=6, least=least), Vocabulary(finished[0].vocabulary)
     outputs.write()
     bound, _ = loop.trained(finished[0])
@@ -131,7 +131,7 @@ def test_unusable_names_and_existing_files_are_refused(make, finished):
         make()
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(finished):
+def test_a_checkpoint_with_another_vocabulary_is_refused(finished):
     trainer, _, exported = finished
     wider = dataclasses.replace(trainer.config, vocab_size=289, num_embeddings=292)
     object.__setattr__(trainer_copy := dataclasses.replace(trainer), "config", wider)

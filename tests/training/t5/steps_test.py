@@ -21,7 +21,7 @@ TARGET = np.array([[6, 7, 8, 1], [9, 1, 0, 0]], np.int32)
 VOCAB, ROWS = 7, 9
 
 
-def test_the_decoder_sees_the_targets_behind_a_start_token():
+def test_the_decoder_reads_the_targets_after_a_start_token():
     assert steps.shift_right(jnp.asarray(TARGET)).tolist() == [[0, 6, 7, 8], [0, 9, 1, 0]]
 
 
@@ -48,7 +48,7 @@ def test_filler_rows_change_nothing():
 
 def test_a_teacher_with_another_vocabulary_is_refused():
     teacher = BoundModel(params={}, model=T5(T5Config(11, 12, 8, 2, 4, 8, 1, 1)))
-    with pytest.raises(ValueError, match="the teacher has 11 tokens, the student 10"):
+    with pytest.raises(ValueError, match="the teacher has 11 tokens, but the student has 10"):
         steps.make_train_step(CONFIG, steps.Optimizer(), steps.Objective(), teacher)
 
 
@@ -130,7 +130,7 @@ def test_one_exit_in_turn_adds_its_cross_entropy_weighed_by_its_depth():
     assert _loss(plain, 0) == pytest.approx(loss_at(3), rel=1e-5)
 
 
-def test_layers_are_left_out_the_more_often_the_higher_they_are():
+def test_higher_layers_are_dropped_more_often():
     config = replace(DEEP, layer_dropout=0.9)
     rows = 4000
     source, inputs = np.tile(SOURCE[:1], (rows, 1)), np.tile([[0]], (rows, 1))
@@ -146,7 +146,7 @@ def test_layers_are_left_out_the_more_often_the_higher_they_are():
     assert float(plain) == float(same)
 
 
-def test_a_layers_dropout_is_no_part_of_what_a_model_is():
+def test_layer_dropout_does_not_change_a_models_identity_and_bad_settings_are_refused():
     assert repr(T5(DEEP)) == repr(T5(replace(DEEP, layer_dropout=0.2)))
     with pytest.raises(ValueError, match="layer_dropout is 1.0: a share"):
         replace(DEEP, layer_dropout=1.0)
@@ -170,7 +170,7 @@ def test_decay_reaches_the_final_fraction_at_the_planned_end(decay, middle):
     assert schedule.rate(100, 0.0) == schedule.rate(150, 0.0) == pytest.approx(0.2)
 
 
-def test_minutes_and_steps_plan_alike_and_the_first_to_come_ends_the_run():
+def test_a_run_ends_at_its_limit_of_minutes_or_steps_whichever_comes_first():
     by_time = steps.Schedule(peak=1.0, warmup_steps=1, max_minutes=20)
     by_steps = steps.Schedule(peak=1.0, warmup_steps=1, max_steps=200)
     assert by_time.rate(3, 5.0) == pytest.approx(by_steps.rate(50, 99.0))
@@ -178,7 +178,7 @@ def test_minutes_and_steps_plan_alike_and_the_first_to_come_ends_the_run():
     assert by_first.progress(200, 1.0) == by_first.progress(1, 20.0) == 1.0
 
 
-def test_rsqrt_keeps_falling_without_a_plan_of_its_own():
+def test_rsqrt_keeps_falling_without_a_planned_end():
     schedule = steps.Schedule(peak=1.0, warmup_steps=100, max_steps=10**6, decay="rsqrt")
     assert schedule.rate(99, 0.0) == pytest.approx(1.0)
     assert schedule.rate(399, 0.0) == pytest.approx(0.5)

@@ -97,8 +97,8 @@ def calibrate(
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
     if not output.endswith(".jsonl"):
-        place = "report and gin file take its place with .json, .gin"
-        raise ValueError(f"output={output!r} does not end in .jsonl: {place}")
+        remedy = "the report and the gin file have the same name with .json and .gin"
+        raise ValueError(f"output={output!r} must end in .jsonl: {remedy}")
     for name, values in {"methods": methods, "block_sizes": block_sizes, "seeds": seeds}.items():
         checks.several(name, values)
     check_replaceable(Path(output).with_suffix(".json"), '"mode":', '"settings":')
@@ -113,7 +113,7 @@ def calibrate(
         find = partial(_halve, points, tolerance, split, checks.whole("runners_up", runners_up, 0))
     else:
         if (max_loss, max_latency) != (None, None):
-            raise ValueError("mode='appendix_d' stops where its own bound says: leave max_loss and max_latency out")
+            raise ValueError("mode='appendix_d' has its own bound (AppendixD.lost): leave max_loss and max_latency out")
         procedure, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
         thresholds.check(base, procedure)
         find = partial(_climb, base, procedure, split)
@@ -125,7 +125,7 @@ def calibrate(
     report = plain({"mode": mode} | examples | result.report)
     write_atomically(Path(output).with_suffix(".json"), json.dumps(report, indent=1, allow_nan=False) + "\n")
     write_atomically(Path(output).with_suffix(".gin"), result.pasted)
-    print(f"\n{result.pasted}\nresults: {output}, beside it the report (.json) and the gin file (.gin)")
+    print(f"\n{result.pasted}\nresults: {output}, with the report (.json) and the gin file (.gin) in the same folder")
     if result.refusal:
         raise ValueError(result.refusal)
     return report
@@ -160,17 +160,20 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
     names = ["chosen" if choice.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
     named = dict(zip(names, best, strict=False))
     window = split.held_out if choice.chosen else split.test
-    print(f"{len(named)} settings and the target on {window.judged} examples, {window.first} to {window.end - 1}")
+    print(f"measuring {len(named)} settings and the target on examples {window.first} to {window.end - 1}")
     entries = measure_settings(bench, {name: v.point for name, v in named.items()}, target, window, tolerance)
-    seen = "that nothing was chosen by" if choice.chosen else "of the test"
-    heading = f"Asked for: {tolerance.describe()}. Measured on {window.judged} examples {seen}"
+    kind = "held-out" if choice.chosen else "test"
+    heading = f"Tolerance: {tolerance.describe()}. Measured on {window.judged} {kind} examples"
     show_settings(heading, entries)
     if choice.chosen and not entries[0]["kept"]:
         print(
-            "The setting found does not keep the tolerance on these examples: give more test_examples, or allow more."
+            "The chosen setting does not keep the tolerance on these examples: give more test_examples or a larger "
+            "tolerance."
         )
     settings = [(v.point, said(entry)) for v, entry in zip(named.values(), entries, strict=False)]
-    head = [*([] if choice.chosen else ["No setting will do; these come nearest."]), heading, *_about(target)]
+    head = [heading, *_about(target)]
+    if not choice.chosen:
+        head.insert(0, "No setting keeps the tolerance; these come nearest.")
     shares = {name: v.share for name, v in named.items()}
     report = {"tolerance": asdict(tolerance), "candidates": len(tried), "settings": entries, "share_in_test": shares}
     pasted = paste(settings, head, live=choice.chosen is not None)
@@ -178,8 +181,8 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
         return Found(report, pasted)
     refusal = (
         f"no setting keeps the tolerance ({tolerance.describe()}) in {tolerance.confidence:.0%} of the resamples of "
-        f"{window.judged} examples; the safest, {entries[0]['setting']}, does in {best[0].share:.0%}: allow "
-        "more, give more test_examples, or add candidates (methods, alphas, block_sizes)"
+        f"{window.judged} examples; the safest, {entries[0]['setting']}, keeps it in {best[0].share:.0%}: give a "
+        "larger tolerance, more test_examples, or add candidates (methods, alphas, block_sizes)"
     )
     return Found(report, pasted, refusal)
 
@@ -192,10 +195,10 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     thresholds.show(trail, settings)
     trail.check()
     window = split.held_out
-    print(f"three levels and the target on {window.judged} examples, {window.first} to {window.end - 1}")
+    print(f"measuring three levels and the target on examples {window.first} to {window.end - 1}")
     target = thresholds.point_of(base, base.settings)
     entries = measure_settings(bench, trail.levels, target, window)
-    heading = f"Appendix D with {settings.rule}: on {window.judged} examples that nothing was chosen by"
+    heading = f"Appendix D with {settings.rule}: measured on {window.judged} held-out examples"
     show_settings(heading, entries)
     # the last level is the fastest that held, so it becomes the active one
     pasted = [(trail.levels[entry["name"]], said(entry)) for entry in reversed(entries[:-1])]
@@ -212,7 +215,10 @@ def _about(target: Point) -> list[str]:
     return [f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.", _USE]
 
 
-NOTE = "[low, high]: 95% of paired resamples of the examples. Latency: batch 1, beside the target."
+NOTE = (
+    "[low, high]: 95% confidence interval from paired resamples of the examples. Latency: batch 1, relative to the "
+    "target."
+)
 Entry = dict[str, Any]
 """One setting with its numbers, in JSON's types; see `_entry`."""
 
@@ -266,7 +272,7 @@ def show_settings(title: str, entries: Sequence[Entry]) -> None:
         numbers.append(_cell(entry["latency"], "{:.2f}"))
         kept = f"{'yes' if entry['kept'] else 'no'}, {entry['share']:.0%}" if "kept" in entry else NONE
         rows.append([entry["name"], entry["setting"], *numbers, kept])
-    header = ["", "setting", entries[0]["metric"], "to the target", "latency / target's", "kept, in resamples"]
+    header = ["", "setting", entries[0]["metric"], "difference to target", "latency / target's", "kept, in resamples"]
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
 
 
@@ -290,7 +296,7 @@ def said(entry: Entry) -> str:
     """Returns an entry in one line of text."""
     words = [f"{entry['name']}: {entry['setting']}", f"{entry['metric']} {_cell(entry['quality'], '{:.2f}')}"]
     if entry["difference_percent"]:
-        words.append(f"{_cell(entry['difference_percent'], '{:+.1f}%')} to the target")
+        words.append(f"{_cell(entry['difference_percent'], '{:+.1f}%')} compared with the target")
     if entry["latency"]:
         words.append(f"latency {_cell(entry['latency'], '{:.2f}')} of the target's")
     if "kept" in entry:

@@ -93,7 +93,7 @@ class Bench:
         records = {record["key"]: record for record in self.store.records}
         for run in itertools.chain(*placed.values()):
             if failed := {"failed_examples", "failed_timings"} & records[self.session.key(run)].keys():
-                why = records[self.session.key(run)].get("failure", "runs that were timed ended early")
+                why = records[self.session.key(run)].get("failure", "some timed runs ended early")
                 raise FloatingPointError(f"{run.label()} has {min(failed)} and cannot be compared: {why}")
         return {point: tuple(records[self.session.key(run)] for run in runs) for point, runs in placed.items()}
 
@@ -126,10 +126,10 @@ class Tolerance:
     def __post_init__(self) -> None:
         if self.max_loss is None and self.max_latency is None:
             raise ValueError(
-                "max_loss and max_latency are both None: give one, for example max_loss=0.01, at most 1% lost"
+                "max_loss and max_latency are both None: give one, for example max_loss=0.01 to allow a loss of 1%"
             )
         if self.max_loss is not None and not 0 <= _number("max_loss", self.max_loss) < 1:
-            raise ValueError(f"max_loss={self.max_loss} is no share in [0, 1): 0.01 allows 1% of the target's quality")
+            raise ValueError(f"max_loss={self.max_loss} is not in [0, 1): 0.01 allows a loss of 1% of quality")
         if self.max_latency is not None and not _number("max_latency", self.max_latency) > 0:
             raise ValueError(f"max_latency={self.max_latency} is not above 0: 0.6 allows 0.6 of the target's latency")
         if not 0.5 < _number("confidence", self.confidence) < 1:
@@ -164,8 +164,8 @@ class Tolerance:
         quality = target[0]["quality"]
         if self.max_loss is not None and not quality["value"] > 0:
             raise ValueError(
-                f"the target's {quality['metric']} is {quality['value']:g} on {quality['examples']} examples, so no "
-                "share of it can be lost: check pair and task, or give max_latency instead of max_loss"
+                f"the target's {quality['metric']} is {quality['value']:g} on {quality['examples']} examples, so a "
+                "relative loss is undefined: check pair and task, or give max_latency instead of max_loss"
             )
 
     def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
@@ -181,7 +181,7 @@ class Tolerance:
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is not a finite number; 0.01 is one")
+        raise ValueError(f"{name}={value!r} is not a finite number; give one such as 0.01")
     return float(value)
 
 

@@ -90,8 +90,8 @@ class Trail:
         if not self.levels:
             first = self.steps[0]
             raise ValueError(
-                f"quality at the first threshold, {first.threshold:g}, is {first.quality:.2f}, below {self.floor:.2f} "
-                "already: give more search_examples or seeds, or a larger AppendixD.lost"
+                f"quality at the first threshold, {first.threshold:g}, is {first.quality:.2f}, below the floor "
+                f"of {self.floor:.2f}: give more search_examples or seeds, or a larger AppendixD.lost"
             )
 
     def plain(self) -> dict[str, Any]:
@@ -101,17 +101,17 @@ class Trail:
 
 def show(trail: Trail, settings: AppendixD) -> None:
     """Prints the steps as a table."""
-    title = f"{settings.rule}: quality of the target {trail.target:.2f}, of the draft {trail.draft:.2f}"
+    title = f"{settings.rule}: target quality {trail.target:.2f}, draft quality {trail.draft:.2f}"
     note = (
-        f"{settings.baseline} is fastest in blocks of {trail.block_size}: {trail.baseline_acceptance:.1%} of drafted "
-        f"tokens kept. Floor: {trail.floor:.2f}. The end: {trail.stopped}."
+        f"{settings.baseline} is fastest with block size {trail.block_size}, and keeps {trail.baseline_acceptance:.1%} "
+        f"of the drafted tokens. Floor: {trail.floor:.2f}. Stopped because {trail.stopped}."
     )
     rows = []
     for step in trail.steps:
         quality = f"{step.quality:.2f}" + ("" if step.held else " (too low)")
         numbers = [f"{step.latency:.2f}", f"{step.acceptance:.1%}", f"{step.utilisation:.1%}"]
         rows.append([f"{step.threshold:g}", str(step.block_size), quality, *numbers])
-    header = ["τ", "L", "quality", "latency / target's", "kept of examined", "kept of drafted"]
+    header = ["τ", "L", "quality", "latency / target's", "kept / examined", "kept / drafted"]
     Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[note]).rich())
 
 
@@ -142,9 +142,9 @@ def check(base: Point, settings: AppendixD) -> None:
         raise ValueError(f"baseline={settings.baseline!r} is not one of {', '.join(BASELINES)}")
     several = isinstance(lengths, Sequence) and len(lengths) > 0
     if not several or list(lengths) != sorted({whole("lengths", n, 1) for n in lengths}):
-        raise ValueError(f"lengths={lengths!r} must be a tuple of rising block sizes, such as (5, 10, 15, 20)")
+        raise ValueError(f"lengths={lengths!r} must be a tuple of increasing block sizes, such as (5, 10, 15, 20)")
     if not 0 < settings.lost < 1:
-        raise ValueError(f"lost={settings.lost} is no share between 0 and 1: the paper's is 0.2")
+        raise ValueError(f"lost={settings.lost} is not between 0 and 1: Holsman et al. use 0.2")
     for length in lengths:
         for point in (baseline(base, settings, length), fuzzy(base, settings, length, STEP)):
             validate(point)
@@ -160,14 +160,14 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
     Raises:
         ValueError: the target is not better than the draft.
     """
-    print(f"target and draft alone on {window.judged} examples")
+    print(f"measuring the target and the draft alone on {window.judged} examples")
     ends = [point_of(base, Settings(method=name)) for name in (TARGET, DRAFT)]
     measured = bench.measure(ends, window)
     target, draft = (mean(measured[end], "quality", "value") for end in ends)
     if not target > draft:
         raise ValueError(
             f"the target's quality, {target:.2f}, is not above the draft's, {draft:.2f}, on {window.judged} examples, "
-            "and losses are shares of the difference: give more search_examples, or mode='halving' with max_loss"
+            "but losses are shares of the difference: give more search_examples, or mode='halving' with max_loss"
         )
     floor = target - settings.lost * (target - draft)
     length, acceptance = _fastest(bench, base, settings, subset)

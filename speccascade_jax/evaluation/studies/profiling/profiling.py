@@ -210,7 +210,7 @@ def phases(measured: Row) -> Grid:
         for phase in sorted(parts, key=lambda phase: -parts[phase][0]) if len(parts) > 1 else ():
             rows.append(_row(f"{first} / " + " / ".join(phase[1:] or ("rest",)), parts[phase], total))
     rows += [_row("a round", total, total), _row(f"{PREFILL}, per generation", once, None)]
-    header = ["part", "µs / round", "share", "µs traced", "of it waiting", "executions"]
+    header = ["part", "µs / round", "share", "µs traced", "µs waiting", "executions"]
     title = f"Where a round's time goes: {measured['label']}, batch {measured['batch']}"
     return Grid(title=title, header=header, rows=rows, bold=bold, notes=_notes(measured))
 
@@ -236,10 +236,10 @@ def _notes(measured: Row) -> list[str]:
     notes = [
         f"{count} generations, {rounds / count:.1f} rounds each, "
         f"{measured['tokens_per_round']:.2f} tokens per round and row.",
-        f"µs: traced, less {measured['tracing_us']:.2f} per execution: what tracing adds to a small instruction.",
-        f"A generation: {shown:.2f} ms by this table; {untraced:.2f} ms timed without the profiler ({per_round:.0f} µs "
-        f"per round, prefill included); {traced:.2f} ms traced, {placed / traced:.1%} of it in the table.",
-        "Waiting: time before an instruction in which none ran, with what tracing adds.",
+        f"µs: traced time minus {measured['tracing_us']:.2f} per execution, the overhead for a small instruction.",
+        f"One generation: {shown:.2f} ms by this table; {untraced:.2f} ms timed without the profiler ({per_round:.0f} "
+        f"µs per round, prefill included); {traced:.2f} ms traced, {placed / traced:.1%} of it in the table.",
+        "Waiting: time before an instruction in which no instruction ran, tracing overhead included.",
     ]
     starting = traced - placed  # the cost of starting a call belongs to no instruction
     if not 0.8 < (shown + starting) / untraced < 1.25:
@@ -262,7 +262,7 @@ def modules(measured: Row) -> Grid:
 
 
 def dearest(measured: Row, top: int) -> Grid:
-    """Tabulates the most expensive instructions of a round; `written as` is the source of its name, if known."""
+    """Tabulates the most expensive instructions of a round; `source` is where its name comes from, if known."""
     inside = [entry for entry in measured["instructions"] if entry["phase"][0] != PREFILL]
     rounds = measured["rounds"]
     rows = []
@@ -271,5 +271,5 @@ def dearest(measured: Row, top: int) -> Grid:
         part = " / ".join(entry["phase"]) + (f": {entry['module']}" if entry["module"] else "")
         source = entry["op_name"].partition(";")[0].rpartition("while/body/")[2] or NONE
         rows.append([name, f"{entry['us'] / rounds:.1f}", f"{entry['count'] / rounds:.1f}", part, source])
-    header = ["instruction", "µs / round", "executions", "part", "written as"]
-    return Grid(title=f"The {len(rows)} dearest instructions of a round", header=header, rows=rows, notes=[])
+    header = ["instruction", "µs / round", "executions", "part", "source"]
+    return Grid(title=f"The {len(rows)} most expensive instructions of a round", header=header, rows=rows, notes=[])

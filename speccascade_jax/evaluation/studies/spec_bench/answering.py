@@ -87,7 +87,7 @@ class Conversation:
     def prompt(self, turns: Sequence[str], answers: Sequence[str], instruction: str = "") -> str:
         """Returns the text before the next answer; ValueError unless there is one more turn than answers."""
         if len(turns) != len(answers) + 1:
-            raise ValueError(f"{len(turns)} turns and {len(answers)} answers; the model answers the last turn only")
+            raise ValueError(f"got {len(turns)} turns and {len(answers)} answers: give one more turn than answers")
         begin = self.system.format(text=instruction) if instruction else ""
         if self.system_in_turn:
             turns, begin = [begin + turns[0], *turns[1:]], ""
@@ -198,7 +198,7 @@ def run(
     """
     settings = recorded(settings)
     if settings.method == TARGET:
-        raise ValueError(f"{TARGET} is measured beside every method; choose another method")
+        raise ValueError(f"{TARGET} is always measured as the baseline; choose another method")
     whole("max_prompt_length", max_prompt_length, 1)
     form, asked = get_conversation(conversation), read_questions(questions)
     chosen = choose(asked, categories, per_category)
@@ -223,8 +223,8 @@ def run(
     for reason in left_out:
         print(f"left out: {reason}")
     if left_out:
-        print("where the limit is spec_bench.run.max_prompt_length, raise it and run again: what is answered stays")
-    print(f"answers: {files[0]} and, of the target alone, {files[1]}")
+        print("if the limit is spec_bench.run.max_prompt_length, raise it and run again: existing answers are kept")
+    print(f"answers: {files[0]}; answers of the target alone: {files[1]}")
     return rows
 
 
@@ -237,7 +237,7 @@ def choose(questions: Sequence[Question], categories: Sequence[str], per_categor
         whole("per_category", per_category, 1)
     chosen = [q for name in categories for q in [q for q in questions if q.group == name][:per_category]]
     if not chosen:
-        raise ValueError(f"there are no questions of {', '.join(categories)}: give others as categories or questions")
+        raise ValueError(f"there are no questions of {', '.join(categories)}: give other categories or other questions")
     return chosen
 
 
@@ -294,7 +294,7 @@ class Speaker:
         self.decoder = build(pair, settings, stop_ids=ends, head=heads.of(settings))
         if self.decoder.engine is None:
             name = self.decoder.method.name
-            raise ValueError(f"method {name!r} decides about whole outputs, which conversations do not wait for")
+            raise ValueError(f"method {name!r} decides about whole outputs, which Spec-Bench does not support")
         self.controls = self.decoder.controls(1)
         self._compiled: set[tuple[int, ...]] = set()
 
@@ -424,7 +424,7 @@ def check_file(path: Path, keys: Sequence[str]) -> None:
     records, damaged = parse_lines(content[: content.rfind(b"\n") + 1])
     if damaged or not {record["key"] for record in records} <= set(keys):
         raise ValueError(
-            f"{path} holds answers of another run already (other settings, weights, questions or another device); "
+            f"{path} already holds answers of another run (other settings, weights, questions or another device); "
             "remove it, or choose another output"
         )
 

@@ -85,7 +85,7 @@ class Survey:
     def plan(self, rule: str, count: int) -> tuple[float, ...]:
         """Returns `count` >= 2 α's at equal steps of the estimated rejection rate; errors as for `estimate`."""
         if count < 2:
-            raise ValueError(f"count={count}: a curve has two ends at least")
+            raise ValueError(f"count={count}: a curve needs at least 2 points")
         alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
         if len(alphas) == 1:
             return (float(alphas[0]),)
@@ -97,7 +97,7 @@ class Survey:
 
     def _curve(self, rule: str) -> Curve:
         if rule not in self.curves:
-            raise ValueError(f"rule {rule!r} was not surveyed; there are {', '.join(self.curves)}")
+            raise ValueError(f"rule {rule!r} was not surveyed; surveyed rules: {', '.join(self.curves)}")
         return self.curves[rule]
 
 
@@ -163,7 +163,7 @@ def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
 def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:
     values = np.asarray(grid, np.float64)
     if values.ndim != 1 or not len(values) or (np.diff(values) <= 0).any():
-        raise ValueError(f"the grid of rule {rule.name!r} must rise: got {tuple(grid)}")
+        raise ValueError(f"the grid of rule {rule.name!r} must increase, got {tuple(grid)}")
     if rule.alpha is not None:
         rule.alpha.check(f"rule {rule.name!r}", values)
     return values
@@ -210,7 +210,7 @@ def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
 
 OUTPUTS = {"tv": ("rule", "target"), "kl_reversed": ("rule",), "kl": ("target",), "js": ("rule",)}
 """Divergence -> the outputs along which its share is valid; the method's own come first if both are."""
-HEURISTIC = "heuristic (may fail by a fifth, on long outputs by more)"
+HEURISTIC = "heuristic (may be exceeded by a fifth, and by more on long outputs)"
 
 
 class Bound(NamedTuple):
@@ -246,7 +246,7 @@ def bound(surveyed: Survey, rule: str, tau: float, along: str = "rule", greedy: 
     form = threshold(rule)
     curve = surveyed.curves.get(rule)
     if curve is None or curve.deferral is None or tau not in curve.alphas:
-        raise ValueError(f"rule {rule!r} was not surveyed at τ = {tau:g}: put it into the grid of the survey")
+        raise ValueError(f"rule {rule!r} was not surveyed at τ = {tau:g}: add this τ to the grid of the survey")
     kept = curve.deferral[list(curve.alphas).index(tau)] == 0  # the rule's own decision: δ is 0 or 1
     outputs = int(surveyed.rows.max()) + 1
     tokens, share = len(kept) / outputs, float(kept.mean())
@@ -260,7 +260,7 @@ def threshold(rule: str) -> Threshold:
     """Returns the comparison of a fuzzy rule with τ; ValueError for an unknown rule or one that is not fuzzy."""
     decision = deferral.get(rule).deferral
     if not isinstance(decision, Threshold):
-        raise ValueError(f"rule {rule!r} compares no divergence with a threshold: name one of fuzzy_…")
+        raise ValueError(f"rule {rule!r} compares no divergence with a threshold: choose a fuzzy_ rule")
     return decision
 
 
@@ -281,12 +281,13 @@ def standing(form: Threshold, along: str, greedy: bool) -> str:
     are drawn from.
     """
     if not form.scaled:
-        read = "it reads the raw laws, but tokens come from the scaled ones"
-        return "false for greedy drafts: it reads the soft law, not the one-hot" if greedy else f"no bound: {read}"
+        read = "it reads the raw distributions, but tokens come from the scaled ones"
+        soft = "false for greedy drafts: it reads the soft distribution, not the one-hot"
+        return soft if greedy else f"no bound: {read}"
     if form.top_k:
-        return f"no bound: over the top {form.top_k} a divergence is smaller than it is"
+        return f"no bound: over the top {form.top_k} tokens a divergence is underestimated"
     if form.name not in OUTPUTS:
-        return f"no bound: {form.name} of outputs may be twice as large"
+        return f"no bound: {form.name} of whole outputs may be twice as large"
     if along not in OUTPUTS[form.name]:
         return f"no bound: the share must be along outputs of the {' or '.join(OUTPUTS[form.name])}"
     if form.name == "js":

@@ -178,7 +178,8 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
     surveyed = estimates.join(parts)
     if not len(surveyed.rows):
         raise FloatingPointError(
-            "no output is left to survey: draft or target gives NaN or infinite logits along each; check their weights"
+            "no output is left to survey: draft or target gives NaN or infinite logits along every one; check their "
+            "weights"
         )
     return surveyed
 
@@ -218,10 +219,10 @@ def _checked(session: Session, point: Point, row: dict[str, Any], block_size: in
 def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
     """Returns checked points of the fuzzy method for every τ and fuzzy rule; the draft is sampled by default."""
     if any(not 0 < tau < math.inf for tau in taus):
-        raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 nothing is kept of the draft")
+        raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 every draft is rejected")
     fuzzy = [name for name in names if estimates.is_fuzzy(name)]
     if len(taus) and not fuzzy:
-        raise ValueError(f"bounds={tuple(taus)} are thresholds of fuzzy rules: add one to rules, as 'fuzzy_tv_scaled'")
+        raise ValueError(f"bounds={tuple(taus)} need a fuzzy rule: add one to rules, such as 'fuzzy_tv_scaled'")
     chosen = point.settings  # the method's own default is a greedy draft
     drafted = chosen.temperature if chosen.draft_temperature is None else chosen.draft_temperature
     points = []
@@ -255,27 +256,27 @@ def _bounded(session: Session, run: Point) -> dict[str, Any]:
 
 RATES = {
     "rule": "rule", "alpha": "α", "rejection": "rejected", "deferral": "deferred",
-    "real_rejection": "really rejected", "real_deferral": "really deferred", "error": "error",
-    "error_along_its_own_outputs": "error along its own outputs",
+    "real_rejection": "rejected in a run", "real_deferral": "deferred in a run", "error": "error",
+    "error_along_its_own_outputs": "error on its own outputs",
 }  # fmt: skip
 BOUNDS = {
     "rule": "rule", "tau": "τ", "along": "along", "tokens": "tokens per\noutput", "share": "share",
-    "incurred": "divergence\nincurred", "bound": "N · share\n· τ", "standing": "standing",
+    "incurred": "divergence\nincurred", "bound": "N · share\n· τ", "standing": "status",
 }  # fmt: skip
 
 
 def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
     """Prints the rows as a table."""
-    note = f"Estimates along {positions:,} positions of the {along} outputs: a rule that runs writes other prefixes."
+    note = f"Estimated along {positions:,} positions of the {along} outputs. A rule that decodes has other prefixes."
     _print("Rejection and deferral rates", note, RATES, rows)
 
 
 def show_bounds(rows: Sequence[Mapping[str, Any]], outputs: int) -> None:
     """Prints rows (`Bound`'s fields, `rule`, `tau` and `along`) as a table."""
     note = (
-        f"Means over {outputs:,} outputs. Share: of tokens, those with Div < τ. Incurred: Div(p̃, q̃) summed over those; "
-        "its mean is the divergence of whole outputs for the KLs, and no less than it for tv. tv and js of outputs are "
-        "at most 1 anyway: a larger bound says nothing."
+        f"Means over {outputs:,} outputs. Share: share of tokens with Div < τ. Incurred: sum of Div(p̃, q̃) over these "
+        "tokens; its mean is the divergence of whole outputs for the KLs, and at least that divergence for tv. tv and "
+        "js of outputs are at most 1, so a larger bound says nothing."
     )
     rounded = [
         {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in row.items()} for row in rows

@@ -119,8 +119,8 @@ def _stacks(axes: Axes, report: Report) -> None:
             axes.axvline(1e3 * row["target_seconds_per_token"], color="0.4", ls="--", lw=1)
     axes.set_yticks(range(len(_ran(report))), [row["name"] for row in _ran(report)], fontsize=8)
     axes.invert_yaxis()
-    label = "ms per token: calls at the cost of one token\n(dashed: the target alone, measured)"
-    axes.set_xlabel(label if unit else "calls per token at the costs given", fontsize=8)
+    label = "ms per token: calls × cost of a call on one token\n(dashed: the target alone, measured)"
+    axes.set_xlabel(label if unit else "cost per token: calls × the given costs", fontsize=8)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
@@ -142,8 +142,8 @@ def _heat_map(axes: Axes, report: Report) -> None:
     costs = [f"{name}\n{scale * cost:.3g}{unit}" for name, cost in zip(names, report["costs"], strict=True)]
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), costs, fontsize=8)
-    axes.set_xlabel("accepts", fontsize=9)
-    axes.set_ylabel("what this one drafts", fontsize=9)
+    axes.set_xlabel("model that accepts", fontsize=9)
+    axes.set_ylabel("model that drafts", fontsize=9)
     heat = f"T = {report['temperature']:g}" if "temperature" in report else ""
     axes.set_title(f"{report['task']}, {short_name(report['pair'])}, {heat}\nframed: the best stack", fontsize=9.5)
     axes.spines[:].set_visible(False)
@@ -176,8 +176,8 @@ def draw_curves(rows: Sequence[Report], path: Path) -> None:
             axes.axhline(value, color="0.5", lw=0.8, ls=":")
             axes.annotate(name, (1.0, value), xycoords=("axes fraction", "data"), fontsize=7, color="0.3", va="center")
     axes.set_xscale("log")
-    axes.set_xlabel("queries learnt from")
-    axes.set_ylabel("reward of held-out queries")
+    axes.set_xlabel("training queries")
+    axes.set_ylabel("reward on held-out queries")
     axes.legend(fontsize=7, frameon=False)
     tradeoff.save(figure, path)
 
@@ -219,8 +219,8 @@ def draw_regret(rows: Sequence[Report], summary: Report, path: Path) -> None:
         mean = np.convolve(right, window, "same") / np.convolve(np.ones(count), window, "same")
         plots[1].plot(queries, mean, lw=1.2)
     plots[0].axhline(0.0, color="0.5", lw=0.8)
-    plots[0].set_ylabel(f"regret per query so far,\nms per token, against\n{summary['best']}", fontsize=8)
-    plots[1].set_ylabel("took the phase's best drafter\n(running mean)", fontsize=8)
+    plots[0].set_ylabel(f"mean regret per query so far\n(ms per token) against\n{summary['best']}", fontsize=8)
+    plots[1].set_ylabel("share of the phase's best drafter\n(running mean)", fontsize=8)
     plots[1].set_xlabel("query")
     for axes in plots:
         for shift in shifts:

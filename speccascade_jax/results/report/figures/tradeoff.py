@@ -44,7 +44,7 @@ def draw_all(
     """
     panels = [panel for panel in panels if panel.curves]
     if not panels:
-        raise ValueError("the records hold no method beside target and draft alone: nothing to plot")
+        raise ValueError("the records hold no method other than target and draft alone: nothing to plot")
     paths: list[Path] = []
     for panel in panels:
         paths.append(_unused(panel, folder, stem, form, paths, alone=len(panels) == 1))
@@ -77,7 +77,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     _axes(last, panel, panel_places, lambda place: share_of(place.spot, share))
     last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
     last.tick_params(labelleft=True)
-    less = " less the target's" if panel.target else ""
+    less = " minus the target's" if panel.target else ""
     first.set_ylabel(f"{metric_name(panel.metric)}{less}   (better →)")
     handles, names = first.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3 if timed else 2, frameon=False)
@@ -122,7 +122,7 @@ def _baselines(axes: Axes, panel: Panel, panel_places: Places) -> None:
     if panel_places.chosen and panel_places.chosen.latency:
         axes.scatter([panel_places.chosen.latency.value], [panel_places.chosen.difference.value], s=420,
                      facecolors="none", edgecolors="#2E7D32", lw=2, zorder=4,
-                     label=f"Fastest within {panel_places.margin:g} of the target")  # fmt: skip
+                     label=f"Fastest within {panel_places.margin:g} of the target's quality")  # fmt: skip
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, Any]:
@@ -275,4 +275,4 @@ def _iso_latency(axes: Axes, families: Families) -> str:
         axes.plot([x_low, x_high], [start, start + slope * (x_high - x_low)], color="0.85", lw=0.8, zorder=0)
     axes.set_xlim(x_low, x_high)
     axes.set_ylim(low, high)
-    return f"; grey: equal time, slope −{-slope:.2f}"
+    return f"; grey lines: equal time per token, slope −{-slope:.2f}"

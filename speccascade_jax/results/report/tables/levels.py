@@ -7,7 +7,7 @@ from speccascade_jax.results.analysis.panels import Panel, label
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.result_store import Record
 
-HEADER = ["Method", "α", "model", "calls per token", "tokens per call", "accepted", "kept of drafted"]
+HEADER = ["Method", "α", "model", "calls per token", "tokens per call", "accepted", "drafts kept"]
 
 
 def level_grids(panel: Panel) -> list[Grid]:
@@ -18,14 +18,14 @@ def level_grids(panel: Panel) -> list[Grid]:
     """
     records = [record for spot in panel.spots for record in spot.records if record.get("levels")]
     if not records:
-        raise ValueError("no record holds the counts of levels: only stacks have any (drafters=(Level(…),))")
+        raise ValueError("no record holds counts of levels: only stacks have levels (drafters=(Level(…),))")
     rows = [row for record in records for row in _rows(record)]
     notes = [
-        "Calls per token: of the output's tokens; of a level with those that catch up with what others wrote. "
-        "Tokens per call: that the level handed up for a call of its own, those that the level above took back among "
-        "them; the target's are the output's.",
-        "Accepted: of the examined tokens that were drafted for this level; draft steps of the lowest model are the "
-        "last row's.",
+        "Calls per token: a model's calls over the tokens of the output; a level's calls include those that only read "
+        "tokens of other models. Tokens per call: the tokens that a level passed to the level above, over the calls of "
+        "its own rounds; tokens that the level above rejected count. The target's tokens are the output's.",
+        "Accepted: share of the examined tokens that were drafted for this level. Drafts kept: the same share of all "
+        "drafted tokens. The draft steps of the lowest model are in the row 'lowest draft'.",
         f"{panel.sizes()}.",
     ]
     return [Grid(title=f"Levels: {panel.title()}", header=HEADER, rows=rows, notes=notes)]

@@ -38,7 +38,9 @@ def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
     """
     chosen = [panel for panel in panels if any(map(selects, panel.spots))]
     if not chosen:
-        raise ValueError("no record chose among drafters: name several as a method's drafters, and how (choose)")
+        raise ValueError(
+            "no record chose among drafters: give a method several drafters, and a way to choose one (choose)"
+        )
     grids = []
     for _, same in itertools.groupby(sorted(chosen, key=_setting), key=_setting):
         together = list(same)
@@ -144,12 +146,13 @@ _SHOWN = ("speed-up", "ms/token", "accepted", "choices")
 def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
     notes = [
         *(f"{name.removeprefix(' of ')}: {' | '.join(drafters)}." for drafters, name in sets.items() if name),
-        "Speed-up: the target's time per token over the way's, each a mean over queries, however long their outputs, "
-        "of runs beside each other; whole generations at batch 1, the policy's own time among them. ms/token: all time "
-        "over all tokens, in which long outputs count more. Mean speed-up: over domains. Brackets: 95% intervals over "
-        "examples; * better than all else in its column, ≈ not told apart from the best.",
-        "Accepted: kept of all that was drafted; what stands behind a rejection counts as rejected (paper 5, A.6).",
-        f"{ORACLE}: the arm that was fastest for a query in the other trials, and its time in this one.",
+        "Speed-up: the target's time per token over the row's, as means over queries whatever their outputs' lengths. "
+        "The runs of both alternate; they are whole generations at batch 1 and include the policy's time. ms/token: "
+        "total time over total tokens, so that long outputs count more. Mean speed-up: over domains. Brackets: 95% "
+        "confidence intervals over examples; * better than all other entries of its column, ≈ tied with the best.",
+        "Accepted: share of all drafted tokens that were kept; tokens after a rejection count as rejected (Huang et "
+        "al., 2024 (assistant selection), A.6).",
+        f"{ORACLE}: for each query, the arm that was fastest in the other trials, and its time in this trial.",
         *(f"{panel.setting['task']}: {panel.sizes()}." for panel in panels),
     ]
     lossy = set[str]()
@@ -157,7 +160,9 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
         rules = dict(zip(selection["arms"], selection["rules"], strict=True))
         lossy |= {f"{arm} ({rules[arm]})" for arm in selection["lossy_arms"] or ()}
     if lossy:
-        notes.append(f"LOSSY: outputs of rows that {' or '.join(sorted(lossy))} drafted do not have the target's law.")
+        notes.append(
+            f"LOSSY: outputs of rows that {' or '.join(sorted(lossy))} drafted do not have the target's distribution."
+        )
     return notes
 
 
@@ -176,9 +181,11 @@ def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Draft
         rows.append([way, over, *cells])
     if all(cell == NONE for row in rows for cell in row[2:]):
         return None
-    header = ["time per token of", "over that of", *(str(panel.setting["task"]) for panel in panels)]
-    note = "Both relative to the target beside them, on the same resamples of queries; brackets: 95% intervals."
-    return Grid(title=f"What choosing costs: {_setting_title(panels)}", header=header, rows=rows, notes=[note])
+    header = ["time per token of", "relative to", *(str(panel.setting["task"]) for panel in panels)]
+    note = (
+        "Both times are relative to the target's, on the same resamples of queries; brackets: 95% confidence intervals."
+    )
+    return Grid(title=f"Cost of choosing: {_setting_title(panels)}", header=header, rows=rows, notes=[note])
 
 
 def _pairs(ways: list[str], sets: list[str]) -> list[tuple[str, str]]:

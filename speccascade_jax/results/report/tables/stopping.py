@@ -23,19 +23,19 @@ from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import Record, get_entry
 
 _RESAMPLES = (
-    f"[low, high]: 95% bootstrap over examples, {Bootstrap().samples:,} resamples, the same for every entry; seeds are "
-    "averaged, not resampled."
+    f"[low, high]: 95% bootstrap interval over examples, {Bootstrap().samples:,} resamples, the same for every entry; "
+    "seeds are averaged, not resampled."
 )
-_CHOSEN = "No interval allows for γ and h having been chosen on the same examples, nor for how many are compared."
+_CHOSEN = "No interval accounts for the choice of γ and h on the same examples, or for the number of comparisons."
 _PREDICTED = (
-    "Predicted: from the counts of the {} examples that quality is taken on and t_draft = {:.3g} ms, t_target = {:.3g} "
-    "ms, {:.3g} ms per generation (R² {:.3f}); the target alone from its own fit. Intervals hold the errors of "
-    "both fits, records taken as a whole."
+    "Predicted: from the counts on the {} examples for quality, and from t_draft = {:.3g} ms, t_target = {:.3g} "
+    "ms, {:.3g} ms per generation (R² {:.3f}); the target alone has its own fit. Intervals include the errors of "
+    "both fits, clustered by record."
 )
-_WEIGHED = "other than once (w_rej), which moves all that h is compared with away from that probability"
+_WEIGHED = "by a factor other than 1 (w_rej), so that h is compared with a value other than that probability"
 _MEASURED = (
-    "Measured: of the timed runs, at batch 1; a speed-up is over the target's runs beside, and intervals resample "
-    "trials too."
+    "Measured: from the timed runs, at batch 1; a speed-up is relative to the target's runs timed with them, and "
+    "intervals resample trials too."
 )
 
 
@@ -58,9 +58,10 @@ def forward_time_grids(families: Families) -> list[Grid]:
     header = ["Runs", "generations", "t_draft ms", "t_target ms", "per generation ms", "R²"]
     header += [f"without constant: {name}" for name in ("t_draft ms", "t_target ms", "R²")]
     notes += [
-        "Least squares of a generation's seconds on its draft steps and target calls, and a constant for its prefill "
-        "and its call, which paper 3's equation 2.1 lacks: on the right the fit without. ± standard error, records "
-        "taken as a whole. R²: explained share of the variance about the mean.",
+        "Least-squares fit of a generation's seconds to its draft steps, its target calls, and a constant for its "
+        "prefill and its call. Equation 2.1 of Huang et al., 2024 (SpecDec++) has no constant: the columns on the "
+        "right show that fit. ±: standard error, clustered by record. R²: explained share of the variance about the "
+        "mean.",
         f"{families.panel.sizes()}. Device: {families.panel.setting['device']}.",
         *provenance.notes([families.panel]),
     ]
@@ -115,13 +116,13 @@ def _best_grid(throughputs: Throughputs) -> Grid:
             faster = "1.00×" if spot is families.target else _rate(throughputs, speed_up(spot), ".2f", "×")
             row += [NONE, _rate(throughputs, tokens(spot)), faster, NONE]
         rows.append(row if len(row) > 5 else [*row, *[NONE] * 4])
-    columns = ("best at", "tokens/s", "speed-up", "over best fixed γ")
+    columns = ("best at", "tokens/s", "speed-up", "gain over best fixed γ")
     header = ["Method", *(f"{how}: {column}" for how in ("predicted", "measured") for column in columns)]
     notes = [
         _resting(throughputs),
         _MEASURED,
         _RESAMPLES,
-        "Bold: faster than the best fixed γ beyond the interval.",
+        "Bold: significantly faster than the best fixed γ.",
         _CHOSEN,
     ]
     notes += provenance.notes([families.panel])
@@ -139,11 +140,19 @@ def _prediction_grid(throughputs: Throughputs) -> Grid:
             errors.append(throughputs.error(spot))
             row += [_rate(throughputs, throughputs.measured(spot)), f"{errors[-1]:+.1%}"]
         rows.append(row if len(row) > 5 else [*row, NONE, NONE])
-    header = ["Method", "at", "verification rate", "discard rate", "predicted tokens/s", "measured tokens/s", "error"]
+    header = [
+        "Method",
+        "setting",
+        "verification rate",
+        "discard rate",
+        "predicted tokens/s",
+        "measured tokens/s",
+        "error",
+    ]
     notes = [
         _resting(throughputs),
         _MEASURED,
-        f"Error: predicted over measured, less 1, both of the timed runs; at most {max(map(abs, errors)):.1%}.",
+        f"Error: predicted / measured − 1, both for the timed runs; at most {max(map(abs, errors)):.1%}.",
         _RESAMPLES,
     ]
     title = f"Predicted and measured throughput: {throughputs.families.panel.title()}"
@@ -161,21 +170,21 @@ def _threshold_grid(throughputs: Throughputs) -> Grid:
             rows.append([family.name, *[NONE] * 6])
             continue
         near = [f"{h:g}" for h in suggestion.between]
-        how = f"between {near[0]} and {near[1]}" if len(near) == 2 else f"measured at {near[0]}"
+        how = f"interpolated between {near[0]} and {near[1]}" if len(near) == 2 else f"measured at {near[0]}"
         if len(near) == 1 and not np.isclose(suggestion.threshold, suggestion.between[0]):
-            how = f"that of {near[0]}, the nearest"
+            how = f"measured at {near[0]}, the nearest"
         best, lost = f"{suggestion.best.number:g}", throughputs.bootstrap.interval(suggestion.lost)
         row = [family.name, f"{suggestion.threshold:.3f}", _rate(throughputs, suggestion.tokens), how, best]
         rows.append([*row, _rate(throughputs, suggestion.best.tokens), _percent(lost)])
     weighted = [f"{member.name} ({member.w_rej:g})" for member in token_wise if member.w_rej not in (None, 1.0)]
     jointly = [member.name for member in throughputs.families.adaptive if member not in token_wise]
-    header = ["Method", "suggested h", "tokens/s there", "read off", "best h", "tokens/s there", "left on the table"]
+    header = ["Method", "suggested h", "tokens/s at suggested h", "source", "best h", "tokens/s at best h", "loss"]
     notes += [
-        "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, of P(some token is rejected): methods that compare h with "
-        "anything else (max q, entropy) are left out.",
-        *_left_out(f"the loss of their heads weighed rejections {_WEIGHED}", weighted),
-        *_left_out("blocks do not end at the first token that is rejected", jointly),
-        "Tokens/s are predicted; between two measured thresholds they are taken as linear in h.",
+        "Theorem 3.1 with Δ = 0: h = 1 − t_draft / t_target, as a threshold on P(some token is rejected). Methods that "
+        "compare h with another quantity (max q, entropy) are left out.",
+        *_left_out(f"the loss of their heads weighted rejections {_WEIGHED}", weighted),
+        *_left_out("their blocks do not end at the first rejected token", jointly),
+        "Tokens/s are predicted, and interpolated linearly in h between measured thresholds.",
         _resting(throughputs),
         _RESAMPLES,
     ]
@@ -184,7 +193,7 @@ def _threshold_grid(throughputs: Throughputs) -> Grid:
 
 
 def _left_out(why: str, names: list[str]) -> list[str]:
-    return [f"Left out, for {why}: {', '.join(names)}."] * bool(names)
+    return [f"Left out, because {why}: {', '.join(names)}."] * bool(names)
 
 
 def _token_wise(families: Families) -> list[Family]:
@@ -201,20 +210,20 @@ def dominance_grids(families: Families) -> list[Grid]:
     compared = list(comparing.compare(families, Bootstrap()))
     if not compared:
         raise ValueError(
-            "no stop thresholds and fixed blocks of the same law to compare; sweep both, the blocks by their rule "
-            "(spec_decode) over several block_sizes"
+            "no stop thresholds and fixed blocks of the same output distribution to compare; sweep both: thresholds, "
+            "and the rule without a stop policy (spec_decode) over several block_sizes"
         )
     bold = {(n, 6) for n, comparison in enumerate(compared) if comparison.verdict == comparing.DOMINATES}
     alone = [family.name for family in families.adaptive if not families.rival(family)]
-    header = ["Front of", "against", "discard rate", "verification rate", "front's there", "difference", "verdict"]
+    header = ["Front of", "against", "discard rate", "verification rate", "front's rate", "difference", "verdict"]
     notes = [
-        "The front's verification rate at the fixed blocks' discard rate, by straight lines between thresholds that "
-        "no other beats in both rates; beyond its highest discard rate it goes on (level): larger thresholds may "
-        "do better there; below its lowest it is not reached.",
-        "Dominates, loses: the paired interval of the difference lies below, above 0; ties: it includes 0.",
+        "Front's rate: the front's verification rate at the fixed blocks' discard rate, on straight lines between the "
+        "thresholds that no other threshold beats in both rates. Above its highest discard rate the front is extended "
+        "as a constant (level), where larger thresholds may do better; below its lowest it is not reached.",
+        "Dominates: the paired interval of the difference lies below 0; loses: above 0; ties: it includes 0.",
         _RESAMPLES,
         _CHOSEN,
-        *(f"{name}: no fixed blocks of the same law." for name in alone),
+        *(f"{name}: no fixed blocks of the same output distribution." for name in alone),
         f"{families.panel.setting['quality_examples']} examples.",
         *provenance.notes([families.panel]),
     ]
@@ -310,9 +319,9 @@ def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]])
             lower += gain.high < 0
         cells.append([row[0].name, *by_number.values()])
     notes = [
-        "Committed tokens per call of the target, token-wise → block-wise, and the gain [95% bootstrap over examples, "
-        f"{bootstrap.samples:,} resamples, both ways on the same ones]; seeds are averaged, not resampled.",
-        f"Block-wise lower, beyond the interval: {lower} of {sum(map(len, rows))}.",
+        "Committed tokens per call of the target, token-wise → block-wise, and the gain [95% bootstrap interval over "
+        f"examples, {bootstrap.samples:,} resamples, the same for both]; seeds are averaged, not resampled.",
+        f"Block-wise significantly lower: {lower} of {sum(map(len, rows))}.",
         f"{panel.sizes()}.",
         *provenance.notes([panel]),
     ]

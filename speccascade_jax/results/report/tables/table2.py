@@ -56,7 +56,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
     methods, bootstrap = sorted(first_spots, key=lambda name: first_spots[name].order()), Bootstrap()
     names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
     header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
-    header += [f"Speed-up at {loss:g} {p.metric} less at most: {n}" for p, n in zip(panels, names, strict=True)]
+    header += [f"Speed-up at a loss of at most {loss:g} {p.metric}: {n}" for p, n in zip(panels, names, strict=True)]
     header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
     rows_of = [[rows_by_method.get(method) for method in methods] for rows_by_method in results]
     by_panel = [_columns(panel, rows, bootstrap) for panel, rows in zip(panels, rows_of, strict=True)]
@@ -121,12 +121,12 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
     slower = "relative latency ≤ 1" if margin == 0 else f"relative latency ≤ {1 + margin:g}"
     notes = [
         f"Speed-up: 1 / relative latency of the fastest α at the target's quality or above ({exact}); {NONE}: none.",
-        f"{loss:g} less at most: the fastest α whose quality lies no further below; behind it the difference and its "
-        "interval, all of which lies within that loss where it is certain.",
-        f"Best quality: over the α's with {slower}. Target alone: its speed-up over itself, which noise alone causes.",
-        *_explained("[low, high]: of the speed-up; of the best quality's difference to the target's"),
-        "No interval allows for α having been chosen on the same examples, nor those of qualities for how many entries "
-        "are compared.",
+        f"Loss of at most {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
+        "quality difference with its interval. The loss is certain to be this small if the whole interval is.",
+        f"Best quality: over the α's with {slower}. Target alone: its measured speed-up over itself, which is noise.",
+        *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
+        "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
+        "number of compared entries either.",
     ]
     for panel in panels:
         name = f"{panel.setting['task']}, {short_name(panel.setting['pair'])}: {panel.sizes()}"
@@ -148,7 +148,9 @@ def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
         listed = ", ".join(
             f"{spot.quality.value:.2f} at T = {temperature:g}" for temperature, spot in panel.cooler.items()
         )
-        notes.append(f"The target alone at lower temperatures, which sharpen as some rules do: {listed}.")
+        notes.append(
+            f"The target alone at lower temperatures, which sharpen its distribution as some rules do: {listed}."
+        )
     return notes
 
 
@@ -156,10 +158,10 @@ def _explained(brackets: str) -> list[str]:
     """Returns notes that explain brackets and marks."""
     samples = Bootstrap().samples
     return [
-        f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds averaged, not resampled; "
-        "latencies over trials too).",
-        f"{BEST}: better than every other entry of its column: none of their intervals of this kind includes equality. "
-        f"{TIE}: a tie, the interval against the best of its column includes equality.",
+        f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds are averaged, not resampled; "
+        "latencies resample trials too).",
+        f"{BEST}: better than every other entry of its column: no paired interval between them includes equality. "
+        f"{TIE}: a tie: the paired interval against the best of its column includes equality.",
     ]
 
 
@@ -176,7 +178,9 @@ def points_grid(panel: Panel) -> Grid:
         _cells(panel, spot, spot_marks, bootstrap, timed)
         for spot, spot_marks in zip([*ends, *spots], marks, strict=True)
     ]
-    brackets = "[low, high]: of the difference to the target's" + ("; of the relative latency" if timed else "")
+    brackets = "[low, high]: intervals of the difference to the target's" + (
+        ", and of the relative latency" if timed else ""
+    )
     notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
     notes += provenance.notes([panel])
     bold = {
@@ -218,11 +222,14 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
         words,
         panel.metric,
         f"{references[0][1].label}: α",
-        "its share",
+        f"{references[0][1].label}: share",
         panel.metric,
         "difference",
     ]
-    notes = [panel.sizes(), _explained(f"Beside the nearest {words}. [low, high]: of the difference")[0]]
+    notes = [
+        panel.sizes(),
+        _explained(f"Each point is beside the one of the nearest {words}. [low, high]: intervals of the difference")[0],
+    ]
     notes += provenance.notes([panel])
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
 
@@ -246,11 +253,11 @@ def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstra
         f"{panel.metric} − target's": _gain(panel, spot, bootstrap) or NONE,
     }
     if timed:
-        cells |= dict.fromkeys(("rel. latency", "its spread", "ms per example"), NONE)
+        cells |= dict.fromkeys(("rel. latency", "latency spread", "ms per example"), NONE)
     if spot.latency:
         ratio = significance.latency(spot, bootstrap, 0.0 if spot is panel.target else significance.noise(panel))
         cells["rel. latency"] = _joined(f"{spot.latency.value:.3f}", ratio and ratio.brackets(".3f"), marks[1])
-        cells["its spread"] = _range(spot.latency, 3)
+        cells["latency spread"] = _range(spot.latency, 3)
     if timed and spot.ms_per_example is not None:
         cells["ms per example"] = f"{spot.ms_per_example:.1f}"
     for column, name, form in MEASURES:

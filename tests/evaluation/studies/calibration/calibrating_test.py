@@ -50,7 +50,7 @@ def calibrate(tmp_path, monkeypatch):
     return call
 
 
-def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told_with_intervals(calibrate, capsys):
+def test_the_chosen_setting_is_measured_on_held_out_examples_with_intervals(calibrate, capsys):
     report = calibrate(max_loss=0.035)
     chosen, *further = report["settings"]
     assert (chosen["name"], chosen["settings"]["method"], chosen["settings"]["alpha"]) == ("chosen", "opt", 0.2)
@@ -69,11 +69,11 @@ def test_the_answer_is_measured_on_examples_that_the_search_did_not_see_and_told
     assert further[-1]["difference_percent"] == [0, 0, 0] and further[-1]["latency"] is None
     assert json.loads((calibrate.folder / "found.json").read_text()) == report
     said = capsys.readouterr().out
-    assert "on 100 examples that nothing was chosen by" in said and "yes, 100%" in said and "runner-up 3" in said
+    assert "on 100 held-out examples" in said and "yes, 100%" in said and "runner-up 3" in said
     assert (calibrate.folder / "found.gin").read_text() in said
 
 
-def test_held_out_numbers_are_not_those_of_the_search(calibrate):
+def test_held_out_numbers_do_not_come_from_the_search(calibrate):
     """Checks that a tolerance that only the searched examples keep is reported as not kept."""
     optimist = FakeSession(law, noise=0.5)
     optimist.law_on_held_out = lambda settings: (0.9, 0.5, 0.5) if settings.alpha else law(settings)
@@ -96,7 +96,7 @@ def test_a_missing_head_is_refused_before_anything_is_measured(calibrate):
 
 
 @pytest.mark.usefixtures("stop_before_loading")
-def test_the_gin_file_is_a_run_with_the_files_of_a_run(calibrate):
+def test_the_gin_file_and_the_files_of_a_run_give_a_run(calibrate):
     report, seen = calibrate(max_loss=0.035), []
     files = ["gin/run.gin", "gin/models/tatoeba_en_de.gin", "gin/tasks/tiny_translation.gin"]
     text = (calibrate.folder / "found.gin").read_text()
@@ -115,7 +115,7 @@ def _uncommented(text: str) -> str:
     return head + block.replace("# ", "")
 
 
-def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
+def test_a_second_call_measures_nothing_twice(calibrate):
     first = calibrate(max_loss=0.035)
     assert len(calibrate.loaded.asked) > 12
     assert calibrate(max_loss=0.035) == first and not calibrate.loaded.asked
@@ -124,14 +124,14 @@ def test_nothing_is_measured_twice_when_it_is_called_again(calibrate):
     assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)  # another search, the same rung 1
 
 
-def test_where_nothing_will_do_the_report_comes_before_the_error(calibrate, capsys):
+def test_the_report_comes_before_the_error_if_no_setting_keeps_the_tolerance(calibrate, capsys):
     refusal = r"no setting keeps the tolerance \(latency at most 0\.05 of .*\) in 90% .* 0%"
     with pytest.raises(ValueError, match=refusal):
         calibrate(max_latency=0.05)
     said = capsys.readouterr().out
-    assert "safest" in said and "on 60 examples of the test" in said
+    assert "safest" in said and "on 60 test examples" in said
     pasted = (calibrate.folder / "found.gin").read_text()
-    assert "No setting will do" in pasted and "\npoints." not in pasted and "# points.Settings:" in pasted
+    assert "No setting keeps the tolerance" in pasted and "\npoints." not in pasted and "# points.Settings:" in pasted
     assert not HELD_OUT & calibrate.loaded.seen
 
 
@@ -158,7 +158,7 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({}, "max_loss and max_latency are both None"),
-    ({"max_loss": 2}, "max_loss=2 is no share"),
+    ({"max_loss": 2}, "max_loss=2 is not in"),
     ({"mode": "halfing"}, "mode='halfing' is not one of halving, appendix_d"),
     ({"mode": "appendix_d", "max_loss": 0.1}, "leave max_loss and max_latency out"),
     ({"mode": "appendix_d", "appendix_d": AppendixD(rule="diff")}, "rule='diff' has no divergence"),
@@ -175,22 +175,22 @@ def test_appendix_d_is_a_mode(calibrate, capsys):
     ({"max_loss": 0.1, "test_examples": 3}, "test_examples=3 is too few"),
     ({"max_loss": 0.1, "held_out_examples": 7}, "held_out_examples=7 is too few"),
     ({"max_loss": 0.1, "runners_up": -1}, "runners_up=-1 is not a whole number >= 0"),
-    ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' does not end in .jsonl"),
+    ({"max_loss": 0.1, "output": "found.json"}, "output='found.json' must end in .jsonl"),
     ({"max_loss": 0.1, "evaluation": replace(TASK, latency_examples=0)}, "latency_examples=0 is too few"),
     ({"max_loss": 0.1, "evaluation": replace(TASK, first_example=-1)}, "first_example=-1 is not a whole number"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused_before_anything_is_loaded(calibrate, monkeypatch, changes, message):
+def test_invalid_values_are_refused_before_anything_is_loaded(calibrate, monkeypatch, changes, message):
     with pytest.raises(ValueError, match=message):
         calibrate(**changes)
     assert not calibrate.loaded.asked and not calibrate.folder.exists()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".gin"])
-def test_a_calibration_does_not_write_over_the_file_that_asks_for_it(calibrate, suffix):
+def test_a_calibration_does_not_overwrite_its_own_input_file(calibrate, suffix):
     calibrate.folder.mkdir()
     config_file = calibrate.folder / f"found{suffix}"
     config_file.write_text("# a configuration\ncalibrating.calibrate.mode = 'halving'\n")
-    with pytest.raises(ValueError, match=rf"found\{suffix} is no report of an earlier run"):
+    with pytest.raises(ValueError, match=rf"found\{suffix} is not a report of an earlier run"):
         calibrate(max_loss=0.1)
     assert config_file.read_text().startswith("# a configuration") and list(calibrate.folder.iterdir()) == [config_file]
 
@@ -199,7 +199,7 @@ def test_a_task_with_too_few_examples_is_refused(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     arguments = {"pair": SOURCE, "evaluation": TASK, "settings": Settings(), "max_loss": 0.1}
     arguments |= {"search_examples": 200, "test_examples": 8, "held_out_examples": 100}
-    with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 asked for"):
+    with pytest.raises(ValueError, match="200 examples in split 'test', fewer than the 308 requested"):
         calibrating.calibrate(**arguments, output=str(tmp_path / "out.jsonl"))
 
 

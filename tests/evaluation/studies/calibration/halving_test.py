@@ -57,7 +57,7 @@ def test_rungs_double_up_to_all_examples():
     ({"max_loss": 0.0}, None), ({"max_loss": 0.045}, 0.3), ({"max_loss": 0.065}, 0.5),
     ({"max_latency": 0.67}, 0.5),  # the best that is fast enough
 ])  # fmt: skip
-def test_the_fastest_that_keeps_the_loss_is_found(bench, tolerance, alpha):
+def test_the_fastest_setting_within_the_allowed_loss_is_found(bench, tolerance, alpha):
     choice = _search(bench, **tolerance)
     assert (choice.chosen.point.settings.alpha, choice.chosen.point.settings.block_size) == (alpha, 3)
     assert choice.chosen.share >= 0.9
@@ -81,7 +81,7 @@ def test_the_alphas_of_a_block_size_are_measured_together(bench):
     assert all(len({(p.settings.method, p.settings.block_size) for p in group}) == 1 for group in groups)
 
 
-def test_the_target_is_measured_like_the_others_so_that_a_table_of_the_store_has_it_beside_them(bench):
+def test_the_target_is_measured_like_the_candidates(bench):
     target, candidate = (records[0] for records in bench.measure([TARGET, CANDIDATES[0]], _windows()[0]).values())
     sizes = ("first_example", "quality_examples", "latency_examples", "latency_trials")
     assert [target["point"][name] for name in sizes] == [candidate["point"][name] for name in sizes]
@@ -96,7 +96,7 @@ def test_every_point_is_measured_with_every_seed(tmp_path):
     assert [records[0]["point"]["alpha"] for records in measured.values()] == [0.0, 0.1]
 
 
-def test_a_killed_search_goes_on_and_one_that_ended_measures_nothing(tmp_path):
+def test_a_killed_search_resumes_and_a_finished_search_measures_nothing(tmp_path):
     def run(stop_after=None):
         with ResultStore(tmp_path / "store.jsonl") as store:
             loaded = calibration_fakes.FakeSession(law)
@@ -123,21 +123,21 @@ def _verdicts(*shares_and_costs):
     return [Verdict(calibration_fakes.point("opt", n), (), *numbers) for n, numbers in enumerate(shares_and_costs)]
 
 
-def test_who_is_neither_surer_nor_cheaper_than_another_ranks_behind():
+def test_dominated_candidates_rank_lower():
     verdicts = _verdicts((0.45, 0.1), (0.5, 0.9), (0.99, 0.8), (0.3, 0.05), (0.45, 0.05))
     assert [verdicts.index(verdict) for verdict in halving.ranked(verdicts)] == [2, 4, 1, 3, 0]
     equal = _verdicts((0.5, 0.5), (0.5, 0.5))
     assert len(halving.ranked(equal)) == 2
 
 
-def test_a_search_keeps_the_whole_way_from_safe_to_cheap():
+def test_a_search_keeps_the_whole_range_from_safe_to_cheap():
     """Checks the survivors on few examples, where cheap candidates look good, but the answer may be a safer one."""
     verdicts = _verdicts(*((best - 0.05 * n, 1 - 0.1 * n) for best in (1, 0.9) for n in range(8)))
     kept = halving.survivors(verdicts, confidence=0.9, least=1)
     assert sorted(verdicts.index(verdict) for verdict in kept) == list(range(8))
 
 
-def test_half_goes_on_the_hopeless_do_not_and_the_safest_does():
+def test_half_and_the_safest_survive_but_hopeless_candidates_do_not():
     verdicts = _verdicts((1.0, 0.99), (0.6, 0.3), (0.7, 0.4), (0.8, 0.5), (0.09, 0.1), (0.2, 0.2), (0.55, 0.6))
     kept = [verdicts.index(verdict) for verdict in halving.survivors(verdicts, confidence=0.9, least=1)]
     assert kept == [1, 2, 3, 0]
@@ -146,7 +146,7 @@ def test_half_goes_on_the_hopeless_do_not_and_the_safest_does():
     assert [hopeless.index(verdict) for verdict in halving.survivors(hopeless, confidence=0.9, least=2)] == [1]
 
 
-def test_the_cheapest_of_those_before_the_first_failure_is_chosen():
+def test_the_cheapest_candidate_before_the_first_failure_is_chosen():
     verdicts = _verdicts((1.0, 0.9), (0.95, 0.4), (0.9, 0.5), (0.89, 0.1), (0.99, 0.05))
     choice = halving.choose(verdicts, 0.9)
     # the last one would pass too, but the test ended before it, so that many tries cannot pass by luck
@@ -156,7 +156,7 @@ def test_the_cheapest_of_those_before_the_first_failure_is_chosen():
 
 
 @pytest.mark.parametrize("among_timed", [pytest.param(True, marks=pytest.mark.laws), False])
-def test_a_point_that_failed_on_some_example_ends_the_calibration_and_says_where(pair, tmp_path, among_timed):
+def test_a_failed_example_ends_the_calibration_and_is_named(pair, tmp_path, among_timed):
     small = text_pair.evaluation(quality_examples=12, quality_batch=12, latency_examples=4, latency_trials=1)
     loaded, speculative = Session(text_pair.SOURCE, small, pair), text_pair.point("spec_decode", small, block_size=2)
     outputs = np.asarray(loaded.prepare(text_pair.point("autoregressive", small), np.arange(12))(0).tokens)
@@ -203,7 +203,7 @@ def test_a_loss_is_relative_to_the_targets_quality(records):
     assert shares[0] < 0.01 < shares[1] < 0.99 < shares[2]
 
 
-def test_the_share_is_that_of_paired_resamples(records):
+def test_the_share_counts_paired_resamples(records):
     """Compares the share with a new count from the examples' scores, resample by resample."""
     ours, target = records(quality=0.985)
     our_scores, target_scores = (
@@ -228,7 +228,7 @@ def test_both_bounds_must_be_kept_on_the_same_resample(records):
     assert (joint == (kept[0] & kept[1])).all() and 0.05 < joint.mean() < min(item.mean() for item in kept)
 
 
-def test_under_a_bound_of_quality_time_is_what_counts(records):
+def test_the_cost_is_time_under_a_bound_of_quality(records):
     ours, _ = records(quality=0.9, latency=0.6)
     fast = ours[0]["relative_latency"]["value"]
     assert Tolerance(max_loss=0.01).cost(ours) == Tolerance(max_loss=0.01, max_latency=0.6).cost(ours) == fast
@@ -237,20 +237,20 @@ def test_under_a_bound_of_quality_time_is_what_counts(records):
 
 @pytest.mark.parametrize(("given", "message"), [
     ({}, "max_loss and max_latency are both None: give one, for example max_loss=0.01"),
-    ({"max_loss": 1.0}, r"max_loss=1.0 is no share in \[0, 1\)"),
-    ({"max_loss": -0.01}, "max_loss=-0.01 is no share"),
+    ({"max_loss": 1.0}, r"max_loss=1.0 is not in \[0, 1\)"),
+    ({"max_loss": -0.01}, "max_loss=-0.01 is not in"),
     ({"max_loss": "1%"}, "max_loss='1%' is not a finite number"),
     ({"max_latency": 0}, "max_latency=0 is not above 0"),
     ({"max_latency": float("nan")}, "max_latency=nan is not a finite number"),
     ({"max_loss": 0.1, "confidence": 1.0}, "confidence=1.0 is not between 0.5 and 1"),
     ({"max_loss": 0.1, "confidence": 90}, "confidence=90 is not between"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(given, message):
+def test_invalid_tolerances_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         Tolerance(**given)
 
 
-def test_a_target_without_quality_has_none_to_lose(records):
+def test_a_target_of_quality_zero_is_refused(records):
     ours, target = records(target=0.0)
     with pytest.raises(ValueError, match="the target's rougeL is 0 on 200 examples, .* give max_latency"):
         Tolerance(max_loss=0.01).check(target)

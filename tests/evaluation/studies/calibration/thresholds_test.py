@@ -1,4 +1,4 @@
-"""Appendix D of Holsman et al. (2025, paper 2) on records from formulas: the trail, its levels, its ends."""
+"""Appendix D of Holsman et al. (2025) on records from formulas: the trail, its levels, its ends."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
         return thresholds.run(Bench(store, loaded, seeds), base, settings or AppendixD(), WINDOW, SUBSET), loaded
 
 
-def test_the_trail_is_the_papers(tmp_path, capsys):
+def test_the_trail_follows_the_paper(tmp_path, capsys):
     trail, loaded = _run(tmp_path)
     assert trail.block_size == 10 and trail.baseline_acceptance == pytest.approx(0.62)
     assert trail.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
@@ -46,10 +46,10 @@ def test_the_trail_is_the_papers(tmp_path, capsys):
     assert list(trail.levels) == ["Low", "Med", "High"]
     thresholds.show(trail, AppendixD())
     said = capsys.readouterr().out
-    assert "0.8" in said and "(too low)" in said and "fastest in blocks of 10" in said
+    assert "0.8" in said and "(too low)" in said and "fastest with block size 10" in said
 
 
-def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
+def test_the_draft_is_greedy_and_the_target_draws_the_bonus(tmp_path):
     _, loaded = _run(tmp_path)
     assert {tuple(sampling_of(point.settings).values()) for point in loaded.asked} == {(0.6, 0.9, 0, 0.0)}
     assert {point.settings.bonus for point in loaded.asked} == {"target", None}
@@ -57,7 +57,7 @@ def test_the_draft_is_greedy_and_the_bonus_the_targets(tmp_path):
     assert rules == {"fuzzy_js_reference"}
 
 
-def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
+def test_blocks_grow_when_nearly_all_drafted_tokens_are_kept(tmp_path):
     def generous(settings):
         quality, latency, kept = law(settings)
         return (quality, latency, kept) if settings.alpha is None else (quality, latency, kept + 0.22)
@@ -71,7 +71,7 @@ def test_blocks_grow_where_nearly_all_is_kept(tmp_path):
     assert lengths == {0.3: 10, 0.5: 10, 0.7: 15}
 
 
-def test_where_quality_never_falls_the_end_is_where_all_is_kept_or_the_range_ends(tmp_path):
+def test_the_trail_ends_when_all_is_kept_or_the_range_ends_if_quality_never_falls(tmp_path):
     def harmless(settings):
         return law(settings) if settings.alpha is None else (1.0, 0.5, min(0.5 + settings.alpha / 2, 1.0))
 
@@ -105,7 +105,7 @@ def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
 
     trail, *_ = _run(tmp_path, bad)
     assert not trail.levels and len(trail.steps) == 1
-    with pytest.raises(ValueError, match=r"quality at the first threshold, 0\.1, is .* below .* already: give more"):
+    with pytest.raises(ValueError, match=r"quality at the first threshold, 0\.1, is .*, below the floor .*: give"):
         trail.check()
 
 
@@ -113,18 +113,18 @@ def test_a_first_threshold_that_loses_too_much_is_refused(tmp_path):
     ({"rule": "chow"}, "rule='chow' has no divergence to bound: choose fuzzy_js_reference"),
     ({"rule": "fuzzy_jss"}, "unknown rule 'fuzzy_jss': did you mean fuzzy_js"),
     ({"baseline": "lossy"}, "baseline='lossy' is not one of spec_decode, sd_reference"),
-    ({"lengths": (10, 5)}, r"lengths=\(10, 5\) must be a tuple of rising block sizes"),
+    ({"lengths": (10, 5)}, r"lengths=\(10, 5\) must be a tuple of increasing block sizes"),
     ({"lengths": 5}, "lengths=5 must be a tuple"),
     ({"lengths": ()}, r"lengths=\(\) must be a tuple"),
     ({"lengths": (0, 5)}, "lengths=0 is not a whole number >= 1"),
-    ({"lost": 1.0}, "lost=1.0 is no share between 0 and 1"),
+    ({"lost": 1.0}, "lost=1.0 is not between 0 and 1"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         thresholds.check(BASE, AppendixD(**changes))
 
 
-def test_what_is_kept_of_drafted_tokens_decides_and_not_of_examined_ones(tmp_path):
+def test_the_kept_share_of_drafted_tokens_decides_instead_of_examined_tokens(tmp_path):
     """Checks which share of kept tokens decides.
 
     Only one token is examined of a block that is rejected at its first one, so kept / examined says little about the

@@ -54,7 +54,7 @@ def _seen(measured) -> dict[str, set[str]]:
 
 
 @pytest.mark.tools
-def test_every_part_of_a_round_is_there(measured):
+def test_every_part_of_a_round_is_measured(measured):
     seen = _seen(measured)
     assert {"draft/model", "draft/sampling", "score", "sampling", "verify", "verify/rule", "commit", "prefill"} <= set(
         seen
@@ -77,20 +77,20 @@ def test_the_models_run_once_per_round_and_once_per_draft_step(measured):
 
 
 @pytest.mark.tools
-def test_the_parts_add_up_to_what_the_trace_took(measured):
+def test_the_parts_add_up_to_the_traced_time(measured):
     traced = sum(entry["traced_us"] for entry in measured["instructions"]) / 1e3
     assert 0 < traced <= measured["traced_ms"]
     for entry in measured["instructions"]:
         assert 0 <= entry["waiting_us"] <= entry["traced_us"] and 0 < entry["us"] <= entry["traced_us"]
 
 
-def test_what_tracing_adds_is_taken_off_each_execution():
+def test_tracing_overhead_is_subtracted_from_each_execution():
     assert profiling.without_profiler(Spent(running=9000.0, waiting=1000.0, count=4), 0.5) == 10 - 4 * 0.5
     assert profiling.without_profiler(Spent(running=1000.0, count=4), 0.5) == 0.25
 
 
 @pytest.mark.tools
-def test_what_tracing_adds_is_measured(tmp_path):
+def test_tracing_overhead_is_measured(tmp_path):
     assert 0 <= profiling.tracing_cost(tmp_path, calls=2, passes=2) < 1000
 
 
@@ -134,12 +134,12 @@ def test_programs_of_an_older_source_are_not_taken_from_the_cache(persistent_cac
     assert "/second/" in program("second")
 
 
-def test_neither_survey_nor_profile_writes_over_a_store(tmp_path):
+def test_survey_and_profile_do_not_overwrite_a_store(tmp_path):
     store = tmp_path / "sweep.jsonl"
     store.write_text('{"key":"x","point":{}}\n')
     kwargs = {"pair": ModelPair(name="nowhere"), "evaluation": EVALUATION, "settings": Settings(), "output": str(store)}
     for call in (partial(surveying.survey, rules=("opt",)), profiling.profile):
-        with pytest.raises(ValueError, match=r"sweep\.jsonl is no report"):
+        with pytest.raises(ValueError, match=r"sweep\.jsonl is not a report"):
             call(**kwargs)
     assert store.read_text() == '{"key":"x","point":{}}\n'
 
@@ -181,7 +181,7 @@ def ten_rounds():
     }
 
 
-def test_parts_of_a_round_with_their_sums(ten_rounds):
+def test_the_table_lists_the_parts_of_a_round_with_their_sums(ten_rounds):
     grid = profiling.phases(ten_rounds)
     assert grid.rows == [
         ["draft", "40.0", "40.0%", "80.0", "5.0", "13.0"],
@@ -194,25 +194,25 @@ def test_parts_of_a_round_with_their_sums(ten_rounds):
     ]
     assert grid.notes[0] == "2 generations, 5.0 rounds each, 2.50 tokens per round and row."
     assert grid.notes[2] == (
-        "A generation: 0.55 ms by this table; 0.60 ms timed without the profiler (120 µs per round, prefill included); "
-        "2.00 ms traced, 55.0% of it in the table."
+        "One generation: 0.55 ms by this table; 0.60 ms timed without the profiler (120 µs per round, prefill included)"
+        "; 2.00 ms traced, 55.0% of it in the table."
     )
 
 
 @pytest.mark.parametrize(("untraced", "said"), [(2.9, False), (2.0, True), (4.0, True)])
-def test_a_table_that_the_clock_contradicts_says_so(ten_rounds, untraced, said):
+def test_a_table_notes_a_disagreement_with_the_clock(ten_rounds, untraced, said):
     """Checks 1.1 ms in instructions and 1.8 ms in none of them: 2.9 ms."""
     notes = profiling.phases(ten_rounds | {"untraced_ms": untraced}).notes
     assert any("disagree" in note for note in notes) == said
 
 
-def test_modules_by_phase(ten_rounds):
+def test_the_table_lists_modules_by_phase(ten_rounds):
     grid = profiling.modules(ten_rounds)
     assert grid.header == ["module", "draft / model", "prefill", "score"]
     assert grid.rows == [["mlp", "20.0", "50.0", "60.0"], ["norms", "10.0", "–", "–"]]
 
 
-def test_the_dearest_instructions_of_a_round_come_first(ten_rounds):
+def test_the_most_expensive_instructions_of_a_round_come_first(ten_rounds):
     rows = profiling.dearest(ten_rounds, 2).rows
     assert rows[0] == ["large: dot f32[1,9]", "60.0", "1.0", "score: mlp", "score/dot_general"]
     assert [row[1] for row in rows] == ["60.0", "20.0"]
@@ -221,4 +221,4 @@ def test_the_dearest_instructions_of_a_round_come_first(ten_rounds):
 def test_everything_is_printed(ten_rounds, capsys):
     profiling.show(ten_rounds, 0)
     said = capsys.readouterr().out
-    assert "Where a round's time goes: a point" in said and "dearest" not in said
+    assert "Where a round's time goes: a point" in said and "most expensive" not in said

@@ -24,18 +24,18 @@ def _own(*events: tuple[str, float, float]):
     ([("a", 0, 10), ("b", 4, 6)], {"a": (9, 0, 1), "b": (1, 0, 1)}),  # two at once share the time
     ([("a", 0, 10), ("b", 6, 12)], {"a": (8, 0, 1), "b": (4, 0, 1)}),
 ])  # fmt: skip
-def test_time_is_charged_to_what_ran(events, expected):
+def test_time_is_charged_to_the_running_instruction(events, expected):
     assert _own(*events) == expected
 
 
-def test_time_between_two_runs_belongs_to_nobody():
+def test_time_between_two_runs_is_charged_to_no_instruction():
     first = [Event("a", 0, 1, 1, 0), Event("b", 1, 3, 3, 0)]
     second = [Event("a", 1000, 1001, 1001, 1), Event("b", 1002, 1003, 1003, 1)]
     spent = own_times([first, second], lambda name: False)
     assert (spent["a"].total, spent["b"].total) == (2, 4)
 
 
-def test_what_other_threads_finish_lasts_until_then_or_until_the_next_begins():
+def test_an_instruction_on_other_threads_lasts_until_they_finish_or_the_next_begins():
     ends_last, said_late = Event("dot", 0, 4, 9, 0), Event("dot", 20, 24, 90, 0)
     after = [Event("a", 10, 12, 12, 0), Event("b", 30, 31, 31, 0), Event("c", 31, 40, 40, 0)]
     spent = own_times([[ends_last, after[0], said_late, *after[1:]]], lambda name: False)
@@ -43,7 +43,7 @@ def test_what_other_threads_finish_lasts_until_then_or_until_the_next_begins():
     assert [(spent[name].running, spent[name].waiting) for name in "abc"] == [(2, 1), (1, 0), (9, 0)]
 
 
-def test_a_loop_whose_instructions_other_threads_finish_contains_them_all():
+def test_a_loop_contains_instructions_that_other_threads_finish():
     events = [Event("while", 0, 3, 90, 0), Event("dot", 2, 5, 7, 0), Event("a", 8, 50, 80, 0)]
     spent = own_times([events], lambda name: name == "while")
     assert {name: cost.total for name, cost in spent.items()} == {"dot": 2 + 5, "a": 1 + 42}
@@ -84,7 +84,7 @@ def test_a_real_trace_has_every_execution_of_every_instruction(traced):
 
 
 @pytest.mark.tools
-def test_what_is_not_in_a_trace_is_named(traced, tmp_path):
+def test_missing_runs_and_traces_are_named(traced, tmp_path):
     with pytest.raises(ValueError, match=r"0 runs of jit_other, not 2: .*; its planes: .*/host:CPU"):
         read_runs(traced[0], "jit_other", 2)
     with pytest.raises(ValueError, match="2 runs of jit_work, not 3: the profiler lost some"):
@@ -150,7 +150,7 @@ def program() -> HloText:
     return HloText.parse(TEXT)
 
 
-def test_instructions_are_read_with_shapes_of_tuples_and_callers(program):
+def test_instructions_are_read_with_tuple_shapes_and_callers(program):
     loop = program.instructions["while.1"]
     assert (loop.opcode, loop.computation, loop.operands) == ("while", "round_body", ("tuple.3",))
     assert loop.called == ("draft_cond", "draft_body") and program.callers["draft_body"] is loop
@@ -158,7 +158,7 @@ def test_instructions_are_read_with_shapes_of_tuples_and_callers(program):
     assert program.instructions["drawn.3"].index == 2 and program.instructions["prompt.1"].index == 1
 
 
-def test_loops_contain_others_and_products_do_not(program):
+def test_loops_contain_instructions_but_products_do_not(program):
     assert program.is_control("while.1") and not program.is_control("dot.1") and not program.is_control("unknown")
 
 
@@ -176,7 +176,7 @@ def test_loops_contain_others_and_products_do_not(program):
     ("nameless.1", "prefill", "logits_dense"),
     ("unknown", "other", ""),
 ])  # fmt: skip
-def test_every_instruction_has_its_place(program, name, phase, module):
+def test_every_instruction_gets_its_phase_and_module(program, name, phase, module):
     assert program.place(name) == Place(tuple(phase.split("/")), module)
 
 
@@ -196,5 +196,5 @@ def test_every_instruction_has_its_place(program, name, phase, module):
     ("jit(generation)/jit(_generate)/vmap(f)/row_keys.<locals>.<lambda>/while/body/add", "prefill", ""),
     ("", "other", ""),
 ])  # fmt: skip
-def test_paths(path, phase, module):
+def test_an_op_name_gives_phase_and_module(path, phase, module):
     assert place_of(path) == Place(tuple(phase.split("/")), module)

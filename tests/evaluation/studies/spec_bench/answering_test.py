@@ -148,34 +148,34 @@ def test_speeds_are_means_over_questions_and_accepted_tokens_over_rounds():
 @pytest.mark.parametrize(("changes", "message"), [
     ({"categories": ("writing",)}, "categories: 'writing' is not one of mt_bench"),
     ({"categories": "qa"}, "is one value where a tuple is meant"),
-    ({"categories": ("rag",)}, "there are no questions of rag: give others"),
+    ({"categories": ("rag",)}, "there are no questions of rag: give other categories"),
     ({"conversation": "chat"}, "unknown conversation 'chat'"),
     ({"per_category": 0}, "per_category=0 is not a whole number >= 1"),
-    ({"settings": Settings(method="autoregressive")}, "autoregressive is measured beside every method"),
+    ({"settings": Settings(method="autoregressive")}, "autoregressive is always measured as the baseline"),
     ({"settings": Settings(method="seq_cascade", alpha=-3.0)}, "decides about whole outputs"),
     ({"settings": Settings(method="chow")}, "rule 'chow' needs alpha"),
     ({"max_new_tokens": 0}, "max_new_tokens=0"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(run, changes, message):
+def test_invalid_values_are_refused(run, changes, message):
     with pytest.raises(ValueError, match=message):
         run(**changes)
 
 
 @pytest.mark.parametrize("content", ["hours of work\n", '{"question_id": 81}\n', '{"key": "another"}\n'])
 @pytest.mark.parametrize("name", ["spec_decode", "autoregressive"])
-def test_answers_of_others_are_never_touched(run, tmp_path, name, content):
+def test_answers_of_other_runs_are_never_changed(run, tmp_path, name, content):
     file = tmp_path / f"answers/tiny-{name}.jsonl"
     file.parent.mkdir()
     file.write_text(content)
-    with pytest.raises(ValueError, match=rf"tiny-{name}.jsonl holds answers of another run already .*; remove it"):
+    with pytest.raises(ValueError, match=rf"tiny-{name}.jsonl already holds answers of another run .*; remove it"):
         run()
     assert file.read_text() == content and len(list(file.parent.iterdir())) == 1
 
 
 @pytest.mark.laws
-def test_answers_under_another_head_are_another_runs(run, pair, tmp_path, monkeypatch):
+def test_answers_under_another_head_belong_to_another_run(run, pair, tmp_path, monkeypatch):
     asked = {"categories": ("qa",), "settings": Settings(method="specdecpp", stop_threshold=0.5, temperature=1.0)}
-    for seed, said in ((0, None), (1, "holds answers of another run already")):
+    for seed, said in ((0, None), (1, "already holds answers of another run")):
         headed = replace(pair, head=head_for(pair, seed=seed))
         monkeypatch.setattr(answering, "load_source", lambda source, headed=headed: headed)
         with pytest.raises(ValueError, match=said) if said else nullcontext():
@@ -200,7 +200,7 @@ def asked(monkeypatch, stop_at: int = 99) -> list[tuple[str, int]]:
     return said
 
 
-def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch):
+def test_a_killed_run_resumes(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         asked(patched, stop_at=3)
         run()
@@ -221,7 +221,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stood(run, tmp_path, monkeypatch
     assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
 
 
-def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_settings_or_rules_is_refused(run, monkeypatch):
+def test_more_questions_keep_existing_answers_but_other_settings_or_rules_are_refused(run, monkeypatch):
     said = asked(monkeypatch)
     run(per_category=1)
     assert run()[-1].questions == 3
@@ -235,11 +235,11 @@ def test_a_run_of_more_questions_keeps_what_is_answered_and_one_of_other_setting
         {"settings": replace(plain, temperature=0.5)}, {"settings": replace(plain, block_size=3)},
         {"settings": Settings(method="opt", alpha=0.5)},  # the target was timed beside another method
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="holds answers of another run already"):
+        with pytest.raises(ValueError, match="already holds answers of another run"):
             run(**changes)
     rule = replace(RULES["spec_decode"], kept=None)  # the same distribution by other operations: the digest must differ
     monkeypatch.setitem(table.METHODS, "spec_decode", table.of_rule("spec_decode", rule))
-    with pytest.raises(ValueError, match="holds answers of another run already"):
+    with pytest.raises(ValueError, match="already holds answers of another run"):
         run(per_category=1)
 
 
@@ -250,7 +250,7 @@ def turns(pair, question: dict) -> list[int]:
     return [len(text_ids(pair, text)) for text in texts]
 
 
-def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(run, pair, tmp_path, monkeypatch):
+def test_a_too_long_first_turn_is_refused_before_any_answer(run, pair, tmp_path, monkeypatch):
     monkeypatch.setattr(Decoder, "generate", lambda *_, **__: pytest.fail("answered"))
     longest = max(turns(pair, question)[0] for question in QUESTIONS)
     limit = r"turn 1, has \d+ tokens, over the limit of {}; raise spec_bench.run.max_prompt_length"
@@ -262,7 +262,7 @@ def test_a_first_turn_that_is_too_long_is_refused_before_anything_is_answered(ru
     assert not (tmp_path / "answers").exists()
 
 
-def test_a_conversation_that_outgrows_the_room_is_left_out_and_named(run, pair, tmp_path, monkeypatch, capsys):
+def test_a_conversation_beyond_the_limit_is_left_out_and_named(run, pair, tmp_path, monkeypatch, capsys):
     longest = max(turns(pair, question)[0] for question in QUESTIONS)
     assert min(turns(pair, question)[1] for question in QUESTIONS[:2]) > longest
     rows = run(max_prompt_length=longest)
@@ -274,7 +274,7 @@ def test_a_conversation_that_outgrows_the_room_is_left_out_and_named(run, pair, 
     assert run()[-1].questions == 3 and (len(already), ("spec_decode", 250) in already) == (4, False)
 
 
-def test_positions_that_the_models_were_made_for_are_room_too(run, pair, capsys, monkeypatch):
+def test_the_number_of_positions_of_the_models_is_a_limit_too(run, pair, capsys, monkeypatch):
     longest = max(turns(pair, question)[0] for question in QUESTIONS)
     monkeypatch.setattr(sc.Pair, "max_length", longest + LONGEST)
     assert run()[-1].questions == 1 and f"the {longest + LONGEST} positions" in capsys.readouterr().out
@@ -341,7 +341,7 @@ def test_the_second_turn_contains_the_first_answer(name):
     ("gemma", "<start_of_turn>user\nBe {kind}.\n\nHi<end_of_turn>"),
     ("chatml", "<|im_start|>system\nBe {kind}.<|im_end|>\n<|im_start|>user\nHi<|im_end|>"),
 ])  # fmt: skip
-def test_an_instruction_stands_once_where_the_model_expects_it(name, begin):
+def test_an_instruction_appears_once_where_the_model_expects_it(name, begin):
     text = get_conversation(name).prompt(["Hi", "Bye"], ["Hello"], "Be {kind}.")
     assert text.startswith(begin) and text.count("Be {kind}.") == 1
 
@@ -352,12 +352,12 @@ def test_an_answer_ends_where_the_next_turn_begins():
     assert get_conversation("gemma").postprocess("\nHello ") == "Hello"
 
 
-def test_turns_and_answers_that_do_not_fit_are_refused():
+def test_mismatched_turns_and_answers_are_refused():
     with pytest.raises(ValueError, match="2 turns and 2 answers"):
         get_conversation("plain").prompt(["a", "b"], ["c", "d"])
     with pytest.raises(ValueError, match="unknown conversation 'vicuña'; .*there are plain, vicuna"):
         get_conversation("vicuña")
 
 
-def test_it_is_no_task():
+def test_spec_bench_is_not_a_task():
     assert "spec_bench" not in TASKS

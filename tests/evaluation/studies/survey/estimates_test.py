@@ -41,7 +41,7 @@ def positions(out):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_every_position_is_numpys(temperature):
+def test_values_at_every_position_match_numpy(temperature):
     q_table, p_table = conformance.tables(5, seed=81)
     names = ("opt", "lossy", "token_v3", "fuzzy_js")
     result, out = take(q_table, p_table, {name: (0.2, 0.5) for name in names}, temperature=temperature)
@@ -66,7 +66,7 @@ def test_every_position_is_numpys(temperature):
                 assert result.curves[name].rejection[n, i] == pytest.approx(rejected, abs=1e-5), (name, alpha)
 
 
-def test_padding_is_not_surveyed_and_parts_join():
+def test_padding_is_not_surveyed_and_parts_are_joined():
     q_table, p_table = conformance.tables(5, seed=82)
     grids = {"diff": (0.1,), "spec_decode": (0.0,)}
     part, out = take(q_table, p_table, grids)
@@ -79,7 +79,7 @@ def test_padding_is_not_surveyed_and_parts_join():
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["lossy", "opt_log", "token_v3"])
-def test_rates_of_a_real_run_along_its_own_outputs(rule):
+def test_estimates_match_a_real_run_along_its_own_outputs(rule):
     """Compares rates within 4 sigma: blocks of one without a bonus examine every position."""
     q_table, p_table = conformance.tables(6, seed=83)
     alpha = conformance.telling_alpha(sc.RULES[rule], q_table, p_table)
@@ -108,15 +108,15 @@ def test_a_plan_moves_the_rejection_rate_by_equal_steps():
     assert surveyed.plan("spec_decode", 5) == (0.0,)
 
 
-def test_what_has_no_meaning_is_refused():
+def test_invalid_values_are_refused():
     q_table, p_table = conformance.tables(5, seed=85)
     surveyed, _ = take(q_table, p_table, {"chow": (0.0, 1.0)})
     for call, message in (
-        (lambda: surveyed.estimate("opt", 0.1), "'opt' was not surveyed; there are chow"),
+        (lambda: surveyed.estimate("opt", 0.1), "'opt' was not surveyed; surveyed rules: chow"),
         (lambda: surveyed.estimate("chow", 1.5), "alpha=1.5 of rule 'chow' is outside the surveyed range 0 … 1"),
         (lambda: surveyed.estimate("chow"), "alpha=None"),
         (lambda: surveyed.plan("chow", 1), "count=1"),
-        (lambda: take(q_table, p_table, {"chow": (0.5, 0.5)}), "grid of rule 'chow' must rise"),
+        (lambda: take(q_table, p_table, {"chow": (0.5, 0.5)}), "grid of rule 'chow' must increase"),
         (lambda: take(q_table, p_table, {"lossy": (0.5, 1.0)}), r"outside the domain \[0, 1\)"),
         (lambda: take(q_table, p_table, {"chw": (0.5,)}), "unknown rule 'chw': did you mean chow"),
     ):
@@ -198,7 +198,7 @@ PROVEN = [("tv", "rule"), ("tv", "target"), ("kl_reversed", "rule"), ("kl", "tar
 
 
 @pytest.mark.parametrize(("name", "along"), PROVEN)
-def test_what_is_called_proven_holds_of_every_model(name, along):
+def test_proven_bounds_hold_for_every_model(name, along):
     tightest = 0.0
     for case in cases(f"fuzzy_{name}_scaled"):
         incurred, bound, standing = case.expected(along)
@@ -212,7 +212,7 @@ def test_what_is_called_proven_holds_of_every_model(name, along):
 
 
 @pytest.mark.parametrize("name", ["tv", "kl_reversed"])
-def test_a_greedy_draft_is_no_exception_to_decisions_on_what_is_sampled(name):
+def test_proven_bounds_on_scaled_distributions_hold_for_greedy_drafts(name):
     nontrivial = 0
     for case in cases(f"fuzzy_{name}_scaled", greedy=True, seeds=range(10)):
         incurred, bound, standing = case.expected("rule", greedy=True)
@@ -225,8 +225,8 @@ def test_a_greedy_draft_is_no_exception_to_decisions_on_what_is_sampled(name):
 @pytest.mark.parametrize(
     ("rule", "along", "greedy", "seed", "factor", "label"),
     [
-        ("fuzzy_js_scaled", "rule", False, 2929, 1.2, "heuristic (may fail by a fifth, on long outputs by more)"),
-        ("fuzzy_js_reference_scaled", "rule", False, 3558, 2.0, "no bound: js_reference of outputs may be twice"),
+        ("fuzzy_js_scaled", "rule", False, 2929, 1.2, "heuristic (may be exceeded by a fifth, and by more"),
+        ("fuzzy_js_reference_scaled", "rule", False, 3558, 2.0, "no bound: js_reference of whole outputs may"),
         ("fuzzy_kl_scaled", "rule", False, 3339, 2.0, "no bound: the share must be along outputs of the target"),
         ("fuzzy_kl_reversed_scaled", "target", False, 2174, 2.0, "no bound: the share must be along outputs of the r"),
         ("fuzzy_tv", "rule", True, 3911, 10.0, "false for greedy drafts"),
@@ -234,7 +234,7 @@ def test_a_greedy_draft_is_no_exception_to_decisions_on_what_is_sampled(name):
         ("fuzzy_kl_reversed", "rule", True, 2241, 10.0, "false for greedy drafts"),
     ],
 )  # fmt: skip
-def test_what_is_not_called_proven_fails_somewhere(rule, along, greedy, seed, factor, label):
+def test_unproven_bounds_fail_for_some_model(rule, along, greedy, seed, factor, label):
     """Checks seeds found by search: the exact divergence is at least `factor` times the formula of the bound."""
     worst = 0.0
     for case in cases(rule, greedy, seeds=(seed,), scales=(2.0,)):
@@ -248,7 +248,7 @@ def test_what_is_not_called_proven_fails_somewhere(rule, along, greedy, seed, fa
     ("length", "target", "draft", "factor"),
     [(2, (1, 0.861), (0.295, 0.061), 1.2), (3, (1, 0), (0.396, 0.698), 1.33), (8, (1, 0), (0.614, 0.647), 1.6)],
 )
-def test_js_fails_by_more_the_longer_the_outputs_are(length, target, draft, factor):
+def test_js_exceeds_its_bound_by_more_on_longer_outputs(length, target, draft, factor):
     """Checks two-token models, found by optimisation and given by the probability of token 0 after each token."""
     p, q = (np.array([[x, 1 - x] for x in law]) for law in (target, draft))
     divergence_after = np.array([reference.divergence("js", *row) for row in zip(p, q, strict=True)])
@@ -285,23 +285,23 @@ def by_hand():
     ("fuzzy_tv", 0.2, "rule", (2.0, 0.75, 0.15, 0.3, None)),
     ("fuzzy_kl_scaled", 0.2, "target", (2.0, 0.75, 0.875, 0.3, "proven")),
 ])  # fmt: skip
-def test_a_survey_by_hand(rule, tau, along, expected):
+def test_bounds_match_values_computed_by_hand(rule, tau, along, expected):
     bound = estimates.bound(by_hand(), rule, tau, along)
     assert bound[:4] == pytest.approx(expected[:4])
     assert expected[4] is None or bound.standing == expected[4]
 
 
 @pytest.mark.parametrize(("form", "along", "label"), [
-    (Threshold("tv"), "rule", "no bound: it reads the raw laws"),
-    (Threshold("tv", 50, True), "rule", "no bound: over the top 50 a divergence is smaller"),
+    (Threshold("tv"), "rule", "no bound: it reads the raw distributions"),
+    (Threshold("tv", 50, True), "rule", "no bound: over the top 50 tokens a divergence is"),
     (Threshold("tv", scaled=True), "mixed", "no bound: the share must be along outputs of the rule or target"),
     (Threshold("js", scaled=True), "draft", "no bound: the share must be along outputs of the rule"),
 ])  # fmt: skip
-def test_every_other_use_is_refused_its_bound_with_the_reason(form, along, label):
+def test_every_other_use_gets_a_reason_instead_of_a_bound(form, along, label):
     assert estimates.standing(form, along, greedy=False).startswith(label)
 
 
-def test_every_fuzzy_rule_says_what_it_compares():
+def test_every_fuzzy_rule_names_its_comparison():
     for name in rules.RULES:
         assert estimates.is_fuzzy(name) == name.startswith("fuzzy_")
         if estimates.is_fuzzy(name):
@@ -317,6 +317,6 @@ def test_every_fuzzy_rule_says_what_it_compares():
     ("fuzzy_tv_scaled", 0.3, "rule 'fuzzy_tv_scaled' was not surveyed at τ = 0.3"),
     ("fuzzy_js", 0.1, "rule 'fuzzy_js' was not surveyed"),
 ])  # fmt: skip
-def test_bounds_without_meaning_are_refused(rule, tau, message):
+def test_invalid_bounds_are_refused(rule, tau, message):
     with pytest.raises(ValueError, match=message):
         estimates.bound(by_hand(), rule, tau)

@@ -33,7 +33,7 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
     arguments = {"rules": ("diff",), "settings": Settings(temperature=1.0), "check": (0.55,), "block_size": 2}
     rows = surveying.survey(**SHARED, **arguments, along="target", output=str(tmp_path / "new" / "survey.json"))
     said = capsys.readouterr().out
-    assert "positions of the target outputs" in said and "really rejected" in said
+    assert "positions of the target outputs" in said and "rejected in a run" in said
     assert [(row["rule"], row["alpha"]) for row in rows] == [("diff", 0.1)]
     assert json.loads((tmp_path / "new" / "survey.json").read_text())["rows"] == rows
     for row in rows:
@@ -42,7 +42,7 @@ def test_estimates_are_printed_written_and_checked(tmp_path, capsys):
         assert abs(row["error_along_its_own_outputs"]) < 0.2
 
 
-def test_a_batch_that_is_filled_up_counts_no_row_twice(loaded):
+def test_a_padded_batch_counts_no_row_twice(loaded):
     odd = replace(SMALL, quality_batch=12)  # 16 examples: one batch, then four rows that are repeated to fill another
     point = text_pair.point("diff", odd, alpha=0.1, block_size=2, temperature=1.0)
     written = surveying.write(loaded, point)
@@ -62,7 +62,7 @@ def _written(session, along):
 
 
 @pytest.mark.parametrize("along", ["target", "draft"])
-def test_outputs_that_met_no_law_are_left_out_of_a_survey(loaded, along, capsys):
+def test_outputs_with_failed_logits_are_left_out_of_a_survey(loaded, along, capsys):
     """Checks failures of the writer, which ends there, and of the other model, which reads on.
 
     All other outputs give the values of a healthy model.
@@ -96,7 +96,7 @@ def test_a_survey_of_nothing_is_refused(loaded):
             surveying.take(opened, point, {"diff": (0.1,)})
 
 
-def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monkeypatch):
+def test_fuzzy_rules_are_run_and_compared_with_their_bound(tmp_path, capsys, monkeypatch):
     asked, take = [], surveying.take
     monkeypatch.setattr(
         surveying, "take", lambda loaded, point, grids: asked.append(point) or take(loaded, point, grids)
@@ -123,7 +123,7 @@ def test_fuzzy_rules_are_run_and_held_against_their_bound(tmp_path, capsys, monk
     assert sum(kept["histogram"]["counts"]) + kept["histogram"]["above"] == kept["positions"]
 
 
-def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys):
+def test_a_greedy_draft_is_run_and_named_on_request(tmp_path, capsys):
     greedy, path = Settings(temperature=1.0, draft_temperature=0.0), tmp_path / "survey.json"
     arguments = {"rules": ("fuzzy_tv_scaled",), "alphas": 2, "bounds": (0.6,), "block_size": 2}
     surveying.survey(**SHARED, **arguments, settings=greedy, output=str(path))
@@ -132,7 +132,7 @@ def test_a_greedy_draft_is_run_and_named_where_it_is_asked_for(tmp_path, capsys)
 
 
 @pytest.mark.laws
-def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
+def test_a_sweep_is_planned_where_its_curves_change(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
     arguments = {"methods": ("token_v3", "chow"), "alphas": {"chow": (0.5,)}, "temperatures": (1.0,), "plan": 4}
     experiment.sweep(**SHARED, **arguments, output=str(store))
@@ -148,13 +148,13 @@ def test_a_sweep_is_planned_where_its_curves_move(tmp_path, loaded):
     ({"rules": ()}, "rules=.. is empty"),
     ({"bounds": 0.1}, "bounds=0.1 is one value where a tuple is meant"),
     ({"check": (1.5,)}, "must be shares of a rule's range"),
-    ({"bounds": (0.1,)}, r"bounds=\(0.1,\) are thresholds of fuzzy rules: add one to rules"),
+    ({"bounds": (0.1,)}, r"bounds=\(0.1,\) need a fuzzy rule: add one to rules"),
     ({"bounds": (0.0,), "rules": ("fuzzy_js",)}, r"bounds=\(0.0,\) must be thresholds above 0"),
     ({"histogram": "max_p"}, "no histogram of 'max_p'"),
     ({"rules": ("chw",)}, "unknown rule 'chw': did you mean chow"),
     ({"settings": Settings(temperature=-1.0)}, "is negative"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(changes, message):
+def test_invalid_values_are_refused(changes, message):
     arguments = {"rules": ("chow",), "settings": Settings()} | changes
     with pytest.raises(ValueError, match=message):
         surveying.survey(**SHARED, **arguments)

@@ -39,10 +39,10 @@ def test_every_value_is_counted_once():
     assert histogram["above"] == 2 and histogram["median"] == pytest.approx(0.016)
 
 
-def test_the_last_edge_and_infinity_are_above():
+def test_values_at_the_last_edge_and_infinity_are_counted_as_above():
     histogram = histograms.count("kl", np.array([1.5, np.inf, np.inf, 1.0]))
     assert histogram["above"] == 3 and sum(histogram["counts"]) == 1 and histogram["median"] is None
-    assert "median infinite, 75.0% of 4 positions from 1.5 on" in histograms.line(histogram)
+    assert "median infinite, 75.0% of 4 positions at 1.5 or above" in histograms.line(histogram)
     json.dumps(histogram, allow_nan=False)
 
 
@@ -52,13 +52,13 @@ def test_every_divergence_has_edges():
     assert histograms.LAST_EDGES["js"] == histograms.LAST_EDGES["tv_scaled"] == 0.3
 
 
-def test_a_survey_is_one_line():
+def test_a_histogram_is_described_in_one_line():
     line = histograms.line(survey()["histogram"])
-    assert line == "js (bits) of draft and target: median 0.0155, 25.0% of 4 positions from 0.3 on"
+    assert line == "js (bits) of draft and target: median 0.0155, 25.0% of 4 positions at 0.3 or above"
     assert histograms.name_of("kl_scaled") == "kl (nats, p̃, q̃)" and histograms.name_of("tv") == "tv"
 
 
-def test_a_panel_per_survey_with_its_tail(tmp_path, drawn):
+def test_the_figure_has_a_panel_per_survey_with_its_tail(tmp_path, drawn):
     surveys = [survey(), survey(values=[0.1, 0.5], task="xsum"), *(survey(task=name) for name in "ab")]
     figure = drawn(studies.draw_histograms, surveys, tmp_path / "new" / "figure.png")
     panels = [axes for axes in figure.axes if axes.get_visible()]
@@ -77,9 +77,9 @@ def test_a_panel_per_survey_with_its_tail(tmp_path, drawn):
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: histograms.count("max_p", np.ones(3)), "no histogram of 'max_p': .*choose one of js, js_scaled, tv"),
     (lambda: histograms.check("jss"), "did you mean js"),
-    (lambda: histograms.count("js", np.ones(0)), "no positions to count js at"),
+    (lambda: histograms.count("js", np.ones(0)), "no positions for a histogram of js"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(call, message):
+def test_invalid_quantities_and_empty_values_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -92,7 +92,7 @@ def test_a_file_without_a_histogram_is_named_with_the_remedy(tmp_path, text):
         histograms.read([path])
 
 
-def test_different_quantities_are_no_figure(tmp_path):
+def test_histograms_of_different_quantities_are_refused(tmp_path):
     for name in ("js", "tv"):
         (tmp_path / f"{name}.json").write_text(json.dumps(survey(name)))
     assert len(histograms.read([tmp_path / "js.json"] * 2)) == 2
@@ -108,7 +108,7 @@ REPORT = {
 }  # fmt: skip
 
 
-def test_every_pair_has_its_number_and_the_best_stack_its_frame(tmp_path, drawn):
+def test_the_heat_map_shows_every_acceptance_and_frames_the_best_stack(tmp_path, drawn):
     axes = drawn(studies.draw_acceptance, [REPORT], tmp_path / "a.png").axes[0]
     shown = {tuple(map(int, text.get_position())): text.get_text() for text in axes.texts}
     assert shown == {(1, 0): "0.10", (2, 0): "0.20", (2, 1): "0.75"}
@@ -116,7 +116,7 @@ def test_every_pair_has_its_number_and_the_best_stack_its_frame(tmp_path, drawn)
     assert (tmp_path / "a.png").stat().st_size > 5000
 
 
-def test_every_stack_that_was_run_has_its_bar_of_calls_at_their_cost(tmp_path, drawn):
+def test_every_stack_that_was_run_has_a_bar_of_calls_times_cost(tmp_path, drawn):
     timed = {"seconds_per_token": 4e-3, "target_seconds_per_token": 5e-3}
     calls = [{"target": 0.5, "draft": 2.0}, {"target": 0.4, "draft": 1.0, "copies": 3.0}]
     rows = [{"name": "best single draft", "models": ["draft", "target"], "calls_per_token": calls[0], **timed}]
@@ -130,7 +130,7 @@ def test_every_stack_that_was_run_has_its_bar_of_calls_at_their_cost(tmp_path, d
 
 
 @pytest.mark.parametrize("content", ["[]", "not json", "{}"])
-def test_the_command_draws_it_and_refuses_other_files(tmp_path, capsys, content):
+def test_the_command_draws_the_heat_map_and_refuses_other_files(tmp_path, capsys, content):
     file = tmp_path / "h.json"
     file.write_text(json.dumps(REPORT))
     assert plots.main([str(file), "--acceptance"]) == 0

@@ -15,13 +15,13 @@ def test_markdown_marks_winners_and_keeps_brackets():
     assert grid.markdown() == "**T**\n\n| a | b |\n| --- | ---: |\n| x [y] | **1\\|2** |\n\n- n\n"
 
 
-def test_stars_are_stars_in_markdown():
+def test_markdown_escapes_stars():
     grid = Grid(title="T", header=["a*", "b"], rows=[["x [y*]", "1.5 *"]], notes=["*: best"], bold={(0, 1)})
     html = MarkdownIt().enable("table").render(grid.markdown())
     assert "<strong>1.5 *</strong>" in html and "x [y*]" in html and "<li>*: best</li>" in html and "a*" in html
 
 
-def test_the_terminal_shows_brackets_as_they_are(capsys):
+def test_the_terminal_shows_brackets_unchanged(capsys):
     grid = Grid(title="[t]", header=["[h]", "b"], rows=[["x [y]", "1 [low, high]"]], notes=["[low, high]: n"])
     Console(width=80).print(grid.rich())
     said = capsys.readouterr().out

@@ -18,7 +18,7 @@ def rows(grid):
     return {(row[0], row[1]): row for row in grid.rows}
 
 
-def test_forward_times_of_all_of_each_family_and_of_both_ends():
+def test_forward_times_cover_all_runs_every_family_and_both_models_alone():
     (grid,) = grids("forward_times", made.sweep())
     cells = {row[0]: row[1:] for row in grid.rows}
     ends = ["Target alone", "Draft alone"]
@@ -26,10 +26,10 @@ def test_forward_times_of_all_of_each_family_and_of_both_ends():
     assert cells["Both models, all"][:5] == ["288", "2.000 ± 0.000", "11.000 ± 0.000", "4.000 ± 0.000", "1.000"]
     assert cells["Target alone"][:4] == ["384", "–", "10.000 ± 0.000", "3.000 ± 0.000"]
     assert cells["Draft alone"][1:3] == ["2.000 ± 0.000", "–"]
-    assert float(cells["SpecDec++"][5].split()[0]) > 2 and "which paper 3's equation 2.1 lacks" in grid.notes[0]
+    assert float(cells["SpecDec++"][5].split()[0]) > 2 and "(SpecDec++) has no constant" in grid.notes[0]
 
 
-def test_a_family_whose_counts_are_collinear_has_dashes_and_a_reason():
+def test_a_family_with_collinear_counts_has_dashes_and_a_reason():
     records = [r for r in made.sweep() if r["point"]["block_size"] not in (2, 4, 6)]
     timed = records[2]["latency"]
     timed["per_example_draft_steps"] = [[8 * n for n in trial] for trial in timed["per_example_target_calls"]]
@@ -56,7 +56,7 @@ def test_a_gain_within_its_interval_is_not_bold():
     assert not grid.bold and "[-" in grid.rows[1][4]
 
 
-def test_every_point_stands_beside_its_prediction():
+def test_every_point_is_listed_with_its_prediction():
     _, grid, _ = grids("throughput", made.sweep())
     assert len(grid.rows) == 10 and {row[-1] for row in grid.rows} <= {"+0.0%", "-0.0%"}
     row = rows(grid)["SpecDec++", "h = 0.7"]
@@ -75,25 +75,25 @@ def test_an_oracle_that_was_not_timed_is_predicted_only():
     assert row[3] == "0.000 [0.000, 0.000]" and row[5:] == ["–", "–"]
 
 
-def test_the_suggested_threshold_says_where_it_was_read_off():
+def test_the_suggested_threshold_names_the_source_of_its_prediction():
     *_, grid = grids("throughput", made.sweep())
     (row,) = grid.rows
-    assert row[1] == "0.818" and row[3] == "between 0.7 and 0.9" and row[4] == "0.5"
+    assert row[1] == "0.818" and row[3] == "interpolated between 0.7 and 0.9" and row[4] == "0.5"
     assert re.fullmatch(r"\+[\d.]+ \[\+[\d.]+, \+[\d.]+\] %", row[6])
     *_, grid = grids("throughput", made.sweep({0.3: (0.38, 0.25), 0.5: (0.31, 0.45)}))
-    assert grid.rows[0][3] == "that of 0.5, the nearest"
+    assert grid.rows[0][3] == "measured at 0.5, the nearest"
     *_, grid = grids("throughput", made.sweep({1 - 2 / 11: (0.3, 0.4), 0.9: (0.3, 0.6)}))
     assert grid.rows[0][3] == "measured at 0.818182"
 
 
-def test_thresholds_on_anything_but_a_rejection_get_no_suggestion():
+def test_thresholds_on_quantities_other_than_rejection_get_no_suggestion():
     entropy = made.record("stop_entropy", 0.4, 0.3, stop=0.3)
     *_, grid = grids("throughput", [*made.sweep(), entropy])
     assert [row[0] for row in grid.rows] == ["SpecDec++"]
     assert len(grids("throughput", [*made.sweep({}), entropy])) == 2
 
 
-def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
+def test_heads_trained_with_weighted_rejections_get_a_note_and_no_suggestion():
     def head(weight, h):
         named = {"head": f"x/w{weight}.msgpack", "family": f"specdecpp:w{weight}"}
         record = made.record("specdecpp", 0.4, 0.3, stop=h, **named)
@@ -111,14 +111,14 @@ def test_heads_that_weigh_rejections_get_no_suggestion_but_a_note():
     assert not any("w_rej" in note for note in grid.notes)
 
 
-def test_blocks_that_are_verified_jointly_get_no_suggestion_but_a_note():
+def test_block_wise_verification_gets_a_note_and_no_suggestion():
     jointly = [made.record("specdecpp", 0.4, 0.3, stop=h, family="specdecpp[block]") for h in (0.3, 0.5)]
     for record in jointly:
         record["point"] |= {"verify": "block", "details": ["block-wise"]}
     *_, grid = grids("throughput", [*made.sweep(), *jointly])
     assert [row[0] for row in grid.rows] == ["SpecDec++"]
     (note,) = [note for note in grid.notes if "block-wise" in note]
-    assert note.startswith("Left out, for blocks do not end at the first token that is rejected: SpecDec++")
+    assert note.startswith("Left out, because their blocks do not end at the first rejected token: SpecDec++")
     assert len(grids("throughput", [*made.sweep({}), *jointly])) == 2
 
 
@@ -130,11 +130,11 @@ def test_dominance_has_a_verdict_per_block_size():
     assert [row[4].endswith(" (level)") for row in grid.rows] == [False, False, False, True]
 
 
-def test_thresholds_without_fixed_blocks_of_their_law_are_refused():
-    with pytest.raises(ValueError, match="no stop thresholds and fixed blocks of the same law"):
+def test_thresholds_without_fixed_blocks_of_the_same_distribution_are_refused():
+    with pytest.raises(ValueError, match="no stop thresholds and fixed blocks of the same output distribution"):
         grids("dominance", made.sweep(law="opt"))
     (grid,) = grids("dominance", [*made.sweep(), made.record("bild", 0.5, 0.1, stop=0.1, law="bild_star", alpha=0.5)])
-    assert "BiLD α 0.5: no fixed blocks of the same law." in grid.notes
+    assert "BiLD α 0.5: no fixed blocks of the same output distribution." in grid.notes
 
 
 def test_every_row_has_a_cell_for_every_column():
@@ -168,7 +168,7 @@ def verification(records):
     return grid
 
 
-def test_a_row_per_method_and_a_column_per_block_size():
+def test_the_verification_table_has_a_row_per_method_and_a_column_per_block_size():
     grid = verification(both() + both("token_v3", alpha=0.9, rates={5: (0.3, 0.25)}))
     assert grid.header == ["Method", "γ = 3", "γ = 5", "γ = 8"]
     lossless, cascade = grid.rows
@@ -177,23 +177,23 @@ def test_a_row_per_method_and_a_column_per_block_size():
     for cell, (before, after) in zip(lossless[1:], RATES.values(), strict=True):
         numbers = [float(number) for number in re.findall(r"[\d.]+(?= →)|(?<=→ )[\d.]+", cell)]
         assert numbers == pytest.approx([1 / before, 1 / after], rel=0.05)
-    assert "lower, beyond the interval: 0 of 4" in grid.notes[1]
+    assert "significantly lower: 0 of 4" in grid.notes[1]
 
 
-def test_the_gain_is_paired_and_a_loss_is_counted():
+def test_verification_gains_are_paired_and_losses_are_counted():
     (row,) = verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.30)})).rows
     value, low, high = (float(number) for number in re.findall(r"([+−-][\d.]+)%", row[1]))
     assert value == pytest.approx(-16.7, abs=1.5) and low < value < high < 0 and high - low < 3
-    assert "beyond the interval: 1 of 2" in verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.299)})).notes[1]
+    assert "significantly lower: 1 of 2" in verification(both(rates={5: (0.30, 0.36), 8: (0.30, 0.299)})).notes[1]
 
 
-def test_one_way_alone_says_what_to_do():
+def test_records_of_one_verification_are_refused_with_the_remedy():
     (panel_families,) = families.of_records([*ENDS, *both(ways=("token",))])
     with pytest.raises(ValueError, match=r"verified both ways: sweep it with verify = \('token', 'block'\)"):
         GRIDS["verification"](panel_families)
 
 
-def test_families_are_rivals_only_where_they_are_verified_alike():
+def test_families_are_rivals_only_if_their_verification_is_the_same():
     named = {"verify": "block", "family": "specdecpp[block]"}
     adaptive = [made.record("specdecpp", 0.4, 0.2, stop=h, **named) for h in (0.3, 0.6)]
     (panel_families,) = families.of_records([*ENDS, *both(), *adaptive])

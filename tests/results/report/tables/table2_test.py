@@ -32,48 +32,48 @@ def test_table_2_shows_intervals_and_marks_the_best():
     assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3][2:] + grid.rows[4])
 
 
-def test_the_targets_row_is_what_it_timed_against_itself():
+def test_the_targets_row_shows_its_time_relative_to_itself():
     busy = hand.point(panels.TARGET, ratio=1.25, noise=1)
     grid = table([busy, *WINNER[1:]])
     (row,) = (row for row in grid.rows if row[0] == "Target alone")
     assert re.fullmatch(r"0\.(79|80|81)× \[0\.7\d, 0\.8\d\]", row[1])
-    assert any("the machine was busy, latencies mean little" in note for note in grid.notes)
+    assert any("the machine was busy, and the latencies are unreliable" in note for note in grid.notes)
     untimed = hand.point(panels.TARGET)
     del untimed["relative_latency"]
     assert [row[1] for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"] == ["–"]
 
 
-def test_points_below_requests_sent_at_random_are_said_to_be():
+def test_notes_list_the_points_worse_than_requests_sent_at_random():
     """Checks a draft that takes a tenth of the time and loses 9 points: random requests lose 5 at half the time."""
     good, bad = hand.point("opt", gain=-1, ratio=0.5, noise=0.1), hand.point("chow", gain=-8, ratio=0.5, noise=0.1)
     notes = table([*WINNER[:2], good, bad]).notes
-    assert "equal latency than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
-    assert any(note.startswith("Beyond the interval: ") for note in notes)
+    assert "are better than 1 of 2 points: SpecCascade [Chow]." in " ".join(notes)
+    assert any(note.startswith("Significant differences: ") for note in notes)
     assert any(note.endswith("than none of the points.") for note in table([*WINNER[:2], good]).notes)
     near = hand.point("chow", gain=-5.2, ratio=0.5, noise=4)
     notes = " ".join(table([*WINNER[:2], near]).notes)  # half a point below, with an interval one point wide
-    assert "than 1 of 1 points" in notes and "None of these beyond the interval." in notes
+    assert "than 1 of 1 points" in notes and "None of these differences is significant." in notes
     slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target: compared with the target
     assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
 
 
-def test_speed_ups_lie_within_their_brackets():
+def test_speed_ups_lie_within_their_intervals():
     for row in table(WINNER).rows[:3]:
         value, low, high = map(float, re.findall(r"[\d.]+", row[1].replace("×", "")))
         assert low < value < high
 
 
-def test_ties_are_marked_and_nobody_is_bold():
+def test_ties_are_marked_and_no_entry_is_bold():
     records = [hand.TARGET, hand.point("diff", gain=1, own=7, ratio=0.7), hand.point("opt", gain=1, own=8, ratio=0.7)]
     grid = table(records)
     assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in (row[1], row[3])) and not grid.bold
 
 
-def test_the_notes_explain_brackets_marks_and_what_they_leave_out():
+def test_notes_explain_intervals_marks_and_their_limits():
     notes = "\n".join(table(WINNER).notes)
-    assert "1,000 resamples (seeds averaged, not resampled; latencies over trials too)" in notes
+    assert "1,000 resamples (seeds are averaged, not resampled; latencies resample trials too)" in notes
     assert "*: better than every other entry" in notes and "≈: a tie" in notes
-    assert "No interval allows for α having been chosen on the same examples" in notes
+    assert "No interval accounts for the choice of α on the same examples" in notes
 
 
 def test_older_records_have_no_marks_and_a_note_says_so():
@@ -87,7 +87,7 @@ def test_older_records_have_no_marks_and_a_note_says_so():
     assert points.rows[1][4] == "–" and points.notes[-1].startswith("No interval and no mark")
 
 
-def test_the_list_of_points_compares_each_with_the_target_and_the_best():
+def test_the_list_of_points_compares_every_point_with_target_and_best():
     (panel,) = panels.panels(WINNER)
     grid = table2.points_grid(panel)
     rows = {row[0]: row for row in grid.rows}
@@ -115,7 +115,7 @@ def test_csv_holds_the_intervals_and_the_marks():
     assert float(opt["speed_up_paired_low"]) < float(opt["speed_up"]) < float(opt["speed_up_paired_high"])
 
 
-def test_points_stand_beside_another_methods_at_the_nearest_share():
+def test_points_are_compared_with_another_methods_point_of_the_nearest_share():
     def at(method, alpha, gain, share):
         record = hand.point(method, gain=gain)
         record["point"]["alpha"], record["measures"]["draft_share"] = alpha, share
@@ -151,16 +151,16 @@ def rows_of(record):
     return {row[2]: row[3] for row in grid.rows}
 
 
-def test_a_levels_calls_are_those_that_the_level_above_counts():
+def test_a_levels_calls_are_counted_by_the_level_above():
     assert rows_of(stack()) == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500"}
 
 
-def test_a_tails_calls_stand_apart():
+def test_calls_of_tails_have_their_own_row():
     table_rows = rows_of(stack(draft_steps=46, tail_steps=10))
     assert table_rows == {"target": "0.200", "middle": "0.360", "lowest draft": "0.500", "tails": "0.100"}
 
 
-def test_without_levels_there_is_nothing_to_show():
+def test_records_without_levels_are_refused():
     (panel,) = panels.panels([hand.point("spec_decode")])
-    with pytest.raises(ValueError, match="only stacks have any"):
+    with pytest.raises(ValueError, match="only stacks have levels"):
         level_grids(panel)
