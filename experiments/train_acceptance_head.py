@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read("python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin")
+        gin_flags.read_alone("python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin")
         if MODE.value == "train":
             print(json.dumps(gin.get_configurable(train.HeadTrainer)().run(), indent=1))
         else:

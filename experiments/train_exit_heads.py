@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read("python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin")
+        gin_flags.read_alone("python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin")
         print(json.dumps(gin.get_configurable(exits.ExitTrainer)().run(), indent=1))
 
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read("python -m experiments.train_policy --gin_file=gin/train_policy.gin")
+        gin_flags.read_alone("python -m experiments.train_policy --gin_file=gin/train_policy.gin")
         trainer = gin.get_configurable(train.PolicyTrainer)()
         if MODE.value == "train":
             print(json.dumps(trainer.run(), indent=1))

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     if MODE.value in ("export", "translate") and not OUTPUT.value:
         raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
     with gin_flags.one_line_errors():
-        gin_flags.read("python -m experiments.train_t5 --gin_file=gin/train_target.gin")
+        gin_flags.read_alone("python -m experiments.train_t5 --gin_file=gin/train_target.gin")
         trainer = gin.get_configurable(loop.Trainer)()
         if MODE.value == "train":
             logging.info("%s", gin.config_str())

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import expanded
 
 VARIABLE = "SPECCASCADE_DATA"
 
@@ -14,7 +15,7 @@ def data_directory() -> Path:
     The folder need not exist; `require` raises if it does not.
     """
     named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else repository_root().parent / "shared" / "data"
+    return expanded(named) if named else repository_root().parent / "shared" / "data"
 
 
 def require(*parts: str) -> Path:

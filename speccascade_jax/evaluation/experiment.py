@@ -151,13 +151,13 @@ def sweep(
     points = list(itertools.chain(*groups))
     if workers and points:
         pool.check(points, workers, worker_device)
+    path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     if dry_run:
         printing.print_points([point.label() for point in points])
         return None
     if not points:
         print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
         return None
-    path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
     with opened(path) as store:
         result_store.check_format(store.records, path)
@@ -235,6 +235,7 @@ def measure(
     keys = [identity.key for identity in identities.values()]
     _agree(store, keys)
     stale = tell_stale(store, identities.values())
+    tell_timed_elsewhere(store, identities.values())
 
     def earlier(point: Point) -> Row | None:
         if hosts.many():  # all processes must act alike, and only the first has the store
@@ -259,6 +260,15 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
     if stale and hosts.first():
         print(f"{len(stale)} of {len(code)} points were measured by other code and are measured again")
     return set(hosts.agreed(sorted(stale)))
+
+
+def tell_timed_elsewhere(store: ResultStore, identities: Collection[Identity]) -> None:
+    """Prints how many points the store holds with another latency: one holds for its devices and its mesh only."""
+    done, timed = store.done_keys(), {record.get("judged_key") for record in store.records if record.get("latency")}
+    if moved := sum(identity.key not in done and identity.judged_key in timed for identity in identities):
+        kept = "are measured anew" if hosts.many() else "keep their quality and are timed anew"
+        where = "on other devices, on another mesh or with other latency settings"
+        print(f"{moved} of {len(identities)} points were timed {where}: here they {kept}")
 
 
 def measure_in(

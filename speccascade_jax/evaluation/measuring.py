@@ -34,7 +34,7 @@ from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store import outputs, trace
 from speccascade_jax.results.store.outputs import ENTRY, LETTERS, Output
 from speccascade_jax.results.store.record import FORMAT, Record, Row, get_entry
-from speccascade_jax.runtime import own_files
+from speccascade_jax.runtime import hosts, own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 _LETTERS = "".join(LETTERS)
@@ -127,6 +127,7 @@ def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], jud
     timed = time_beside_target(session, points)
     wall = (time.perf_counter() - begin) / len(points) + judging
     for point, result, times in zip(points, judged, timed, strict=True):
+        hosts.stop_here()
         whole = describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
         yield cast(Record, whole)
 
@@ -176,6 +177,7 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
+        hosts.stop_here()
         alphas = [points[n].settings.alpha for n in point_of_row[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
         generation = run(points[0].seed, **recording(evaluation, decoder, bool(traced[chosen].any())))
@@ -319,6 +321,7 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     (baseline, *methods), seen = zip(*(_runner(session, point) for point in (target, *points)), strict=True)
     jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
+        hosts.stop_here()
         # warm up every example: the first long block of a generation costs several times as much as the next one
         jax.block_until_ready(run(example, 0))
     for runs in seen:

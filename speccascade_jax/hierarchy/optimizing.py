@@ -69,6 +69,9 @@ def optimize(
     alone = Settings(method=TARGET, **sampling)
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=alone, seed=seed)
     validate(point)
+    if costs is None and pair.mesh[0] > 1:
+        remedy = f"give costs, or a mesh of (1, {pair.mesh[1]})"
+        raise ValueError(f"calls of one row are timed, and mesh={pair.mesh} splits rows over devices: {remedy}")
     check_replaceable(output, '"acceptance":', '"costs":')
     session = Session(point.pair, point.evaluation)
     _check_names(session.pair.models, costs, tail)

@@ -21,6 +21,8 @@ from typing import Any
 
 import jax
 
+from speccascade_jax.storage.files import expanded
+
 # JAX has no public way to check what it reads; a version of JAX that keeps this elsewhere reads without a check
 jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
@@ -49,7 +51,7 @@ def switch_on() -> None:
         # private: whoever writes here decides which code we execute
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_unsafe(path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         remedy = f"Set the environment variable {VARIABLE} to a folder, or to 'off'"
         said = f"compiled programs are not cached ({error}), so every start compiles them again. {remedy}"
         warnings.warn(said, stacklevel=3)
@@ -132,7 +134,7 @@ def folder() -> Path | None:
     """Returns the folder to use, or `None`; raises RuntimeError if the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
-        return None if named.strip().lower() in ("", "off") else Path(named).expanduser().absolute()
+        return None if named.strip().lower() in ("", "off") else expanded(named).absolute()
     user = os.environ.get("XDG_CACHE_HOME", "")
     # relative names are not valid in that variable (XDG Base Directory Specification)
     base = Path(user) if os.path.isabs(user) else Path.home() / ".cache"

@@ -163,8 +163,19 @@ def _find(name: str, folders: Sequence[str]) -> str:
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
+def read_alone(example: str) -> None:
+    """Reads as `read`, for a command that runs in one process, such as training.
+
+    Raises:
+        ValueError: flags or the environment name other processes; as `read`.
+    """
+    names = ("multiprocess", "multiprocess_gpu", *_PROCESSES)
+    hosts.check_alone(example.partition(" --")[0], {name: flags.FLAGS[name].value for name in names})
+    read(example)
+
+
 def read(example: str, recorded: Callable[[], str] | None = None) -> None:
-    """Imports the user's own files and reads the gin files that the command line names, for `main` and for training.
+    """Imports the user's own files and reads the gin files that the command line names.
 
     Args:
         example, recorded: as in `main`.

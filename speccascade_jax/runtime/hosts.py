@@ -12,6 +12,7 @@ connection that ends without that byte means that the process is gone. The end o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,6 +40,8 @@ PATIENCE = 60
 """Seconds for the processes to reach each other."""
 NOTICED = 2.0
 """Seconds within which a process notices that another one is gone."""
+_SYNC_POINTS = itertools.count()
+"""Numbers of the points at which all processes may end together; every process counts the same points."""
 _DONE = b"."
 _CONNECTIONS: dict[int, socket.socket] = {}
 """Connections by process."""
@@ -130,6 +133,35 @@ def agreed(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:size].tobytes())
 
 
+def stop_here() -> None:
+    """Ends all processes at the same point after SIGTERM reached any of them; every process must call it equally often.
+
+    With several processes JAX handles SIGTERM itself, because a process that ended alone would leave the others in a
+    collective. It tells all processes the next point that none has passed. In a single process SIGTERM needs no point.
+
+    Raises:
+        interrupts.Terminated: this is that point.
+    """
+    if many() and multihost_utils.reached_preemption_sync_point(next(_SYNC_POINTS)):
+        raise interrupts.Terminated
+
+
+def check_alone(command: str, words: Mapping[str, Any]) -> None:
+    """Refuses flags of other processes, and an environment with other processes, for a command that runs in one.
+
+    Args:
+        command: the command, for the error.
+        words: flag -> value, of the flags that name other processes.
+
+    Raises:
+        ValueError: a flag is set, or the environment says that there are other processes.
+    """
+    flags = [f"--{name}={value}" for name, value in words.items() if value]
+    if flags or _in_a_cluster():
+        cause = f"leave {', '.join(flags)} out" if flags else "the environment names other processes; start one alone"
+        raise ValueError(f"{command} runs in one process: {cause}")
+
+
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Ends all processes on an error inside the block; without an error, notifies the others when this one is done.
@@ -142,12 +174,19 @@ def together() -> Iterator[None]:
     except BaseException as error:
         if not many():
             raise
+        if isinstance(error, interrupts.Terminated):
+            _say_done()  # all processes end here: none of them is missed
         time.sleep(NOTICED)
         # an orderly end would wait for the others, which may wait for this one
         status = _status(error)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
+    _say_done()
+
+
+def _say_done() -> None:
+    """Tells the other processes that this one ends without an error."""
     for connection in _CONNECTIONS.values():
         with contextlib.suppress(OSError):  # the process is gone already, which its own thread reports
             connection.sendall(_DONE)

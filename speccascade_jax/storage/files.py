@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from speccascade_jax.storage.readers import json_object
 
+_SCHEME = re.compile(r"(\w[\w+.-]+:)/")  # of two letters and more: C:/ is a drive; Path makes one slash of two
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -20,8 +22,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """Expands `~` and `~name` in a path to home folders.
 
     Raises:
-        ValueError: there is no such home folder.
+        ValueError: there is no such home folder, or the path is a URL, which would become a folder named `gs:`.
     """
+    if scheme := _SCHEME.match(os.fspath(path)):
+        raise ValueError(f"{path}: {scheme[1]} is not read or written; copy or mount it here, and give a local path")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -431,3 +431,15 @@ def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp
     monkeypatch.setattr(session.Session, "code", lambda *_: "changed")  # results of stale code are judged again
     with pytest.raises(pytest.fail.Exception, match="judged again"):
         run(path)
+
+
+@pytest.mark.usefixtures("this_pair")
+def test_points_timed_with_other_settings_are_counted_before_they_are_timed_again(tmp_path, monkeypatch, capsys):
+    """A latency holds for its own devices and mesh: it is not reused, and the sweep says so."""
+    path = tmp_path / "s.jsonl"
+    run(path)
+    assert "timed on other devices" not in capsys.readouterr().out
+    monkeypatch.setattr(session, "hardware", lambda mesh: {"device": "another"})
+    run(path)
+    said = "1 of 1 points were timed on other devices, on another mesh or with other latency settings: here they keep"
+    assert said in capsys.readouterr().out

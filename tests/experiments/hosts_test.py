@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from speccascade_jax.runtime import compilation_cache, hosts
+from speccascade_jax.runtime import compilation_cache, hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
 from tests.support import tiny_pair
 
@@ -52,14 +52,14 @@ def start(folder, output, count=1, mesh=(1, 1)):
     return [subprocess.Popen([*command, f"--process_index={index}"], **kwargs) for index in range(count)]
 
 
-def kill(victim, running, output):
-    """Kills a process without warning after two records are stored; returns the time of the kill."""
+def kill(victim, running, output, sent=signal.SIGKILL):
+    """Sends a signal to a process after two records are stored, by default one without warning; returns the time."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and all(process.poll() is None for process in running):
         if output.exists() and output.read_bytes().count(b"\n") >= 2:
             break
         time.sleep(0.02)
-    victim.send_signal(signal.SIGKILL)
+    victim.send_signal(sent)
     return time.monotonic()
 
 
@@ -117,6 +117,23 @@ def test_a_killed_process_ends_all_and_the_sweep_resumes(victim, folder, unbroke
     lines = [line for line in said.splitlines() if line.startswith("error:")]
     advice = "on all hosts, run the same command again: finished parts are kept, and the rest follows"
     assert lines == [f"error: process {victim} of 2 has ended; {advice}"]
+    assert 2 <= output.read_bytes().count(b"\n") < POINTS
+    done = ended(start(folder, output, 2, (2, 1)))
+    assert [status for status, *_ in done] == [0, 0], done
+    assert records(output) == unbroken
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("preempted", [0, 1])
+def test_sigterm_to_one_process_ends_all_at_the_same_point_and_the_sweep_goes_on(preempted, folder, unbroken):
+    output = folder / f"preempted_{preempted}.jsonl"
+    running = start(folder, output, 2, (2, 1))
+    sent = kill(running[preempted], running, output, signal.SIGTERM)
+    for status, _, said in ended(running):
+        assert status == 128 + signal.SIGTERM, said
+        lines = [line for line in said.splitlines() if line.startswith(("stopped:", "error:"))]
+        assert lines == [f"stopped: {interrupts.SAME}"]
+    assert time.monotonic() - sent < 60
     assert 2 <= output.read_bytes().count(b"\n") < POINTS
     done = ended(start(folder, output, 2, (2, 1)))
     assert [status for status, *_ in done] == [0, 0], done

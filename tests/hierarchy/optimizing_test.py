@@ -113,6 +113,10 @@ def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
         ({"costs": {"target": 1.0, "draft": 0.1}}, "one for each of draft, middle, target"),
         ({"costs": {"target": 1.0, "draft": 0.1, "middle": 0.0}}, "must be positive"),
         ({"max_budget": 0}, "max_budget"),
+        (
+            {"pair": ModelPair(name="x", mesh=(2, 1))},
+            r"mesh=\(2, 1\) splits rows .*: give costs, or a mesh",
+        ),
     ],
 )
 def test_models_that_the_pair_lacks_are_refused(tmp_path, settings, message):
@@ -121,7 +125,7 @@ def test_models_that_the_pair_lacks_are_refused(tmp_path, settings, message):
     evaluation = Evaluation(**SMALL, quality_examples=2, latency_examples=0)
     arguments = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "settings": Settings()}
     with pytest.raises(ValueError, match=message):
-        optimizing.optimize(**arguments, **settings, output=str(tmp_path / "h.json"))
+        optimizing.optimize(**(arguments | settings), output=str(tmp_path / "h.json"))
 
 
 def test_the_best_single_draft_is_the_best_of_all_pairs():

@@ -33,6 +33,17 @@ def test_incomplete_or_invalid_process_settings_are_refused(arguments, message):
         hosts.begin(*arguments)
 
 
+def test_a_command_of_one_process_refuses_others(monkeypatch):
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
+    hosts.check_alone("train", {"process_count": None, "multiprocess": False})
+    with pytest.raises(ValueError, match="train runs in one process: leave --process_count=2 out"):
+        hosts.check_alone("train", {"process_count": 2, "process_index": 0})
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(ValueError, match="the environment names other processes; start one alone"):
+        hosts.check_alone("train", {})
+
+
 @pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [hosts.STATUS])])
 def test_a_connection_closed_without_a_goodbye_ends_the_process(word, ends, monkeypatch, capsys):
     ended = []

@@ -35,6 +35,19 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path):
         files.write_atomically(tmp_path / "a" / "b.json", "new")
 
 
+@pytest.mark.parametrize(
+    "url", ["gs://bucket/a.jsonl", "s3://bucket/a", "https://host/a", "file:///tmp/a", "gs:/bucket/a"]
+)
+def test_a_url_is_refused_and_no_folder_of_its_name_is_made(url, tmp_path, monkeypatch):
+    """`Path` makes one slash of two, so a path that was made of a URL is refused too."""
+    monkeypatch.chdir(tmp_path)
+    for use in (files.expanded, files.check_replaceable, lambda path: files.write_atomically(path, "")):
+        with pytest.raises(ValueError, match=f"{url}: {url.partition('/')[0]} is not read or written; copy or mount"):
+            use(url)
+    assert not os.listdir(tmp_path)
+    assert str(files.expanded("C:/a")) == "C:/a" and str(files.expanded("a:b/c")) == "a:b/c"
+
+
 def test_parts_are_written_in_order(tmp_path):
     files.write_atomically(tmp_path / "a", "ä", b"b", "")
     assert (tmp_path / "a").read_bytes() == "äb".encode()
