@@ -329,7 +329,7 @@ def test_a_law_of_nan_logits_names_the_model(broken, value):
 
 
 def test_unknown_pair_names_the_remedy():
-    with pytest.raises(ValueError, match=r"no pair 'tatoeba': .*or give a directory with vocabulary.model"):
+    with pytest.raises(ValueError, match=r"no pair 'tatoeba': .*give one of them, a directory with vocabulary.model"):
         sc.load_pair("tatoeba")
 
 

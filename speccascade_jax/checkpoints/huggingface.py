@@ -21,6 +21,10 @@ from speccascade_jax.storage.readers import json_object, parsed
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = (
+    "flax_model.msgpack", "flax_model.msgpack.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "tf_model.h5",
+)  # fmt: skip
 _COMPANIONS = (".json", ".model")
 _WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if the file was changed on purpose"
 # Buffers that older releases stored, copies of the embedding, and an unused bias in T5's first files.
@@ -65,9 +69,13 @@ def open_tensors(path: Path) -> Tensors:
         return safetensors.open_file(path / WEIGHTS)
     if not (path / INDEX).is_file():
         names = listing(entry.name for entry in path.iterdir()) or "nothing"
+        if other := next((file for file in _OTHER_WEIGHTS if (path / file).is_file()), None):
+            raise CheckpointError(
+                f"{path} holds {other}, which is not read: give the model's {WEIGHTS}, or load it with transformers"
+                f"{' (from_flax=True)' if other.endswith('.msgpack') else ''} and save_pretrained it"
+            )
         raise CheckpointError(
-            f"{path} is incomplete: it has neither {WEIGHTS} nor {INDEX} (found {names}); {COPY_AGAIN}. Pickled "
-            "weights (pytorch_model.bin) are not read: save them again with safetensors"
+            f"{path} is incomplete: it has neither {WEIGHTS} nor {INDEX} (found {names}); {COPY_AGAIN}"
         )
     index = _json(path / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index or not all(_is_name(file) for file in index.values()):

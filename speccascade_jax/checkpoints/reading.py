@@ -30,6 +30,12 @@ LOOKED_FOR = (
     f"one *.bin file of llama2.c, a msgpack file named {t5x.MSGPACK} (T5X), {t5x.STATE}/ (T5X through Orbax), an Orbax "
     "tree (Gemma), or checkpoint_<step> directories"
 )
+_OTHER_FORMATS = {
+    "*.gguf": "is in llama.cpp's format, which is not read: give the model's safetensors",
+    "adapter_config.json": "is an adapter: merge it into its base model (peft's merge_and_unload), save_pretrained",
+    "model.safetensors*": f"lies beside no {huggingface.CONFIG} with a model_type: copy that file again",
+}
+"""File names of formats that are not checkpoints here -> what is wrong, and the remedy."""
 _STEP = re.compile(r"checkpoint_(\d+)")
 _TEMPORARY = re.compile(r"\.(tmp|orbax-checkpoint-tmp)-")
 
@@ -183,8 +189,8 @@ def find(path: str | os.PathLike[str]) -> Stored:
     native.put_back(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: give a directory written by save, a Hugging Face directory, a T5X "
-            "checkpoint_<step> directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
+            f"{path} does not exist: {of_the_hub(path)}give a directory written by save, a Hugging Face directory, a "
+            "T5X checkpoint_<step> directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
         )
     if _TEMPORARY.search(path.name):
         raise CheckpointError(
@@ -200,9 +206,20 @@ def find(path: str | os.PathLike[str]) -> Stored:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {COPY_AGAIN}") from error
 
 
+def of_the_hub(path: Path) -> str:
+    """Returns a hint if a path that does not exist reads like a name on Hugging Face's hub; otherwise nothing."""
+    if path.is_absolute() or len(path.parts) != 2 or path.parent.exists():
+        return ""
+    folder = f"models/{path.name}"
+    download = f"hf download {path} --local-dir {folder}"
+    return f"a name on the hub is not downloaded; run  {download}  and give {folder}; otherwise "
+
+
 def _find(path: Path) -> Stored:
     if not path.is_file():
         return _find_in_directory(path)
+    if path.suffix == ".gguf":
+        raise CheckpointError(f"{path} {_OTHER_FORMATS['*.gguf']}")
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} holds no configuration: give its directory, which holds {huggingface.CONFIG}")
     return llama2c.open_file(path) if path.suffix == ".bin" else t5x.open_native(path)
@@ -238,5 +255,12 @@ def _newest(path: Path) -> Stored:
     if failures:
         raise failures[0]
     writing = [name for name in names if _TEMPORARY.search(name)]
+    root = path.parent if path.name == "snapshots" else path
+    if snapshots := sorted(file.parent for file in root.glob("snapshots/*/config.json")):
+        folders = " or ".join(map(str, snapshots))
+        raise CheckpointError(f"{path} is Hugging Face's cache of a model, not a checkpoint: give {folders}")
+    for pattern, remedy in _OTHER_FORMATS.items():
+        if file := next(path.glob(pattern), None):
+            raise CheckpointError(f"{file} {remedy}")
     state = f"only {listing(writing)}, still being written" if writing else (listing(names) or "nothing")
     raise CheckpointError(f"{path} holds no checkpoint: looked for {LOOKED_FOR}; found {state}")

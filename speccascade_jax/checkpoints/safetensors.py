@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
-from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
+from speccascade_jax.storage.errors import COPY_AGAIN, POINTER, PULL, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
 # The library's own limit: a longer length is noise.
@@ -30,6 +30,9 @@ def open_file(file: Path) -> Tensors:
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            raise CheckpointError(f"{file} {PULL}")
+        opened.seek(0)
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise _damaged(file, f"its header would have {length:,} bytes, but the file has {size:,}")

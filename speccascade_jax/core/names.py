@@ -20,9 +20,29 @@ PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted
 """Counts that records hold per example, so that rates and predicted times have confidence intervals."""
 
 
+SYNONYMS = {
+    **dict.fromkeys(("gamma", "lookahead", "num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens",
+                     "speculation_length"), "block_size"),
+    **dict.fromkeys(("max_tokens", "max_length", "max_decode_len", "max_decode_length"), "max_new_tokens"),
+    **dict.fromkeys(("assistant", "assistant_model", "draft_model", "drafter"), "drafters"),
+    **dict.fromkeys(("eos_token_id", "eos_id", "stop_token_ids"), "stop_ids"),
+    **dict.fromkeys(("lenience", "leniency"), "alpha"),
+    "do_sample": "temperature", "random_seed": "seed", "threshold": "stop_threshold", "top_n": "top_k",
+    "verifier": "verify",
+}  # fmt: skip
+"""Words that papers and other libraries use -> the names here."""
+
+
 def hint(name: object, known: Iterable[str]) -> str:
-    """Returns `"did you mean a, b? "` with up to three of the nearest known names; empty if none is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4)
+    """Returns `"did you mean a, b? "`: the name here of a word in `SYNONYMS`, or up to three of the nearest names.
+
+    It is empty if no known name is near.
+    """
+    known = list(known)
+    synonym = SYNONYMS.get(str(name))
+    if meant := next((word for word in (synonym, f"{synonym}s") if synonym and word in known), None):
+        return f"did you mean {meant}? "
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
     return f"did you mean {', '.join(near)}? " if near else ""
 
 

@@ -122,7 +122,7 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )
     if stray:
-        warnings.warn(f"alphas names {', '.join(stray)}, which this sweep does not measure: ignored", stacklevel=3)
+        warnings.warn(f"the alphas of {', '.join(stray)} are not used: these are not among the methods", stacklevel=3)
 
 
 def _check_heads(templates: Iterable[Settings]) -> None:

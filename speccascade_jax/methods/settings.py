@@ -257,17 +257,20 @@ class Settings(Drafting):
         known = sorted(cls.__dataclass_fields__)
         for name in arguments:
             if name not in known:
-                near = f"did you mean {MISNOMERS[name]}? " if name in MISNOMERS else names.hint(name, known)
-                raise TypeError(f"{caller} has no setting {name!r}: {near}the settings are {', '.join(known)}")
+                why = UNSUPPORTED.get(name) or names.hint(name, [*known, *_ARGUMENTS])
+                raise TypeError(f"{caller} has no setting {name!r}: {why}the settings are {', '.join(known)}")
         return cls(**arguments)
 
 
-MISNOMERS = {
-    **dict.fromkeys(("gamma", "num_assistant_tokens", "num_draft_tokens"), "block_size"),
-    **dict.fromkeys(("assistant", "drafter"), "drafters"),
-    "threshold": "stop_threshold", "top_n": "top_k", "verifier": "verify",
+_ARGUMENTS = ("example_ids", "max_new_tokens", "seed", "stop_ids", "trace")
+_OTHER_DISTRIBUTION = "it changes the distributions that a rule compares; only temperature, top_p and top_k do here; "
+UNSUPPORTED = {
+    "num_beams": "beam search draws from no distribution, so drafts cannot be verified against it; leave it out; ",
+    **dict.fromkeys(("n", "num_return_sequences"), "give a prompt once for each output: every row draws its own; "),
+    **dict.fromkeys(("frequency_penalty", "logit_bias", "logits_processor", "min_p", "no_repeat_ngram_size",
+                     "presence_penalty", "repetition_penalty", "typical_p"), _OTHER_DISTRIBUTION),
 }  # fmt: skip
-"""Words that other libraries use -> the names here."""
+"""Settings of other libraries that have no counterpart -> the reason."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

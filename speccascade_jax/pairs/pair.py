@@ -11,6 +11,7 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
@@ -297,7 +298,7 @@ DATA_PAIRS = {
 
 
 def shipped_pairs() -> list[str]:
-    """Returns the names of the shipped pairs."""
+    """Returns the names of the pairs that the package ships; `load_pair` also reads those of `DATA_PAIRS`."""
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
@@ -330,14 +331,18 @@ def load_pair(
     """
     more: dict[str, Any] = {"dtype": dtype, "draft_dtype": draft_dtype, "mesh": mesh, "draft_whole": draft_whole}
     if str(name) in DATA_PAIRS:
-        target, draft, vocabulary = (data_directory.require(*parts) for parts in DATA_PAIRS[str(name)])
+        instead = f"a shipped pair ({', '.join(shipped_pairs())})"
+        files = [data_directory.require(*parts, instead=instead) for parts in DATA_PAIRS[str(name)]]
+        target, draft, vocabulary = files
         return Pair.load(target, draft, vocabulary, name=str(name), others=others, **more)
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
-        shipped = [*shipped_pairs(), *DATA_PAIRS]
+        shipped = shipped_pairs()
+        near = names.hint(name, [*shipped, *DATA_PAIRS])
         raise ValueError(
-            f"no pair {str(name)!r}: {names.hint(name, shipped)}the known pairs are {', '.join(shipped)}; "
-            f"or give a directory with {_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
+            f"no pair {str(name)!r}: {near}the known pairs are {', '.join(shipped)}, and in the data directory "
+            f"{', '.join(DATA_PAIRS)}; {of_the_hub(Path(name))}give one of them, a directory with "
+            f"{_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
     for model in (target, draft):

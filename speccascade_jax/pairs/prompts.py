@@ -1,6 +1,6 @@
 """Conversion of texts or token ids to a `Prompt`, right-padded to a bucket's width and checked before compilation."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,8 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
 
 
 def _kind(prompt: Any) -> str:
+    if isinstance(prompt, Mapping):
+        raise ValueError(f"{prompt!r:.60} is no prompt: give the text of the tokenizer's chat template, or its ids")
     if isinstance(prompt, str):
         return "text"
     return "ids" if isinstance(prompt, Sequence) or np.ndim(prompt) else "one id"

@@ -9,7 +9,7 @@ import pkgutil
 import re
 import sys
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -20,6 +20,7 @@ from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import hint, without_addresses
 
 DEEP = "macros, includes or brackets are nested too deeply; does one of them refer to itself?"
+_BARE_TEXT = re.compile(r"[^\s\"'()\[\]{}]*[A-Za-z][^\s\"'()\[\]{}]*")
 _CALL = re.compile(r"\n  In call to configurable [^\n]*")
 _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \d+)\n[^\n]*(?:\n +\^)?")
 
@@ -43,7 +44,40 @@ def explained(error: BaseException, reading: str = "") -> str:
         text = _PLACE.sub("", text)
         if isinstance(error, KeyError):
             text = text.strip("'\"")  # Python shows its repr
+    text = "; ".join([text, *getattr(error, "__notes__", [])])
     return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading)
+
+
+def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
+    """Returns one line about an error in settings of the command line, and how a text without quotes is written.
+
+    Args:
+        error: the error.
+        bindings: the settings, each as "NAME = VALUE"; gin numbers the lines of all of them together.
+    """
+    setting = _setting_at(_line_number(error), bindings)
+    name, _, value = (part.strip() for part in setting.partition("="))
+    if isinstance(error, SyntaxError) and _BARE_TEXT.fullmatch(value):
+        quoted = f"--gin.{name}=\"'{value}'\""
+        return f"--gin.{name}={value}: {value} is no value; a text needs quotes inside those of the shell: {quoted}"
+    return explained(error, f"--gin.{setting}"[:200])
+
+
+def _line_number(error: BaseException) -> int:
+    """Returns the number of the line that an error of gin names, from 1; 1 if it names none."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 1
+    match = re.search(r"In bindings string line (\d+)", str(error))
+    return int(match[1]) if match else 1
+
+
+def _setting_at(line: int, bindings: Sequence[str]) -> str:
+    """Returns the setting that holds a line, counted over all settings."""
+    for setting in bindings:
+        line -= setting.count("\n") + 1
+        if line <= 0:
+            return setting
+    return ", ".join(bindings)
 
 
 def _unclosed(reading: str) -> str:
@@ -78,9 +112,12 @@ def _line(message: str, place: str) -> str:
 
 
 def _better(text: str, file: str) -> str:
-    """Returns gin's message, in words that name the existing choices if gin's own are too short."""
+    """Returns gin's message, in words that name the existing choices if gin's own are too short.
+
+    A message that only quotes one of gin's or Python's, as an error with a remedy of this package does, stays whole.
+    """
     for pattern, words in _WORDS.items():
-        if match := re.search(pattern, text, re.DOTALL):
+        if match := re.match(pattern, text, re.DOTALL):
             return words(file, *match.groups())
     return text
 
@@ -134,7 +171,7 @@ _WORDS: dict[str, Callable[..., str]] = {
     r"Configurable '([\w./]+)' doesn't have a parameter named '(\w+)'": _no_parameter,
     r"(\S+) set to `%gin.REQUIRED`": lambda file, name: unfilled(name),
     r"No bindings specified for '(.+?)/(?:gin\.)?macro'": _no_macro,
-    r"No module named '([\w.]+)'": _no_module,
+    r"No module named '([\w.]+)'$": _no_module,
     r"Unable to open file: (.*?)\. Searched config paths": lambda file, name: (
         f"there is no gin file {name!r} in this folder or in the repository; --gin_search_paths adds folders"
     ),

@@ -54,7 +54,7 @@ def one_line_errors() -> Iterator[None]:
 
 def said(error: Exception) -> str:
     """Returns the line that a program prints when it ends by an error."""
-    message = "; ".join([gin_errors.explained(error), *getattr(error, "__notes__", [])])
+    message = gin_errors.explained(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return (
             f"not enough memory ({message or 'MemoryError'}): reduce the batch size, max_new_tokens or the block size"
@@ -120,8 +120,10 @@ def parse_gin(
     if text:
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
-    with _explained(", ".join(f"--gin.{binding}" for binding in bindings)[:200]):
-        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))  # together: they may be the lines of a file
+    try:  # together: they may be the lines of a file
+        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))
+    except Exception as error:
+        raise ValueError(gin_errors.explained_flag(error, bindings)) from error
     with _explained():
         gin.finalize()
         gin_errors.check()

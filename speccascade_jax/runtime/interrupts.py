@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from speccascade_jax.runtime.notices import one_line_warnings
+
 SAME = "run the same command again: finished parts are kept, and the rest follows"
 ANEW = "run the same command to start from the beginning"
 SAVED = "run the same command again: it continues from the last saved state"
@@ -23,12 +25,15 @@ def _terminate(*_: Any) -> None:
 def told(how: str) -> Iterator[None]:
     """Ends the program on Ctrl-C with status 130 and on SIGTERM with 143, with a line on stderr and no trace.
 
+    Warnings are lines too.
+
     Args:
         how: how to continue.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        yield
+        with one_line_warnings():
+            yield
     except (KeyboardInterrupt, Terminated) as signalled:
         sys.exit(status(signalled, how))
     finally:

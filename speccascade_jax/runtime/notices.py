@@ -5,7 +5,9 @@ import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 LONG = 0.5
 """Seconds after which a waiting person expects a notice."""
@@ -46,6 +48,23 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
             took = f"{time.perf_counter() - begin:.1f} s"
             say(f"{took}\n")
             _log.info("%s%s", words[0], took)
+
+
+@contextlib.contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Prints a warning of this package as one line, without the place in the code and the line of Python there."""
+    whole = warnings.formatwarning
+
+    def line(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:
+        if category is UserWarning:
+            return f"warning: {message}\n"
+        return whole(message, category, filename, *place)
+
+    warnings.formatwarning = line  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.formatwarning = whole
 
 
 def _somebody_waits() -> bool:

@@ -4,6 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 COPY_AGAIN = "copy the checkpoint again or choose another one"
+POINTER = b"version https://git-lfs"
+"""The beginning of the small text that Git LFS leaves in place of a large file."""
+PULL = "is a pointer of Git LFS, not the file itself: run git lfs pull in its repository, or download it"
 
 
 class CheckpointError(ValueError):

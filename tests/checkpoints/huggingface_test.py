@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
 from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, write_checksums
 from speccascade_jax.checkpoints.array_plan import stream
 from speccascade_jax.checkpoints.reading import find
@@ -31,6 +32,52 @@ def written(tmp_path):
         return hf.write(tmp_path / "theirs", entries, {n: a for n, a in stored.items() if a is not None}, shards)
 
     return write
+
+
+@pytest.mark.parametrize(("weights", "remedy"), [
+    ("flax_model.msgpack", r"from_flax=True\) and save_pretrained"), ("pytorch_model.bin", "and save_pretrained"),
+    ("tf_model.h5", "and save_pretrained"), ("model-00001-of-00002.safetensors", "incomplete: .* copy"),
+])  # fmt: skip
+def test_other_weights_are_named_with_what_converts_them(written, weights, remedy):
+    path = written()
+    (path / "model.safetensors").rename(path / weights)
+    with pytest.raises(CheckpointError, match=remedy) as error:
+        load(path)
+    assert weights in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "content", "remedy"), [
+    ("model.Q4_K_M.gguf", b"GGUF", "give the model's safetensors"), ("adapter_config.json", b"{}", "merge_and_unload"),
+    ("model.safetensors", b"", "no config.json with a model_type"),
+])  # fmt: skip
+def test_a_folder_of_another_format_is_told_what_to_do(tmp_path, name, content, remedy):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name} .*{remedy}"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError):
+        load(tmp_path / name)
+
+
+def test_a_pointer_of_git_lfs_is_named(written):
+    path = written()
+    (path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CheckpointError, match="run git lfs pull"):
+        load(path)
+
+
+def test_a_name_of_the_hub_is_told_how_to_download_it():
+    for read in (load, sc.load_pair):
+        with pytest.raises((ValueError, FileNotFoundError), match="hf download google/t5-x --local-dir models/t5-x "):
+            read("google/t5-x")
+
+
+def test_the_root_of_a_cache_is_pointed_to_its_snapshot(written, tmp_path):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0f1e2d"
+    snapshot.parent.mkdir(parents=True)
+    written().rename(snapshot)
+    for given in (snapshot.parents[1], snapshot.parent):
+        with pytest.raises(CheckpointError, match=f"cache .*: give {snapshot}$"):
+            load(given)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -252,7 +299,7 @@ def test_checksums_detect_every_flipped_bit_of_a_configuration(written):
     path = written()
     write_checksums(path)
     for _ in damage.flips(path / "config.json", 100):
-        with pytest.raises(CheckpointError, match=r"config.json is damaged: .* checksums.json|holds no checkpoint"):
+        with pytest.raises(CheckpointError, match=r"config.json is damaged: .* checksums.json|beside no config.json"):
             model_of(path)
     model_of(path)
 

@@ -1,8 +1,13 @@
 """The data directory: one setting, and an error that names the remedy."""
 
+import re
+
 import pytest
 
 from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.pairs.pair import DATA_PAIRS, load_pair
 from speccascade_jax.runtime import paths
 
 
@@ -23,5 +28,21 @@ def test_the_error_for_a_missing_file_names_the_file_and_the_remedy(monkeypatch,
     with pytest.raises(FileNotFoundError) as error:
         directory.require("multi30k", "val.tsv")
     assert str(tmp_path / "multi30k" / "val.tsv") in str(error.value)
+    assert "https://github.com/multi30k/dataset" in str(error.value)
     assert "SPECCASCADE_DATA" in str(error.value)
     assert "tiny_translation" in str(error.value)
+
+
+def test_every_data_set_and_pair_that_is_not_shipped_has_an_origin(monkeypatch, tmp_path):
+    """A user of the package has no data directory: the error has to say where each file is."""
+    monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
+    for task in (task for name, task in TASKS.items() if not name.startswith(("tiny_", "stories"))):
+        if not isinstance(task, SeqioTask):
+            with pytest.raises(FileNotFoundError, match=r"its data come from https://.* or use the shipped task"):
+                task.load()
+    for name in DATA_PAIRS:
+        with pytest.raises(FileNotFoundError) as error:
+            load_pair(name)
+        assert re.search(r"curl -L --create-dirs -o '\S+\.bin' 'https://\S+'", str(error.value))
+        assert "or use a shipped pair (tatoeba_en_de, " in str(error.value)
+        assert "tiny_translation" not in str(error.value)  # a task, which is no remedy for a pair

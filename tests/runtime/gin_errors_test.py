@@ -1,5 +1,6 @@
 """Errors of gin, in one line."""
 
+import gin
 import pytest
 
 from speccascade_jax.core import names
@@ -13,11 +14,45 @@ CALL = "\n  In call to configurable 'f' (<function f at 0x7f1234567890>)"
     (ValueError(f'wrong.\n  In file "a.gin", line 3\n    f.x = 1{CALL}'), "a.gin, line 3: wrong."),
     (KeyError("no such\nname"), r"no such\nname"), (ValueError("one;\n  two\n"), "one; two"),
     (RecursionError("maximum recursion depth exceeded"), gin_errors.DEEP),
+    (ImportError("x is read through y (No module named 'y'). pip install y"), "x is read through y (No module named"),
+    (ModuleNotFoundError("No module named 'no.such'"), "there is no module 'no.such'"),
     (TypeError(f"sweep() missing 1 required keyword-only argument: 'pair'{CALL}"), "sweep lacks 'pair': add --gin"),
 ])  # fmt: skip
 def test_errors_are_one_line_without_addresses_or_calls(error, said):
     line = gin_errors.explained(error)
     assert line.startswith(said) and "0x" not in line and "configurable" not in line and "\n" not in line
+
+
+@pytest.mark.parametrize("message", [
+    "'points' was not provided by an import statement.", "No configurable matching 'Evaluatoin'.",
+    "No bindings specified for 'PAIR/gin.macro'", "No module named 'seqio'", "unhashable type: 'list'",
+    "malformed node or string on line 1: x\n    Failed to parse token 'mine'",
+    "f() missing 1 required positional argument: 'a'",
+    "Unable to open file: a.gin. Searched config paths: []", "pair set to `%gin.REQUIRED` but not overridden.",
+])  # fmt: skip
+def test_a_remedy_that_quotes_a_message_of_gin_or_python_is_not_replaced(message):
+    """Only gin's and Python's own messages are put into other words."""
+    assert gin_errors.explained(ValueError(message)) != message
+    ours = ImportError(f"the data cannot be read ({message}). Install the extra".replace("\n    ", " "))
+    assert gin_errors.explained(ours) == str(ours)
+
+
+@pytest.mark.parametrize(("value", "quoted"), [
+    ("mine.csv", """--gin.X="'mine.csv'\""""), ("some/folder", """--gin.X="'some/folder'\""""),
+    ("~/models/t5", """--gin.X="'~/models/t5'\""""),
+])  # fmt: skip
+def test_a_text_without_quotes_is_shown_as_the_shell_needs_it(value, quoted):
+    """Names the one setting that is wrong, of several."""
+    gin.clear_config()
+    with pytest.raises(ValueError, match="is no value; a text needs quotes inside those of the shell: ") as error:
+        gin_flags.parse_gin([], ["A = (1,\n2)", f"X = {value}", "B = 3"])
+    assert str(error.value).endswith(quoted) and str(error.value).count("--gin.") == 2
+
+
+def test_notes_of_an_error_are_said():
+    error = ValueError("wrong")
+    error.add_note("while importing mine.py")
+    assert gin_errors.explained(error) == "wrong; while importing mine.py"
 
 
 def test_memory_errors_name_the_remedy_and_unexpected_errors_their_type():

@@ -4,6 +4,7 @@ import io
 import logging
 import sys
 import threading
+import warnings
 
 import pytest
 
@@ -70,3 +71,14 @@ def test_without_a_terminal_only_the_log_gets_the_notice(monkeypatch, caplog):
     with notices.said_if_long(lambda: "this", after=0.0):
         assert sys.stderr.written.wait(60)
     assert sys.stderr.getvalue().startswith("speccascade_jax: this … ")
+
+
+def test_a_warning_of_a_command_is_one_line_without_a_line_of_python(capsys):
+    before = warnings.formatwarning
+    with notices.one_line_warnings():
+        print(warnings.formatwarning("alphas are not used", UserWarning, "file.py", 3, "call(x)"), end="")
+        library = warnings.formatwarning("old name", DeprecationWarning, "file.py", 3, "call(x)")
+    assert capsys.readouterr().out == "warning: alphas are not used\n"
+    assert (
+        library == before("old name", DeprecationWarning, "file.py", 3, "call(x)") and warnings.formatwarning is before
+    )

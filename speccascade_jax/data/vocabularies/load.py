@@ -11,6 +11,7 @@ from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary, read_pi
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary, TextVocabulary
 from speccascade_jax.storage import checksums
+from speccascade_jax.storage.errors import POINTER, PULL
 from speccascade_jax.storage.files import expanded
 
 __all__ = ["SentencePieceVocabulary", "TextVocabulary", "Vocabulary", "candidates", "first_difference"]
@@ -43,6 +44,8 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
         raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): give the path of the right file")
     (file,) = files
     content = checksums.read(file)
+    if content.startswith(POINTER):
+        raise ValueError(f"{file} {PULL}")
     if content[:64].lstrip().startswith(b"{"):
         return HuggingFaceVocabulary(file)
     if read_pieces(file) is not None:
