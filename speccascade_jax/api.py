@@ -195,7 +195,7 @@ def target_law(
         # refuses rows whose largest entry is not finite, as `decode` does; -inf alone masks an entry
         if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():
             row = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
-            raise FloatingPointError(f"the {name} model's logits hold NaN or infinity, or nothing but -inf, at [{row}]")
+            raise FloatingPointError(f"the {name} model's logits have NaN or infinity, or only -inf, at [{row}]")
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
     chosen.check_temperatures(temperature, draft_temperature)

@@ -67,7 +67,7 @@ def desk(tmp_path_factory):
     return typed
 
 
-def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
+def test_one_command_writes_table_plot_report_outputs_and_traces(desk):
     before = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
     begin = time.monotonic()
     done = desk("sweep", *shlex.split(COMMAND.replace("\\\n", " "))[3:], *FEW.split())
@@ -93,7 +93,7 @@ def test_one_command_gives_table_plot_report_outputs_and_traces(desk):
     assert after == before
 
 
-def test_a_record_runs_again_to_the_same_tokens_own_rule_included(desk):
+def test_rerunning_a_record_gives_the_same_tokens_with_a_users_rule_too(desk):
     records = read_records(desk.folder / "results" / "mine.jsonl")
     rule_record = next(record for record in records if record["point"]["method"] == "my_rules.FAVOURITE")
     done = desk("run", f"--from_record={rule_record['key'][:10]}", "--store=results/mine.jsonl")
@@ -101,7 +101,7 @@ def test_a_record_runs_again_to_the_same_tokens_own_rule_included(desk):
     assert "the same key; the same tokens in 8 of 8 outputs" in done.stdout
 
 
-def test_its_other_commands_are_there(desk):
+def test_the_wheel_has_the_other_commands(desk):
     done = desk("--help")
     assert done.returncode == 0
     for name in ("sweep", "run", "report", "compare", "score", "tables", "plots", "show", "convert", "launch"):
@@ -112,6 +112,6 @@ def test_its_other_commands_are_there(desk):
     assert done.returncode == 0 and "8 examples" in done.stdout
 
 
-def test_it_says_that_it_is_typed(desk):
+def test_the_wheel_has_the_marker_of_type_annotations(desk):
     assert (desk.installed / "speccascade_jax" / "py.typed").is_file()
     assert not (desk.installed / "tests").exists() and not (Path(desk.installed) / "experiments").exists()

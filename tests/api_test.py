@@ -26,7 +26,7 @@ def pair():
 # --- outputs
 
 
-def test_front_door_on_tabular_models():
+def test_decode_works_on_tabular_models():
     q_logits, p_logits = conformance.tables(VOCAB, seed=0)
     pair = sc.Pair(target=sc.TableLM(p_logits), draft=sc.TableLM(q_logits))
     out = sc.decode(
@@ -45,14 +45,14 @@ def test_front_door_on_tabular_models():
     np.testing.assert_allclose(pi, expected, atol=1e-5)
 
 
-def test_prompts_as_array_list_and_single_prompt(pair):
+def test_prompts_can_be_an_array_a_list_or_a_single_prompt(pair):
     array = np.array([[1, 2], [3, 0], [5, 5], [6, 7]] * 4)
     np.testing.assert_array_equal(run(pair, array).tokens, run(pair, array.tolist()).tokens)
     single = run(pair, [3, 0], example_ids=[1])
     np.testing.assert_array_equal(single.tokens, run(pair, array).tokens[1:2])
 
 
-def test_texts_go_in_and_come_out():
+def test_texts_are_encoded_and_outputs_decoded():
     pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
     out = run(pair, ["cd", "f", "iii", "aa"] * 4, stop_ids=None)
     assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]  # the output continues the prompt
@@ -74,7 +74,7 @@ def test_stop_ids_end_rows_and_are_committed(pair, method):
     assert out.stats["committed"] == out.lengths.sum()
 
 
-def test_both_ends_are_the_models_alone(pair):
+def test_autoregressive_methods_equal_each_model_alone(pair):
     tables = {"autoregressive": pair.target.params, "autoregressive_draft": pair.draft.params}
     for method, table in tables.items():
         out = run(pair, method=method, temperature=0.0, rule="spec_decode", alpha=None)
@@ -97,7 +97,7 @@ def test_max_new_tokens_is_respected_inside_a_block(pair):
 # --- one value per row
 
 
-def test_a_value_per_row_is_the_separate_call(pair):
+def test_values_per_row_equal_separate_calls(pair):
     alpha, temperature, top_p = np.linspace(0, 1, ROWS), [0.0, 0.5, 1.0, 1.5] * 4, [1.0, 0.9, 0.8, 1.0] * 4
     ids = np.random.default_rng(0).permutation(100)[:ROWS]
     together = run(pair, alpha=alpha, temperature=temperature, top_p=top_p, example_ids=ids)
@@ -111,7 +111,7 @@ def test_a_value_per_row_is_the_separate_call(pair):
     assert len({tuple(row) for row in together.tokens}) > ROWS // 2
 
 
-def test_seed_and_example_ids_decide_the_bits(pair):
+def test_seed_and_example_ids_determine_the_random_bits(pair):
     same = [PROMPTS[0]] * ROWS
     first = run(pair, same)
     assert len({tuple(row) for row in first.tokens}) > 1
@@ -162,7 +162,7 @@ def recount(record, rounds, row, bonus):
 
 
 @pytest.mark.parametrize(("rule", "bonus"), [("token_v3", "rule"), ("spec_decode", "target"), ("token_v2", "none")])
-def test_statistics_are_a_recount_of_the_rounds(pair, rule, bonus):
+def test_statistics_equal_a_recount_of_the_rounds(pair, rule, bonus):
     engine, params = assemble(pair, rule=rule, block_size=3, bonus=bonus, stop_ids=[STOP])
     controls = make_controls(ROWS, alpha=np.linspace(0, 1, ROWS), temperature=[0.0, 0.7, 1.0, 1.3] * 4)
     out = generate(
@@ -227,8 +227,8 @@ BAD = [
     ({"method": "speculativ"}, r"unknown method 'speculativ': did you mean speculative"),
     ({"bonus": "draft"}, r"unknown bonus 'draft': choose one of rule, target, none"),
     ({"accept": "strict"}, r"unknown acceptance 'strict': choose one of speculative, deferral"),
-    ({"rule": "lossy", "accept": "deferral"}, r"rule 'lossy' is no deferral rule"),
-    ({"alpha": None}, r"rule 'token_v3' needs alpha, say 0\.9; worth sweeping is 0\.0 … 1\.0"),
+    ({"rule": "lossy", "accept": "deferral"}, r"rule 'lossy' is not a deferral rule"),
+    ({"alpha": None}, r"rule 'token_v3' needs alpha, for example 0\.9; the useful range is 0\.0 … 1\.0"),
     ({"alpha": float("nan")}, r"alpha=nan is not finite; give a finite number"),
     ({"alpha": [0.1, np.nan, 0.2, 0.3] * 4}, r"alpha=nan is not finite"),
     ({"alpha": np.inf}, r"alpha=inf is not finite"),
@@ -251,16 +251,16 @@ BAD = [
     ({"stop_ids": [-1]}, r"stop id -1 is outside the vocabulary of 9"),
     ({"max_new_tokens": 10**9}, r"max_new_tokens=1000000000 is too large: give at most 131072"),
     ({"max_new_tokens": 1e308}, r"max_new_tokens=1e\+308 is too large: give at most 131072"),
-    ({"block_size": 4096}, r"block_size=4096 is more than an output can hold: max_new_tokens is 14; lower it"),
+    ({"block_size": 4096}, r"block_size=4096 is longer than an output: max_new_tokens is 14; lower "),
     ({"drafters": (Level(model="draft", budget=10**9),), "block_size": None},
-     r"Level\.budget=1000000000 is more than an output can hold"),
+     r"Level\.budget=1000000000 is longer than an output"),
     ({"tail": "draft", "tail_size": 10**6},
-     r"tail_size=1000000 is more than an output can hold: max_new_tokens is 14; lower it"),
+     r"tail_size=1000000 is longer than an output: max_new_tokens is 14; lower "),
     ({"drafters": (Level(model="draft", budget=2, tail="draft", tail_size=21),), "block_size": None},
-     r"Level\.tail_size=21 is more than an output can hold"),
+     r"Level\.tail_size=21 is longer than an output"),
     ({"block_size": True}, r"block_size=True is not a whole number"),
-    ({"rule": 3}, r"rule=3 is no name: give a text, one of speccascade_jax\.RULES"),
-    ({"method": ("bild",)}, r"method=\('bild',\) is no name"),
+    ({"rule": 3}, r"rule=3 is not a name: give a text, one of speccascade_jax\.RULES"),
+    ({"method": ("bild",)}, r"method=\('bild',\) is not a name"),
     ({"bonus": ["rule"]}, r"bonus=\['rule'\] is not a text or None"),
     ({"drafters": "draft"}, r"drafters='draft' is one value where a tuple is meant"),
     ({"stop_ids": "."}, r"stop_ids='\.' are not ids"),
@@ -302,14 +302,14 @@ def test_vocabularies_must_match():
 
 
 @pytest.mark.parametrize("call", [sc.decode, sc.stream])
-def test_the_name_of_a_pair_is_no_pair(call):
+def test_the_name_of_a_pair_is_refused_in_place_of_a_pair(call):
     with pytest.raises(
-        ValueError, match=r"pair='tatoeba_en_de' is no loaded pair: give sc.load_pair\('tatoeba_en_de'\)"
+        ValueError, match=r"pair='tatoeba_en_de' is not a loaded pair: give sc.load_pair\('tatoeba_en_de'\)"
     ):
         call("tatoeba_en_de", ["Hello."])
 
 
-def test_what_holds_parameters_is_shown_in_a_line(pair):
+def test_objects_with_parameters_print_in_one_line(pair):
     head = head_for(pair)
     whole = dataclasses.replace(pair, head=head, name="two", others={"small": pair.draft})
     built = build(pair, Settings())
@@ -320,20 +320,20 @@ def test_what_holds_parameters_is_shown_in_a_line(pair):
 
 
 @pytest.mark.parametrize(("broken", "value"), [("draft", np.nan), ("target", np.nan), ("target", np.inf)])
-def test_a_law_of_nan_logits_names_the_model(broken, value):
+def test_target_law_names_the_model_of_nan_logits(broken, value):
     logits = dict(zip(("draft", "target"), conformance.tables(5, seed=0), strict=True))
     logits[broken] = np.array(logits[broken])
     logits[broken][3, 1] = value
-    with pytest.raises(FloatingPointError, match=rf"the {broken} model's logits hold NaN or infinity, .* at \[3\]"):
+    with pytest.raises(FloatingPointError, match=rf"the {broken} model's logits have NaN or infinity, .* at \[3\]"):
         sc.target_law("chow", logits["draft"], logits["target"], alpha=0.1)
 
 
-def test_unknown_pair_names_the_remedy():
+def test_an_error_about_an_unknown_pair_names_the_remedy():
     with pytest.raises(ValueError, match=r"no pair 'tatoeba': .*give one of them, a directory with vocabulary.model"):
         sc.load_pair("tatoeba")
 
 
-def test_a_damaged_pair_names_what_it_lacks(tmp_path):
+def test_an_error_about_a_damaged_pair_names_the_missing_part(tmp_path):
     (tmp_path / "target").mkdir()
     with pytest.raises(ValueError, match=r"lacks 'vocabulary.model'; it needs vocabulary.model, target/ and draft/"):
         sc.load_pair(tmp_path)
@@ -355,7 +355,7 @@ def test_target_law_refuses_what_decode_refuses():
         sc.target_law("chow", q[:4], p, alpha=0.1)
 
 
-def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
+def test_an_alpha_beyond_the_useful_range_gives_a_warning(pair):
     """`token_v3` at 2 defers every token but the target's best: a slip, not an error."""
     with pytest.warns(UserWarning, match=r"alpha=2 of 'token_v3' lies outside 0 … 1: beyond it hardly anything"):
         sc.decode(pair, [[1], [2]], rule="token_v3", alpha=[0.5, 2.0], max_new_tokens=2)
@@ -369,7 +369,7 @@ def test_an_alpha_beyond_the_useful_range_is_warned_of(pair):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("broken", ["target", "draft"])
-def test_nan_logits_name_model_row_and_position(broken, value):
+def test_an_error_about_nan_logits_names_model_row_and_position(broken, value):
     healthy, damaged = sc.TableLM(chain(None)), sc.TableLM(chain(8, value))
     models = {"target": healthy, "draft": healthy} | {broken: damaged}
     # row 1: 2, 5 | 6, 7, 8, then the damaged row: positions 0 and 1 are the prompt's, 5 is the first failure
@@ -397,13 +397,13 @@ def test_nan_logits_name_model_row_and_position(broken, value):
             run(pair, alone, temperature=0.0)
 
 
-def test_nan_logits_that_no_row_meets_are_harmless():
+def test_nan_logits_that_no_row_reads_are_harmless():
     damaged = sc.TableLM(chain(6))
     out = run(sc.Pair(target=damaged, draft=damaged), [[0], [7, 0], [0], [0]] * 4, temperature=0.0)
     assert (out.tokens == 0).all() and (out.lengths == LENGTH).all()
 
 
-def test_masked_entries_are_no_failure():
+def test_masked_entries_are_not_a_failure():
     table = chain(None)
     table[:, 8] = -np.inf
     out = run(sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table)), temperature=1.0)

@@ -22,7 +22,7 @@ COMPARISONS = [config for config in CONFIGS if "report.compare:" in (ROOT / conf
 
 
 @pytest.mark.parametrize("config", COMPARISONS)
-def test_each_comparison_of_drafters_is_of_the_shipped_example(config):
+def test_each_comparison_of_drafters_uses_the_shipped_example(config):
     first = resolve(comparison.compare, [config, "configs/sizes/tiny.gin"])
     assert first.pair.name in ("tatoeba_two_ways", "tatoeba_en_de") and first.evaluation.quality_examples == 100
     assert first.evaluation.first_example == 100 and first.evaluation.latency_examples == 12
@@ -65,7 +65,7 @@ def drafters(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["Command", "Published"])
 @pytest.mark.parametrize("config", [config for config in CONFIGS if "paper5" in config])
-def test_the_commands_of_a_selection_fit_each_other(config, kind, drafters):
+def test_the_commands_of_a_selection_are_consistent(config, kind, drafters):
     """Checks the data, the policy trained on them, and its drafters, for the example and for two domains."""
     commands, data, written, pairs = _commands(config, kind), None, None, set()
     assert commands and any(config in word for words in commands for word in words)
@@ -100,7 +100,7 @@ def test_each_selection_has_data(file):
 
 
 @pytest.mark.parametrize("file", [file for file in SELECTIONS if "exits" not in file])
-def test_a_stream_that_shifts_and_comes_back_is_served(file, monkeypatch):
+def test_a_stream_that_shifts_and_returns_is_served(file, monkeypatch):
     phases = []
     monkeypatch.setattr(serving, "_check", lambda phase_names, *more: phases.extend(phase_names))
     assert resolve(serving.serve, ["configs/paper5_online.gin", file], ["SERVED=7"]).name
@@ -110,7 +110,7 @@ def test_a_stream_that_shifts_and_comes_back_is_served(file, monkeypatch):
 
 
 @pytest.mark.parametrize("config", [POLICY, "configs/paper5_figure2.gin", "configs/paper5_figure3.gin"])
-def test_a_policy_is_trained_by_the_papers_numbers(config):
+def test_a_policy_is_trained_with_the_papers_hyperparameters(config):
     gin_flags.parse_gin([str(ROOT / config)])
     trainer = gin.get_configurable(policies.PolicyTrainer)()
     assert (trainer.rate, trainer.weight_decay, trainer.betas, trainer.batch) == (1e-3, 1e-2, (0.9, 0.99), 64)

@@ -45,7 +45,7 @@ HIERARCHIES = {"hierarchy": "spec_decode"}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_each_method_file_is_a_run(method):
+def test_each_method_file_resolves_to_a_run(method):
     point = resolve(experiment.run, ["gin/run.gin", SHIPPED, "gin/tasks/tiny_translation.gin", method])
     assert HIERARCHIES.get(Path(method).stem, Path(method).stem) == point.settings.method
 
@@ -53,12 +53,12 @@ def test_each_method_file_is_a_run(method):
 @pytest.mark.parametrize(
     ("model", "task"), [*((SHIPPED, task) for task in TASK_FILES), *((model, TASK_FILES[0]) for model in MODELS)]
 )
-def test_each_pair_and_task_file_is_a_run(model, task):
+def test_each_pair_and_task_file_resolves_to_a_run(model, task):
     point = resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
     assert get_task(point.evaluation.task).name == Path(task).stem
 
 
-def test_two_checkpoints_are_a_pair_with_a_name():
+def test_two_checkpoints_form_a_named_pair():
     files = ["gin/run.gin", "gin/models/two_checkpoints.gin", "gin/tasks/tiny_translation.gin", METHODS[0]]
     point = resolve(experiment.run, files, ["VOCABULARY='some/tokenizer.json'"])
     parts = {"target": "some/target", "draft": "some/draft", "vocabulary": "some/tokenizer.json"}
@@ -68,7 +68,7 @@ def test_two_checkpoints_are_a_pair_with_a_name():
         gin_flags.parse_gin([str(ROOT / files[1])], ["PAIR='two'", "TARGET='some/target'"])
 
 
-def test_the_files_of_a_run_and_the_recipe_in_a_record_are_a_profile_too(tmp_path):
+def test_the_files_and_the_record_of_a_run_resolve_to_a_profile(tmp_path):
     parts = [SHIPPED, "gin/tasks/tiny_translation.gin", "gin/methods/token_v3.gin"]
     recipe = tmp_path / "recipe.gin"
     recipe.write_text(resolve(experiment.run, ["gin/run.gin", *parts]).configuration())
@@ -81,14 +81,14 @@ STUDIES = {"survey": surveying.survey, "optimize_hierarchy": optimizing.optimize
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_is_of_a_pair_and_a_task(name):
+def test_a_study_resolves_to_a_pair_and_a_task(name):
     pair, _ = resolve(STUDIES[name], [f"gin/{name}.gin", SHIPPED, "gin/tasks/tiny_translation.gin"])
     assert pair.name == Path(SHIPPED).stem
     assert name != "survey" or set(gin.query_parameter("survey.rules")) <= set(RULES)
 
 
 @pytest.mark.parametrize("file", ["gin/calibrate.gin", "gin/calibrate_appendix_d.gin"])
-def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(file):
+def test_a_calibration_needs_a_pair_a_task_and_a_tolerance(file):
     files = [file, SHIPPED, "gin/tasks/tiny_translation.gin"]
     bindings = ["calibrate.max_loss = 0.01"] if file == "gin/calibrate.gin" else []
     pair, loaded = resolve(calibrating.calibrate, files, bindings)
@@ -99,7 +99,7 @@ def test_a_calibration_is_of_a_pair_a_task_and_a_tolerance(file):
         gin_flags.parse_gin([str(ROOT / name) for name in files[:2]])
 
 
-def test_every_task_has_its_file_and_every_method_file_says_more_than_a_name():
+def test_every_task_has_a_file_and_every_method_file_sets_more_than_a_name():
     assert {Path(name).stem for name in METHODS} <= {*TABLE, *HIERARCHIES}
     for name in METHODS:
         lines = [line for line in (ROOT / name).read_text().splitlines() if re.match(r"^\s*[\w.]+\s*=", line)]
@@ -113,7 +113,7 @@ def _tiny(config) -> list[str]:
 
 
 @pytest.mark.parametrize("config", SWEEPS)
-def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(config):
+def test_each_recipe_sweeps_the_shipped_pair_and_published_sizes(config):
     end = resolve(experiment.sweep, _tiny(config))
     expected_pair = "tatoeba_en_de_large" if config == QUICKSTART else Path(SHIPPED).stem
     assert end.settings.method == TARGET and end.pair.name == expected_pair
@@ -128,13 +128,13 @@ def test_each_recipe_is_a_sweep_of_the_shipped_pair_and_of_published_sizes(confi
 @pytest.mark.parametrize(
     "name", ["paper1_table2", "paper1_figure5", "paper1_figure8", "paper3_figure4", "paper3_oracle"]
 )
-def test_pages_of_the_larger_pair_are_made_with_it(name):
+def test_recipes_of_the_larger_pair_use_it(name):
     end = resolve(experiment.sweep, [f"configs/{name}.gin", "configs/sizes/large.gin"])
     assert end.pair.name == "tatoeba_en_de_large" and end.evaluation.latency_trials == 3
     assert "configs/sizes/large.gin" in (ROOT / f"configs/{name}.gin").read_text()
 
 
-def test_the_ablations_heads_are_those_that_training_writes():
+def test_the_ablation_uses_the_heads_that_training_writes():
     gin_flags.parse_gin([str(ROOT / f"gin/{name}.gin") for name in ("train_acceptance_head", "models/tatoeba_en_de")])
     grid = {name: gin.query_parameter(f"HeadTrainer.{name}") for name in ("run_dir", "depths", "w_rejs", "laws")}
     written = [train.head_name(*head) for head in itertools.product(grid["depths"], grid["w_rejs"], grid["laws"])]
@@ -179,7 +179,7 @@ HEAVY = [pytest.param(config, marks=pytest.mark.tools) for config in SWEEPS if c
 
 @pytest.mark.parametrize("config", [QUICKSTART, *HEAVY])
 @pytest.mark.usefixtures("one_deferral_rule")
-def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):
+def test_each_recipe_runs_for_two_rounds_and_makes_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "open_session", lambda points: tabular)
     bindings = [f"Evaluation.{name} = {value}" for name, value in SMALL.items()]
     output = f"sweep.output = {str(tmp_path / 'store.jsonl')!r}"
@@ -200,7 +200,7 @@ def test_each_recipe_runs_for_two_rounds_to_its_tables_and_figures(config, tabul
     assert list(tmp_path.glob("store*.png"))
 
 
-def test_the_histogram_is_a_survey():
+def test_the_histogram_comes_from_a_survey():
     assert resolve(surveying.survey, _tiny("configs/paper2_figure3.gin"))[0].name == Path(SHIPPED).stem
     gin.clear_config()
     large = ["configs/sizes/published.gin", "gin/models/directory.gin", "gin/tasks/xsum.gin"]
@@ -226,13 +226,13 @@ def _points(config):
 
 
 @pytest.mark.parametrize(("config", "shared"), [("figure6", 2 * 18), ("figure8", 18), ("figure10", 8)])
-def test_recipes_that_reuse_table_2_have_points_of_it(config, shared):
+def test_recipes_that_reuse_table_2_share_its_points(config, shared):
     path = f"configs/paper1_{config}.gin"
     assert "reuse = ('results/paper1_table2.jsonl',)" in (ROOT / path).read_text()
     assert len(_points(path) & _points("configs/paper1_table2.gin")) == shared
 
 
-def test_a_run_with_a_hole_names_it():
+def test_an_error_names_the_missing_setting_of_a_run():
     with pytest.raises(
         ValueError, match=r"^Settings.method has no value .*: add --gin.Settings.method=VALUE \(strings"
     ):
@@ -260,7 +260,7 @@ def _bindings(pattern, file) -> set[str]:
     return names
 
 
-def test_every_gin_file_is_one_that_these_tests_know():
+def test_these_tests_know_every_gin_file():
     single = ("run", "profiling", "spec_bench", "calibrate", "calibrate_appendix_d", "selection_data", *STUDIES)
     known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
     known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
@@ -269,7 +269,7 @@ def test_every_gin_file_is_one_that_these_tests_know():
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])
-def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
+def test_the_searches_for_stacks_have_several_drafts(table):
     config = f"configs/paper4_{table}.gin"
     pair, loaded = resolve(optimizing.optimize, _tiny(config))
     assert pair.name == Path(SHIPPED).stem and len(pair.others) >= 2 and loaded.latency_examples == 12
@@ -279,7 +279,7 @@ def test_the_stacks_of_paper_4_are_sought_among_further_drafts(table):
     assert pair.target == "some/target" and loaded.quality_examples == loaded.latency_examples == 500
 
 
-def test_acceptance_heads_are_of_a_pair_and_reported_on_a_task(tmp_path):
+def test_acceptance_heads_belong_to_a_pair_and_are_reported_on_a_task(tmp_path):
     gin_flags.parse_gin([str(ROOT / name) for name in (HEAD, SHIPPED, "gin/tasks/tiny_translation.gin")])
     report = gin.get_configurable(acceptance_report.HeadReport)()
     assert report.trainer == gin.get_configurable(train.HeadTrainer)() and len(report.trainer.grid) == 20

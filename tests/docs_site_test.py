@@ -68,7 +68,7 @@ def test_the_reference_has_every_public_name(site):
     assert missing == []
 
 
-def test_docstrings_name_sections_that_there_are(site):
+def test_docstrings_name_existing_sections(site):
     page = Links((site / "methods.html").read_text())
     numbers = {name.partition("-")[0] for name in page.ids if name[:1].isdigit()}
     assert {str(number) for number in range(1, 10)} <= numbers

@@ -42,7 +42,7 @@ def ideas(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_rule_takes_ten_lines_and_is_decoded(ideas, capsys):
+def test_a_rule_takes_ten_lines_and_decodes(ideas, capsys):
     definition = blocks(f"file: {IDEAS}.py")[0].split("import speccascade_jax as sc\n")[1].strip()
     assert len([line for line in definition.splitlines() if line.strip()]) <= 10  # "ten lines" is a promise
     decoding, _ = blocks("executed by tests/docs_test.py")
@@ -52,7 +52,7 @@ def test_a_rule_takes_ten_lines_and_is_decoded(ideas, capsys):
 
 
 @pytest.mark.laws
-def test_it_is_held_to_what_rules_are_held_to(ideas):
+def test_the_pages_check_of_the_rule_passes(ideas):
     exec(blocks("executed by tests/docs_test.py")[1], {})
 
 
@@ -65,7 +65,7 @@ UNTRAINED = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
     ({"drafters": ("my_ideas.repeats",)}, 1),
     ({"drafters": ("my_head.head",), "block_size": 3}, 0.95),
 ])  # fmt: skip
-def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen, most):
+def test_the_pages_policy_and_drafters_keep_the_targets_distribution(ideas, chosen, most):
     """The head is untrained, on a tabular pair, whose states of every layer are its rows."""
     q_table, p_table = conformance.tables(3, seed=61)
     pair, draws = conformance.tabular_pair(q_table, p_table), np.random.default_rng(0)
@@ -77,13 +77,13 @@ def test_what_stops_and_what_drafts_leave_the_targets_law_alone(ideas, chosen, m
     assert conformance.sequence_p_value(out.tokens, law) > 1e-3
 
 
-def test_the_task_is_one(ideas):
+def test_the_pages_task_is_found_by_name(ideas):
     task = get_task("my_ideas.SMALL_TALK")
     assert task is ideas.SMALL_TALK and len(task.load()) == 10
 
 
 @pytest.mark.laws
-def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_path, capsys):
+def test_the_pages_gin_file_sweeps_tabulates_and_plots_everything(ideas, tmp_path, capsys):
     """Runs the page's file on a very small pair, untimed."""
     small = {"points.ModelPair.name": str(tiny_pair.write(tmp_path)), "Evaluation.max_new_tokens": 8}
     bindings = [f"{name} = {value!r}" for name, value in (small | {"Evaluation.latency_examples": 0}).items()]
@@ -107,19 +107,19 @@ def test_all_of_them_are_swept_tabulated_and_drawn_by_the_gin_file(ideas, tmp_pa
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"rule": "my_ideas.favourit"}, "module 'my_ideas' has no 'favourit'"),
-    ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file lies where you start from"),
+    ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file must be in the folder that you start from"),
     ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
     ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
     ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
-    ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is none"),
+    ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is not a policy"),
 ])  # fmt: skip
-def test_slips_are_named(ideas, given, said):
+def test_errors_name_mistakes_in_settings(ideas, given, said):
     pair = conformance.tabular_pair(*conformance.tables(3, seed=61))
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], **given, max_new_tokens=3)
 
 
-def test_a_mistake_in_the_file_shows_as_itself(tmp_path, monkeypatch):
+def test_an_error_in_a_users_file_is_raised_unchanged(tmp_path, monkeypatch):
     (tmp_path / "mistaken.py").write_text("import math\nRULE = math.no_such_thing\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -127,7 +127,7 @@ def test_a_mistake_in_the_file_shows_as_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.laws
-def test_the_pages_head_is_trained_read_from_its_file_and_writes_what_the_target_writes(ideas, capsys):
+def test_the_pages_head_trains_loads_and_keeps_the_targets_output(ideas, capsys):
     (code,) = blocks("trained by tests/docs_test.py")
     exec(code, {})
     same, rate = capsys.readouterr().out.split()
@@ -197,7 +197,7 @@ ALL = [(page.relative_to(ROOT).as_posix(), command) for page in PAGES for comman
 
 
 @pytest.mark.parametrize(("page", "command"), ALL)
-def test_its_program_and_its_files_are_there(page, command):
+def test_the_program_and_files_of_a_command_exist(page, command):
     name = re.search(r"experiments\.(\w+)", command)[1]
     assert name in cli.commands(), command
     for file in re.findall(r"--gin_file[= ](\S+\.gin)", command):
@@ -224,7 +224,7 @@ READ = [(page, command) for page, command in ALL if _settings(command)]
 
 
 @pytest.mark.parametrize(("page", "command"), READ)
-def test_what_it_sets_can_be_set(page, command):
+def test_the_settings_of_a_command_resolve(page, command):
     files, bindings = _settings(command)
     gin.clear_config()
     try:

@@ -22,14 +22,14 @@ OTHERS = [(name, way) for name in ALONE for way in WAYS if (name, way) not in QU
 
 @many_rows
 @pytest.mark.parametrize(("name", "way"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.laws) for case in OTHERS)])
-def test_whole_sequences(name, way):
+def test_whole_sequences_have_the_rules_distribution(name, way):
     conformance.check_sequence_law(ALL[name], **WAYS[way])
 
 
 @many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize(("way", "rows"), [("token", 7_000), ("block", 5_000), ("tree", 3_000)])
-def test_whole_sequences_of_deferral_rules_each_row_under_its_own(way, rows):
+def test_rows_under_different_deferral_rules_have_their_distributions(way, rows):
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
     conformance.check_sequence_laws(rules, rows=rows, **WAYS[way])
 
@@ -44,7 +44,7 @@ def test_whole_sequences_of_deferral_rules_each_row_under_its_own(way, rows):
     ("token_v3", {"tree": (3, 1, 2)}),  # three siblings of four tokens, deeper than wide
     ("token_v3", {"tree": (3, 1, 2), "bonus": "none"}),
 ])  # fmt: skip
-def test_transitions_at_every_position(name, engine):
+def test_transitions_at_every_position_have_the_rules_distribution(name, engine):
     conformance.check_transition_law(ALL[name], **engine)
 
 
@@ -56,7 +56,7 @@ def test_transitions_at_every_position(name, engine):
     ("token_v3", {"block_size": 2, "accept": "deferral"}),
     ("bild_star", {"block_size": 2, "accept": "deferral"}),
 ])  # fmt: skip
-def test_whole_sequences_in_short_blocks(name, engine):
+def test_whole_sequences_in_short_blocks_have_the_rules_distribution(name, engine):
     conformance.check_sequence_law(ALL[name], **engine)
 
 
@@ -68,7 +68,7 @@ def test_whole_sequences_in_short_blocks(name, engine):
     ("token_v3", "block"),
     ("spec_decode", "tree"),  # further siblings are the next most likely tokens, each as sure as the first
 ])  # fmt: skip
-def test_a_greedy_draft_under_a_sampled_target(name, way):
+def test_a_greedy_draft_keeps_the_rules_distribution(name, way):
     conformance.check_cold_draft_law(ALL[name], **WAYS[way])
 
 
@@ -79,7 +79,7 @@ def test_a_greedy_draft_under_a_sampled_target(name, way):
     {"verify": "block", "block_size": 5, "stop": "entropy", "stop_threshold": 1.0},
     {"tree": (2, 1, 1)},
 ])  # fmt: skip
-def test_rows_that_end_in_a_stop_id_and_blocks_that_end_early(engine):
+def test_stop_ids_and_early_ends_keep_the_rules_distribution(engine):
     """After a stop id only stop ids follow: the distribution is a chain's with an absorbing state."""
     q_table, p_table = conformance.tables(3, seed=31)
     settings = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 6, "stop_ids": [2], "seed": 8}
@@ -96,7 +96,7 @@ FORMS = ("spec_decode", "lossy", "lossy_tuned", "lossy_greedy", "opt", "token_v3
 
 @pytest.mark.laws
 @pytest.mark.parametrize("name", FORMS)
-def test_greedy_decoding_is_the_reference_token_by_token(name):
+def test_greedy_decoding_equals_the_reference(name):
     conformance.check_greedy(ALL[name])
 
 
@@ -114,7 +114,7 @@ def test_a_sweep_of_numbers_compiles_once(name, way):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("way", ["block", "tree"])
-def test_streams_traces_and_neighbours(way):
+def test_a_row_is_the_same_streamed_traced_and_among_others(way):
     """A row is the same streamed, traced and next to others; its counts are those of its trace."""
     pair = conformance.tabular_pair(*conformance.tables(6, seed=3))
     settings = {"rule": "token_v3", "alpha": 0.4, "temperature": 1.0, "max_new_tokens": 15, "seed": 4} | WAYS[way]
@@ -142,7 +142,7 @@ def decoded(**settings):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("above", "below"), [("token", "block"), ("block", "token"), ("block", "block")])
-def test_a_block_verified_level_hands_up_its_law(above, below):
+def test_a_block_verified_level_passes_up_its_distribution(above, below):
     level = Level(model="middle", budget=4, block_size=3, rule="opt", alpha=0.2, temperature=0.7, verify=below)
     tokens = decoded(rule="token_v3", alpha=0.4, drafters=(level,), temperature=0.9, verify=above, seed=2)
     handed = reference.transitions("opt", SMALL, MIDDLE, 0.2, 0.7)
@@ -155,6 +155,6 @@ ARMS = ("draft", Arm(drafter="middle", block_size=2), "autoregressive")
 
 @pytest.mark.laws
 @pytest.mark.parametrize("drafters", [{"drafters": ARMS, "choose": "random"}, {"block_size": "auto"}])
-def test_drafters_beside_each_other_and_lengths_that_are_planned(drafters):
+def test_selected_drafters_and_planned_lengths_keep_the_distribution(drafters):
     law = reference.transitions("spec_decode", SMALL, LARGE, 0.0, 1.0)
     assert conformance.sequence_p_value(decoded(temperature=1.0, verify="block", **drafters), law) > 1e-3

@@ -64,7 +64,7 @@ def ours():
     return [(path, inside, list(imports(path))) for path, inside in modules if inside.parts != ("__init__",)]
 
 
-def test_an_import_goes_to_a_row_above_only():
+def test_modules_import_only_from_rows_above():
     place = {room: number for number, row in enumerate(ROWS) for room in row}
     wrong = []
     for _, inside, imported in ours():
@@ -74,10 +74,10 @@ def test_an_import_goes_to_a_row_above_only():
             if parts[0] == "speccascade_jax" and len(parts) > 1 and parts[1] != room and place[parts[1]] >= place[room]:
                 wrong.append(f"{inside} imports {name}")
     assert not wrong
-    assert {inside.parts[0] for _, inside, _ in ours()} == set(place), "a room that has no row, or a row without a room"
+    assert {inside.parts[0] for _, inside, _ in ours()} == set(place), "a room without a row, or a row without a room"
 
 
-def test_no_module_imports_itself_by_a_detour():
+def test_there_are_no_circular_imports():
     graph = {}
     for _, inside, imported in ours():
         name = ".".join(("speccascade_jax", *inside.parts)).removesuffix(".__init__")
@@ -85,7 +85,7 @@ def test_no_module_imports_itself_by_a_detour():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError and names the circle
 
 
-def test_what_is_imported_late_is_heavy_and_optional():
+def test_late_imports_are_heavy_and_optional():
     for path, inside, imported in ours():
         for name, how in imported:
             late_room = name.removeprefix("speccascade_jax.").replace(".", "/").startswith(LATE_ROOMS)
@@ -93,7 +93,7 @@ def test_what_is_imported_late_is_heavy_and_optional():
             assert how == "top" or late, (inside, name, how, path)
 
 
-def test_the_root_holds_the_front_door_alone():
+def test_the_root_holds_only_the_public_functions():
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "api.py", "extend.py", "streaming.py"}
 
 

@@ -213,7 +213,7 @@ MUTANTS = {
     "greedy draft divided by its soft q": (divided_by_soft_law, partial(tabular, **COLD), COLD),
     "the same bits for accept and replacement": (shared_bits, tabular, {}),
     "keys by position": (position_keys, remembering, {}),
-    "a seen token is taken back": (takes_back, tabular, {}),
+    "a drafted token is removed after it was seen": (takes_back, tabular, {}),
     "a block's length is chosen by its tokens": (plans_by_peeking, planned, {}),
 }
 """Name -> the function that plants the bug into an engine, the function that makes the engine, and controls."""
@@ -251,7 +251,7 @@ def test_a_cache_that_keeps_rejected_tokens_is_found():
     assert p_values[0] > 1e-3 and p_values[1] < 1e-6, p_values
 
 
-def test_one_percent_less_chance_to_keep_is_found(monkeypatch):
+def test_one_percent_less_chance_of_acceptance_is_found(monkeypatch):
     """Whole sequences hide it in their many cells, and an identity without sampling does not see the engine."""
     kept_at = Speculative.kept_at
     monkeypatch.setattr(Speculative, "kept_at", lambda *arguments: 0.99 * kept_at(*arguments))

@@ -36,7 +36,7 @@ print(json.dumps([seen, sorted(imported), sorted(later)]))
 """
 
 
-def test_little_is_imported_and_nothing_compiled_but_what_decodes(tmp_path):
+def test_the_first_call_imports_little_and_compiles_only_the_decoder(tmp_path):
     """Runs in a separate process, because other tests have imported and compiled everything in this one."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(repository_root())}
     run = subprocess.run(
@@ -45,7 +45,7 @@ def test_little_is_imported_and_nothing_compiled_but_what_decodes(tmp_path):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     (loading, decoding, streaming), imported, later = json.loads(run.stdout.splitlines()[-1])
-    assert not set(loading) - {"jit(stage)"}, "moving weights to the device is all that loading may compile"
+    assert not set(loading) - {"jit(stage)"}, "loading may compile only the move of weights to the device"
     assert decoding == ["jit(_joined)"]
     assert streaming == ["jit(_init)", "jit(_step)"]
     assert not HEAVY & {*imported}

@@ -36,7 +36,7 @@ def test_the_target_alone_writes_the_published_text(pair):
     assert hashlib.sha256(out.texts[0].encode()).hexdigest() == PUBLISHED, out.texts[0]
 
 
-def test_with_a_draft_it_writes_the_same(pair):
+def test_the_target_with_a_draft_writes_the_same_text(pair):
     out = sc.decode(pair, [""], max_new_tokens=200, block_size=7)
     assert hashlib.sha256(out.texts[0].encode()).hexdigest() == PUBLISHED, out.texts[0]
     assert 0.6 < out.stats["acceptance_rate"] < 0.9 and out.stats["block_efficiency"] > 2
@@ -61,7 +61,7 @@ def law(model, params, tokens):
 
 
 @pytest.mark.laws
-def test_acceptance_is_the_overlap_of_the_laws(pair):
+def test_acceptance_equals_the_overlap_of_the_distributions(pair):
     """T = 1, γ = 1: kept / examined against E Σ min(p, q) at the examined positions, computed without a cache."""
     rows, new = 224, 160
     engine, params = assemble(pair, block_size=1, stop_ids=())

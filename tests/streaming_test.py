@@ -50,7 +50,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", list(WAYS))
-def test_tokens_rounds_and_sources_are_those_of_the_loop_on_the_device(pair, name):
+def test_tokens_rounds_and_sources_equal_those_of_generate(pair, name):
     method, rule, alpha, bonus = WAYS[name]
     settings = {"method": method, "rule": rule, "alpha": alpha, "bonus": bonus}
     seen = set()
@@ -73,7 +73,7 @@ def test_tokens_rounds_and_sources_are_those_of_the_loop_on_the_device(pair, nam
     "autoregressive_draft",
     pytest.param("stop_cumulative_confidence", marks=pytest.mark.laws),
 ])  # fmt: skip
-def test_the_output_is_decodes_with_the_same_seed_and_id(pair, method):
+def test_the_output_equals_decodes_with_the_same_seed_and_id(pair, method):
     ends, more = set(), {"method": method, "temperature": 1.0}
     if method.startswith("stop"):
         more["stop_threshold"] = 0.7
@@ -88,7 +88,7 @@ def test_the_output_is_decodes_with_the_same_seed_and_id(pair, method):
     assert True in ends
 
 
-def test_numbers_seeds_and_prompts_of_a_bucket_share_one_compilation(pair):
+def test_numbers_seeds_and_prompts_of_one_bucket_share_a_program(pair):
     before = streaming.compilations()
     for n, alpha in enumerate((0.0, 0.3, 1)):
         numbers = {"temperature": [0, 1.0, 0.7][n], "top_p": [1, 0.9, 1.0][n], "top_k": [0, 3, 0][n]}
@@ -96,7 +96,7 @@ def test_numbers_seeds_and_prompts_of_a_bucket_share_one_compilation(pair):
     assert streaming.compilations() == before + 2
 
 
-def test_little_leaves_the_device_and_the_state_is_reused(pair):
+def test_a_round_fetches_little_and_reuses_the_state(pair):
     engine, params = assemble(pair, rule="token_v3", block_size=3, stop_ids=[STOP])
     controls = conformance.controls(1, rule="token_v3", alpha=0.3)
     prompt = jax.device_put(make_prompt(pair, [1]))
@@ -106,7 +106,7 @@ def test_little_leaves_the_device_and_the_state_is_reused(pair):
     assert before.tokens.is_deleted() and not prompt.tokens.is_deleted() and not prompt.length.is_deleted()
 
 
-def test_an_iterator_computes_nothing_before_it_is_asked_and_may_be_dropped(pair):
+def test_a_stream_is_lazy_and_can_be_dropped(pair):
     before = streaming.compilations()
     tokens = sc.stream(pair, [5], **SETTINGS, accept="deferral")
     assert streaming.compilations() == before
@@ -134,7 +134,7 @@ def test_bad_input_is_refused_at_the_call(pair):
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])
-def test_nan_logits_raise_what_decode_raises_after_the_tokens_before_them(broken):
+def test_nan_logits_raise_the_error_of_decode_after_the_earlier_tokens(broken):
     table = np.full((VOCAB, VOCAB), -20.0, np.float32)
     table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0  # each token is followed by the next
     damaged = table.copy()
@@ -172,7 +172,7 @@ def shown(vocabulary, ids):
     return [token.text for token in streaming._tokens(iter(rounds), vocabulary, False)]
 
 
-def test_texts_joined_are_the_decoded_text_whatever_the_pieces(vocabulary):
+def test_joined_texts_equal_the_decoded_text(vocabulary):
     draws = np.random.default_rng(0)
     bytes_of = {n: f"<0x{n:02X}>" for n in range(256)}
     pieces = [vocabulary._pieces.piece_to_id(name) for name in ("▁", *bytes_of.values())]
@@ -191,7 +191,7 @@ def test_a_character_appears_with_its_last_byte(vocabulary):
     assert "".join(shown(vocabulary, ids[:snow])) == vocabulary.decode(ids[:snow])  # ends in the middle of a character
 
 
-def test_a_t5_pair_streams_the_text_that_it_decodes(words):
+def test_a_t5_pair_streams_the_decoded_text(words):
     settings = {"temperature": 1.0, "block_size": 2, "max_new_tokens": 12}
     out = sc.decode(words, ["A cold day."], **settings)
     assert "".join(token.text for token in sc.stream(words, "A cold day.", **settings)) == out.texts[0]

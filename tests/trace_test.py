@@ -18,18 +18,18 @@ COUNTED = ("rounds", "target_calls", "drafted", "kept", "rejected", "examined", 
 JOINT = {"verify": "block"}
 WAYS = {
     "token_v3": {"rule": "token_v3", "alpha": 0.4},
-    "its own bonus": {"rule": "chow", "alpha": 0.3, "bonus": "target"},
+    "bonus from the target": {"rule": "chow", "alpha": 0.3, "bonus": "target"},
     "no bonus": {"rule": "spec_decode", "bonus": "none"},
     "blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "confidence", "stop_threshold": 0.6},
     "products": {"rule": "opt", "alpha": 0.1, "stop": "cumulative_confidence", "stop_threshold": 0.7},
-    "blocks of nothing": {"rule": "token_v3", "alpha": 0.4, "stop": "confidence", "stop_threshold": 0.0,
+    "empty blocks": {"rule": "token_v3", "alpha": 0.4, "stop": "confidence", "stop_threshold": 0.0,
      "bonus": "none"},
-    "unverified ends": {"method": "token_cascade", "alpha": 0.4},
+    "unverified final blocks": {"method": "token_cascade", "alpha": 0.4},
     "the target alone": {"method": "autoregressive"},
     "greedy": {"rule": "token_v3", "alpha": 0.4, "temperature": 0.0},
     "top-p": {"rule": "lossy", "alpha": 0.5, "top_p": 0.7},
-    "whole blocks": {"rule": "token_v3", "alpha": 0.4, "verify": "block"},
-    "whole blocks that end early": {"rule": "diff", "alpha": 0.1, "stop": "entropy", "stop_threshold": 1.4} | JOINT,
+    "block verification": {"rule": "token_v3", "alpha": 0.4, "verify": "block"},
+    "block verification, early ends": {"rule": "diff", "alpha": 0.1, "stop": "entropy", "stop_threshold": 1.4} | JOINT,
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ QUICK = ("token_v3", "blocks that end early")
 
 
 @pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.laws) for way in WAYS])
-def test_counts_recomputed_from_traces_are_the_engines(way):
+def test_counts_recomputed_from_traces_equal_the_engines(way):
     plain, traced = decoded(way), decoded(way, trace=True)
     np.testing.assert_array_equal(plain.tokens, traced.tokens)
     assert plain.trace is None and len(traced.trace) == ROWS
@@ -69,12 +69,12 @@ def test_counts_recomputed_from_traces_are_the_engines(way):
     assert written == [row[:n].tolist() for row, n in zip(traced.tokens, traced.lengths, strict=True)]
     counts = sum((Counter(trace.counts()) for trace in traced.trace), Counter())
     assert counts["draft"] + counts["replaced"] + counts["bonus"] + counts["target"] == counts["committed"]
-    assert counts["drafted"] > 0 or way in ("the target alone", "blocks of nothing")
-    if counts["drafted"] and way not in ("greedy", "unverified ends"):
+    assert counts["drafted"] > 0 or way in ("the target alone", "empty blocks")
+    if counts["drafted"] and way not in ("greedy", "unverified final blocks"):
         assert counts["kept"] and counts["rejected"]
 
 
-def test_sources_are_those_of_the_stream():
+def test_sources_equal_those_of_the_stream():
     traced = decoded("token_v3", trace=True)
     settings = {"temperature": 1.0, "max_new_tokens": 15, "stop_ids": [5], **WAYS["token_v3"]}
     for row in (0, 7, 150):
@@ -84,7 +84,7 @@ def test_sources_are_those_of_the_stream():
         assert traced_tokens == [(token.round, token.slot, token.id, token.source) for token in streamed]
 
 
-def test_probabilities_and_ranks_are_those_of_the_tables():
+def test_probabilities_and_ranks_equal_those_of_the_tables():
     """Checks raw probabilities given the previous token, at any temperature, the sampled token, and the rule's `π`."""
     traced = decoded("token_v3", temperature=0.5, trace=True)
     (q_table, p_table), law = conformance.tables(VOCAB, seed=3), conformance.law_by_rule
@@ -109,7 +109,7 @@ def test_probabilities_and_ranks_are_those_of_the_tables():
     assert looked > 100
 
 
-def test_confidence_multiplies_up_and_says_what_it_is_compared_with():
+def test_confidence_is_a_product_and_names_its_threshold():
     traced = decoded("products", trace=True)
     for turn in (turn for trace in traced.trace[:20] for turn in trace.rounds):
         sure = [step.max_q for step in turn.steps if step.proposed]
@@ -128,7 +128,7 @@ COMPARED = {
 @pytest.mark.parametrize(
     "stop", [pytest.param(stop, marks=pytest.mark.laws) if stop == "entropy" else stop for stop in COMPARED]
 )
-def test_what_the_stop_policy_compared_is_told_at_each_slot_that_it_was_asked_at(stop):
+def test_a_trace_holds_the_value_that_the_stop_policy_compared_at_each_slot(stop):
     threshold, compared = COMPARED[stop]
     way = "products" if stop == "cumulative_confidence" else "blocks that end early"
     traced = decoded(way, stop=stop, stop_threshold=threshold, trace=True)
@@ -151,7 +151,7 @@ def test_what_the_stop_policy_compared_is_told_at_each_slot_that_it_was_asked_at
 
 
 @pytest.mark.laws
-def test_an_acceptance_heads_prediction_is_told():
+def test_a_trace_holds_the_acceptance_heads_prediction():
     """`1 − Π P_i` over the tokens so far, by the pair's own head; the block went on while it was small enough."""
     pair = sc.load_pair("tatoeba_en_de")
     settings = {"method": "specdecpp", "stop_threshold": 0.3, "temperature": 1.0, "max_new_tokens": 20}
@@ -163,7 +163,7 @@ def test_an_acceptance_heads_prediction_is_told():
     assert any(step.stop for turn in trace.rounds for step in turn.steps)
 
 
-def test_a_trace_survives_json_and_fixed_blocks_compare_nothing():
+def test_a_trace_round_trips_through_json_and_fixed_blocks_compare_nothing():
     for trace in decoded("token_v3", trace=True).trace[:5]:
         assert all(step.stop is None for turn in trace.rounds for step in turn.steps)
     for trace in decoded("blocks that end early", trace=True).trace[:5]:
@@ -172,14 +172,14 @@ def test_a_trace_survives_json_and_fixed_blocks_compare_nothing():
         assert again.rounds[0].steps[0].committed.id == trace.rounds[0].steps[0].committed.id
 
 
-def test_the_draft_alone_wrote_all_of_it():
+def test_a_trace_of_the_draft_alone_has_one_source():
     out = sc.decode(PAIR, [[0]], method="autoregressive_draft", max_new_tokens=5, trace=True)
     assert {step.source for turn in out.trace[0].rounds for step in turn.steps} == {"draft"}
     with pytest.raises(ValueError, match="seq_cascade"):  # several generations
         sc.decode(PAIR, [[0]], method="seq_cascade", alpha=0.5, trace=True)
 
 
-def test_notebooks_show_tokens_and_escape_what_they_say():
+def test_notebooks_show_escaped_tokens():
     pair = sc.load_pair("tatoeba_en_de")
     out = sc.decode(pair, ["<script>alert(1)</script> Hello."], rule="token_v3", alpha=0.3, temperature=1.0, trace=True)
     shown = out.trace._repr_html_()

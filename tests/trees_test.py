@@ -17,7 +17,7 @@ from tests.support import conformance, reference, tiny_decoders
 ALL = conformance.REPRESENTATIVE
 
 
-def test_transitions_under_a_small_tree():
+def test_transitions_under_a_small_tree_have_the_rules_distribution():
     conformance.check_transition_law(ALL["spec_decode"], rows=1_500, length=6, tree=(2,))
 
 
@@ -38,7 +38,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", ["fakes", *(pytest.param(name, marks=pytest.mark.laws) for name in list(PAIRS)[1:])])
-def test_greedy_tokens_are_those_of_chains(name):
+def test_greedy_tokens_equal_those_of_chains(name):
     """A slot in the wrong place, in either cache, would change all later text; rows keep different paths."""
     pair = PAIRS[name]()
     texts = ["A dog is running on the beach.", "The weather was cold yesterday.", "He sings."]
@@ -52,7 +52,7 @@ def test_greedy_tokens_are_those_of_chains(name):
 
 
 @pytest.mark.laws
-def test_sampled_tokens_behind_a_real_cache_have_the_targets_law():
+def test_sampled_tokens_with_a_real_cache_have_the_targets_distribution():
     """Compares two tokens after one prompt with the target alone; 8,000 rows, top-k 3."""
     pair = decoders("llama3.1_8b", noise=0.3)
     settings = {"temperature": 1.0, "top_k": 3, "max_new_tokens": 3}
@@ -73,7 +73,7 @@ def pair_of_tables(vocab_size=6):
     return conformance.tabular_pair(*conformance.tables(vocab_size, seed=3))
 
 
-def test_one_token_behind_each_is_todays_program():
+def test_a_tree_without_branches_is_a_chain():
     assert assemble(pair_of_tables(), tree=(1, 1, 1))[0] == assemble(pair_of_tables(), block_size=3)[0]
     settings = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 12, "seed": 2}
     ways = ({"block_size": 3}, {"tree": (1, 1, 1)})
@@ -82,7 +82,7 @@ def test_one_token_behind_each_is_todays_program():
 
 
 @pytest.mark.laws
-def test_a_bonus_of_the_targets_own():
+def test_a_bonus_from_the_target_follows_only_leaves():
     """Only the token after a leaf comes from `p̃`: a tree of depth 1 writes one or two tokens a round."""
     q_table, p_table = conformance.tables(3, seed=7)
     alpha = conformance.telling_alpha(ALL["token_v3"], q_table, p_table)
@@ -109,7 +109,7 @@ def test_a_bonus_of_the_targets_own():
 
 @pytest.mark.laws
 @pytest.mark.parametrize("longest", [1, 2, 4])
-def test_a_limit_below_the_trees_depth(longest):
+def test_rows_end_at_a_limit_below_the_trees_depth(longest):
     """Rows end at the limit and not beyond; drafts after it change nothing before it."""
     settings = {"rule": "spec_decode", "max_new_tokens": longest}
     tree = sc.decode(pair_of_tables(), [[n] for n in range(6)], tree=(2, 1, 1), **settings)
@@ -119,7 +119,7 @@ def test_a_limit_below_the_trees_depth(longest):
 
 
 @pytest.mark.parametrize("failing", ["draft", "target"])
-def test_logits_that_are_no_numbers_are_found(failing):
+def test_nan_logits_are_found(failing):
     q, p = conformance.tables(5, seed=4)
     {"draft": q, "target": p}[failing][3] = np.nan
     settings = {"temperature": 1.0, "max_new_tokens": 12, "tree": (2, 2)}
@@ -134,21 +134,21 @@ def test_logits_that_are_no_numbers_are_found(failing):
 @pytest.mark.parametrize(("given", "said"), [
     ({"tree": ()}, r"tree=\(\) drafts nothing"),
     ({"tree": (2, 0)}, "tree=0"),
-    ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: branch less"),
-    ({"tree": (33,)}, "has more than 32 tokens behind one"),
-    ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is more than an output can hold"),
-    ({"tree": (2, 2), "block_size": 3}, "does not go with block_size=3"),
-    ({"tree": (2, 2), "verify": "block"}, "does not go with verify='block'"),
-    ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "does not go with stop='confidence'"),
-    ({"tree": (2, 2), "method": "fuzzy", "alpha": 0.3}, "does not go with accept='deferral'"),
+    ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: use fewer branches"),
+    ({"tree": (33,)}, "has more than 32 tokens after one"),
+    ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is longer than an output"),
+    ({"tree": (2, 2), "block_size": 3}, "cannot be combined with block_size=3"),
+    ({"tree": (2, 2), "verify": "block"}, "cannot be combined with verify='block'"),
+    ({"tree": (2, 2), "stop": "confidence", "stop_threshold": 0.3}, "cannot be combined with stop='confidence'"),
+    ({"tree": (2, 2), "method": "fuzzy", "alpha": 0.3}, "cannot be combined with accept='deferral'"),
     ({"tree": (2, 2), "method": "autoregressive"}, r"'autoregressive' has no tree, got \(2, 2\)"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_line(given, said):
+def test_impossible_trees_are_refused_in_one_line(given, said):
     with pytest.raises(ValueError, match=said):
         sc.decode(pair_of_tables(), [[0]], **given)
 
 
-def test_models_that_know_no_trees_are_named():
+def test_an_error_names_a_model_that_does_not_support_trees():
     bound = sc.TableLM(jnp.zeros((4, 4)))
 
     class Plain:
@@ -156,12 +156,12 @@ def test_models_that_know_no_trees_are_named():
         prefill, extend, rollback, consumed = Table.prefill, Table.extend, Table.rollback, Table.consumed
 
     pair = Pair(target=bound, draft=replace(bound, model=Plain()))
-    with pytest.raises(ValueError, match="'draft' is a Plain, which knows no trees"):
+    with pytest.raises(ValueError, match="'draft' is a Plain, which does not support trees"):
         sc.decode(pair, [[0]], tree=(2, 1))
 
 
 @pytest.mark.laws
-def test_more_branches_keep_more_and_counts_add_up():
+def test_more_branches_accept_more_and_counts_add_up():
     settings = {"rule": "token_v3", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 24}
     efficiency = {}
     for tree in ((1, 1), (2, 1), (3, 2)):

@@ -96,13 +96,13 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
     if not isinstance(name, str):
         names = table_name or ", ".join(table)
         raise ValueError(
-            f"{noun}={shown(name)} is no name: give a text, {f'one of {names}' if names else 'module.NAME'}"
+            f"{noun}={shown(name)} is not a name: give a text, {f'one of {names}' if names else 'module.NAME'}"
         )
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:
         near = unknown(name, table, table_name)
-        raise ValueError(f"unknown {noun} {shown(name)}: {near}; one of your own is named module.NAME{also}")
+        raise ValueError(f"unknown {noun} {shown(name)}: {near}; name your own as module.NAME{also}")
     value = _imported(noun, name)
     if not isinstance(value, kind):
         wanted = " or a ".join(option.__name__ for option in (kind if isinstance(kind, tuple) else (kind,)))
@@ -118,7 +118,7 @@ def _imported(noun: str, name: str) -> Any:
         # A module that this import could not find, or a package above it, is a misspelt name. Any other error is in the
         # user's file.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            remedy = "its file lies where you start from, or in a folder of PYTHONPATH"
+            remedy = "its file must be in the folder that you start from, or in one of PYTHONPATH"
             raise ValueError(f"{noun} {name!r}: there is no module {error.name!r}; {remedy}") from error
         error.add_note(f"{noun} {name!r}: module {module!r} cannot be imported")
         raise

@@ -39,7 +39,7 @@ def below(level: int, arm: int = 0) -> int:
         ValueError: the arm has no number.
     """
     if not 0 <= arm < STAGES:
-        raise ValueError(f"arm={arm}: drafters beside each other are numbered from 0 to {STAGES - 1}")
+        raise ValueError(f"arm={arm} is out of range: the drafters of one engine are numbered from 0 to {STAGES - 1}")
     return STAGES * (level + 1) + arm
 
 

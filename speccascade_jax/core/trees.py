@@ -59,7 +59,7 @@ class Tree:
         # A level must be contiguous: the model is fed one level at a time, as a slice of entries.
         for node in range(1, self.size):
             if self.depths[node + 1] < self.depths[node]:
-                raise ValueError(f"node {node} of the tree is shallower than the one before it: list level by level")
+                raise ValueError(f"node {node} of the tree is shallower than the one before it: list nodes by level")
 
     @classmethod
     def of_branching(cls, children: tuple[int, ...]) -> "Tree":

@@ -79,7 +79,7 @@ def dynamic(scores: Scores, uniforms: Array) -> Array:
 
 def thompson(scores: Scores, uniforms: Array) -> Array:
     """Samples every arm's score from its own normal distribution and returns the arm with the highest."""
-    assert scores.deviation is not None, "Thompson sampling needs scores with a deviation"
+    assert scores.deviation is not None, "Thompson sampling needs scores with a standard deviation"
     # the middles of 2^23 steps: never 0 or 1, whose normal quantiles are infinite
     normal = jax.scipy.special.ndtri(jnp.clip(uniforms + 2.0**-24, 2.0**-24, 1 - 2.0**-24))
     return (scores.mean + scores.deviation * normal).argmax(-1).astype(jnp.int32)
@@ -87,7 +87,7 @@ def thompson(scores: Scores, uniforms: Array) -> Array:
 
 def optimistic(scores: Scores, uniforms: Array) -> Array:
     """Returns the arm whose score plus two standard deviations is highest (LinUCB with α = 2)."""
-    assert scores.deviation is not None, "an upper confidence bound needs scores with a deviation"
+    assert scores.deviation is not None, "an upper confidence bound needs scores with a standard deviation"
     return (scores.mean + 2.0 * scores.deviation).argmax(-1).astype(jnp.int32)
 
 

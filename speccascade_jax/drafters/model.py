@@ -537,7 +537,7 @@ class BranchingDrafter(DrafterDefaults):
 
     def commit(self, params: Params, state: Cache, outcome: Outcome) -> Cache:
         """Returns the cache with the kept path, as far as it was fed."""
-        assert outcome.path is not None, "a drafter of trees needs the path that was kept"
+        assert outcome.path is not None, "a drafter of trees needs the accepted path"
         before, consumed = outcome.length - outcome.num_new, self.model.consumed(state)
         last, _ = self.tree.level(self.tree.depth)  # leaves are fed only if the distribution after them was wanted
         deepest = jnp.where(consumed - (before - 1) > last, self.tree.depth, self.tree.depth - 1)

@@ -52,7 +52,7 @@ class NestedDrafter(DrafterDefaults):
         if not self.engine.verify_final:
             raise ValueError("an engine that leaves final blocks unverified cannot draft: set its verify_final=True")
         if self.engine.tree is not None:
-            raise ValueError("an engine whose drafts branch cannot draft: give its drafter a block size")
+            raise ValueError("an engine that drafts trees cannot draft: give its drafter a block size")
         if self.engine.planner is not None:
             raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
         if self.engine.layers:
@@ -240,9 +240,9 @@ class AppendedDrafter(DrafterDefaults):
 
     def __post_init__(self) -> None:
         if self.first.reads_features:
-            raise ValueError(f"{type(self.first).__name__} reads the target's features: it can have no tail")
+            raise ValueError(f"{type(self.first).__name__} reads the target's features: it cannot have a tail")
         if layers_read_by(self.first):
-            raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it can have no tail")
+            raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it cannot have a tail")
         # one call of the first reads the tail's tokens and the next one; the tail reads at least its own block
         most = max(self.tail.block, self.tail.catches_up)
         object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))

@@ -61,7 +61,7 @@ class SelectedDrafter:
 
     def __post_init__(self) -> None:
         if not self.arms:
-            raise ValueError("a selection among no drafters: give it arms")
+            raise ValueError("the selection has no drafters to choose from: give at least one arm")
 
     @property
     def block(self) -> int:

@@ -118,12 +118,14 @@ class Engine:
         check_bonus(self.bonus)
         # without drafts `q` is a buffer of one entry: a rule would read zeros without an error
         if self.block == 0 and self.verifier.reads_q:
-            raise ValueError(f"rule {self.verifier.name!r} reads the draft's law, but nothing drafts: use spec_decode")
+            raise ValueError(
+                f"rule {self.verifier.name!r} reads the draft's distribution, but there is no drafter: use spec_decode"
+            )
         if self.tree != getattr(self.verifier, "tree", None):
-            raise ValueError("drafts that branch go with a verifier of the same tree (rules.branching.BranchWise)")
+            raise ValueError("tree drafts need a verifier of the same tree (rules.branching.BranchWise)")
         # a tree's tokens form no sequence before the verdict, so there is nothing to commit unverified
         if self.tree is not None and not self.verify_final:
-            raise ValueError("drafts that branch are always verified: set verify_final=True")
+            raise ValueError("tree drafts are always verified: set verify_final=True")
         scoring.check_layers(self.target, self.layers)
         # converted from whatever the caller passes, arrays too: a static argument must be hashable
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))

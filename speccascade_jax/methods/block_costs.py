@@ -300,7 +300,7 @@ def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_ne
     """Returns the costs of an engine with a planned drafter, on the device; measures them if they are not known."""
     if hosts.many():
         raise ValueError(
-            "block_size='auto' times its rounds, which each of several processes would do for itself: give a number"
+            "block_size='auto' needs a single process, because every process would time its own rounds: give a number"
         )
     numbers, engine = jax.device_get(controls), rounds.engine
     encoded = () if prompt.encoder_tokens is None else prompt.encoder_tokens.shape

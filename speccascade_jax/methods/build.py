@@ -51,7 +51,7 @@ def build(
     if isinstance(settings.rule, str) and settings.rule in table.METHODS and settings.rule not in RULES:
         raise ValueError(f"rule={settings.rule!r} is a method's name: give method={settings.rule!r}")
     if settings.head is not None and not method.needs_head(settings):
-        raise ValueError(f"method {method.name!r} asks no acceptance head: leave head={settings.head!r} out")
+        raise ValueError(f"method {method.name!r} uses no acceptance head: leave head={settings.head!r} out")
     if head is None and settings.head is not None:
         head = head_files.load(settings.head)
     decoder = method.build(pair, settings, checked_stop_ids(pair, stop_ids), head)
@@ -63,7 +63,7 @@ def build(
 def check_pair(pair: Any) -> None:
     """Refuses anything but a pair, such as the name of one, with a ValueError."""
     if not isinstance(pair, Pair):
-        raise ValueError(f"pair={shown(pair)} is no loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
+        raise ValueError(f"pair={shown(pair)} is not a loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
 
 
 def assemble(

@@ -47,9 +47,9 @@ def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPo
     size = whole("block_size", block_size, 1)
     policy: Any = kind(size) if callable(kind) and not isinstance(kind, Rule) else None
     if not all(hasattr(policy, name) for name in ("block", "adaptive", "threshold", "init")):
-        raise ValueError(f"stop policy {stop!r} is none: it must be a class like those of stopping.policies")
+        raise ValueError(f"stop policy {stop!r} is not a policy: it must be a class like those of stopping.policies")
     if isinstance(policy, Oracle) and not stop_known:
-        raise ValueError(f"stop={stop!r} must be told beforehand where to stop: method 'stop_oracle' does that")
+        raise ValueError(f"stop={stop!r} must know beforehand where to stop: use method 'stop_oracle'")
     return cast(StopPolicy, policy)
 
 
@@ -68,8 +68,8 @@ def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
         return VERIFIERS[accept](rule)
     if accept != "speculative":
         raise ValueError(
-            f"verify={verify!r} keeps as much of a block as the law allows, and accept={accept!r} keeps less: choose "
-            f"accept='speculative' or verify={TOKEN!r}"
+            f"verify={verify!r} accepts as much of a block as the distribution allows, and accept={accept!r} accepts "
+            f"less: choose accept='speculative' or verify={TOKEN!r}"
         )
     return JOINT[verify](rule)
 
@@ -85,7 +85,7 @@ def checked_threshold(policy: StopPolicy, owner: str, threshold: Any) -> Any:
     if threshold is None:
         return 0.0
     if not policy.threshold:
-        raise ValueError(f"{owner} has no stop_threshold ({threshold}): nothing compares with one; leave it out")
+        raise ValueError(f"{owner} has no stop_threshold ({threshold}): its stop policy uses none; leave it out")
     (low, high), rows = policy.between, len(threshold) if np.ndim(threshold) else 1
     values = per_row("stop_threshold", threshold, rows)
     if (bad := values[(values < low) | (values > high)]).size:
@@ -124,9 +124,9 @@ def check_tail(settings: Drafting, owner: str) -> None:
     """
     size = whole("tail_size", settings.tail_size, 1)
     if settings.tail is None and size != TAIL:
-        raise ValueError(f"tail_size={size} of {owner} means nothing without a tail: name one, or leave it out")
+        raise ValueError(f"tail_size={size} of {owner} has no effect without a tail: name a tail, or leave it out")
     if settings.tail is not None and settings.block_size == AUTO:
-        raise ValueError(f"block_size={AUTO!r} of {owner} plans all that is drafted: give a number, or no tail")
+        raise ValueError(f"block_size={AUTO!r} of {owner} plans the whole block: give a number, or leave tail out")
 
 
 def check(drafters: Drafters, owner: str) -> None:
@@ -147,7 +147,7 @@ def _check_level(level: Level) -> None:
     level_name = f"level {level.model!r}"
     whole("budget", level.budget, 1)
     if level.model == "target":
-        raise ValueError("level 'target' is the target itself: levels stand below it; name a smaller model of the pair")
+        raise ValueError("level 'target' is the target itself: name a smaller model of the pair, below the target")
     check_tail(level, level_name)
     check_bonus(level.bonus)
     verifier_of(level.accept, deferral.get(level.rule), level.verify)
@@ -160,7 +160,7 @@ def _check_level(level: Level) -> None:
         unread += ["block_size"] + ["draft_temperature"] * (below.temperature is not None)
     for name in unread:
         if (value := getattr(level, name)) is not None and value != Level.__dataclass_fields__[name].default:
-            raise ValueError(f"{name}={value!r} of {level_name} means nothing under what drafts for it: leave it out")
+            raise ValueError(f"{name}={value!r} of {level_name} has no effect with its drafter: leave it out")
 
 
 def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
@@ -242,7 +242,7 @@ def branching(
     for called in ("target", str(name)):
         if not hasattr(pair.model(called).model, "extend_branch"):
             kind = type(pair.model(called).model).__name__
-            raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which knows no trees")
+            raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which does not support trees")
     bound: Any = pair.model(str(name))
     return BranchingDrafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 
@@ -303,7 +303,7 @@ def check_length(max_new_tokens: Any, settings: Settings) -> int:
     sizes += [("the depth of tree", len(settings.tree or ()))]
     for name, size in [*sizes, *_sizes(settings.drafters)]:
         if isinstance(size, int) and size > max(longest, 20):
-            raise ValueError(f"{name}={size} is more than an output can hold: max_new_tokens is {longest}; lower it")
+            raise ValueError(f"{name}={size} is longer than an output: max_new_tokens is {longest}; lower {name}")
     return longest
 
 

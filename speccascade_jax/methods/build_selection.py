@@ -67,25 +67,25 @@ def check(settings: Settings, owner: str, verifier: Callable[[Any], Verifier]) -
     arms = arms_of(settings)
     called = [arm.called for arm in arms]
     if not arms:
-        raise ValueError(f"{owner} is to choose among no drafters: name at least one in drafters")
+        raise ValueError(f"{owner} has no drafters to choose from: name at least one in drafters")
     if len(arms) > MOST:
-        raise ValueError(f"{owner} chooses among {len(arms)} drafters; at most {MOST} can stand beside each other")
+        raise ValueError(f"{owner} chooses among {len(arms)} drafters: give at most {MOST}")
     if twice := [name for name in called if called.count(name) > 1]:
-        raise ValueError(f"{owner} has two drafters called {twice[0]!r}: give one an Arm(name=…)")
+        raise ValueError(f"{owner} has two drafters named {twice[0]!r}: rename one with Arm(name=…)")
     if taken := {RANDOM, *LEARNT} & set(called):
-        raise ValueError(f"{owner} has a drafter called {taken.pop()!r}, which says how one chooses: rename it")
+        raise ValueError(f"{owner} has a drafter named {taken.pop()!r}, which is a value of choose: rename the drafter")
     ways = [*LEARNT, RANDOM, *called]
     if settings.choose not in ways:
-        said = "" if settings.choose is None else f"choose={shown(settings.choose)} is no way to; "
+        said = "" if settings.choose is None else f"choose={shown(settings.choose)} is unknown; "
         raise ValueError(
-            f"{owner} has {len(arms)} drafters ({', '.join(called)}) and must be told how one is chosen for each "
+            f"{owner} has {len(arms)} drafters ({', '.join(called)}) and needs choose, which selects one for each "
             f"query: {said}set choose to one of {', '.join(ways)}"
         )
     if settings.policy is not None and settings.choose not in LEARNT:
-        raise ValueError(f"choose={settings.choose!r} of {owner} asks no policy: leave policy={settings.policy!r} out")
+        raise ValueError(f"choose={settings.choose!r} of {owner} uses no policy: leave policy={settings.policy!r} out")
     if settings.tail is not None or settings.block_size == AUTO:
         named = f"block_size={AUTO!r}" if settings.tail is None else f"tail={settings.tail!r}"
-        raise ValueError(f"{named} of {owner} goes with one drafter, not with a choice: leave it out")
+        raise ValueError(f"{named} of {owner} needs a single drafter, without choose: leave it out")
     for arm in arms:
         _check_arm(arm, owner, settings.lossy_arms, verifier)
 
@@ -94,12 +94,15 @@ def _check_arm(arm: Arm, owner: str, lossy: bool, verifier: Callable[[Any], Veri
     if arm.block_size is not None:
         whole(f"block_size of arm {arm.called!r}", arm.block_size, 1)
         if isinstance(arm.drafter, Level) or arm.drafter == TARGET:
-            raise ValueError(f"block_size={arm.block_size} of arm {arm.called!r} means nothing there: leave it out")
+            raise ValueError(
+                f"block_size={arm.block_size} of arm {arm.called!r} has no effect on a level or on the target alone: "
+                f"leave it out"
+            )
     chosen = verifier(arm.rule)
     if not chosen.lossless and not lossy:
         raise ValueError(
-            f"arm {arm.called!r} of {owner} is decided by {chosen.name!r}, which is lossy: outputs would have another "
-            f"law where it is chosen; give it rule='spec_decode', or set lossy_arms=True if that is meant"
+            f"arm {arm.called!r} of {owner} is verified by {chosen.name!r}, which is lossy: outputs would have another "
+            f"distribution where it is chosen; give it rule='spec_decode', or set lossy_arms=True to allow this"
         )
 
 
@@ -149,8 +152,8 @@ def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Par
     numbers = policy.among(prints(pair, arms_of(settings)), *target_of(pair), f"{owner} of pair {pair.name!r}")
     if settings.choose in ("thompson", "optimistic") and policy.card.scores != "ridge":
         raise ValueError(
-            f"choose={settings.choose!r} needs to know how sure the policy is, and it is of kind "
-            f"{policy.card.scores!r}: give one that was trained by 'linucb', or choose='greedy'"
+            f"choose={settings.choose!r} needs to know how certain the policy is, which one of kind "
+            f"{policy.card.scores!r} does not say: give one that was trained by 'linucb', or choose='greedy'"
         )
     return Chooser(policy.card.scores, str(settings.choose)), numbers
 
@@ -180,7 +183,7 @@ def target_of(pair: Pair) -> tuple[str, int]:
     width = features(pair.target)
     if width is None or not isinstance(pair.target.model, PromptSummary):
         raise ValueError(
-            f"the target of pair {pair.name!r} says nothing of a prompt, so that nothing can be chosen by it"
+            f"the target of pair {pair.name!r} computes no features of a prompt, so no drafter can be chosen by them"
         )
     return pair.print_of("target"), width
 

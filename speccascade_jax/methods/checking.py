@@ -64,12 +64,13 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
-            f"rule {rule.name!r}: its tokens do not obey π (p = {least:.1e} by {len(p_values)} chi-square "
-            f"tests, after Holm): what its functions return hangs on more than the laws at the position and alpha"
+            f"rule {rule.name!r}: its tokens do not follow π (p = {least:.1e} by {len(p_values)} chi-square "
+            f"tests, after Holm): its functions depend on more than the distributions at the position and alpha"
         )
     where_tried = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
     tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))
-    return f"{rule.name}{where_tried}: shapes hold, identity to {worst:.0e}, law by {tokens:,} tokens (p = {least:.2f})"
+    identity = f"shapes correct, identity within {worst:.0e}"
+    return f"{rule.name}{where_tried}: {identity}, distribution tested on {tokens:,} tokens (p = {least:.2f})"
 
 
 def _usual(rule: Rule) -> tuple[float, ...]:
@@ -106,7 +107,7 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
     if not worst <= _WORST:
         raise ValueError(
             f"rule {rule.name!r} at alpha={alpha:g}: kept + (1 - Σ kept) · replacement, or kept of single tokens, is "
-            f"up to {worst:.1e} away from what π asks under {type(accept).__name__}: see its deferral, law and kept"
+            f"up to {worst:.1e} away from what π requires under {type(accept).__name__}: see its deferral, law and kept"
         )
     return worst
 

@@ -70,7 +70,7 @@ class Alone(Method):
             ValueError: such a setting.
         """
         parts = ("accept", "verify", "stop", "stop_threshold", "tree", "drafters", "choose", "policy", "lossy_arms")
-        self.refuse(settings, "one model writes", *parts, "tail")
+        self.refuse(settings, "only one model writes", *parts, "tail")
         return replace(settings, rule=None, block_size=None, bonus=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
@@ -170,8 +170,8 @@ class SequenceMethod(Method):
     def controls(self, settings: Settings, rows: int) -> Controls:
         """Returns α, and the sampling of both models."""
         if settings.stop_threshold is not None:
-            why = "nothing compares with one"
-            raise ValueError(f"{self.called} has no stop_threshold ({settings.stop_threshold}): {why}")
+            why = "the draft writes whole outputs"
+            raise ValueError(f"{self.called} has no stop_threshold ({settings.stop_threshold}): {why}; leave it out")
         alpha = checked_alpha(self.trade_off, self.called, settings.alpha, rows)
         return make_controls(rows, alpha=alpha, **sampling_of(settings))
 
@@ -213,7 +213,7 @@ class SequenceCascade(TwoGenerations):
             ValueError: a `record`, which would mix rounds of both models.
         """
         if record is not None:
-            raise ValueError("a sequence cascade has no rounds of its own to record: record one of its models alone")
+            raise ValueError("a sequence cascade has no rounds to record: record one of its models alone")
         # separate stages (`rngs.STAGES`): the target's draws, and the random choice, repeat none of the draft's bits
         key, ids = rngs.root(seed), more["example_ids"]
         zero = jnp.zeros(ids.shape, jnp.int32)
@@ -329,7 +329,7 @@ class OracleStopping(TwoGenerations):
         drafter = self.engine.drafter
         if not (isinstance(drafter, ModelDrafter | ExitDrafter) and isinstance(drafter.stop, Oracle)):
             kind = type(drafter).__name__
-            raise ValueError(f"the oracle tells a model's drafts when to stop; {kind} does not ask it")
+            raise ValueError(f"the oracle needs a model that drafts under stop policy Oracle, got {kind}")
 
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any

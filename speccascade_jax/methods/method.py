@@ -222,7 +222,7 @@ class Decoder:
             ValueError: the method is more than one generation.
         """
         if self.engine is None:
-            raise ValueError(f"{self.method.called} is more than one generation, and so is no engine: call decode")
+            raise ValueError(f"{self.method.called} runs more than one generation, so it has no engine: call decode")
         return self.engine
 
     def controls(self, rows: int, **numbers: Any) -> Controls:

@@ -92,7 +92,7 @@ class Level(Drafting):
     def __post_init__(self) -> None:
         if cast(Any, self.block_size) == AUTO:  # callers do not obey the annotation
             raise ValueError(
-                f"level {self.model!r}: block_size={AUTO!r} is for what drafts for the target: give a level a number"
+                f"level {self.model!r}: block_size={AUTO!r} is only for the drafter of the target: give a number"
             )
         for name in ("budget", "block_size", "top_k", "tail_size"):
             object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
@@ -158,12 +158,12 @@ def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
         return None
     children = tuple(whole("tree", branches, 1) for branches in tree)
     if not children:
-        raise ValueError("tree=() drafts nothing: give how many tokens follow each, depth by depth, say (2, 2, 1)")
+        raise ValueError("tree=() drafts nothing: give the number of branches at each depth, for example (2, 2, 1)")
     size = sum(math.prod(children[: n + 1]) for n in range(len(children)))
     if size > MOST_NODES:
-        raise ValueError(f"tree={children} has {size} tokens, more than {MOST_NODES}: branch less")
+        raise ValueError(f"tree={children} has {size} tokens, more than {MOST_NODES}: use fewer branches")
     if max(children) > MOST_SIBLINGS:
-        raise ValueError(f"tree={children} has more than {MOST_SIBLINGS} tokens behind one: branch less")
+        raise ValueError(f"tree={children} has more than {MOST_SIBLINGS} tokens after one token: use fewer branches")
     return children
 
 
@@ -303,7 +303,7 @@ def check_sampling_alone(settings: Settings, caller: str) -> Settings:
     for name in Settings.__dataclass_fields__:
         if getattr(settings, name) != getattr(plain, name):
             raise ValueError(
-                f"Settings.{name}={names.shown(getattr(settings, name))} means nothing to {caller}, which reads "
-                f"{', '.join(SAMPLING)} of them: leave it out"
+                f"Settings.{name}={names.shown(getattr(settings, name))} has no effect on {caller}, which reads "
+                f"only {', '.join(SAMPLING)}: leave it out"
             )
     return settings

@@ -101,7 +101,7 @@ class Speculation(Method):
             return Fixed(LENGTHS[-1])
         size = self.block_size if settings.block_size is None else whole("block_size", settings.block_size, 1)
         if self.fixed_block and size != self.block_size:
-            raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={size} out")
+            raise ValueError(f"{self.called} has a fixed block size of {self.block_size}: leave block_size={size} out")
         stop = self.stop if settings.stop is None else settings.stop
         return build_drafter.policy_of(stop, size, stop_known=self.stop == "oracle")
 
@@ -113,17 +113,19 @@ class Speculation(Method):
         """
         setting, stop = f"block_size={AUTO!r} of {self.called}", self.stop if settings.stop is None else settings.stop
         if self.fixed_block:
-            raise ValueError(f"{self.called} has blocks of {self.block_size}: leave block_size={AUTO!r} out")
+            raise ValueError(
+                f"{self.called} has a fixed block size of {self.block_size}: leave block_size={AUTO!r} out"
+            )
         if stop != "fixed":
-            raise ValueError(f"{setting} and stop={stop!r} both say how long blocks are: give a number, or no stop")
+            raise ValueError(f"{setting} and stop={stop!r} both set the block length: give a number, or leave stop out")
         if not build_drafter.by_model(settings.drafters):
             drawn = ", ".join(map(str, settings.drafters))
-            raise ValueError(f"{setting} plans the drafts of one of the pair's models, not of {drawn}: give a number")
+            raise ValueError(f"{setting} plans drafts of the pair's models only, not of {drawn}: give a number")
         rule, bonus = self.rule(settings), self.bonus if settings.bonus is None else settings.bonus
         if bonus == "target" and not rule.lossless:
             raise ValueError(
-                f"{setting} needs bonus='rule' or 'none': with 'target' the law of rule {rule.name!r} depends on the "
-                f"block size, so on how fast this machine is"
+                f"{setting} needs bonus='rule' or 'none': with 'target' the distribution of rule {rule.name!r} depends "
+                f"on the block size, and so on the speed of this machine"
             )
 
     def sweeps_block(self, settings: Settings) -> bool:
@@ -157,13 +159,13 @@ class Speculation(Method):
             size = AUTO
         if not build_drafter.by_model(settings.drafters) and (stop := settings.stop or self.stop) != "fixed":
             raise ValueError(
-                f"{self.called} ends blocks by {stop!r}, which asks a model: name one of the pair's to draft"
+                f"{self.called} ends blocks by {stop!r}, which needs a model: name a model of the pair in drafters"
             )
         if isinstance(settings.drafters[0], Level) and not build_selection.selects(settings):
             if settings.block_size is not None:
                 raise ValueError(
-                    f"block_size={settings.block_size} means nothing where a level drafts: set Level.block_size, of "
-                    f"the model that drafts for it, or Level.budget"
+                    f"block_size={settings.block_size} has no effect where a level drafts: set Level.block_size, for "
+                    f"the model that drafts for the level, or Level.budget"
                 )
             size = None
         bonus = self.bonus if settings.bonus is None else settings.bonus
@@ -184,10 +186,10 @@ class Speculation(Method):
         conflicts |= {"stop": stop} if stop != "fixed" else {}
         single = build_drafter.by_model(settings.drafters) and not build_selection.selects(settings)
         if conflicts or self.fixed_block or not single:
-            names = ", ".join(f"{name}={value!r}" for name, value in conflicts.items()) or "its own way to draft"
+            names = ", ".join(f"{name}={value!r}" for name, value in conflicts.items()) or "its blocks or its drafter"
             raise ValueError(
-                f"tree={settings.tree} of {self.called} does not go with {names}: a tree is drafted by one model and "
-                f"decided sibling by sibling; leave one of them out"
+                f"tree={settings.tree} of {self.called} cannot be combined with {names}: one model drafts a tree, "
+                f"and its siblings are verified one by one; leave one of these settings out"
             )
 
     def _check_choice(self, settings: Settings) -> None:
@@ -196,7 +198,7 @@ class Speculation(Method):
         if build_selection.selects(settings):
             build_selection.check(settings, self.called, verifier)
         elif settings.policy is not None or settings.lossy_arms:
-            raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name several")
+            raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name more drafters")
 
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
         """Returns the verifier under a rule, the method's own for `None`."""
@@ -209,8 +211,8 @@ class Speculation(Method):
         drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
             raise ValueError(
-                f"draft_temperature={heat} and the temperature={drawn} of the level that drafts are one number: leave "
-                f"the former out"
+                f"draft_temperature={heat} and temperature={drawn} of the level that drafts set the same number: leave "
+                f"draft_temperature out"
             )
         alpha = np.zeros(rows, np.float32)
         for rule in self._rules(settings):

@@ -270,7 +270,7 @@ def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots:
         ValueError: the layer is a ring. A ring finds a slot by position, and several entries of a tree share one.
     """
     if ring:
-        raise ValueError("drafts that branch need whole caches: prefill with max_rollback=None")
+        raise ValueError("tree drafts need whole caches, not ring buffers: prefill with max_rollback=None")
     # The tree's first entry is in slot `base`; `num_cached` of its entries were fed by earlier calls.
     base, depths = cache.length - branch.num_cached, jnp.array(branch.depths)
     tree_mask = _sees(jnp.array(branch.own)[None], depths[None], window) & jnp.array(branch.sees)[None]
@@ -336,7 +336,7 @@ class DecoderModule(nn.Module):
         # The block's last token overwrites the slot S positions back, which its first token must no longer need.
         if window is not None and new > slots - window + 1:
             raise ValueError(
-                f"a block of {new} tokens does not fit the ring of {slots} slots behind a window of {window}: "
+                f"a block of {new} tokens does not fit the ring of {slots} slots for a window of {window}: "
                 f"prefill with max_rollback={new - 1} or more"
             )
         return _sees(positions, _positions(cache.length + new, slots), window)

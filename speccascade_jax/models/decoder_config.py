@@ -98,17 +98,19 @@ class DecoderConfig:
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_sizes(self, "num_layers", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}, but rotary positions turn pairs: give an even number")
+            raise ValueError(f"head_dim is {self.head_dim}, but rotary embeddings rotate pairs: give an even number")
         for name, known in (("activation", ACTIVATIONS), ("rope_pairs", PAIRINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(known)}")
         # An empty pattern is reported as an unknown kind, because no layer could be built from it.
         if unknown := [kind for kind in self.pattern if kind not in KINDS] or (() if self.pattern else ("",)):
-            raise ValueError(f"pattern holds {unknown[0]!r}: its layers are of the kinds {', '.join(KINDS)}")
+            raise ValueError(f"pattern contains {unknown[0]!r}: choose each layer's kind from {', '.join(KINDS)}")
         if "local" in self.pattern and (self.window is None or self.window < 1):
-            raise ValueError(f"window is {self.window}, but there are local layers: give how many positions they see")
+            raise ValueError(
+                f"window is {self.window}, but there are local layers: give their number of visible positions"
+            )
 
     @property
     def windows(self) -> tuple[int | None, ...]:

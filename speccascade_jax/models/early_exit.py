@@ -120,7 +120,7 @@ def _layers(model: Any) -> str:
     for family in FAMILIES.values():
         if isinstance(model, family.model):
             return family.depths[-1]
-    raise ValueError(f"{type(model).__name__} has no early exits: only T5 and decoder-only models of ours do")
+    raise ValueError(f"{type(model).__name__} has no early exits: only this package's T5 and decoder-only models do")
 
 
 def exit_params(params: Params, layer: int, head: Array | None = None) -> Params:
@@ -161,7 +161,7 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
     model = EarlyExit(bound.model, layer, own_head=head is not None)
     wanted = (bound.model.config.d_model, bound.model.config.num_embeddings)
     if head is not None and head.shape != wanted:
-        raise ValueError(f"the head of the exit at layer {layer} has the shape {head.shape}; the model's are {wanted}")
+        raise ValueError(f"the head of the exit at layer {layer} has shape {head.shape}, but the model needs {wanted}")
     return BoundModel(params=exit_params(bound.params, layer, head), model=model)
 
 

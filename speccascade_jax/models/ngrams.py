@@ -178,7 +178,7 @@ def _pairs(sequences: Iterable[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     for sequence in sequences:
         ids = np.asarray(sequence, np.int64)
         if len(wrong := ids[(ids < 0) | (ids >= vocab_size)]):
-            raise ValueError(f"token {wrong[0]} is outside a vocabulary of {vocab_size}: count with the pair's own")
+            raise ValueError(f"token {wrong[0]} is outside a vocabulary of {vocab_size}: use the pair's own vocabulary")
         codes.append(ids[:-1] * vocab_size + ids[1:])
     return np.unique(np.concatenate([np.zeros(0, np.int64), *codes]), return_counts=True)
 
@@ -205,15 +205,15 @@ def _check(table: Params, vocab_size: int) -> None:
     rows, *more = shapes["next"] or (0,)
     if len(set(shapes.values())) > 1 or rows != vocab_size or len(more) != 1 or not more[0]:
         raise ValueError(
-            f"a table of bigrams of shapes {shapes} is not one of a vocabulary of {vocab_size}: [V, K] both; count it "
-            f"with the pair's own vocabulary"
+            f"the table of bigrams has shapes {shapes}, but a vocabulary of {vocab_size} needs [V, K] for both: "
+            f"count it with the pair's own vocabulary"
         )
     # The maximum of a row that holds a NaN is NaN, so one test finds NaN, infinity and rows of -inf.
     successors, largest = np.asarray(table["next"]), np.asarray(table["logits"]).max(-1)
     if len(wrong := successors[(successors < 0) | (successors >= vocab_size)]):
         raise ValueError(
-            f"a table of bigrams names token {wrong[0]}, outside a vocabulary of {vocab_size}: count it anew"
+            f"the table of bigrams has token {wrong[0]}, outside a vocabulary of {vocab_size}: count it again"
         )
     if not np.isfinite(largest).all():
         row = int(np.argmin(np.isfinite(largest)))
-        raise ValueError(f"a table of bigrams has NaN, infinite or no logits behind token {row}: count it anew")
+        raise ValueError(f"the table of bigrams has NaN, infinite or no logits after token {row}: count it again")

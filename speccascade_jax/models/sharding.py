@@ -96,7 +96,7 @@ def spec_of(path: str) -> P:
     for pattern, axes in LOGICAL_AXES:
         if re.fullmatch(pattern, path):
             return P(*(RULES[axis] for axis in axes))
-    raise ValueError(f"no rule says how the parameter {path!r} lies on a mesh: add a row to sharding.LOGICAL_AXES")
+    raise ValueError(f"no row of sharding.LOGICAL_AXES says how to shard the parameter {path!r}: add one")
 
 
 def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
@@ -138,7 +138,7 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
     for name, size in sizes.items():
         if size % parts:
             raise ValueError(
-                f"{name}={size} of {owner} does not divide by the {parts} parts of mesh={tuple(shape)}: "
+                f"{name}={size} of {owner} is not divisible by the {parts} parts of mesh={tuple(shape)}: "
                 f"choose a divisor of {math.gcd(*sizes.values())}, or keep a draft whole (draft_whole=True)"
             )
 
@@ -176,7 +176,7 @@ def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
     rows, parts = len(jax.tree.leaves(tree)[0]), mesh.shape[DATA]
     if rows % parts:
         raise ValueError(
-            f"a batch of {rows} does not divide by the {parts} parts that mesh={tuple(mesh.shape.values())} spreads "
+            f"a batch of {rows} is not divisible by the {parts} parts that mesh={tuple(mesh.shape.values())} spreads "
             f"rows over: give a multiple of {parts}, or a mesh of (1, {mesh.size})"
         )
     if hosts.many():

@@ -53,7 +53,7 @@ class T5Config:
     def __post_init__(self) -> None:
         check_sizes(self, "num_decoder_layers", "num_encoder_layers")
         if not 0 <= self.layer_dropout < 1:
-            raise ValueError(f"layer_dropout is {self.layer_dropout}: a share of the rows, in [0, 1)")
+            raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
 
 
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
@@ -107,7 +107,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
     d_ff, _ = _sizes(path, shapes, "encoder/layers_0/mlp/wo/kernel")
     if joined % heads:
         raise CheckpointError(
-            f"{path}: array {_QUERY} has {joined} columns, which the {heads} heads of {_BIAS} don't divide: files of "
+            f"{path}: array {_QUERY} has {joined} columns, not a multiple of the {heads} heads of {_BIAS}: files of "
             f"two models are mixed; {COPY_AGAIN}"
         )
     return T5Config(

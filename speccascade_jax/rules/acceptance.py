@@ -41,7 +41,7 @@ class Deferral(TokenWise):
 
     def __post_init__(self) -> None:
         if self.rule.deferral is None:
-            raise ValueError(f"rule {self.rule.name!r} is no deferral rule: accept it with Speculative(rule)")
+            raise ValueError(f"rule {self.rule.name!r} is not a deferral rule: verify it with Speculative(rule)")
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         assert self.rule.deferral is not None
@@ -64,7 +64,7 @@ class SoftRatio(TokenWise):
 
     def __post_init__(self) -> None:
         if self.rule.name != "sd_reference":
-            raise ValueError(f"the acceptance 'soft_ratio' belongs to rule 'sd_reference', got {self.rule.name!r}")
+            raise ValueError(f"acceptance 'soft_ratio' works only with rule 'sd_reference', got {self.rule.name!r}")
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))

@@ -15,7 +15,7 @@ _MEANT = {
     "deferral": "a number between 0 (keep the draft) and 1 (defer it), or False and True, shape [..., V] or [..., 1]",
     "law": "probabilities [..., V] that add up to 1",
     "kept": "min(q̃, π) of the same token, shape [..., V]",
-    "at_most": "no less than π of the same token, shape [..., V]",
+    "at_most": "at least π of the same token, shape [..., V]",
 }
 
 
@@ -39,7 +39,7 @@ def check(rule: Rule) -> None:
         # the same positions as blocks: a rule must not look across positions or rows
         folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
         if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
-            raise ValueError(f"rule {rule.name!r}: what it returns at a position hangs on other positions or rows")
+            raise ValueError(f"rule {rule.name!r}: its result at a position depends on other positions or rows")
 
 
 def _check_shapes(rule: Rule, part: str) -> bool:
@@ -54,11 +54,11 @@ def _check_shapes(rule: Rule, part: str) -> bool:
             said = str(error).partition("\n")[0]
             if "incompatible shapes" in said.lower():
                 return False
-            said = f"fails on laws of shape {full.shape}: {type(error).__name__}: {said}"
+            said = f"fails on distributions of shape {full.shape}: {type(error).__name__}: {said}"
             raise ValueError(f"rule {rule.name!r}: its {part} {said}") from error
         allowed = [{whole, 1} if part == "deferral" else {whole} for whole in full.shape]
         if len(shape) != len(allowed) or any(axis not in sizes for axis, sizes in zip(shape, allowed, strict=True)):
-            said = f"returned shape {shape} for laws of shape {full.shape}: meant is {_MEANT[part]}"
+            said = f"returned shape {shape} for distributions of shape {full.shape}: expected {_MEANT[part]}"
             raise ValueError(f"rule {rule.name!r}: its {part} {said}")
     return True
 
@@ -75,11 +75,11 @@ def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
 
 
 def _check_values(rule: Rule, pair: LawPair, alpha: float, returned: dict[str, np.ndarray]) -> None:
-    place = f"at alpha={alpha:g}" if rule.alpha is not None else "on laws"
+    place = f"at alpha={alpha:g}" if rule.alpha is not None else "on distributions"
 
     def refuse(part: str, bad: np.ndarray, values: np.ndarray, meant: str) -> None:
         if bad.any():
-            raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {place}: meant is {meant}")
+            raise ValueError(f"rule {rule.name!r}: its {part} returned {values[bad][0]:g} {place}: expected {meant}")
 
     law = returned["law"]
     if "deferral" in returned:
@@ -87,14 +87,14 @@ def _check_values(rule: Rule, pair: LawPair, alpha: float, returned: dict[str, n
         refuse("deferral", ~((decided >= 0) & (decided <= 1)), decided, _MEANT["deferral"])
     else:
         refuse("law", ~(law >= -_NEAR), law, _MEANT["law"])
-        refuse("law", ~(np.abs(law.sum(-1) - 1) <= _NEAR), law.sum(-1), f"{_MEANT['law']}, not to this")
+        refuse("law", ~(np.abs(law.sum(-1) - 1) <= _NEAR), law.sum(-1), f"{_MEANT['law']}, not to this sum")
     if "kept" in returned:
         kept = np.minimum(np.asarray(pair.q_tilde), law)
         refuse("kept", ~(np.abs(returned["kept"] - kept) <= _NEAR), returned["kept"], _MEANT["kept"])
     if "at_most" in returned:
         refuse("at_most", ~(returned["at_most"] >= law - _NEAR), returned["at_most"], _MEANT["at_most"])
     if rule.lossless:
-        refuse("law", ~(np.abs(law - pair.p_tilde) <= _NEAR), law, "p̃, since the rule is called lossless")
+        refuse("law", ~(np.abs(law - pair.p_tilde) <= _NEAR), law, "p̃, because the rule is declared lossless")
 
 
 def _alphas(rule: Rule) -> tuple[float, ...]:

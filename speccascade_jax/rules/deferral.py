@@ -169,7 +169,7 @@ _ROWS = (
         name="lossy_greedy", deferral=lossy_greedy, alpha=Alpha(typical=0.4), greedy_only=True, title="SpecDecode",
         variant="Lossy, greedy",
     ),
-    Rule(name="sd_reference", law=laws.sd_reference, alpha=None, title="SD of paper 2's code"),
+    Rule(name="sd_reference", law=laws.sd_reference, alpha=None, title="SD of Holsman et al.'s code"),
     Rule(
         name="bild_star", deferral=bild_star, alpha=Alpha(grid=(0.0, 10.0), useful=_POSITIVE, typical=2.0),
         title="BiLD*",

@@ -24,7 +24,7 @@ def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
     return low, high
 
 
-BEYOND = "beyond it hardly anything changes, is it meant?"
+BEYOND = "beyond it hardly anything changes; is this intended?"
 """The end of warnings about numbers outside their useful range."""
 
 
@@ -100,8 +100,8 @@ def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.
         ValueError: α is needed and missing, or outside the domain.
     """
     if value is None and alpha is not None:
-        typical = "" if alpha.typical is None else f", say {alpha.typical:g}"
-        raise ValueError(f"{owner} needs alpha{typical}; worth sweeping is {alpha.grid[0]} … {alpha.grid[1]}")
+        typical = "" if alpha.typical is None else f", for example {alpha.typical:g}"
+        raise ValueError(f"{owner} needs alpha{typical}; the useful range is {alpha.grid[0]} … {alpha.grid[1]}")
     values = per_row("alpha", 0.0 if value is None else value, rows)
     if alpha is not None:
         alpha.check(owner, values)
@@ -144,7 +144,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if (self.law is None) == (self.deferral is None):
-            raise ValueError(f"rule {self.name!r} needs either a deferral function or a law, not both and not neither")
+            raise ValueError(f"rule {self.name!r} needs exactly one of a deferral function and a law")
 
     def check_temperatures(self, temperature: Any, draft_temperature: Any = None) -> None:
         """Refuses a temperature above 0 under a rule that is defined at 0 only.

@@ -281,7 +281,9 @@ class ByArm:
         Raises:
             ValueError: always; engines inside a drafter need one rule.
         """
-        raise ValueError(f"the law of {self.name!r} hangs on who drafted: give a level below the target one rule")
+        raise ValueError(
+            f"the distribution of {self.name!r} depends on which arm drafted: give a level below the target one rule"
+        )
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
         """Returns zeros: see the class."""

@@ -196,7 +196,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("llama2", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5, but only 1.0"),
     ("llama2", {"hidden_size": "32"}, r"hidden_size is '32': give a whole number"),
     ("llama2", {"intermediate_size": None}, r"intermediate_size is None: give a whole number"),
-    ("llama2", {"head_dim": 7}, r"head_dim is 7, but rotary positions turn pairs"),
+    ("llama2", {"head_dim": 7}, r"head_dim is 7, but rotary embeddings rotate pairs"),
     ("gemma2", {"hidden_activation": "gelu"}, r"hidden_activation is 'gelu', but only 'gelu_pytorch_tanh'"),
     ("gemma2", {"use_bidirectional_attention": True}, r"use_bidirectional_attention is True"),
     ("t5_1.1", {"feed_forward_proj": "gated-silu"}, r"feed_forward_proj is 'gated-silu', but only 'relu' or"),

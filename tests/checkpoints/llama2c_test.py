@@ -75,7 +75,7 @@ def put(place, value):
     (put(1, 0), r"not a version-0 file of llama2.c: d_ff is 0"),
     (put(3, 0), r"not a version-0 file of llama2.c: its header says"),
     (put(4, 0), r"not a version-0 file of llama2.c: num_kv_heads is 0"),
-    (put(4, 3), r"num_heads 4 is no multiple of num_kv_heads 3"),
+    (put(4, 3), r"num_heads 4 is not a multiple of num_kv_heads 3"),
     (put(5, 0), r"vocab_size is 0: give a positive number"),
 ])  # fmt: skip
 def test_files_of_other_versions_or_lengths_are_refused(tmp_path, change, said):

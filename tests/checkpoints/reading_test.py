@@ -81,7 +81,7 @@ BIAS, QUERY = "encoder/relpos_bias/rel_embedding", "encoder/layers_0/attention/q
 NO_MODELS = [
     *((spoil(v), rf"checkpoint_7: values of 1 array are not finite \({KEY}: 1 of 80 values") for v in (np.nan, np.inf)),
     (put(KEY, np.zeros((11, 8))), rf"checkpoint_7: 1 array of a wrong shape .*{KEY} is \[11, 8\], but .*\[10, 8\]"),
-    (put(BIAS, np.zeros((5, 32))), r"attention/query/kernel has 6 columns, which the 5 heads"),
+    (put(BIAS, np.zeros((5, 32))), r"attention/query/kernel has 6 columns, not a multiple of the 5 heads"),
     (put(QUERY, np.zeros((8, 2, 3))), r"query/kernel has shape \[8, 2, 3\], but a T5 has a matrix there"),
     (drop("encoder"), r"unknown architecture: a T5 has token_embedder.*the arrays are decoder/"),
     (put("decoder/adapter/bias", np.zeros(3)), r"unknown architecture: .*no place for the arrays decoder/adapter/bias"),

@@ -17,7 +17,7 @@ def bits(purpose, round=0, level=0, seed=7):
     return np.asarray(keys.uniform(jnp.tile(jnp.arange(5), (3, 1)), purpose))
 
 
-def test_the_four_purposes_have_the_bits_of_published_pages():
+def test_the_four_old_purposes_keep_their_recorded_bits():
     """Compares seed 7, row 2, round 3, slot 4 with numbers that were recorded before there were more purposes."""
     uniforms = [float(bits(purpose, round=3)[2, 4]) for purpose in range(4)]
     assert uniforms == pytest.approx(KNOWN, abs=0)
@@ -30,7 +30,7 @@ def test_no_two_draws_share_bits():
     assert len(np.unique(values)) >= len(values) - 2
 
 
-def test_a_purpose_per_row_is_that_rows():
+def test_a_purpose_per_row_gives_each_row_its_own_bits():
     rows = rngs.row_keys(rngs.root(7), jnp.arange(3), 0)
     keys = rngs.RoundKeys(rows, jnp.zeros((3,), jnp.int32), jnp.ones((3,), jnp.int32))
     mixed = keys.uniform(jnp.tile(jnp.arange(5), (3, 1)), jnp.array([1, 6, 3]))
@@ -38,12 +38,12 @@ def test_a_purpose_per_row_is_that_rows():
         np.testing.assert_array_equal(mixed[row], bits(purpose)[row])
 
 
-def test_no_two_engines_of_a_tree_have_one_level():
+def test_no_two_engines_of_a_hierarchy_share_a_level():
     """Counts the levels of eight stages, each with eight arms, three levels deep."""
     nodes = generation = list(range(rngs.STAGES))
     for _ in range(3):
         generation = [rngs.below(level, arm) for level in generation for arm in range(8)]
         nodes = nodes + generation
     assert len(set(nodes)) == len(nodes) == 8 + 64 + 512 + 4096
-    with pytest.raises(ValueError, match="arm=8: .* numbered from 0 to 7"):
+    with pytest.raises(ValueError, match="arm=8 is out of range: .* numbered from 0 to 7"):
         rngs.below(0, 8)

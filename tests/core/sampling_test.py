@@ -40,7 +40,7 @@ def far_from_edges(logits, temperature, top_p, top_k, margin=1e-5):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.0])
-def test_transform_is_the_reference(temperature):
+def test_transform_equals_the_reference(temperature):
     logits = random_logits()
     compared = 0
     for top_p in (0.05, 0.5, 0.9, 1.0):
@@ -61,7 +61,7 @@ def test_transform_is_the_reference(temperature):
     top_k=st.integers(0, 12),
 )
 @example(row=np.float32([0] + 8 * [6e-8]), temperature=3.0, top_p=0.5, top_k=0)  # no ties before the softmax
-def test_transform_of_any_logits(row, temperature, top_p, top_k):
+def test_transform_of_random_logits_equals_the_reference(row, temperature, top_p, top_k):
     law = scaled(row[None], temperature, top_p, top_k)[0]
     np.testing.assert_allclose(law.sum(), 1.0, atol=1e-5)
     assert law.min() >= 0 and row[law > 0].max() >= row.max() - 1e-4  # nearer logits are ties after the softmax
@@ -74,7 +74,7 @@ def test_transform_of_any_logits(row, temperature, top_p, top_k):
         np.testing.assert_allclose(law, reference.scale(row, temperature, top_p, top_k), atol=1e-5)
 
 
-def test_one_value_per_row():
+def test_each_row_has_its_own_setting():
     logits = random_logits(1, rows=6)
     settings_ = [(0.0, 1.0, 0), (1.0, 1.0, 0), (0.5, 0.7, 0), (2.0, 1.0, 4), (0.0, 0.3, 2), (1.0, 0.6, 3)]
     together = scaled(logits, *(np.array(column) for column in zip(*settings_, strict=True)))
@@ -82,7 +82,7 @@ def test_one_value_per_row():
         np.testing.assert_array_equal(law, scaled(row[None].repeat(6, 0), *setting)[0])
 
 
-def test_switched_off_is_bitwise_the_softmax():
+def test_disabled_truncation_gives_the_softmax_bit_for_bit():
     logits = random_logits(2, rows=4, vocab_size=5000)
     plain = np.asarray(jax.jit(sampling.softmax)(logits))
     np.testing.assert_array_equal(scaled(logits), plain)
@@ -92,7 +92,7 @@ def test_switched_off_is_bitwise_the_softmax():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_raw_law_and_its_maximum(temperature):
+def test_the_raw_distribution_and_its_maximum(temperature):
     logits = random_logits(3, rows=4, vocab_size=5000)
     laws = jax.jit(sampling.raw_and_scaled)(logits, make_sampling(4, temperature, 1.0, 0))
     np.testing.assert_array_equal(laws.raw, jax.jit(sampling.softmax)(logits))
@@ -100,7 +100,7 @@ def test_the_raw_law_and_its_maximum(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, [0.0, 1.0, 0.0, 0.7]])
-def test_the_token_is_what_would_be_drawn_from_the_law(temperature):
+def test_the_token_equals_a_draw_from_the_distribution(temperature):
     """Compares bit for bit; an all-greedy batch, which draws nothing, breaks ties as the distribution does."""
     logits = random_logits(3, rows=4, vocab_size=5000)
     logits[2, [7, 4000]] = 99.0
@@ -221,7 +221,7 @@ def sparse_laws(vocab_size, rows=64, seed=0):
 
 
 @pytest.mark.parametrize("vocab_size", [3, 129, 8192, 32_128])
-def test_sample_is_the_inverse_cdf(vocab_size):
+def test_sample_equals_the_inverse_cdf(vocab_size):
     laws = sparse_laws(vocab_size)
     exact = np.cumsum(laws.astype(np.float64), -1)
     exact /= exact[:, -1:]
@@ -258,7 +258,7 @@ def test_sample_normalises_and_takes_further_axes():
 
 
 @pytest.mark.parametrize("vocab_size", [4, 300])
-def test_sample_has_the_law(vocab_size):
+def test_sample_follows_the_distribution(vocab_size):
     law = np.random.default_rng(5).dirichlet(np.full(vocab_size, 0.7)).astype(np.float32)
     count = 60_000
     u = np.asarray(jax.random.uniform(jax.random.key(6), (count,)))

@@ -14,14 +14,14 @@ from speccascade_jax.core.transfers import Flat, fetch
 TREE = {"target": {"b": np.float32(2), "a": {"w": np.arange(3.0)}}, "drafter": {}}
 
 
-def test_it_reads_as_the_dictionary_does():
+def test_flat_reads_like_a_dictionary():
     flat = Flat(TREE)
     assert dict(flat) == TREE and len(flat) == 2 and {**flat, "drafter": 1} == {**TREE, "drafter": 1}
     with pytest.raises(KeyError):
         flat["draft"]
 
 
-def test_leaves_and_their_places_are_those_of_the_dictionary():
+def test_flat_has_the_leaves_and_paths_of_the_dictionary():
     """Profiles identify modules by these paths."""
     leaves = [[(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
              for tree in (Flat(TREE), TREE)]  # fmt: skip
@@ -29,7 +29,7 @@ def test_leaves_and_their_places_are_those_of_the_dictionary():
     assert all(a[0] == b[0] and a[1] is b[1] for a, b in zip(*leaves, strict=True))
 
 
-def test_programs_take_and_give_it():
+def test_programs_take_and_return_flat():
     @jax.jit
     def double(params):
         assert params["drafter"] == {}
@@ -43,7 +43,7 @@ def test_programs_take_and_give_it():
     assert jax.tree.structure(Flat(TREE)) == jax.tree.structure(twice) != jax.tree.structure(different)
 
 
-def test_its_leaves_are_not_looked_for_again():
+def test_flat_is_flattened_once():
     """A `Flat` flattens its dictionaries when it is made, and no call does so again."""
     tree = {"target": {"a": np.zeros(1)}, "drafter": {}}
     flat = Flat(tree)
@@ -51,7 +51,7 @@ def test_its_leaves_are_not_looked_for_again():
     assert len(jax.tree.leaves(flat)) == 1
 
 
-def test_no_part_of_it_can_be_changed():
+def test_flat_is_immutable():
     flat = Flat({"target": np.ones(2), "drafter": {"model": np.ones(3)}})
     with pytest.raises(ValueError, match="FrozenDict is immutable"):
         flat["drafter"]["stop"] = np.ones(1)
@@ -78,7 +78,7 @@ def base(array):
 REAL = np.array([[-0.0, np.inf, 1e-45], [np.nan, 3.5, -7]], np.float32)
 
 
-def test_numbers_are_the_devices_bit_for_bit():
+def test_fetched_numbers_equal_the_devices_bit_for_bit():
     tree = {
         "both": Both(jnp.arange(6, dtype=jnp.int32).reshape(2, 3) - 3, jnp.asarray(REAL)),
         "none": None, "one": jnp.uint32(2**32 - 1), "empty": jnp.zeros((2, 0), jnp.float32),
@@ -90,13 +90,13 @@ def test_numbers_are_the_devices_bit_for_bit():
         assert ours.tobytes() == theirs.tobytes() and not ours.flags.writeable
 
 
-def test_there_is_one_array_to_wait_for():
+def test_fetch_transfers_one_array():
     leaves = jax.tree.leaves(fetch({"a": jnp.arange(4), "b": (jnp.ones(3), jnp.int32(5))}))
     assert len({id(base(leaf)) for leaf in leaves}) == 1 and sum(leaf.size for leaf in leaves) == base(leaves[0]).size
 
 
 @pytest.mark.parametrize("other", [np.arange(3), jnp.array([True, False]), jnp.ones(2, jnp.bfloat16), None])
-def test_what_cannot_be_joined_comes_as_it_is(other):
+def test_arrays_that_cannot_be_joined_are_fetched_separately(other):
     fetched = fetch((other, jnp.arange(2)))
     assert jax.tree.structure(fetched) == jax.tree.structure((other, 0))
     for ours, theirs in zip(jax.tree.leaves(fetched), jax.tree.leaves((other, np.arange(2))), strict=True):

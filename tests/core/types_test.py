@@ -29,7 +29,7 @@ from tests.support import engines
     turned=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_matrix_comes_back(inputs, columns, width, turned, seed):
+def test_packing_a_matrix_is_reversible(inputs, columns, width, turned, seed):
     matrix = np.random.default_rng(seed).normal(size=(inputs, columns)).astype(np.float32)
     leaf = matrix.T if turned else matrix
     packed = panels(leaf, "float32", width, turned)
@@ -41,7 +41,7 @@ def test_the_matrix_comes_back(inputs, columns, width, turned, seed):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_eight_bits_come_back_with_their_scales(turned):
+def test_packing_8_bits_keeps_the_scales(turned):
     matrix = np.random.default_rng(0).normal(size=(30, 20)).astype(np.float32) * np.arange(20)
     packed = panels(matrix.T if turned else matrix, "int8", 16, turned)
     step = np.abs(matrix).max(0) / 127
@@ -51,7 +51,7 @@ def test_eight_bits_come_back_with_their_scales(turned):
     np.testing.assert_allclose(packed.rows(np.arange(20)), unpacked.T, rtol=1e-6)
 
 
-def test_it_travels_as_arrays():
+def test_packed_matrices_travel_as_arrays():
     packed = panels(np.eye(3, 5, dtype=np.float32), "int8", 16)
     assert len(jax.tree.leaves(packed)) == 2
     assert jax.tree.map(lambda leaf: leaf, packed).columns == 5
@@ -103,7 +103,7 @@ def look_at(turn: Round):
         ({"method": "autoregressive"}, 0),
     ],
 )
-def test_rounds_have_the_shapes_that_are_annotated(settings, drafted):
+def test_rounds_have_the_annotated_shapes(settings, drafted):
     CHECKED.clear()
     pair = sc.Pair(sc.FakeLM(12), sc.FakeLM(12, noise=0.3), others={"middle": sc.FakeLM(12, noise=0.1)})
     decoder = build(pair, Settings(temperature=1.0, **settings))

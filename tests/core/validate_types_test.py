@@ -63,12 +63,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value", "said"), WRONG)
-def test_a_value_of_the_wrong_kind_is_named(name, value, said):
+def test_an_error_names_a_value_of_the_wrong_type(name, value, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         validate_types.check(takes, {name: value})
 
 
-def test_values_of_the_right_kind_pass():
+def test_values_of_the_right_type_pass():
     right = {
         "names": ["a", Held()], "grids": {"opt": (0, np.float32(0.5))}, "temperatures": (None, 1),
         "pair": (np.int64(1), "a"), "several": [], "count": 10**9, "share": 1, "allowed": np.bool_(True),
@@ -84,32 +84,32 @@ def test_values_of_the_right_kind_pass():
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, -1, 0.5, True, "3", None, (3,), 1e308, 2**31, [], np.nan]
 )
-def test_a_whole_number_is_one(value):
+def test_values_that_are_not_whole_numbers_are_refused(value):
     with pytest.raises(ValueError, match="^n=.* is (not a whole number >= 0|too large: give at most 2147483647)$"):
         checks.whole("n", value, 0)
 
 
 @pytest.mark.parametrize("value", ["0.5", True, None, [None], [[0.1], [0.1, 0.2]], ["a"], [True, False], 1j])
-def test_what_is_no_number_is_none_per_row_either(value):
+def test_values_per_row_that_are_not_numbers_are_refused(value):
     with pytest.raises(ValueError, match="^alpha=.* is not a number; give a float, or one per row$"):
         checks.per_row("alpha", value, 2)
 
 
-def test_a_number_beyond_float32_is_named_as_given():
+def test_an_error_shows_a_number_beyond_float32_as_given():
     with pytest.raises(ValueError, match=r"^top_k=1e\+308 is not finite"):
         checks.per_row("top_k", [1.0, 1e308], 2)
 
 
-def test_many_names_are_not_listed():
+def test_errors_do_not_list_many_names():
     many = {f"name{n}": n for n in range(60)}
     for table_name, end in (("a.TABLE", r"all 60 are in a\.TABLE"), ("", r"there are (name\d+, ){12}…")):
         with pytest.raises(ValueError, match=rf"^unknown thing 'nam7': did you mean (name\d+,? ?)+\? {end};"):
             names.look_up("thing", "nam7", many, int, table_name)
-    with pytest.raises(ValueError, match=r"^thing=\(1,\) is no name: give a text, one of a\.TABLE$"):
+    with pytest.raises(ValueError, match=r"^thing=\(1,\) is not a name: give a text, one of a\.TABLE$"):
         names.look_up("thing", (1,), many, int, "a.TABLE")
 
 
-def test_a_file_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+def test_an_error_names_a_users_file_that_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "broken_rule.py").write_text("nothing.here = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(NameError, match="'nothing' is not defined") as raised:  # unchanged: its traceback is wanted
@@ -121,8 +121,8 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypat
         names.look_up("rule", "os.getcwd", {}, int)
 
 
-def test_an_address_is_not_shown():
-    assert names.shown(test_an_address_is_not_shown) == "<function test_an_address_is_not_shown>"
+def test_errors_show_no_memory_address():
+    assert names.shown(test_errors_show_no_memory_address) == "<function test_errors_show_no_memory_address>"
     assert len(names.shown(("x" * 1000,) * 1000)) < 1000
 
 

@@ -29,7 +29,7 @@ def test_dynamic_draws_from_the_softmax():
     assert (np.asarray(chooser.dynamic(told(), jnp.full_like(UNIFORMS, 1 - 2.0**-24))) == ARMS - 1).all()
 
 
-def test_thompson_is_how_often_each_arm_is_the_best():
+def test_thompson_draws_each_arm_as_often_as_it_is_the_best():
     deviation = np.array([0.9, 0.2, 0.5], np.float32)
     worlds = np.random.default_rng(1).normal(MEAN, deviation, size=(400_000, ARMS)).argmax(-1)
     law = np.bincount(worlds, minlength=ARMS) / len(worlds)
@@ -39,13 +39,13 @@ def test_thompson_is_how_often_each_arm_is_the_best():
         assert int(chooser.thompson(told(deviation), jnp.full((1, ARMS), edge))[0]) in range(ARMS)
 
 
-def test_greedy_and_optimistic():
+def test_greedy_takes_the_best_mean_and_optimistic_the_best_bound():
     assert (np.asarray(chooser.greedy(told(), UNIFORMS)) == 1).all()
     assert (np.asarray(chooser.optimistic(told(np.array([0.9, 0.1, 0.1], np.float32)), UNIFORMS)) == 0).all()
     assert int(chooser.greedy(Scores(jnp.array([[2.0, 2.0]])), jnp.zeros((1, 2)))[0]) == 0
 
 
-def test_perceptron_is_paper_5s():
+def test_perceptron_equals_the_published_formula():
     rng = np.random.default_rng(0)
     sizes = [(7, 5), (5, 5), (5, ARMS)]
     layers = [(rng.normal(size=size).astype(np.float32), rng.normal(size=size[1]).astype(np.float32)) for size in sizes]
@@ -72,7 +72,7 @@ def test_ridge_gives_the_moments_of_its_weights():
     assert chooser.reads(params) == 4
 
 
-def test_one_arm_always_and_each_as_often():
+def test_a_fixed_arm_is_constant_and_random_arms_are_uniform():
     features = jnp.zeros((ROWS, 0))
     for arm in range(ARMS):
         choose, params = chooser.always(arm, ARMS)

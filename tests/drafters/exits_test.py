@@ -49,7 +49,7 @@ def _prompt(bound):
     return Prompt(tokens, np.full(2, 6, np.int32))
 
 
-def test_an_exit_is_the_model_whose_upper_layers_write_nothing(target):
+def test_an_exit_equals_the_model_with_zeroed_upper_layers(target):
     prompt, tokens = _prompt(target), np.array([[3, 8, 91, 270], [4, 77, 102, 6]], np.int32)
     layers = sum(name.startswith("layers_") for name in target.params["decoder"])
     for layer in range(layers + 1):  # the last exit is the model itself
@@ -63,7 +63,7 @@ def test_an_exit_is_the_model_whose_upper_layers_write_nothing(target):
         np.testing.assert_allclose(logits[..., :290], expected[..., :290], atol=2e-5)
 
 
-def test_a_head_of_its_own(target):
+def test_an_exit_can_have_its_own_head(target):
     config = target.model.config
     head = jnp.asarray(np.random.default_rng(0).normal(size=(config.d_model, config.num_embeddings)), jnp.float32)
     bound = early_exit(target, 1, head)
@@ -83,7 +83,7 @@ def _pairs(target, layer):
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
 @pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.laws), 2])
-def test_drafting_in_the_targets_cache_is_drafting_beside_it(target, layer, temperature):
+def test_drafting_in_the_targets_cache_equals_a_separate_draft(target, layer, temperature):
     """Compares tokens and counts with a separate draft; the greedy output is the target's."""
     shared, copied = _pairs(target, layer)
     assert isinstance(_drafter(shared), ExitDrafter) and isinstance(_drafter(copied), ModelDrafter)
@@ -101,7 +101,7 @@ def _drafter(pair):
 
 
 @pytest.mark.laws
-def test_exits_stack(target):
+def test_exits_can_be_stacked(target):
     """Exit 1 drafts for exit 2 in its cache, and exit 2 for the target: the output is still the target's greedy one."""
     pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})
     level = sc.Level(model="middle", budget=3, block_size=2)
@@ -122,7 +122,7 @@ def _memory(pair, method, block_size=3):
 
 
 @pytest.mark.laws
-def test_drafting_for_itself_a_target_needs_no_second_weights_and_no_second_cache():
+def test_self_drafting_needs_no_second_weights_or_cache():
     target = _t5()
     config, layer = target.model.config, 2
     shared, copied = _pairs(target, layer)
@@ -139,11 +139,11 @@ def test_drafting_for_itself_a_target_needs_no_second_weights_and_no_second_cach
     assert own_exit[1] - alone[1] < 6 * laws < 0.6 * cache, (alone, own_exit, copied_exit)
 
 
-def test_what_is_no_exit_is_refused(target):
+def test_invalid_exits_are_refused(target):
     depth = 3 if target.model.is_encoder_decoder else 4
     with pytest.raises(ValueError, match=f"no exit at layer {depth + 1}: the model's decoder has layers 0 to {depth}"):
         early_exit(target, depth + 1)
-    with pytest.raises(ValueError, match=r"has the shape \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 2\)"):
         early_exit(target, 1, jnp.zeros((2, 2)))
     with pytest.raises(ValueError, match="Table has no early exits"):
         EarlyExit(sc.TableLM(np.zeros((3, 3))).model, 0)

@@ -50,7 +50,7 @@ def nested(inner_rule, outer_rule, budget, policy):
         ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored by width at both levels
     ],
 )
-def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
+def test_two_levels_have_the_targets_distribution(inner_rule, outer_rule, budget, policy):
     engine, params = nested(inner_rule, outer_rule, budget, policy)
     small, middle, large = three_tables()
     inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
@@ -64,7 +64,7 @@ def test_law_of_two_levels(inner_rule, outer_rule, budget, policy):
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
-def test_caches_of_every_level_follow():
+def test_caches_of_every_level_stay_up_to_date():
     """The fakes' distributions depend on the whole prefix: a stale cache would change the greedy output."""
     models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:2], (2, 3))
@@ -84,7 +84,7 @@ def drafted(turn):
 
 
 @pytest.mark.laws
-def test_what_is_drafted_continues_what_was_kept():
+def test_drafts_continue_the_accepted_tokens():
     """A cache that is not rolled back changes no output, because the target verifies, but it changes the drafts."""
     models = [Fake(16, noise=0.6, seed=n) for n in range(3)] + [Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:3], (2, 3, 3))
@@ -105,11 +105,11 @@ def test_what_is_drafted_continues_what_was_kept():
     for level, inner in ((2, out.inner), (1, out.inner["inner"])):
         right = (said[level] == said[level - 1]).mean()
         kept = inner["counters"].kept.sum() / inner["counters"].examined.sum()
-        assert kept == pytest.approx(right, abs=0.15), f"level {level} keeps {kept:.2f} of {right:.2f}"
+        assert kept == pytest.approx(right, abs=0.15), f"level {level} accepts {kept:.2f} of {right:.2f}"
 
 
 @pytest.mark.laws
-def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
+def test_reading_the_distribution_after_a_block_costs_a_draft_step():
     """Rules that read `q` after the block cost the inner target one call more, in all rounds but one at the limit."""
     engine, params = nested("spec_decode", "opt", 2, Fixed(1))
     numbers, prompt = {"alpha": 0.4, "temperature": 1.0, "levels": 1}, engines.prompts(*[[1]] * 5)
@@ -119,7 +119,7 @@ def test_a_look_at_the_law_behind_a_block_is_a_step_of_the_draft():
     np.testing.assert_array_equal(looks, out.stats.target_calls - 1)
 
 
-def test_an_engine_that_plans_its_blocks_drafts_for_none():
+def test_an_engine_that_plans_its_blocks_cannot_draft():
     engine = planning.planned(21)[0]
     with pytest.raises(ValueError, match="plans its blocks cannot draft: give its drafter a block size"):
         NestedDrafter(engine, 3)
@@ -143,7 +143,7 @@ def appended_p_value(drafter_class, policy, bonus="rule"):
 @pytest.mark.laws
 @pytest.mark.parametrize("policy", [Fixed(2), Confidence(3)])
 @pytest.mark.parametrize("bonus", ["rule", "none"])
-def test_the_law_is_the_targets(policy, bonus):
+def test_a_tail_keeps_the_targets_distribution(policy, bonus):
     assert appended_p_value(AppendedDrafter, policy, bonus) > 1e-3
 
 
@@ -154,7 +154,7 @@ class SharesBits(AppendedDrafter):
 
 
 @pytest.mark.laws
-def test_shared_bits_are_found():
+def test_shared_random_bits_are_found():
     assert appended_p_value(SharesBits, Fixed(2)) < 1e-6
 
 
@@ -168,7 +168,7 @@ def behind(first, tail, params=engines.FAKE):
     return AppendedDrafter(first, tail), {"first": params, "tail": engines.FAKE}
 
 
-def test_caches_of_both_follow_and_the_tail_is_kept():
+def test_caches_of_both_stay_up_to_date_and_the_tail_is_accepted():
     """A stale cache changes no output, because the target verifies, but hardly any of the tail would be kept."""
     first, tail, target = fakes()
     drafter, params = behind(engines.drafting(first.model, 2), engines.drafting(tail.model, 3))
@@ -193,7 +193,7 @@ class Noting(Fake):
 
 
 @pytest.mark.laws
-def test_what_a_tail_wrote_is_read_in_one_call():
+def test_the_first_drafter_reads_the_tail_in_one_call():
     """All is kept: every round but the first begins with one call over the tail's tokens, however many they are."""
     Noting.widths.clear()
     sure = Fake(16, seed=3)
@@ -207,7 +207,7 @@ def test_what_a_tail_wrote_is_read_in_one_call():
 
 @pytest.mark.laws
 @pytest.mark.parametrize("own_tail", [False, True])
-def test_so_it_is_at_every_level_below(own_tail):
+def test_every_level_reads_missed_tokens_in_one_call(own_tail):
     """Checks the model that drafts for a level, and its own tail: one call over all missed tokens."""
     Noting.widths.clear()
     sure, middle = Fake(16, seed=3), Noting(16, seed=3)
@@ -227,7 +227,7 @@ def test_so_it_is_at_every_level_below(own_tail):
 
 
 @pytest.mark.laws
-def test_at_the_front_door_under_levels_and_under_rules_that_read_q():
+def test_decode_takes_tails_under_levels_and_under_rules_that_read_q():
     first, tail, target = fakes()
     pair = Pair(target, first, others={"cheap": tail})
     level = sc.Level(model="draft", budget=2, block_size=1, drafters=("cheap",), tail="cheap", tail_size=2)
@@ -243,13 +243,13 @@ def test_at_the_front_door_under_levels_and_under_rules_that_read_q():
     ("settings", "message"),
     [
         ({"tail": "cheap"}, "holds no model 'cheap'"),
-        ({"tail_size": 3}, "tail_size=3 of .* means nothing without a tail"),
+        ({"tail_size": 3}, "tail_size=3 of .* has no effect without a tail"),
         ({"tail": "draft", "tail_size": 0}, "tail_size"),
-        ({"tail": "draft", "block_size": "auto"}, "plans all that is drafted: give a number, or no tail"),
+        ({"tail": "draft", "block_size": "auto"}, "plans the whole block: give a number, or leave tail out"),
         ({"tail": "draft", "method": "autoregressive"}, "has no tail, got 'draft'"),
     ],
 )
-def test_tails_that_mean_nothing_are_refused(settings, message):
+def test_meaningless_tails_are_refused(settings, message):
     first, _, target = fakes()
     with pytest.raises(ValueError, match=message):
         sc.decode(Pair(target, first), [[3]], max_new_tokens=4, **settings)

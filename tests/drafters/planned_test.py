@@ -34,7 +34,7 @@ def run(engine, costs=None, temperature=1.0, reads=True, **more):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
-def test_always_one_length_is_that_length_bit_by_bit(rule):
+def test_a_constant_plan_equals_a_fixed_block_bit_for_bit(rule):
     alone = run(fakes(rule=rule))
     lengths = FEW[rule != "spec_decode" :]
     planned_run = run(fakes(Cheapest(lengths), rule), planning.forcing(lengths, 3))
@@ -49,7 +49,7 @@ def test_always_one_length_is_that_length_bit_by_bit(rule):
 
 
 @pytest.mark.parametrize("reads", [pytest.param(True, marks=pytest.mark.laws), False])
-def test_where_no_draft_pays_the_draft_is_never_called(reads):
+def test_a_draft_that_never_pays_is_never_called(reads):
     """Without the draft's parameters it is never called either."""
     out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0 if reads else 3), reads=reads)
     assert not any(int(getattr(out.stats, name).sum()) for name in ("draft_steps", "drafted", "examined"))
@@ -76,7 +76,7 @@ class InTurns(Cheapest):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rest", [1, 5])
-def test_a_draft_that_rested_catches_up(rest):
+def test_a_draft_catches_up_after_a_rest(rest):
     """Compares tokens of every round with those of a draft with a complete cache.
 
     At temperature 0 the tokens and their verdicts are known from a run that always drafts.
@@ -89,7 +89,7 @@ def test_a_draft_that_rested_catches_up(rest):
     kept, lost = (
         int(generation.stats.kept.sum()) for generation in (out, run(wrong, planning.costs([1.0] * 3), temperature=0.0))
     )
-    assert kept > lost, "a cache with holes drafts worse, and so would show"
+    assert kept > lost, "a cache with holes lowers acceptance, so the comparison detects it"
     aimed = planning.aimed(out)
     assert aimed[0] > 0 and aimed[2] > 0
 
@@ -109,7 +109,7 @@ def everything(turn):
 
 
 @pytest.mark.laws
-def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were_made():
+def test_rounds_of_all_lengths_have_one_shape_and_count_their_passes():
     """A round of three drafts takes three passes; a rest of five rounds before it two more, of blocks of three tokens.
 
     A record gets each round's values, and zeros beyond its block.
@@ -126,7 +126,7 @@ def test_rounds_of_all_lengths_have_one_shape_and_steps_are_the_passes_that_were
 
 
 @pytest.mark.laws
-def test_rounds_one_by_one_are_those_of_the_loop():
+def test_single_rounds_equal_those_of_the_loop():
     """A phase continues across calls: a plan that is called too soon would change sooner, and draft other tokens."""
     engine = fakes(Cheapest(FEW, drafting=3, resting=3))
     costs, step = planning.on_edge(engine.drafter.plan), jax.jit(one_round, static_argnums=0)
@@ -143,7 +143,7 @@ def test_rounds_one_by_one_are_those_of_the_loop():
 
 
 @pytest.mark.laws
-def test_most_rounds_ends_a_generation():
+def test_a_limit_of_rounds_ends_a_generation():
     out = run(fakes(), most_rounds=2)
     assert np.asarray(out.stats.rounds).tolist() == [2] * 3 and int(out.num_rounds) == 2
     whole = np.asarray(run(fakes()).tokens)
@@ -151,7 +151,7 @@ def test_most_rounds_ends_a_generation():
         np.testing.assert_array_equal(np.asarray(out.tokens)[row, :length], whole[row, :length])
 
 
-def test_one_program_for_all_costs_and_acceptances():
+def test_all_costs_and_acceptances_share_one_program():
     engine = fakes(Cheapest(FEW))
     run(engine, planning.forcing(FEW, 3))
     compiled, aims = compilations(), []
@@ -197,12 +197,12 @@ def law_of(rule, q_table, p_table):
     ],
 )
 @pytest.mark.laws
-def test_no_plan_changes_a_rule_s_law(rule, more):
+def test_no_plan_changes_a_rules_distribution(rule, more):
     """The plans change with every kept or rejected token of either of two rows; sequences of six tokens."""
     lengths = FEW if rule == "spec_decode" else FEW[1:]
     engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **{"rounds": 1} | more)
     p_value, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
     assert p_value > 1e-3
-    assert ((aimed > 0).sum(1) > 1).mean() > 0.1, "most plans never turned"
+    assert ((aimed > 0).sum(1) > 1).mean() > 0.1, "most plans never changed"
     # after a phase of two rounds three drafts no longer fit
-    assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never aimed at"
+    assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never planned"

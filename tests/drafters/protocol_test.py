@@ -26,7 +26,7 @@ def drafting(model, block=3):
     return ModelDrafter(model, Fixed(block), sits_out=True, catches_up=block)
 
 
-def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not():
+def test_a_model_that_skipped_rounds_drafts_as_if_it_had_not():
     """Two alternating arms of one model equal that model in every bit and every count.
 
     The fakes' distributions depend on the whole prefix: an arm that caught up wrongly, or overwrote its neighbour's
@@ -45,7 +45,7 @@ def test_a_model_that_sat_rounds_out_drafts_as_if_it_had_not():
     assert int(alternating.stats.kept.sum()) > 20 and int(alternating.stats.rejected.sum()) > 0
 
 
-def test_law_of_two_drafts_by_turns():
+def test_two_alternating_drafts_keep_the_targets_distribution():
     """The two drafts differ as much as possible: their distributions share the buffers, each in its own rows."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
@@ -57,7 +57,7 @@ def test_law_of_two_drafts_by_turns():
 
 
 @pytest.mark.laws
-def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
+def test_two_alternating_engines_have_separate_controls_and_random_bits():
     """Greedy, so each engine hands up its target's output: a stale cache or the other's numbers would show."""
     middle, small, large = Fake(16, noise=0.2, seed=2), Fake(16, noise=0.4, seed=1), Fake(16, seed=3)
 
@@ -79,7 +79,7 @@ def test_two_engines_by_turns_have_numbers_and_bits_of_their_own():
 
 
 @pytest.mark.laws
-def test_law_of_two_engines_by_turns():
+def test_two_alternating_engines_keep_the_targets_distribution():
     """Samples sequences of several rounds: shared random bits would tie one round's tokens to the next's."""
     q_table, p_table = conformance.tables(3, seed=14)
     small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
@@ -95,7 +95,7 @@ def test_law_of_two_engines_by_turns():
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
-def test_a_drafter_without_a_law_leaves_the_bonus_to_the_target(rule):
+def test_a_drafter_without_a_distribution_leaves_the_bonus_to_the_target(rule):
     """Its proposals have probability 1, so a rule that reads `q` mostly keeps them; the next token is from `p̃`."""
     _, p_table = conformance.tables(4, seed=12)
     engine, target = engines.engine(sc.TableLM(p_table).model, Repeats(2, 4), rule), jnp.asarray(p_table)
@@ -124,7 +124,7 @@ def _drawn_behind(turn):
 
 
 @pytest.mark.laws
-def test_a_drafter_may_see_what_the_target_saw():
+def test_a_drafter_can_read_the_targets_features():
     """Checks the prompt features at the start, and the target's state after the last kept token in every round."""
     target = random_t5.bound(T5Config(30, 30, 16, 2, 8, 16, 1, 2))
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.array([[4, 5], [6, 0], [9, 9]]))
@@ -141,7 +141,7 @@ def test_a_drafter_may_see_what_the_target_saw():
         np.testing.assert_allclose(out.inner["pending"][row], expected_states[row, last], atol=1e-5)
 
 
-def test_a_target_that_says_nothing_of_the_prompt_is_refused_by_name():
+def test_a_target_without_prompt_features_is_refused_by_name():
     engine = engines.engine(Fake(16), Watching(drafting(Fake(16))))
     with pytest.raises(ValueError, match="reads the target's features, but Fake has no prompt_features"):
         engines.generated(engine, engines.FAKE)

@@ -69,7 +69,7 @@ def selection(own=OWN, scores=None):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("verifier", "bonus"), [(LOSSLESS, "rule"), (LOSSLESS, "none"), (LOSSY, "rule")])
-def test_every_row_of_a_mixed_batch_is_what_its_drafter_alone_would_have_made(verifier, bonus):
+def test_every_row_of_a_mixed_batch_equals_its_drafter_alone(verifier, bonus):
     """Compares every bit and count with a batch of one drafter.
 
     The fakes' distributions depend on the whole prefix, so an overwritten buffer, a stale cache or shared random bits
@@ -107,7 +107,7 @@ def sampled(engine, params, rows):
     return np.asarray(out.tokens), np.asarray(out.inner["choice"])
 
 
-def test_law_under_a_random_policy_in_rows_with_different_arms():
+def test_a_random_policy_keeps_the_targets_distribution_in_every_arm():
     """Tests all rows, and the rows of each arm: the choice must be independent of the tokens."""
     engine, params, law = _tabular(11)
     rows = 20_000
@@ -132,7 +132,7 @@ class Peeking(SelectedDrafter):
 
 
 @pytest.mark.laws
-def test_choosing_the_arm_after_looking_at_its_draft_is_found():
+def test_an_arm_chosen_by_its_draft_is_found():
     """A negative control. The arms draw with separate random bits; otherwise the smaller token would say nothing."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
@@ -149,7 +149,7 @@ def test_choosing_the_arm_after_looking_at_its_draft_is_found():
 
 
 @pytest.mark.laws
-def test_arms_with_rules_of_their_own():
+def test_arms_can_have_their_own_rules():
     """Rows of the lossy arm equal those of an engine with that rule, the other rows those of the lossless one."""
     arms, params = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
     mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(params))
@@ -159,8 +159,8 @@ def test_arms_with_rules_of_their_own():
         alone = run(engine_of(arms[0], verifier), params[0], rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens)
     expected_tokens = [run(engine_of(arms[0], verifier), params[0]).tokens for verifier in (LOSSLESS, LOSSY)]
-    assert (np.asarray(expected_tokens[0]) != np.asarray(expected_tokens[1])).any(), "the rules tell nothing apart"
-    with pytest.raises(ValueError, match="hangs on who drafted"):
+    assert (np.asarray(expected_tokens[0]) != np.asarray(expected_tokens[1])).any(), "both rules give the same tokens"
+    with pytest.raises(ValueError, match="depends on which arm drafted"):
         ByArm((LOSSLESS, LOSSY)).law(None, None)
 
 
@@ -186,7 +186,7 @@ class Counting(Fake):
 
 
 @pytest.mark.laws
-def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_ones_is_never_called():
+def test_a_policy_reads_one_prefill_and_idle_arms_are_never_called():
     """Checks every call: two rows of different arms, a third arm that no row chose, a chooser that reads the prompt.
 
     Blocks are scored no wider than the drafted ones.
@@ -209,13 +209,13 @@ def test_a_policy_reads_the_targets_one_prefill_and_an_idle_arm_beside_active_on
     assert counted["draft1 1"] == int(out.stats.draft_steps[0])
 
 
-def test_a_selection_needs_arms():
-    with pytest.raises(ValueError, match="among no drafters"):
+def test_a_selection_without_arms_is_refused():
+    with pytest.raises(ValueError, match="no drafters to choose from"):
         SelectedDrafter((), Chooser())
 
 
 @pytest.mark.laws
-def test_the_choice_is_a_rows_own_and_no_other_draws_bits():
+def test_the_choice_of_a_row_depends_only_on_its_id_and_the_seed():
     """The choice depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
     engine, arm_params = engine_of(among()), selection()
     first = np.asarray(run(engine, arm_params).inner["choice"])
@@ -269,7 +269,7 @@ def rows_differ(kind):
 
 
 @pytest.mark.laws
-def test_an_arms_block_in_everybodys_rows_is_found(monkeypatch):
+def test_an_arms_block_in_the_rows_of_others_is_found(monkeypatch):
     assert not rows_differ(SelectedDrafter)
     merged = selected._merged
     monkeypatch.setattr(selected, "_merged", lambda rows, *drafts: merged(rows | True, *drafts))
@@ -277,15 +277,15 @@ def test_an_arms_block_in_everybodys_rows_is_found(monkeypatch):
 
 
 @pytest.mark.laws
-def test_laws_that_are_written_over_are_found(monkeypatch):
+def test_overwritten_distributions_are_found(monkeypatch):
     monkeypatch.setattr(selected, "_leaving_rows_alone", lambda arm, rows: arm)
-    assert not rows_differ(Untold), "who cannot be told is protected from"
+    assert not rows_differ(Untold), "rows stay protected from a drafter that ignores sits_out"
     monkeypatch.setattr(selected, "_needs_protection", lambda drafter, rows: False)
     assert rows_differ(Unprotected)
 
 
 @pytest.mark.laws
-def test_an_arm_chosen_by_the_bits_that_draft_is_found():
+def test_an_arm_chosen_by_the_drafts_random_bits_is_found():
     """The outputs of one arm's rows are then biased towards the tokens that those bits draw."""
     p_values = {}
     for kind in (SelectedDrafter, SharedBits):
@@ -327,7 +327,7 @@ def target_alone(pair, temperature=0.0):
 
 
 @pytest.mark.laws
-def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair):
+def test_greedy_rows_equal_the_target_and_sampled_rows_their_drafter_alone(pair):
     """Compares every bit: an exit drafts in the target's cache, but not in other rows' slots, nor they in its."""
     greedy = decoded(pair, 0.0, drafters=KINDS, choose="random")
     np.testing.assert_array_equal(greedy.tokens, target_alone(pair))
@@ -341,7 +341,7 @@ def test_greedy_outputs_are_the_targets_and_sampled_ones_each_drafters_own(pair)
 
 
 @pytest.mark.laws
-def test_a_policy_chooses_by_the_prompt_and_greedy_outputs_stay_the_targets(pair):
+def test_a_policy_chooses_by_the_prompt_and_keeps_greedy_outputs(pair):
     prints = build_selection.prints(pair, tuple(Arm(drafter=name) for name in KINDS))
     target, features = build_selection.target_of(pair)
     kernel = 5 * np.random.default_rng(2).normal(size=(features, len(KINDS))).astype(np.float32)

@@ -92,7 +92,7 @@ def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
         assert measured["deferral_rate"] == pytest.approx(1 - measured["draft_share"], abs=1e-6)
 
 
-def test_deferred_drafts_by_position_and_those_kept_all_the_same():
+def test_deferred_drafts_and_those_accepted_anyway_are_counted_by_position():
     """Compares examined drafts that the rule defers, and the kept ones among them (speculative acceptance has some)."""
     _, out, record = generated(METHODS["rule's bonus"])
     deferred, kept = np.zeros(2), np.zeros(2)
@@ -110,7 +110,7 @@ def test_deferred_drafts_by_position_and_those_kept_all_the_same():
     np.testing.assert_allclose(out.stats.kept_although_deferred_at.sum(0), kept)
 
 
-def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
+def test_target_tokens_after_a_drafter_without_a_distribution_count_as_deferred():
     """The rule has no draft distribution there. At α = 1 it keeps all drafts, so the target writes nothing else."""
     target, prompt, numbers = sc.TableLM(P), engines.prompts(*[[0, 1, 2, 0]] * 16), {"alpha": 1.0, "temperature": 1.0}
     engine = engines.engine(target.model, Repeats(2, VOCAB), "token_v3")
@@ -121,7 +121,7 @@ def test_what_the_target_writes_behind_a_drafter_without_a_law_is_deferred():
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])
-def test_tried_are_drafts_up_to_the_first_that_is_not_kept(verify):
+def test_tried_counts_drafts_up_to_the_first_rejection(verify):
     """Planned lengths depend on this count, however blocks are examined; first rounds are not cut."""
     pair = conformance.tabular_pair(Q, P)
     engine, params = assemble(pair, rule="token_v3", block_size=3, verify=verify)
@@ -167,21 +167,23 @@ def test_ratios_by_hand():
         assert measures[name] == pytest.approx(value), name
     assert measures["drafted"] + measures["target_calls"] == measures["committed"] + measures["discarded"]
     assert not measures["inconclusive"]
-    assert all(type(v) in (int, float, bool, dict, type(None)) for v in measures.values()), "no JSON"
-    assert all(type(v) in (int, float) for column in measures["by_position"].values() for v in column), "no JSON"
+    assert all(type(v) in (int, float, bool, dict, type(None)) for v in measures.values()), "not valid in JSON"
+    assert all(type(v) in (int, float) for column in measures["by_position"].values() for v in column), (
+        "not valid in JSON"
+    )
     assert measures["by_position"] == {
         "examined": [6, 4], "kept": [5, 3], "deferred": [2.0, 2.0], "kept_although_deferred": [1.0, 1.0],
     }  # fmt: skip
 
 
-def test_rows_choose():
+def test_ratios_of_chosen_rows():
     by_mask = summarise(counters(), rows=[True, False, False])
     assert by_mask["acceptance_rate"] == pytest.approx(5 / 6) and by_mask["rounds"] == 4
     assert summarise(counters(), rows=[1, 0])["committed"] == 14
     assert summarise(counters(), rows=[1])["by_position"]["kept_although_deferred"] == [0.0, 1.0]
 
 
-def test_counts_of_single_examples_sum_to_the_whole_and_a_draft_alone_takes_draft_steps():
+def test_counts_per_example_sum_to_the_total():
     counts, whole = per_example(counters()), summarise(counters())
     assert set(counts) == set(PER_EXAMPLE) and all(sum(counts[name]) == whole[name] for name in PER_EXAMPLE)
     alone, whole = per_example(counters(), draft_alone=True), summarise(counters(), draft_alone=True)
@@ -205,7 +207,7 @@ def test_counters_of_another_generation_are_refused():
         summarise(counters(), np.array([9, 5, 4]))
 
 
-def test_unverified_tokens_are_the_drafts_and_nobody_examined_them():
+def test_unverified_tokens_count_as_drafted_and_not_examined():
     unverified_counters = replace(counters(), unverified=np.array([1, 0, 0]), unverified_tokens=np.array([2, 0, 0]))
     with_them, without = summarise(unverified_counters), summarise(counters())
     assert with_them["draft_share"] == (8 + 2) / 17 and without["draft_share"] == 8 / 17

@@ -87,7 +87,7 @@ class ForgetsTooEarly(DecoderLM):
 
 
 @pytest.mark.laws
-def test_a_ring_for_one_level_alone_spoils_a_hierarchy():
+def test_a_ring_that_is_too_small_for_the_hierarchy_changes_acceptance():
     """The middle model's tokens then no longer follow its distribution; the output is the same, with fewer kept."""
     right, wrong_size = (run(*hierarchy(middle), levels=1) for middle in (None, ForgetsTooEarly(CONFIG)))
     assert wrong(wrong_size.tokens) == 0

@@ -35,7 +35,7 @@ def test_blocks_of_length_zero_under_any_bonus(bonus):
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
-def test_nan_behind_the_end_is_nobodys_business():
+def test_nan_after_the_end_of_a_sequence_is_ignored():
     """The end of sequence has no next token: a block that is drafted or scored past it must not fail."""
     table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     table[3] = np.nan
@@ -47,7 +47,7 @@ def test_nan_behind_the_end_is_nobodys_business():
         sc.decode(pair, np.zeros((64, 1), int), temperature=1.0, max_new_tokens=12, block_size=4)
 
 
-def test_of_two_models_that_fail_the_target_is_named():
+def test_an_error_names_the_target_if_both_models_fail():
     row_failures = failures(np.array([[-1, -1], [5, 6], [-1, 3], [2, -1]]))
     assert row_failures == ((1, "target", 5), (2, "draft", 3), (3, "target", 2))
 
@@ -63,8 +63,8 @@ def test_bild_star_decides_the_same_at_every_position_of_a_block():
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
-def test_a_law_of_the_draft_needs_a_draft():
-    with pytest.raises(ValueError, match="'chow' reads the draft's law, but nothing drafts"):
+def test_a_rule_that_reads_the_drafts_distribution_needs_a_drafter():
+    with pytest.raises(ValueError, match="'chow' reads the draft's distribution, but there is no drafter"):
         engines.engine(Fake(4), NoDrafter(), "chow")
 
 
@@ -104,7 +104,7 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
 
 
 @given(st.integers(0, 60))
-def test_widths_rise_to_the_whole_block(block):
+def test_width_buckets_rise_to_the_whole_block(block):
     choices = widths(block)
     assert choices[-1] == block + 1
     assert list(choices) == sorted(set(choices))
@@ -123,7 +123,7 @@ def trace(turn):
 
 
 @pytest.mark.parametrize("bonus", ["rule", pytest.param("target", marks=pytest.mark.laws)])
-def test_what_is_generated_does_not_depend_on_the_widths(bonus):
+def test_outputs_do_not_depend_on_the_width_buckets(bonus):
     """Compares with full width: a rule that reads `q`, blocks of 0 to 9 tokens, rows that stop early."""
     q_table, p_table = conformance.tables(6, seed=41)
     pair = conformance.tabular_pair(q_table, p_table)

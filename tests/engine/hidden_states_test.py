@@ -112,7 +112,7 @@ STOPS = tuple(range(2, 61, 9))
         pytest.param("t5", Fixed(2), {"bonus": "none"}, marks=pytest.mark.laws),
     ],
 )
-def test_states_are_a_forward_passs_at_every_committed_position(family, stop, more):
+def test_states_equal_a_forward_pass_at_every_committed_position(family, stop, more):
     target, prompt, inside, params = case(family, stop)
     out = run(target, Remembering(inside, LAYERS), params, prompt, **more)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
@@ -122,14 +122,14 @@ def test_states_are_a_forward_passs_at_every_committed_position(family, stop, mo
 
 @pytest.mark.laws
 @pytest.mark.parametrize("family", ["t5", "decoder"])
-def test_of_a_tree_the_states_are_those_of_the_path_that_was_kept(family):
+def test_a_tree_drafter_gets_the_states_of_the_accepted_path(family):
     target, prompt, out = run_tree(family, Remembering)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
     assert largest_error(target, prompt, out) < 1e-5
 
 
 @pytest.mark.laws
-def test_arms_beside_each_other_read_layers_of_their_own():
+def test_each_arm_reads_its_own_layers():
     target, prompt, inside, params = case("t5")
     layers = ((2,), (1, 2))
     arms = (Remembering(inside, layers[0]), Remembering(inside, layers[1]), inside)
@@ -144,7 +144,7 @@ def test_arms_beside_each_other_read_layers_of_their_own():
         assert largest_error(target, prompt, out, layers[place], states, choice == place) < 1e-5
 
 
-def test_layer_states_are_those_of_a_block_that_is_committed_whole():
+def test_layer_states_equal_a_forward_pass():
     target = target_of("t5")
     prompt = Prompt(np.zeros((4, 1), np.int32), np.ones(4, np.int32), TOKENS[:, :5])
     states = layer_states(target, prompt, TOKENS, LAYERS)
@@ -152,7 +152,7 @@ def test_layer_states_are_those_of_a_block_that_is_committed_whole():
 
 
 @pytest.mark.parametrize("family", ["t5", "decoder", "table"])
-def test_the_first_layer_is_the_embedding_and_the_last_one_makes_the_logits(family):
+def test_layer_0_is_the_embedding_and_the_last_layer_gives_the_logits(family):
     table = np.random.default_rng(0).normal(size=(61, 61))
     target = sc.TableLM(table) if family == "table" else target_of(family)
     fed = _fed_twice(target.model, target.params, prompt_of(family))
@@ -216,7 +216,7 @@ def sequence_law(target, prompt):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("family", ["t5", "decoder"])
-def test_a_head_that_reads_states_leaves_the_targets_law(family):
+def test_a_head_that_reads_states_keeps_the_targets_distribution(family):
     """Compares whole sequences, sampled at temperature 1, with the target's own by chi-square."""
     rows, target = 30_000, random_target(family)
     start = np.array([[0]] if family == "t5" else [[1, 3, 2]], np.int32)
@@ -264,7 +264,7 @@ class ForgetsLayers(DecoderLM):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("bug", [None, OffByOne, OffByOneInPrompts, ForgetsLayers, "states are not rolled back"])
-def test_wrong_states_are_found(bug):
+def test_planted_bugs_in_states_are_found(bug):
     target, prompt, inside, params = case("decoder")
     drafter = Remembering(inside, LAYERS, rolls_back=bug != "states are not rolled back")
     model = bug(WINDOWED) if isinstance(bug, type) else target.model
@@ -279,7 +279,7 @@ class Unstraightened(Remembering):
 
 
 @pytest.mark.laws
-def test_states_of_a_trees_entries_in_the_place_of_its_path_are_found(monkeypatch):
+def test_states_of_a_trees_entries_instead_of_its_path_are_found(monkeypatch):
     straightened = scoring.straightened
 
     def whole(target, tree, start, scored, verdict):
@@ -309,17 +309,17 @@ def _of_a_fake(drafter, model):
     ("make", "message"),
     [
         (_in_a_level, "^RandomHead reads the target's hidden states: it drafts for the target only, not in a level$"),
-        (_with_a_tail, "^RandomHead reads the target's hidden states: it can have no tail$"),
+        (_with_a_tail, "^RandomHead reads the target's hidden states: it cannot have a tail$"),
         (_of_a_fake, r"^the drafter reads layers \(1, 2\) of the target, but Fake has no extend_layers$"),
     ],
 )
-def test_what_cannot_read_states_is_refused(make, message):
+def test_drafters_that_cannot_read_states_are_refused(make, message):
     model = T5(T5_CONFIG)
     with pytest.raises(ValueError, match=message):
         make(RandomHead(model, (1, 2), 2), model)
 
 
-def test_a_layer_that_there_is_not_is_refused():
+def test_a_missing_layer_is_refused():
     target, prompt, inside, _ = case("t5")
     with pytest.raises(ValueError, match=r"^there is no layer 3: the model's decoder has layers 0 to 2"):
         run(target, Remembering(inside, (3,)), {}, prompt)

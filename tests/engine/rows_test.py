@@ -72,7 +72,7 @@ def assert_same_rows(out, at, other, there, what):
         ("fake", "opt_log", "target"),
     ],
 )
-def test_alone_in_a_batch_and_permuted(models, rule, bonus):
+def test_a_row_is_the_same_alone_in_a_batch_and_permuted(models, rule, bonus):
     built = assemble(pairs(models), rule=rule, block_size=BLOCK, stop_ids=[STOP], bonus=bonus)
     tokens, values = prompts(), settings(sc.RULES[rule])
     ids = np.random.default_rng(2).permutation(1000)[:ROWS]

@@ -148,7 +148,7 @@ def test_invalid_values_are_refused_by_name(changes, message):
 def test_a_single_point_needs_its_alpha():
     point = _points()[0][0]
     for settings, message in (
-        (Settings(method="opt"), "'opt' needs alpha, say 0.2"),
+        (Settings(method="opt"), "'opt' needs alpha, for example 0.2"),
         (Settings(method="spec_decode", alpha=0.1), "'spec_decode' has no alpha"),
         (Settings(method="autoregressive", alpha=0.1), "'autoregressive' has no alpha"),
     ):
@@ -239,7 +239,7 @@ def test_ways_to_verify_are_swept_by_methods_with_speculative_acceptance():
     ones = [Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]
     swept = [p.settings for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
     assert [(settings.tree, settings.block_size) for settings in swept] == [((1, 1), None), ((1, 1, 1), None)]
-    with pytest.raises(ValueError, match="accept='deferral' keeps less"):
+    with pytest.raises(ValueError, match="accept='deferral' accepts less"):
         _points(methods=("fuzzy",), alphas={"fuzzy": (0.2,)}, verify=("block",))
     with pytest.raises(ValueError, match="unknown verify='blocks'"):
         _points(methods=("spec_decode",), verify=("blocks",))
@@ -274,7 +274,7 @@ LEVEL = Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", sto
 ])  # fmt: skip
 def test_values_outside_the_useful_range_are_named(settings, message):
     (said,) = _said(Settings(**settings))
-    assert said.startswith(message) and said.endswith(": beyond it hardly anything changes, is it meant?")
+    assert said.startswith(message) and said.endswith(": beyond it hardly anything changes; is this intended?")
 
 
 def test_one_warning_covers_a_sweep_and_lists_the_first_few_of_many():

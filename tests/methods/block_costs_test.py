@@ -69,13 +69,13 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
     first, compiled = decode(pair), compilations()
     assert len(timed) == 1
     files = {path.name: path.read_text() for path in kept.iterdir()}
-    assert [name.partition("-")[0] for name in files] == ["rounds"], "acceptance of so few drafts is not kept"
+    assert [name.partition("-")[0] for name in files] == ["rounds"], "acceptance over so few drafts is not saved"
     content = json.loads(next(iter(files.values())))
     assert content["steady"] and len(content["rounds"]) == len(FEW) and content["rounds"] == sorted(content["rounds"])
     again = decode(pair)
     forget(pair, monkeypatch)
     later = decode(pair, seed=3)
-    assert len(timed) == 1 and compilations() == compiled, "one program is timed, walked and run"
+    assert len(timed) == 1 and compilations() == compiled, "timing, counting and decoding share one program"
     for output in (again, later):
         np.testing.assert_array_equal(first.tokens, output.tokens)
     np.testing.assert_array_equal(first.tokens, decode(pair, block_size=3).tokens)
@@ -85,7 +85,7 @@ def test_costs_are_measured_once_and_kept(pair, kept, timed, monkeypatch):
 
 
 @pytest.mark.laws
-def test_much_acceptance_is_kept_too(pair, kept, monkeypatch):
+def test_acceptance_over_many_drafts_is_saved_too(pair, kept, monkeypatch):
     monkeypatch.setattr(block_costs, "TELLING", 5)
     decode(pair)
     content = next(json.loads(path.read_text()) for path in kept.glob("acceptance-*"))
@@ -99,7 +99,7 @@ DAMAGED = (
 
 
 @pytest.mark.laws
-def test_a_damaged_file_is_measured_anew(pair, kept, timed, monkeypatch):
+def test_costs_of_a_damaged_file_are_measured_again(pair, kept, timed, monkeypatch):
     decode(pair)
     path = next(kept.glob("rounds-*"))
     for times, content in enumerate(DAMAGED, 2):
@@ -115,7 +115,7 @@ def test_times_of_a_busy_machine_are_not_kept(pair, kept, monkeypatch):
     assert not list(kept.glob("rounds-*"))
 
 
-def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kept, timed, monkeypatch):
+def test_other_numbers_need_new_acceptance_but_no_new_times(pair, kept, timed, monkeypatch):
     walked, counts = [], block_costs.Walked(40, 100, 1, 9)
     monkeypatch.setattr(block_costs.Rounds, "walked", lambda self: walked.append(self) or counts)
     for temperature in (0.5, 0.9, 0.9):
@@ -127,15 +127,15 @@ def test_other_numbers_ask_for_their_own_acceptance_and_no_other_times(pair, kep
 
 
 @pytest.mark.laws
-def test_streams_are_what_decode_writes(pair, kept):
+def test_stream_gives_the_tokens_of_decode(pair, kept):
     settings = AUTO | {"max_new_tokens": 16, "temperature": 1.0, "seed": 4}
     streamed = sc.stream(pair, [3, 4], **settings)
-    assert not kept.exists(), "nothing is measured before the first token is asked for"
+    assert not kept.exists(), "nothing is measured before the first token is requested"
     ids = [token.id for token in streamed]
     assert ids == sc.decode(pair, [[3, 4]], **settings).tokens[0].tolist()
 
 
-def test_an_engine_without_costs_says_where_they_come_from(pair):
+def test_an_engine_without_costs_names_the_function_that_measures_them(pair):
     engine, params = assemble(pair, **AUTO)
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
     with pytest.raises(ValueError, match=r"costs are not known: .*methods\.block_costs\.ready"):
@@ -148,7 +148,7 @@ def test_an_engine_without_costs_says_where_they_come_from(pair):
     )
 
 
-def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
+def test_a_draft_that_never_pays_is_left_out(pair, monkeypatch):
     engine, params = assemble(pair, **AUTO)
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
     for length, parts in ((0, {"costs"}), (3, {"costs", "model"})):
@@ -159,22 +159,22 @@ def test_where_no_draft_pays_the_draft_is_left_out(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"stop": "confidence", "stop_threshold": 0.5}, "and stop='confidence' both say how long blocks are"),
-    ({"method": "stop_entropy", "stop_threshold": 1.0}, "and stop='entropy' both say how long blocks are"),
-    ({"method": "oracle_cascade", "alpha": 0.1}, "has blocks of 1: leave block_size='auto' out"),
+    ({"stop": "confidence", "stop_threshold": 0.5}, "and stop='confidence' both set the block length"),
+    ({"method": "stop_entropy", "stop_threshold": 1.0}, "and stop='entropy' both set the block length"),
+    ({"method": "oracle_cascade", "alpha": 0.1}, "has a fixed block size of 1: leave block_size='auto' out"),
     ({"rule": "opt", "alpha": 0.1, "bonus": "target"}, "needs bonus='rule' or 'none'"),
     ({"method": "fuzzy", "alpha": 0.1}, "needs bonus='rule' or 'none'"),
     ({"method": "seq_cascade", "alpha": -3.0}, "block_size"),
-    ({"drafters": (Level(model="draft", budget=3),)}, "plans the drafts of one of the pair's models"),
+    ({"drafters": (Level(model="draft", budget=3),)}, "plans drafts of the pair's models only"),
     ({"block_size": "five"}, "block_size='five' is not a whole number or 'auto' or None"),
 ])  # fmt: skip
-def test_what_it_does_not_go_with_is_refused(pair, settings, words):
+def test_settings_that_exclude_auto_are_refused(pair, settings, words):
     with pytest.raises(ValueError, match=words):
         sc.decode(pair, [[1]], **AUTO | settings)
 
 
-def test_a_level_has_a_number():
-    with pytest.raises(ValueError, match="level 'draft': block_size='auto' is for what drafts for the target"):
+def test_a_level_needs_a_number_as_block_size():
+    with pytest.raises(ValueError, match="level 'draft': block_size='auto' is only for the drafter of the target"):
         Level(model="draft", budget=3, block_size="auto")
 
 
@@ -186,7 +186,7 @@ def test_rules_that_read_q_always_draft(pair):
 # --- rounds and acceptance computed from trials
 
 
-def test_an_output_s_end_is_a_draft_that_was_not_kept():
+def test_the_end_of_an_output_counts_as_a_rejected_draft():
     """One of two rows ends before all the rounds of the trial."""
     bound = BoundModel(params=(), model=Fake(16))
     engine, params = assemble(Pair(target=bound, draft=bound), block_size="auto")
@@ -196,14 +196,14 @@ def test_an_output_s_end_is_a_draft_that_was_not_kept():
     assert block_costs.Rounds(engine, params, lambda *_: generation).walked() == block_costs.Walked(8, 11, 1, 30)
 
 
-def test_lengths_of_outputs_without_an_end_count_too():
+def test_unfinished_outputs_count_in_the_mean_length():
     """30 tokens and one end, plus an output that ends half-way; a length cannot exceed the room."""
     assert block_costs.Walked(8, 11, 1, 30).length(20) == (30 + 10) / 2
     assert block_costs.Walked(8, 11, 0, 30).length(20) == 20
     assert block_costs.Walked(8, 11, 0, 0).acceptance == pytest.approx((8 + 7) / 21)
 
 
-def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
+def test_round_times_and_the_drafts_prefill_are_computed_from_timed_calls():
     """Calls take 5 seconds before the rounds, 3 without a draft; rounds take 1, 1.5 and 2, in different numbers."""
     before, reading, round_seconds, rounds = 5.0, 3.0, (1.0, 1.5, 2.0), (9, 6, 4)
     calls = {(place, 9): (before + n * t, n) for place, (t, n) in enumerate(zip(round_seconds, rounds, strict=True))}
@@ -226,12 +226,12 @@ def test_rounds_and_the_draft_s_reading_are_told_from_calls_of_known_parts():
     ([1.0, np.nan, np.nan], (1.0, 2.0, 4.0)),
     ([np.nan] * 3, (1.0, 2.0, 4.0)),
 ])  # fmt: skip
-def test_gaps_and_disturbances_in_what_was_timed(seconds, expected):
+def test_missing_and_disturbed_times_are_filled_in(seconds, expected):
     np.testing.assert_allclose(block_costs.rising(seconds, (0, 1, 3)), expected)
 
 
 @pytest.mark.parametrize(("noise", "precise"), [(0.001, True), (0.2, False)])
-def test_how_well_shares_are_known_hangs_on_their_spread(noise, precise):
+def test_precision_depends_on_the_spread_of_the_shares(noise, precise):
     """A machine that is slower from turn to turn, equally for all calls, does not change the shares."""
     random = np.random.default_rng(0)
     turns = np.outer(random.uniform(1, 3, 12), [1.0, 2.0, 4.0]) * random.normal(1, noise, (12, 3))

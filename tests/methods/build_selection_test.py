@@ -42,41 +42,41 @@ def random_policy(pair, arms=ARMS, seed=0, **changed):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"drafters": ()}, "to choose among no drafters: name at least one"),
+        ({"drafters": ()}, "no drafters to choose from: name at least one"),
         ({"drafters": ARMS}, "has 3 drafters .* set choose to one of greedy, .*, random, draft, other, autoregressive"),
-        ({"drafters": ARMS, "choose": "draught"}, "choose='draught' is no way to"),
-        ({"drafters": ("draft", "draft"), "choose": "random"}, "two drafters called 'draft': give one an Arm"),
-        ({"drafters": (Arm(drafter="draft", name="greedy"),), "choose": "greedy"}, "called 'greedy', which says how"),
-        ({"drafters": ARMS * 3, "choose": "random"}, "among 9 drafters; at most 8"),
-        ({"drafters": ARMS, "choose": "random", "policy": "p.msgpack"}, "asks no policy: leave policy='p.msgpack' out"),
-        ({"drafters": ARMS, "choose": "random", "tail": "draft"}, "tail='draft' .* goes with one drafter"),
+        ({"drafters": ARMS, "choose": "draught"}, "choose='draught' is unknown"),
+        ({"drafters": ("draft", "draft"), "choose": "random"}, "two drafters named 'draft': rename one with Arm"),
+        ({"drafters": (Arm(drafter="draft", name="greedy"),), "choose": "greedy"}, "'greedy', which is a value of"),
+        ({"drafters": ARMS * 3, "choose": "random"}, "among 9 drafters: give at most 8"),
+        ({"drafters": ARMS, "choose": "random", "policy": "p.msgpack"}, "uses no policy: leave policy='p.msgpack' out"),
+        ({"drafters": ARMS, "choose": "random", "tail": "draft"}, "tail='draft' .* needs a single drafter"),
         ({"drafters": ARMS, "choose": "random", "block_size": "auto"}, "block_size='auto'"),
         ({"drafters": (Arm(drafter="draft", block_size=0),), "choose": "random"}, "block_size of arm 'draft 0'"),
-        ({"drafters": (Arm(drafter="autoregressive", block_size=3),), "choose": "random"}, "=3 .* means nothing"),
+        ({"drafters": (Arm(drafter="autoregressive", block_size=3),), "choose": "random"}, "=3 .* has no effect"),
         ({"drafters": (Arm(drafter="draft", rule="opt"), "other"), "choose": "random"}, "'opt', which is lossy"),
         ({"drafters": ARMS, "choose": "random", "method": "token_v3", "alpha": 0.2}, "'token_v3', which is lossy"),
         ({"drafters": ARMS, "choose": "greedy"}, "the pair 'tiny' has no selection policy: train one"),
         ({"drafters": ("draft", "none"), "choose": "random"}, "unknown drafter 'none'|no drafter 'none'|'none'"),
-        ({"method": "autoregressive", "lossy_arms": True}, "'autoregressive' has no lossy_arms, got True: one model"),
+        ({"method": "autoregressive", "lossy_arms": True}, "'autoregressive' has no lossy_arms, got True: only one"),
         ({"method": "seq_cascade", "alpha": -3.0, "lossy_arms": True}, "'seq_cascade' has no lossy_arms, got True"),
         ({"lossy_arms": True}, "has one drafter: leave policy and lossy_arms out"),
         ({"drafters": (Level(model="other", budget=2, drafters=("draft",) * 2),)}, "'other' takes one drafter"),
     ],
     ids=lambda value: "",
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_a_line(pair, settings, words):
+def test_impossible_selections_are_refused_in_one_line(pair, settings, words):
     with pytest.raises(ValueError, match=words) as caught:
         assemble(pair, **settings)
     assert "\n" not in str(caught.value)
 
 
-def test_arms_of_another_vocabulary_are_no_arms():
+def test_arms_of_another_vocabulary_are_refused():
     wide = T5Config(V + 1, V + 1, 16, 2, 8, 16, 1, 1)
     with pytest.raises(ValueError, match=f"vocabulary has {V + 1} entries and the target's {V}"):
         sc.Pair(target=t5(0, 2), draft=t5(1), others={"other": BoundModel({}, T5(wide))})
 
 
-def test_a_policy_of_others_is_refused(pair):
+def test_a_policy_of_other_drafters_is_refused(pair):
     def refused(policy, **settings):
         with pytest.raises(ValueError) as caught:
             assemble(pair, **{"drafters": ARMS, "choose": "greedy", "policy": policy} | settings)
@@ -90,12 +90,12 @@ def test_a_policy_of_others_is_refused(pair):
     assert "another drafter 'other'" in refused(random_policy(pair, prints=prints))
     assert "the target 00" in refused(random_policy(pair, target="00"))
     assert "(17 features)" in refused(random_policy(pair, features=17))
-    with pytest.raises(ValueError, match="needs to know how sure the policy is"):
+    with pytest.raises(ValueError, match="needs to know how certain the policy is"):
         assemble(pair, drafters=ARMS, choose="thompson", policy=fits)
 
 
 @pytest.mark.laws
-def test_a_policy_chooses_the_same_arm_in_whatever_order_they_stand(pair):
+def test_the_chosen_arm_does_not_depend_on_the_order_of_the_arms(pair):
     policy, prompts = random_policy(pair, seed=3), [[n, 5, 1] for n in range(2, 12)]
     chosen = []
     for arms in (ARMS, ARMS[::-1], (ARMS[1], ARMS[2], ARMS[0])):
@@ -104,7 +104,7 @@ def test_a_policy_chooses_the_same_arm_in_whatever_order_they_stand(pair):
     assert chosen[0] == chosen[1] == chosen[2] and len(set(chosen[0])) > 1
 
 
-def test_a_policy_file_keeps_what_was_saved_and_says_what_is_damaged(pair, tmp_path):
+def test_a_policy_file_round_trips_and_names_its_damage(pair, tmp_path):
     policy, path = random_policy(pair), tmp_path / "selection_policy.msgpack"
     policy_files.save(path, policy)
     read = policy_files.load(path)
@@ -120,7 +120,7 @@ def test_a_policy_file_keeps_what_was_saved_and_says_what_is_damaged(pair, tmp_p
 
 
 @pytest.mark.laws
-def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
+def test_greedy_outputs_equal_the_targets_under_every_choice(pair):
     prompts = [[n, 5, 1] for n in range(2, 12)]
     alone = sc.decode(pair, prompts, method="autoregressive", max_new_tokens=12)
     level = Level(model="other", budget=3, drafters=("draft",))
@@ -130,7 +130,7 @@ def test_greedy_outputs_are_the_targets_whatever_drafts(pair):
         np.testing.assert_array_equal(output.tokens, alone.tokens, choose)
 
 
-def test_lossy_arms_are_told(pair):
+def test_lossy_arms_are_reported(pair):
     settings = Settings(drafters=(Arm(drafter="draft", rule="opt"), "other"), choose="random", lossy_arms=True)
     assert build_selection.lossy_arms(settings)
     assert not build_selection.lossy_arms(Settings(drafters=ARMS, choose="random"))

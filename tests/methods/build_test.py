@@ -29,7 +29,7 @@ def pair():
     return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
 
 
-def test_equal_calls_share_a_decoder_and_its_numbers(pair):
+def test_equal_calls_share_a_decoder_and_its_controls(pair):
     settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0}
     first = decoder_for(pair, "decode", settings, [4])
     assert decoder_for(pair, "stream", dict(settings), (4,)) is first
@@ -44,18 +44,18 @@ def test_equal_calls_share_a_decoder_and_its_numbers(pair):
     {"alpha": 0.4}, {"alpha": np.float32(0.3)}, {"block_size": 4}, {"rule": "token_v2"}, {"top_k": 1},
     {"stop": "fixed"},
 ])  # fmt: skip
-def test_other_settings_are_other_decoders(pair, other):
+def test_different_settings_have_different_decoders(pair, other):
     settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 3}
     assert decoder_for(pair, "decode", settings | other) is not decoder_for(pair, "decode", settings)
 
 
-def test_stop_ids_tell_decoders_apart(pair):
+def test_different_stop_ids_have_different_decoders(pair):
     decoders = [decoder_for(pair, "decode", {}, stops) for stops in (None, [], [1], [2], [1, 2])]
     assert [decoder.require_engine().stop_ids for decoder in decoders] == [(), (), (1,), (2,), (1, 2)]
     assert decoder_for(pair, "decode", {}, []) is decoders[1]
 
 
-def test_one_type_does_not_pass_for_another(pair):
+def test_values_of_another_type_do_not_share_a_decoder(pair):
     """`True == 1`, so a kept decoder might accept what is refused."""
     decoder_for(pair, "decode", {"rule": "token_v3", "alpha": 1, "temperature": 1, "block_size": 1}).controls(1)
     for name in ("alpha", "temperature"):
@@ -71,7 +71,7 @@ def test_one_type_does_not_pass_for_another(pair):
             decoder_for(pair, "decode", settings[1]).controls(1)
 
 
-def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
+def test_decoders_of_arrays_and_user_objects_are_not_cached(pair):
     alphas = np.array([0.1, 0.2])
     for settings in ({"rule": "token_v3", "alpha": alphas}, {"stop": "speccascade_jax.stopping.policies.Fixed"}):
         assert decoder_for(pair, "decode", settings) is not decoder_for(pair, "decode", settings)
@@ -80,7 +80,7 @@ def test_arrays_and_what_is_ones_own_are_looked_at_anew(pair):
     assert decoder.controls(2).alpha.tolist() == pytest.approx([0.1, 0.2])
 
 
-def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monkeypatch):
+def test_a_name_with_a_new_meaning_is_looked_up_again(pair, monkeypatch):
     asked = {"rule": "chow", "alpha": 0.1}, {"method": "bild", "alpha": 0.1}
     by_rule, by_method = (decoder_for(pair, "decode", settings) for settings in asked)
     monkeypatch.setitem(RULES, "chow", dataclasses.replace(RULES["chow"], variant="another"))
@@ -90,7 +90,7 @@ def test_a_name_that_stands_for_something_else_now_is_looked_up_again(pair, monk
     assert (again[1].require_engine().block, by_method.require_engine().block) == (3, 10)
 
 
-def test_a_pair_does_not_keep_decoders_without_end(pair):
+def test_a_pair_keeps_a_limited_number_of_decoders(pair):
     for number in range(building._KEPT + 10):
         decoder_for(pair, "decode", {"rule": "token_v3", "alpha": number / 1000})
     assert len(pair.decoders) == building._KEPT
@@ -114,7 +114,7 @@ def said(monkeypatch):
 
 
 @pytest.mark.tools
-def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
+def test_a_compile_notice_says_what_the_program_is_for_and_what_is_new(pair, said):
     settings = {"rule": "spec_decode", "block_size": 2}
     sc.decode(pair, [[1]], max_new_tokens=3, **settings)
     first = (
@@ -129,7 +129,7 @@ def test_a_new_program_says_what_it_is_for_and_what_is_new(pair, said):
     assert len(said) == 3 and said[2].endswith("(these settings are new)")
 
 
-def test_programs_that_were_given_back_are_new_again(pair, said, monkeypatch):
+def test_dropped_programs_count_as_new(pair, said, monkeypatch):
     sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
     monkeypatch.setattr(methods, "release_when_crowded", lambda: True)
     sc.decode(pair, [[1]], max_new_tokens=3, block_size=2)
@@ -157,7 +157,7 @@ def compiled_by(call):
 
 
 @pytest.mark.parametrize(("method", "programs"), [("speculative", 1), ("autoregressive", 1), ("seq_cascade", 2)])
-def test_a_call_runs_its_program_and_nothing_beside_it(pair, method, programs):
+def test_a_call_runs_its_program_and_no_other(pair, method, programs):
     """Every operation outside the program would be another program.
 
     A chain need not be traceable; a second program joins its results.
@@ -166,7 +166,7 @@ def test_a_call_runs_its_program_and_nothing_beside_it(pair, method, programs):
     assert len(compiled_by(lambda: sc.decode(pair, [[1], [2, 3]], **settings))) == programs
 
 
-def test_a_warm_call_puts_nothing_on_the_device_by_itself_and_fetches_no_parts(pair, monkeypatch):
+def test_a_warm_call_makes_no_separate_transfers(pair, monkeypatch):
     """Arguments travel with the call of the program, and results come back as one array."""
     settings = {"rule": "token_v3", "alpha": 0.3, "block_size": 2, "temperature": 1.0, "max_new_tokens": 3}
     first = sc.decode(pair, [[1], [2, 3]], **settings)

@@ -10,14 +10,14 @@ import speccascade_jax as sc
 
 @pytest.mark.laws
 @pytest.mark.parametrize("name", ["token_v3", "spec_decode", "lossy_greedy"])
-def test_our_rules_pass_in_one_line(name):
+def test_the_packages_rules_pass_in_one_line(name):
     said = sc.check_rule(name)
     assert said.startswith(name) and "\n" not in said
-    assert "shapes hold, identity to" in said and "tokens (p = " in said
+    assert "shapes correct, identity within" in said and "tokens (p = " in said
 
 
 @pytest.mark.laws
-def test_a_rule_of_ones_own_is_tried_where_one_says():
+def test_a_users_rule_is_checked_at_the_given_alphas():
     rule = sc.Rule(name="mine", deferral=lambda pair, alpha: pair.q.max(-1, keepdims=True) < alpha)
     assert sc.check_rule(rule, alphas=(0.5,)).startswith("mine at alpha 0.5: ")
 
@@ -37,17 +37,17 @@ def by_position(pair, alpha):
     (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde * 1.01), "law returned 1.01"),
     (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde[..., :1]), "returned shape"),
     (sc.Rule(name="bad", law=lambda pair, alpha: pair.p_tilde, kept=kept_a_little_less),
-     r"kept of single tokens, is up to .* away from what π asks under Speculative"),
+     r"kept of single tokens, is up to .* away from what π requires under Speculative"),
     (sc.Rule(name="bad", law=by_position), "of single tokens, is up to"),
     ("no_such_rule", "unknown rule"),
-], ids=["deferral", "law", "shape", "kept", "positions", "name"])  # fmt: skip
-def test_slips_are_found(rule, said):
+], ids=["deferral", "distribution", "shape", "kept", "positions", "name"])  # fmt: skip
+def test_mistakes_in_rules_are_found(rule, said):
     with pytest.raises(ValueError, match=said):
         sc.check_rule(rule)
 
 
 @pytest.mark.laws
-def test_tokens_that_do_not_obey_the_law_are_found(monkeypatch):
+def test_tokens_of_another_distribution_are_found(monkeypatch):
     """The planted error replaces a rejected token from the draft's distribution."""
     from speccascade_jax.methods import checking
     from speccascade_jax.rules import deferral
@@ -55,5 +55,5 @@ def test_tokens_that_do_not_obey_the_law_are_found(monkeypatch):
     wrong = sc.Rule(name="wrong", law=lambda pair, alpha: pair.p_tilde)
     assemble, chow = checking.assemble, deferral.get("chow")
     monkeypatch.setattr(checking, "assemble", lambda pair, rule, **more: assemble(pair, rule=chow, **more))
-    with pytest.raises(ValueError, match=r"rule 'wrong': its tokens do not obey π \(p = .* by 6 chi-square tests"):
+    with pytest.raises(ValueError, match=r"rule 'wrong': its tokens do not follow π \(p = .* by 6 chi-square tests"):
         checking.check_rule(wrong, alphas=(0.5,))

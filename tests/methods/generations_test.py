@@ -50,7 +50,7 @@ SCORES = {
 @pytest.mark.parametrize(
     "method", ["seq_cascade_quantile", *(pytest.param(name, marks=pytest.mark.laws) for name in list(SCORES)[:2])]
 )
-def test_the_target_writes_anew_where_the_score_is_too_low(method):
+def test_the_target_rewrites_rows_with_a_low_score(method):
     """Compares row by row, in one batch whose outputs differ in length, and for a single prompt."""
     q_table, p_table = conformance.tables(7, seed=71)
     pair, starts = conformance.tabular_pair(q_table, p_table), [0, 1, 2, 3, 5, 6]
@@ -69,7 +69,7 @@ def test_the_target_writes_anew_where_the_score_is_too_low(method):
         assert alone.tokens[0, : alone.lengths[0]].tolist() == expected[0]
 
 
-def test_the_quantile_is_numpys():
+def test_the_quantile_equals_numpys():
     rng = np.random.default_rng(0)
     logs, lengths = np.log(rng.random((6, 12))).astype(np.float32), np.array([1, 2, 3, 7, 11, 12])
     counted = np.arange(12)[None] < lengths[:, None]
@@ -79,7 +79,7 @@ def test_the_quantile_is_numpys():
     )
 
 
-def test_ends_are_the_two_models():
+def test_extreme_alphas_give_the_two_models():
     pair = conformance.tabular_pair(*conformance.tables(7, seed=72))
     prompts = [[0], [1], [2]]
     for temperature in (0.0, 1.0):
@@ -93,7 +93,7 @@ def test_ends_are_the_two_models():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_random_allocation_is_a_mixture_of_both_laws(share):
+def test_random_allocation_is_a_mixture_of_both_distributions(share):
     """Sequences by chi-square: neither the target's draws nor the random choice repeat the draft's bits."""
     q_table, p_table = conformance.tables(3, seed=73)
     rows, length = 20_000, 5
@@ -120,7 +120,7 @@ def test_random_allocation_is_a_mixture_of_both_laws(share):
     assert int(out.generation.num_rounds) == length * ((share > 0) + (share < 1))  # no unneeded call
 
 
-def test_a_deferred_output_is_the_targets_law_given_that_the_draft_was_unsure():
+def test_a_deferred_output_has_the_targets_distribution():
     """The draft's output decides; the target's own tokens must not depend on it."""
     q_table, p_table = conformance.tables(3, seed=74)
     rows = 20_000
@@ -136,7 +136,7 @@ def test_a_deferred_output_is_the_targets_law_given_that_the_draft_was_unsure():
     assert conformance.sequence_p_value(out.tokens[~anew], q_law) < 1e-6  # kept outputs are a selection
 
 
-def test_the_account_balances():
+def test_counts_of_both_models_add_up():
     pair = conformance.tabular_pair(*conformance.tables(6, seed=75))
     out = decode(pair, "seq_cascade", [[i % 4] for i in range(200)], alpha=-4.0, temperature=1.0)
     rows = {name: np.asarray(values) for name, values in out.stats["rows"].items()}
@@ -145,7 +145,7 @@ def test_the_account_balances():
     assert set(rows["unverified"].tolist()) == {0, 1} and not out.stats["inconclusive"]
 
 
-def test_what_has_no_meaning_is_refused():
+def test_meaningless_settings_are_refused():
     pair = conformance.tabular_pair(*conformance.tables(4, seed=1))
     for method, arguments, message in (
         ("seq_cascade", {}, "'seq_cascade' needs alpha"),
@@ -157,13 +157,13 @@ def test_what_has_no_meaning_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             sc.decode(pair, [[0]], method=method, **arguments)
-    with pytest.raises(ValueError, match="is more than one generation"):
+    with pytest.raises(ValueError, match="runs more than one generation"):
         sc.stream(pair, [0], method="seq_cascade", alpha=-1.0)
     with pytest.raises(ValueError, match="unknown score 'product': choose one of sum"):
         generations.SequenceCascade(draft=None, target=None, score="product")
 
 
-def test_a_broken_draft_is_named():
+def test_an_error_names_a_broken_draft():
     q_table, p_table = conformance.tables(4, seed=2)
     broken = {"draft": (np.full_like(q_table, np.nan), p_table), "target": (q_table, np.full_like(p_table, np.nan))}
     for name, tables in broken.items():
@@ -180,13 +180,13 @@ def test_a_broken_draft_is_named():
     ([-3.0] + [-2.0] + [-1.0] * 9, -2.0),
     ([-4.0, -1.0, -2.0], np.quantile([-4.0, -1.0, -2.0], 0.1)),
 ])  # fmt: skip
-def test_the_quantile_of_tokens_that_the_draft_excludes_is_a_number(logs, expected):
+def test_the_quantile_of_impossible_tokens_is_not_nan(logs, expected):
     """Compares with float64's quantile, and with the lower value if that is a difference of infinities."""
     padded, counted = jnp.asarray([logs + [7.0] * 3]), jnp.asarray([[True] * len(logs) + [False] * 3])
     assert float(generations.lowest_tenth(padded, counted)[0]) == pytest.approx(expected)
 
 
-def test_a_token_100_below_the_first_has_a_log_likelihood():
+def test_a_token_100_nats_below_the_first_has_a_log_likelihood():
     """At temperature 20 it is drawn, at temperature 1 its probability is 0 in float32."""
     q = np.float32([[0.0, -100.0]] * 2)
     pair = sc.Pair(target=sc.TableLM(q), draft=sc.TableLM(q))
@@ -220,7 +220,7 @@ def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement(
 
 
 @pytest.mark.laws
-def test_a_cap_costs_calls_and_discards_nothing_still():
+def test_a_cap_adds_calls_but_discards_nothing():
     q_table, _ = conformance.tables(9, seed=4)
     pair = conformance.tabular_pair(q_table, q_table)
     out = sc.decode(pair, [[0]], method="stop_oracle", block_size=4, max_new_tokens=14)
@@ -229,17 +229,17 @@ def test_a_cap_costs_calls_and_discards_nothing_still():
     assert out.stats["discarded"] == 0
 
 
-def test_only_a_policy_that_asks_can_be_told():
+def test_the_oracle_needs_a_model_under_its_policy():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=5))
-    with pytest.raises(ValueError, match="the oracle tells a model's drafts when to stop"):
+    with pytest.raises(ValueError, match="the oracle needs a model that drafts under stop policy Oracle"):
         generations.OracleStopping(assemble(pair, stop=lambda _: Fixed(3))[0])
-    with pytest.raises(ValueError, match="method 'stop_oracle' is more than one generation, and so is no engine"):
+    with pytest.raises(ValueError, match="method 'stop_oracle' runs more than one generation, so it has no engine"):
         assemble(pair, method="stop_oracle")
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("own_head", [False, True])
-def test_an_exit_in_the_targets_cache_is_told_as_a_model_is(own_head):
+def test_the_oracle_works_for_an_exit_in_the_targets_cache(own_head):
     """Greedy output is the target's, nothing is discarded, and something is drafted; with its own head too."""
     target = tiny_decoders.bound(tiny("llama2_7b", vocab_size=40))
     head = shared_head(target) if own_head else None

@@ -45,7 +45,7 @@ HEAVY = [pytest.param(drafters, marks=pytest.mark.laws) for drafters in ((DEEP,)
 
 
 @pytest.mark.parametrize("drafters", [(MIDDLE,), *HEAVY])
-def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
+def test_a_lossless_rule_keeps_the_targets_distribution_under_any_drafter(pair, drafters):
     out = sc.decode(pair, [[0]] * ROWS, drafters=drafters, temperature=0.9, max_new_tokens=6, seed=3)
     assert out.stats["acceptance_rate"] > 0.2
     law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 0.9, 1.0)
@@ -53,7 +53,7 @@ def test_whatever_drafts_a_lossless_rule_keeps_the_targets_law(pair, drafters):
 
 
 @pytest.mark.laws
-def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
+def test_a_lossy_rule_reads_the_distribution_of_the_lossy_level_below(pair):
     small, middle, large = three_tables()
     settings = {"rule": "token_v3", "alpha": 0.4, "drafters": (LOSSY,), "temperature": 0.9}
     out = sc.decode(pair, [[0]] * ROWS, max_new_tokens=6, **settings)
@@ -63,7 +63,7 @@ def test_a_lossy_rule_over_a_lossy_level_has_the_law_of_what_is_handed_up(pair):
 
 
 @pytest.mark.laws
-def test_levels_draw_bits_of_their_own(pair):
+def test_levels_draw_separate_random_bits(pair):
     """A bit shared between levels would correlate draws and decisions: see `core.rngs.below`."""
     out = sc.decode(pair, [[0]] * 4000, drafters=(DEEP,), temperature=1.0, max_new_tokens=6)
     law = conformance.law_by_rule(sc.RULES["spec_decode"], *(three_tables()[n] for n in (0, 2)), 0.0, 1.0, 1.0)
@@ -71,7 +71,7 @@ def test_levels_draw_bits_of_their_own(pair):
 
 
 @pytest.mark.laws
-def test_a_stack_is_streamed_as_it_is_decoded(pair):
+def test_stream_and_decode_agree_on_a_stack(pair):
     settings = {"rule": "opt", "alpha": 0.2, "drafters": (LOSSY,), "temperature": 1.0, "max_new_tokens": 12, "seed": 4}
     streamed = [token.id for token in sc.stream(pair, [0], **settings)]
     assert streamed == np.asarray(sc.decode(pair, [[0]], **settings).tokens)[0].tolist()
@@ -83,24 +83,24 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
 @pytest.mark.parametrize(("chosen", "said"), [
     ({"drafters": MIDDLE}, "drafters=.* is one value where a tuple is meant"),
     ({"drafters": "draft"}, "drafters='draft' is one value where a tuple is meant"),
-    ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 means nothing where a level drafts"),
+    ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 has no effect where a level drafts"),
     ({"drafters": (MIDDLE,), "stop": "confidence", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
     ({"drafters": (MIDDLE,), "method": "bild", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
-    ({"drafters": (LOSSY,), "draft_temperature": 0.2}, "draft_temperature=0.2 and the temperature=0.7 of the level"),
+    ({"drafters": (LOSSY,), "draft_temperature": 0.2}, "draft_temperature=0.2 and temperature=0.7 of the level"),
     ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
     ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
-    ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' means nothing"),
+    ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' has no effect"),
     ({"drafters": ("middle",), "method": "seq_cascade", "alpha": -3.0}, "'seq_cascade' has no drafters"),
     ({"drafters": ("middle",), "method": "autoregressive"}, "'autoregressive' has no drafters"),
-    ({"stop": "oracle"}, "stop='oracle' must be told beforehand where to stop: method 'stop_oracle'"),
+    ({"stop": "oracle"}, "stop='oracle' must know beforehand where to stop: use method 'stop_oracle'"),
     ({"drafters": (MIDDLE,), "method": "stop_oracle"}, "ends blocks by 'oracle'"),
     ({"accept": "some"}, "unknown acceptance 'some'"),
     ({"accept": "deferral", "rule": "lossy", "alpha": 0.1}, "lossy"),
-    ({"stop": 5}, "stop policy 5 is none"),
-    ({"rule": 0.5}, "rule=0.5 is no name"),
+    ({"stop": 5}, "stop policy 5 is not a policy"),
+    ({"rule": 0.5}, "rule=0.5 is not a name"),
     ({"method": ".a.b"}, "unknown method '.a.b'"),
 ])  # fmt: skip
-def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_is_loaded(pair, chosen, said):
+def test_unused_settings_and_unknown_names_are_refused_before_loading(pair, chosen, said):
     """Both `decode` and a point refuse; a point has no pair yet."""
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], **chosen, max_new_tokens=3)
@@ -114,7 +114,7 @@ def test_what_nothing_would_read_and_what_is_no_name_is_refused_before_anything_
         validate(point)
 
 
-def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
+def test_a_head_is_used_only_if_some_level_needs_it():
     headed = replace(MIDDLE, stop="acceptance_head", stop_threshold=0.3)
     assert asks_head(Settings(method="spec_decode", drafters=(headed,)))
     assert asks_head(Settings(method="spec_decode", drafters=(replace(LEVELS, drafters=(headed,)),)))
@@ -122,7 +122,7 @@ def test_a_head_that_a_level_asks_is_asked_and_one_that_nothing_asks_is_not():
     assert not asks_head(Settings(method="spec_decode", drafters=(MIDDLE,)))
 
 
-def test_equal_levels_are_one_point_and_a_record_names_all_parts():
+def test_equal_levels_share_a_point_and_records_name_all_parts():
     fields = {"model": "middle", "budget": 3, "rule": "opt"}
     levels = [Level(**fields, alpha=alpha) for alpha in (1, 1.0, np.float64(1))]
     same = [recorded(Settings(method="spec_decode", drafters=(level,))) for level in levels]
@@ -133,7 +133,7 @@ def test_equal_levels_are_one_point_and_a_record_names_all_parts():
         recorded(Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),)))
 
 
-def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_other_drafts():
+def test_labels_and_distributions_tell_different_settings_apart():
     chosen = [
         Settings(method="chow", alpha=0.1), Settings(method="chow", alpha=0.1, accept="deferral"),
         Settings(method="chow", alpha=0.1, drafters=("middle",)), Settings(method="fuzzy", alpha=0.1),
@@ -151,7 +151,7 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
 @pytest.mark.parametrize(("drafters", "said"), [
     (("midle",), "unknown drafter 'midle': did you mean middle"),
     ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
-    ((Level(model="target", budget=3),), "level 'target' is the target itself: levels stand below it"),
+    ((Level(model="target", budget=3),), "level 'target' is the target itself: name a smaller model"),
     ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
     ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
     ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
@@ -160,10 +160,10 @@ def test_curves_that_differ_read_differently_and_lossy_ones_are_no_rivals_of_oth
     ((Level(model="middle", budget=3, accept="some"),), "unknown acceptance 'some'"),
     ((Level(model="middle", budget=3, stop="confidence"),), "level 'middle' needs stop_threshold"),
     ((Level(model="middle", budget=3, temperature=-1.0),), "temperature=-1 .*is negative"),
-    (("draft", "middle"), "has 2 drafters .* and must be told how one is chosen"),
-    ((), "is to choose among no drafters"),
+    (("draft", "middle"), "has 2 drafters .* and needs choose, which selects one"),
+    ((), "has no drafters to choose from"),
 ])  # fmt: skip
-def test_a_stack_that_cannot_be_is_refused_by_name(pair, drafters, said):
+def test_impossible_stacks_are_refused_by_name(pair, drafters, said):
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], drafters=drafters, max_new_tokens=3)
 
@@ -206,7 +206,7 @@ experiment.sweep:
 
 
 @pytest.mark.laws
-def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, capsys):
+def test_gin_alone_sweeps_and_tabulates_three_levels(folder, tmp_path, capsys):
     file, output = tmp_path / "stack.gin", tmp_path / "stack.jsonl"
     file.write_text(SWEEP.format(folder=str(folder), output=str(output)))
     gin.clear_config()
@@ -245,7 +245,7 @@ def test_three_levels_are_swept_and_tabulated_by_gin_alone(folder, tmp_path, cap
     assert lines[first_line + 2].split(",")[-5:-3] == ["lowest draft", f"{level['draft_steps'] / tokens:.3f}"]
 
 
-def test_a_model_that_is_missing_is_named_before_anything_is_measured(folder, tmp_path, monkeypatch):
+def test_a_missing_model_is_named_before_measuring(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
     arguments = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}

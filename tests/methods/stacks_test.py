@@ -96,12 +96,12 @@ def p_value(pair, drafter, logits, rule="spec_decode", alpha=None, temperature=1
     (10, 4, {"tails": True}, 0.6),
     (11, 4, {"tails": True, "lossy": 2, "kind": "bigrams"}, 1.0),
 ])  # fmt: skip
-def test_the_law_of_a_stack_is_the_targets(seed, depth, given, temperature):
+def test_a_stack_has_the_targets_distribution(seed, depth, given, temperature):
     assert p_value(*stack(seed, depth, **given), temperature=temperature) > 1e-3
 
 
 @pytest.mark.laws
-def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is_below_it():
+def test_a_lossy_rule_reads_the_model_of_the_lossless_level_below():
     pair, drafter, logits = stack(8, 4, lossy=1)
     # at one temperature throughout, as `law_by_rule` has it for the two models that it compares
     drafter = replace(drafter, temperature=1.0)
@@ -113,7 +113,7 @@ def test_a_lossy_rule_above_a_lossless_level_reads_that_levels_model_whatever_is
     pytest.param("lookup", (None, None), marks=pytest.mark.laws),
     pytest.param("fake", (0.7, 0.3), marks=pytest.mark.laws),
 ])  # fmt: skip
-def test_at_temperature_0_a_stack_of_four_writes_what_the_target_writes(kind, heats):
+def test_a_greedy_stack_of_four_writes_the_targets_output(kind, heats):
     """The models' distributions depend on the whole prefix: a stale cache at any level would change the kept tokens.
 
     Levels that are sampled, each at its own temperature, change nothing either.

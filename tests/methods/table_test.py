@@ -39,7 +39,7 @@ def outputs(generation):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["fuzzy_tv"])
-def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
+def test_methods_of_one_deferral_share_a_distribution_and_order_acceptance(rule):
     """Compares fuzzy decoding, the oracle cascade and the speculative cascade of one δ.
 
     METHODS section 2, *a second way*.
@@ -61,7 +61,7 @@ def test_methods_of_one_deferral_have_one_law_and_ordered_acceptance(rule):
     assert abs(rates["fuzzy"] - rates["oracle_cascade"]) < 0.05  # examined at other prefixes
 
 
-def test_another_bonus_has_another_law():
+def test_another_bonus_changes_the_distribution():
     """Negative control: in the published method the bonus comes from the target, and the chi-square test detects it."""
     q_table, p_table = conformance.tables(3, seed=41)
     alpha = conformance.telling_alpha(sc.RULES["fuzzy_tv"], q_table, p_table)
@@ -72,7 +72,7 @@ def test_another_bonus_has_another_law():
     assert conformance.sequence_p_value(np.asarray(out.tokens), law) < 1e-6
 
 
-def test_random_accept_keeps_the_share_that_it_is_told():
+def test_random_accept_accepts_the_share_alpha():
     q_table, p_table = conformance.tables(4, seed=42)
     out = run(conformance.tabular_pair(q_table, p_table), "random_accept", 4000, alpha=0.7, temperature=1.0)
     rate = float(out.stats.kept.sum() / out.stats.examined.sum())
@@ -80,7 +80,7 @@ def test_random_accept_keeps_the_share_that_it_is_told():
 
 
 @pytest.mark.parametrize(("tau", "end"), [(0.0, "p"), (1.01, "q")])
-def test_the_ends_of_fuzzy_are_the_two_models(tau, end):
+def test_extreme_thresholds_of_fuzzy_give_the_two_models(tau, end):
     tables = dict(zip("qp", conformance.tables(8, seed=43), strict=True))
     pair = conformance.tabular_pair(tables["q"], tables["p"])
     out = run(pair, "fuzzy", 3, rule="fuzzy_js", bonus="rule", alpha=tau)
@@ -124,7 +124,7 @@ def algorithm_2(q_table, p_table, sure, cap, length, last=0):
     ("token_cascade", lambda a: lambda row: reference.softmax(row).max() >= 1 - a, (0.0, 0.4, 0.6, 0.75, 1.0)),
     ("token_cascade_log", lambda a: lambda row: reference.entropy(reference.softmax(row)) <= a, (0.0, 1.0, 1.6, 3.0)),
 ])  # fmt: skip
-def test_token_cascade_is_the_naive_algorithm(method, sure, alphas):
+def test_token_cascade_equals_the_naive_algorithm(method, sure, alphas):
     called = set()
     for seed in range(6):
         q_table, p_table = conformance.tables(9, seed=50 + seed)
@@ -138,7 +138,7 @@ def test_token_cascade_is_the_naive_algorithm(method, sure, alphas):
     assert called == {True, False}
 
 
-def test_token_cascade_samples_from_whom_the_rule_names():
+def test_token_cascade_samples_from_the_model_that_the_rule_selects():
     """Enumerates sequences of 5 tokens: the draft's distribution if it is sure and under the cap, else the target's."""
     q_table, p_table = conformance.tables(3, seed=45)
     alpha, cap, length = 0.45, 2, 5
@@ -188,7 +188,7 @@ def big_little(q_table, p_table, fallback, rollback, cap, length):
     return tokens[:length], calls, False
 
 
-def test_bild_is_the_naive_algorithm():
+def test_bild_equals_the_naive_algorithm():
     seen = set()
     for seed in range(8):
         q_table, p_table = conformance.tables(9, seed=60 + seed)
@@ -207,7 +207,7 @@ def test_bild_is_the_naive_algorithm():
 
 
 @pytest.mark.parametrize("method", ["token_cascade", "bild"])
-def test_what_is_committed_unverified_is_counted(method):
+def test_unverified_tokens_are_counted(method):
     q_table, p_table = conformance.tables(6, seed=46)
     numbers = {"alpha": 0.6, "temperature": 1.0} | ({"stop_threshold": 0.6} if method == "bild" else {})
     out = run(conformance.tabular_pair(q_table, p_table), method, 500, stop_ids=[STOP], block_size=4, **numbers)
@@ -221,7 +221,7 @@ def test_what_is_committed_unverified_is_counted(method):
     assert ((s["unverified_tokens"] > 0) == (s["unverified"] > 0)).all()
 
 
-def test_nothing_is_called_for_a_block_that_nobody_verifies():
+def test_an_unverified_final_block_calls_no_target():
     """A draft that is always sure ends its row at once: a broken target is never called."""
     q_table, p_table = conformance.tables(6, seed=47)
     pair = conformance.tabular_pair(q_table, np.full_like(p_table, np.nan))
@@ -241,16 +241,16 @@ def test_nothing_is_called_for_a_block_that_nobody_verifies():
     ({"method": "fuzzy", "alpha": 0.1, "stop_threshold": 0.5}, r"'fuzzy' has no stop_threshold \(0.5\)"),
     ({"method": "token_cascade", "alpha": 0.1, "stop_threshold": 0.5}, "its alpha is the threshold"),
     ({"method": "token_cascade", "alpha": 0.1, "rule": "diff"}, "'token_cascade' takes rule chow, not 'diff'"),
-    ({"method": "oracle_cascade", "alpha": 0.1, "block_size": 3}, "'oracle_cascade' has blocks of 1"),
-    ({"method": "oracle_cascade", "alpha": 0.1, "rule": "lossy"}, "no deferral rule"),
+    ({"method": "oracle_cascade", "alpha": 0.1, "block_size": 3}, "'oracle_cascade' has a fixed block size of 1"),
+    ({"method": "oracle_cascade", "alpha": 0.1, "rule": "lossy"}, "is not a deferral rule"),
     ({"method": "random_accept", "alpha": 1.5}, r"alpha=1.5 is outside the domain \[0, 1\] of rule 'random_accept'"),
     ({"method": "fuzzy"}, "'fuzzy_js' needs alpha"),
     ({"method": "stop_confidence", "stop_threshold": -0.1}, "stop_threshold=-0.1 is outside 0 … 1"),
     ({"method": "stop_confidence", "stop_threshold": [1.5]}, "stop_threshold=1.5 is outside 0 … 1"),
     ({"method": "stop_confidence", "stop_threshold": "no"}, "stop_threshold='no' is not a number"),
-    ({"accept": "soft_ratio"}, "'soft_ratio' belongs to rule 'sd_reference', got 'spec_decode'"),
+    ({"accept": "soft_ratio"}, "'soft_ratio' works only with rule 'sd_reference', got 'spec_decode'"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, message):
+def test_meaningless_settings_are_refused_before_compiling(arguments, message):
     pair = conformance.tabular_pair(*conformance.tables(4, seed=1))
     with pytest.raises(ValueError, match=message):
         sc.decode(pair, [[0]], **arguments)
@@ -266,14 +266,14 @@ def test_what_has_no_meaning_is_refused_before_anything_is_compiled(arguments, m
         ("stop_entropy", (-1,), (0, 12), r"is outside 0 … inf; .* the entropy of q .*\(nats\)"),
     ],
 )
-def test_a_threshold_has_the_range_of_what_it_is_compared_with(method, outside, inside, said):
+def test_a_threshold_outside_the_range_of_its_policy_is_refused(method, outside, inside, said):
     for value in outside:
         with pytest.raises(ValueError, match=rf"stop_threshold=.* {said}"):
             conformance.controls(2, method=method, stop_threshold=value)
     assert conformance.controls(2, method=method, stop_threshold=[*inside]).stop_threshold.tolist() == [*inside]
 
 
-def test_every_method_can_be_put_together():
+def test_every_method_can_be_built():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
     pair = dataclasses.replace(pair, head=head_for(pair))
     for name, method in table.METHODS.items():

@@ -69,7 +69,7 @@ def fed(request):
     )
 
 
-def test_every_node_sees_its_own_path_alone(fed):
+def test_every_node_sees_only_its_own_path(fed):
     for entry, path in PATHS.items():
         path_entries = [0, *(node + 1 for node in path)]
         assert path_entries[-1] == entry
@@ -77,7 +77,7 @@ def test_every_node_sees_its_own_path_alone(fed):
         np.testing.assert_allclose(fed.logits[:, path_entries], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_level_by_level_it_is_the_same(fed):
+def test_feeding_level_by_level_gives_the_same_logits(fed):
     cache = fed.cache
     for depth in range(TREE.depth + 1):
         first, end = TREE.level(depth)
@@ -85,7 +85,7 @@ def test_level_by_level_it_is_the_same(fed):
         np.testing.assert_allclose(out.logits, fed.logits[:, first:end], rtol=1e-4, atol=1e-4)
 
 
-def test_a_path_that_is_kept_is_as_if_it_alone_had_been_fed(fed):
+def test_after_accepting_a_path_the_cache_holds_only_that_path(fed):
     """Keeps a different path, of a different length, in each row."""
     start = fed.model.consumed(fed.cache)
     kept = [(0, 2, 5, 7), (0, 1, 4), (0,)]  # Entry 0 is the pending token; node n is entry n + 1.
@@ -101,7 +101,7 @@ def test_a_path_that_is_kept_is_as_if_it_alone_had_been_fed(fed):
         np.testing.assert_allclose(logits[row], alone[row, -2:], rtol=1e-4, atol=1e-4)
 
 
-def test_a_ring_is_refused():
+def test_a_ring_cache_is_refused():
     model, params = decoder("gemma2_2b")
     prompt = Prompt(jnp.ones((1, 3), jnp.int32), jnp.array([3]))
     cache = jax.eval_shape(lambda: model.prefill(params, prompt, 200, 4))
@@ -112,12 +112,12 @@ def test_a_ring_is_refused():
 @pytest.mark.parametrize(
     ("parents", "said"), [((0,), "node 0 of the tree follows 0"), ((-1, 0, -1), "shallower"), ((), "without nodes")]
 )
-def test_what_is_no_tree_is_refused(parents, said):
+def test_invalid_trees_are_refused(parents, said):
     with pytest.raises(ValueError, match=said):
         Tree(parents)
 
 
-def test_trees_by_branching():
+def test_branching_factors_give_the_right_tree():
     tree = Tree.of_branching((3, 2))
     assert tree.parents == (-1, -1, -1, 0, 0, 1, 1, 2, 2) and tree.depth == 2 and tree.level(2) == (4, 10)
     assert tree.children[0].tolist() == [1, 2, 3] and tree.children[2].tolist() == [6, 7, 0]

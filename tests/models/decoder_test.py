@@ -31,7 +31,7 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
 
 
 @pytest.mark.parametrize("name", [*KINDS, "gemma2_27b"])
-def test_parameters_have_the_names_and_shapes_that_are_written_down(name):
+def test_parameters_have_the_documented_names_and_shapes(name):
     config = tiny(name)
     model, leaves = DecoderLM(config), jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
     assert isinstance(model, LanguageModel) and hash(model) == hash(DecoderLM(dataclasses.replace(config)))
@@ -87,7 +87,7 @@ CACHED += [pytest.param("gemma2_2b", None, marks=pytest.mark.laws)]
 
 
 @pytest.mark.parametrize(("name", "back"), CACHED)
-def test_cached_logits_equal_teacher_forced_ones(name, back):
+def test_cached_logits_equal_teacher_forced_logits(name, back):
     """Feeds blocks of several lengths at a different position in each row, across the window's edge, with rollbacks."""
     config = CONFIGS[name]
     bound = tiny_decoders.bound(config)
@@ -124,7 +124,7 @@ def test_long_prompts_attend_in_chunks(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_layer_sees_its_window_and_nothing_ahead(name):
+def test_a_layer_sees_only_its_window_and_nothing_ahead(name):
     config = dataclasses.replace(CONFIGS[name], num_layers=1)
     bound = tiny_decoders.bound(config)
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, (1, 20))
@@ -137,7 +137,7 @@ def test_a_layer_sees_its_window_and_nothing_ahead(name):
 
 
 @pytest.mark.parametrize("name", ["gemma2_2b", "qwen2.5_7b"])
-def test_padded_entries_are_never_probable(name):
+def test_padded_vocabulary_entries_have_probability_zero(name):
     config = dataclasses.replace(tiny(name), vocab_size=90)
     bound = tiny_decoders.bound(config)
     logits = forced(bound.model, bound.params, np.array([[1, 2, 3]]))
@@ -147,7 +147,7 @@ def test_padded_entries_are_never_probable(name):
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 5000), st.integers(0, 5000), st.sampled_from(["halves", "adjacent"]), st.booleans())
-def test_rotation_makes_products_depend_on_distance_alone(at, shift, pairs, scaled):
+def test_rotation_makes_products_depend_only_on_distance(at, shift, pairs, scaled):
     config = tiny("llama3.1_8b" if scaled else "llama2_7b")
     rng = np.random.default_rng(at)
     query, key = (jnp.asarray(rng.normal(size=(1, 1, 1, config.head_dim)), jnp.float32) for _ in range(2))
@@ -176,17 +176,17 @@ def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"num_kv_heads": 3}, "num_heads 4 is no multiple of num_kv_heads 3"),
+    ({"num_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
     ({"head_dim": 7}, "head_dim is 7"),
     ({"activation": "relu"}, "activation is 'relu': choose one of gelu, silu"),
     ({"rope_pairs": "thirds"}, "rope_pairs is 'thirds'"),
-    ({"pattern": ("local", "distant")}, "pattern holds 'distant'"),
-    ({"pattern": ()}, "pattern holds ''"),
+    ({"pattern": ("local", "distant")}, "pattern contains 'distant'"),
+    ({"pattern": ()}, "pattern contains ''"),
     ({"window": None}, "window is None, but there are local layers"),
     ({"num_embeddings": 96}, "num_embeddings is 96, below vocab_size 97"),
     ({"d_ff": 0}, "d_ff is 0"),
 ])  # fmt: skip
-def test_sizes_that_do_not_fit_are_refused(changes, message):
+def test_inconsistent_sizes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         dataclasses.replace(tiny("gemma2_2b"), **changes)
 
@@ -202,7 +202,7 @@ def test_prompts_and_blocks_that_do_not_fit_are_refused():
         jax.eval_shape(bound.model.extend, bound.params, cache, jnp.ones((1, 5), jnp.int32))
 
 
-def test_half_precision_stays_near_and_its_cache_is_half_as_large():
+def test_half_precision_is_close_and_halves_the_cache():
     config = tiny("gemma2_2b")
     exact, tokens = tiny_decoders.bound(config), np.random.default_rng(2).integers(0, 97, (2, 12))
     half = DecoderLM(dataclasses.replace(config, dtype="bfloat16"))

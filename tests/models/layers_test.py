@@ -56,7 +56,7 @@ def test_products_have_the_precision_of_their_dtype(name):
     assert len(halved) == len(full) and set(halved) == {"DEFAULT"}
 
 
-def test_a_precision_that_the_caller_names_stays():
+def test_a_precision_chosen_by_the_caller_stays():
     for named, asked in (("default", "DEFAULT"), ("high", "HIGH")):
         with jax.default_matmul_precision(named):
             assert set(products(T5, ["tpu"])) == {asked}

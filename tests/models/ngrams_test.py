@@ -31,7 +31,7 @@ def searched(source, tokens):
 
 
 @pytest.mark.parametrize("encoder", [False, True])
-def test_logits_are_those_of_a_search(encoder):
+def test_logits_equal_a_search_in_plain_python(encoder):
     rng = np.random.default_rng(0)
     rows, context, width = 6, 4, 12
     source = rng.integers(1, V, (rows, 7)).astype(np.int32)
@@ -51,7 +51,7 @@ def test_logits_are_those_of_a_search(encoder):
     assert 0 < copies < rows * (width + 1)
 
 
-def test_a_table_holds_counts_and_answers_where_nothing_matches():
+def test_a_table_of_counts_drafts_where_nothing_matches():
     table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=2)
     bound = ngrams.bigrams(table, V)
     prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))
@@ -87,7 +87,7 @@ def test_rolled_back_tokens_are_forgotten():
 
 @pytest.mark.laws
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lookup_drafts_what_the_target_writes(temperature):
+def test_prompt_lookup_keeps_the_targets_output(temperature):
     """Checks that greedy output is the target's, and that sampling accepts copied tokens (one-hot distributions)."""
     target = FakeLM(V)
     pair = Pair(target, ngrams.prompt_lookup(V, LONGEST))
@@ -100,13 +100,13 @@ def test_lookup_drafts_what_the_target_writes(temperature):
         np.testing.assert_array_equal(out.tokens, alone.tokens)
 
 
-def test_counting_holds_nothing_of_the_size_of_all_pairs():
+def test_counting_allocates_no_table_of_all_bigrams():
     table = ngrams.count_bigrams([[0, 250_000, 1], [0, 250_000, 2]], 256_000, most=2)
     assert table["next"].shape == (256_000, 2)
     assert table["next"][0, 0] == 250_000 and set(table["next"][250_000]) == {1, 2}
 
 
-def test_ids_beyond_the_vocabulary_are_never_drafted_and_followed_by_what_is_common():
+def test_ids_beyond_the_vocabulary_are_never_drafted_and_precede_common_tokens():
     """Checks that the added rows equal the rows of ids without successors: the same counts in the same order."""
     table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=4)
     wide = ngrams.widened(table, V, V + 2)
@@ -130,15 +130,15 @@ def _with(**changed):
     (lambda: ngrams.count_bigrams([[3, -1]], V), "token -1 is outside a vocabulary of 5"),
     (lambda: ngrams.count_bigrams([[1], []], V), "no bigrams to count"),
     (lambda: ngrams.count_bigrams([[0, 3]], V, most=0), "most=0 is not a whole number >= 1"),
-    (lambda: ngrams.count_bigrams([[0, 3]], V), "not one of a vocabulary of 6"),
-    (lambda: _with(next=np.zeros((V + 1, 0)), logits=np.zeros((V + 1, 0))), r"shapes .*\(6, 0\).* is not one"),
-    (lambda: _with(next=np.zeros(V + 1), logits=np.zeros(V + 1)), "is not one of a vocabulary of 6"),
-    (lambda: {}, "is not one of a vocabulary of 6"),
-    (lambda: _with(next=np.array([[1, -1]] * (V + 1))), "names token -1, outside a vocabulary of 6"),
-    (lambda: _with(next=np.array([[1, 6]] * (V + 1))), "names token 6, outside a vocabulary of 6"),
-    (lambda: _with(logits=np.array([[0, 0], [0, np.nan], *[[0, 0]] * 4])), "infinite or no logits behind token 1"),
-    (lambda: _with(logits=np.array([*[[0, 0]] * 5, [-np.inf] * 2])), "infinite or no logits behind token 5"),
+    (lambda: ngrams.count_bigrams([[0, 3]], V), "a vocabulary of 6 needs"),
+    (lambda: _with(next=np.zeros((V + 1, 0)), logits=np.zeros((V + 1, 0))), r"shapes .*\(6, 0\).* of 6 needs"),
+    (lambda: _with(next=np.zeros(V + 1), logits=np.zeros(V + 1)), "but a vocabulary of 6 needs"),
+    (lambda: {}, "but a vocabulary of 6 needs"),
+    (lambda: _with(next=np.array([[1, -1]] * (V + 1))), "has token -1, outside a vocabulary of 6"),
+    (lambda: _with(next=np.array([[1, 6]] * (V + 1))), "has token 6, outside a vocabulary of 6"),
+    (lambda: _with(logits=np.array([[0, 0], [0, np.nan], *[[0, 0]] * 4])), "infinite or no logits after token 1"),
+    (lambda: _with(logits=np.array([*[[0, 0]] * 5, [-np.inf] * 2])), "infinite or no logits after token 5"),
 ])  # fmt: skip
-def test_what_cannot_be_counted_and_what_is_no_table_of_a_vocabulary_of_6_is_refused(make, message):
+def test_invalid_sequences_and_tables_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         ngrams.bigrams(make(), V + 1)

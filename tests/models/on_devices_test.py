@@ -20,18 +20,18 @@ def same(told):
 
 
 @pytest.mark.parity
-def test_a_pair_is_read_into_its_parts():
+def test_a_pair_is_loaded_directly_into_shards():
     """Checks that its fingerprint, outputs and streams equal one device's, and that 7 rows are refused."""
     results = found("rows", "loaded")
     assert results["rows"].startswith(
-        "a batch of 7 does not divide by the 2 parts that mesh=(2, 4) spreads rows over: "
+        "a batch of 7 is not divisible by the 2 parts that mesh=(2, 4) spreads rows over: "
     )
     assert set(results["loaded"]) == {"fingerprint", "split", "tokens", "stream"} and all(results["loaded"].values())
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("cases", [GREEDY[:4], GREEDY[4:], SAMPLED])
-def test_meshes_models_and_methods_write_what_one_device_writes(cases):
+def test_every_mesh_model_and_method_gives_the_outputs_of_one_device(cases):
     """Checks tokens and counters; sampled runs draw equal random numbers by row, round and slot.
 
     Their tokens therefore equal one device's except at near-ties.
@@ -42,7 +42,7 @@ def test_meshes_models_and_methods_write_what_one_device_writes(cases):
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("kind", "shapes"), [("t5", ("1x8", "2x4")), ("decoder", ("2x4",))])
-def test_no_step_gathers_a_cache_or_the_laws(kind, shapes):
+def test_no_step_gathers_a_cache_or_the_distributions(kind, shapes):
     """Reads the compiled programs for vocabularies of 32k and 256k entries.
 
     The same measure must detect that XLA gathers the cache if it partitions the merged axis itself.

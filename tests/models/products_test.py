@@ -59,7 +59,7 @@ def test_packed_weights_give_the_same_logits(case):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8"])
-def test_fewer_bits_are_the_model_of_the_rounded_weights(case, kind):
+def test_logits_in_fewer_bits_equal_those_of_the_rounded_weights(case, kind):
     model, params, expected = case
     packed = products.pack(params, model.config, kind)
     rounded = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), packed, is_leaf=is_packed)
@@ -69,7 +69,7 @@ def test_fewer_bits_are_the_model_of_the_rounded_weights(case, kind):
     assert 1e-6 < error < {"float16": 0.003, "bfloat16": 0.03, "int8": 0.06}[kind]
 
 
-def test_xla_multiplies_eight_bits_the_same(case, monkeypatch):
+def test_xla_gives_the_same_products_of_8_bit_weights(case, monkeypatch):
     """Checks an accelerator's way of multiplying: matrices of one panel that XLA widens on the way."""
     model, params, _ = case
     expected = logits(model, products.pack(params, model.config, "int8"))
@@ -80,7 +80,7 @@ def test_xla_multiplies_eight_bits_the_same(case, monkeypatch):
     np.testing.assert_allclose(logits(model, packed), expected, atol=2e-5)
 
 
-def test_without_own_products_a_cpu_holds_16_bits_widened(case, monkeypatch):
+def test_without_the_packages_kernels_a_cpu_widens_16_bit_weights(case, monkeypatch):
     model, params, _ = case
     monkeypatch.setattr(products.products, "available", lambda: False)
     half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)

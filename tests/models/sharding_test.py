@@ -29,7 +29,7 @@ MODELS = {"t5": T5(SMALL), **{name: DecoderLM(tiny(name)) for name in ("gemma2_2
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_lies_somewhere_by_a_row_of_the_table(name):
+def test_every_parameter_matches_a_row_of_the_table(name):
     model = MODELS[name]
     leaves = flatten_dict(abstract(model), sep="/")
     places = {path: sharding.spec_of(path) for path in leaves}
@@ -40,7 +40,7 @@ def test_every_parameter_lies_somewhere_by_a_row_of_the_table(name):
     assert whole == {"scale"}
 
 
-def test_fused_kernels_are_split_where_the_next_product_needs_no_exchange():
+def test_fused_kernels_are_split_so_that_the_next_product_needs_no_exchange():
     """Checks that kernels that make heads and units are split by columns and the next ones by rows.
 
     Each pair of products then needs a single sum over devices.
@@ -57,13 +57,15 @@ def test_fused_kernels_are_split_where_the_next_product_needs_no_exchange():
         assert sharding.fused_widths(f"{layer}/{name}", columns, grouped) == widths
 
 
-def test_a_parameter_that_no_row_names_is_refused():
-    with pytest.raises(ValueError, match="'decoder/adapter/kernel' lies on a mesh: add a row to sharding.LOGICAL_AXES"):
+def test_a_parameter_without_a_row_is_refused():
+    with pytest.raises(
+        ValueError, match="no row of sharding.LOGICAL_AXES says how to shard the parameter 'decoder/adapter/kernel'"
+    ):
         sharding.spec_of("decoder/adapter/kernel")
 
 
 @given(shards=st.integers(1, 4), columns=st.lists(st.integers(1, 3), min_size=1, max_size=3))
-def test_what_is_put_side_by_side_comes_apart(shards, columns):
+def test_interleaving_and_splitting_are_inverse(shards, columns):
     kernels = [np.random.default_rng(n).normal(size=(2, width * shards)) for n, width in enumerate(columns)]
     joined = sharding.interleave_fused(kernels, shards)
     back = sharding.split_fused(joined, [kernel.shape[-1] for kernel in kernels], shards)
@@ -72,16 +74,16 @@ def test_what_is_put_side_by_side_comes_apart(shards, columns):
     assert np.array_equal(first, np.concatenate([np.split(kernel, shards, axis=-1)[0] for kernel in kernels], axis=-1))
 
 
-def test_a_model_that_does_not_divide_is_refused_by_the_size_that_does_not():
+def test_an_error_names_the_size_that_the_mesh_does_not_divide():
     grouped = dataclasses.replace(tiny("gemma2_2b"), num_heads=8, num_kv_heads=2, num_embeddings=128, d_ff=64)
     with pytest.raises(
-        ValueError, match=r"num_kv_heads=2 of m does not divide by the 4 parts of mesh=\(1, 4\): .* 2, or"
+        ValueError, match=r"num_kv_heads=2 of m is not divisible by the 4 parts of mesh=\(1, 4\): .* 2, or"
     ):
         sharding.check(grouped, (1, 4), "m")
     sharding.check(grouped, (4, 2), "m")
 
 
-def test_what_each_device_holds_is_its_share_and_what_all_hold():
+def test_memory_per_device_is_its_shard_plus_replicated_arrays():
     """Compares with sizes computed by hand: every device holds all norms and a share of kernels and caches."""
     model, sizes = T5(SMALL), {"batch": 4, "length": 10, "block_size": 2}
     single, spread = needs(model, **sizes), needs(model, **sizes, mesh=(2, 4))
@@ -93,14 +95,14 @@ def test_what_each_device_holds_is_its_share_and_what_all_hold():
     assert spread.cache_bytes == by_rows // 2 + (single.cache_bytes - by_rows) // 8
     assert spread.laws_bytes == single.laws_bytes // 8
     assert spread.parameters == single.parameters and spread.call_bytes < single.call_bytes / 4 + norms
-    with pytest.raises(ValueError, match=r"a batch of 3 does not divide by the 2 parts that mesh=\(2, 4\)"):
+    with pytest.raises(ValueError, match=r"a batch of 3 is not divisible by the 2 parts that mesh=\(2, 4\)"):
         needs(model, **sizes | {"batch": 3}, mesh=(2, 4))
 
 
 # --- memory
 
 
-def test_a_windowed_cache_is_counted_ring_by_ring():
+def test_memory_of_a_windowed_cache_is_the_sum_of_its_rings():
     config = dataclasses.replace(tiny("gemma2_2b", window=6), dtype="bfloat16")
     memory = needs(DecoderLM(config), batch=3, length=50, block_size=5)
     # Keys and values of two heads of size 8; one layer keeps window + γ + 2 positions, the other all; int32 lengths.
@@ -111,7 +113,7 @@ def test_a_windowed_cache_is_counted_ring_by_ring():
     assert memory.call_bytes == memory.parameter_bytes + memory.cache_bytes
 
 
-def test_a_call_of_an_untied_decoder_reads_rows_of_its_embedding_alone():
+def test_a_call_of_an_untied_decoder_reads_only_rows_of_its_embedding():
     # d_model 32, two layers, four heads of size eight, d_ff 48.
     config = dataclasses.replace(tiny("llama2_7b"), tied=False)
     layer = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32
@@ -123,7 +125,7 @@ def test_a_call_of_an_untied_decoder_reads_rows_of_its_embedding_alone():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_call_of_an_encoder_decoder_reads_nothing_that_the_prompt_alone_needs(tied):
+def test_a_call_of_an_encoder_decoder_reads_no_encoder_weights(tied):
     """Excludes the encoder, relative biases, and cross-attention's key and value kernels."""
     config = T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=tied)
     # Self-attention, cross-attention's queries and output, gated feed-forward, norms.
@@ -135,7 +137,7 @@ def test_a_call_of_an_encoder_decoder_reads_nothing_that_the_prompt_alone_needs(
 
 
 @pytest.mark.parametrize("model", [DecoderLM(tiny("qwen2.5_7b")), T5(T5Config(29, 32, 16, 2, 8, 24, 1, 2, tied=True))])
-def test_what_a_call_reads_is_what_its_program_takes(model):
+def test_the_estimate_of_bytes_read_equals_the_programs_arguments(model):
     params, block = abstract(model), jax.ShapeDtypeStruct((1, 3), jnp.int32)
     prompt = Prompt(jnp.ones((1, 1), int), jnp.ones(1, int), jnp.ones((1, 9), int) if isinstance(model, T5) else None)
     cache = jax.eval_shape(lambda p: model.prefill(p, prompt, 9, 3), params)  # max_rollback is block_size + 1.
@@ -148,7 +150,7 @@ def test_what_a_call_reads_is_what_its_program_takes(model):
     assert len(in_part) == 1 and needs(model, batch=1, length=9, block_size=2).call_bytes == wanted
 
 
-def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
+def test_the_command_describes_a_checkpoint_without_reading_its_arrays(tmp_path, capsys):
     config = tiny("qwen2.5_7b")
     bound = tiny_decoders.bound(config)
     plain = unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
@@ -161,7 +163,7 @@ def test_a_checkpoint_is_described_without_being_read(tmp_path, capsys):
 
 
 @pytest.mark.laws
-def test_the_command_describes_presets_and_what_each_device_holds(capsys):
+def test_the_command_describes_presets_and_memory_per_device(capsys):
     assert describe.main(["gemma2_2b", "llama2_7b", "--batch", "4", "--length", "8192"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "2,614,341,888" in said and "6,738,415,616" in said and "5.229" in said
@@ -178,9 +180,9 @@ def test_the_command_describes_presets_and_what_each_device_holds(capsys):
     ("gemma2_8b", "'gemma2_8b' is neither a preset nor a checkpoint: did you mean gemma2_9b"),
     ("gemma2_9b --block-size 0", "block-size"),
     ("gemma2_9b --batch 8 --length 1024 --mesh 2 4 --memory 4", "which has 4: spread the model over more"),
-    ("gemma2_2b --mesh 1 8", "num_kv_heads=4 of the model does not divide by the 8 parts of mesh=(1, 8)"),
-    ("gemma2_9b --batch 3 --mesh 2 1", "a batch of 3 does not divide by the 2 parts"),
+    ("gemma2_2b --mesh 1 8", "num_kv_heads=4 of the model is not divisible by the 8 parts of mesh=(1, 8)"),
+    ("gemma2_9b --batch 3 --mesh 2 1", "a batch of 3 is not divisible by the 2 parts"),
 ])  # fmt: skip
-def test_the_command_refuses_in_a_line(arguments, message, capsys):
+def test_the_command_refuses_in_one_line(arguments, message, capsys):
     assert describe.main(arguments.split()) == 1
     assert message in capsys.readouterr().err

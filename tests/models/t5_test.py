@@ -157,7 +157,7 @@ def test_permuting_rows_permutes_every_bit():
     np.testing.assert_array_equal(run(np.arange(4))[order], run(order))
 
 
-def test_dropout_is_random_only_when_asked():
+def test_dropout_is_random_only_if_not_deterministic():
     encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
     apply = jax.jit(T5Module(dataclasses.replace(TINY, dropout_rate=0.5)).apply, static_argnames="deterministic")
 
@@ -170,7 +170,7 @@ def test_dropout_is_random_only_when_asked():
     assert not np.allclose(logits(0, False), logits(1, False))
 
 
-def test_bad_input_is_named():
+def test_an_error_names_bad_input():
     with pytest.raises(ValueError, match="num_embeddings is 20"):
         dataclasses.replace(TINY, num_embeddings=20)
     with pytest.raises(ValueError, match="d_ff is 0"):
@@ -182,7 +182,7 @@ def test_bad_input_is_named():
         T5(TINY).prefill(parameters(TINY), Prompt(tokens, jnp.ones((1,), jnp.int32), tokens), 3)
 
 
-def test_a_long_prompt_is_encoded_in_chunks_which_change_nothing_but_the_memory(monkeypatch):
+def test_encoding_a_long_prompt_in_chunks_changes_no_bit(monkeypatch):
     """Compares bit for bit, at a length that is not a multiple of the chunk."""
     config = T5Config(32, 32, 16, 2, 8, 16, 2, 1)
     model = T5(config)

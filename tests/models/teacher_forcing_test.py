@@ -19,7 +19,7 @@ from tests.support import random_t5
 TOKENS = np.random.default_rng(0).integers(0, 9, (4, 12), np.int32)
 
 
-def test_rows_catch_up_where_they_are_active_and_behind():
+def test_only_active_rows_that_lag_behind_catch_up():
     model, begin, length = Fake(9), np.array([2, 1, 3, 6]), np.array([9, 9, 4, 6])
     prefill = jax.jit(model.prefill, static_argnums=2)
     extend = jax.jit(model.extend)
@@ -37,7 +37,7 @@ def test_rows_catch_up_where_they_are_active_and_behind():
 CONFIG = T5Config(40, 40, 32, 4, 8, 64, 2, 3)
 
 
-def test_trees_come_back_and_arrays_are_there_once():
+def test_parameter_trees_round_trip_with_each_array_once():
     shared, single = jnp.arange(3.0), jnp.ones(2)
     trees = [{"a": shared, "b": {"c": single}}, {"a": shared}, {"a": jnp.arange(3.0)}]
     arrays, places = distinct(trees)

@@ -23,7 +23,7 @@ GOLDEN = {1: ("2/3", "2/3"), 2: ("10/9", "11/9"), 3: ("38/27", "5/3"), 4: ("130/
 
 
 @pytest.mark.parametrize("block", GOLDEN)
-def test_the_papers_two_tokens(block):
+def test_two_tokens_match_the_papers_example(block):
     token_wise, block_wise = map(Fraction, GOLDEN[block])
     assert blocks.kept_tokens(P, Q, block, jointly=False) == token_wise
     assert blocks.kept_tokens(P, Q, block, jointly=True) == block_wise
@@ -36,7 +36,7 @@ QUICK = ("spec_decode", "token_v3", "lossy_tuned", "opt_log")
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in ALL])
-def test_the_next_tokens_have_the_rules_law(name):
+def test_the_next_tokens_have_the_rules_distribution(name):
     """Sums over every possible block; at T = 0.5 and 1, whole distributions and top-p, blocks of 3."""
     tables, rule = conformance.tables(3, seed=5), ALL[name]
     alpha = conformance.telling_alpha(rule, *tables)
@@ -48,7 +48,7 @@ def test_the_next_tokens_have_the_rules_law(name):
 
 
 @pytest.mark.parametrize("bug", blocks.BUGS)
-def test_planted_bugs_change_that_law(bug):
+def test_planted_bugs_change_the_distribution(bug):
     tables = conformance.tables(3, seed=5)
     chain = conformance.law_by_rule(RULES["token_v3"], *tables, 0.4, 1.0, 1.0)
     outcome = blocks.outcomes(blocks.BUGS[bug](RULES["token_v3"]), *tables, 3, 0.4)
@@ -60,7 +60,7 @@ logits = hnp.arrays(np.float32, (3, 3), elements=st.floats(-4, 4, width=32))
 
 @settings(max_examples=60, deadline=None)
 @given(q=logits, p=logits, block=st.integers(1, 3), name=st.sampled_from(["spec_decode", "token_v3", "lossy"]))
-def test_no_fewer_tokens_are_kept_than_token_wise(q, p, block, name):
+def test_block_verification_accepts_no_fewer_tokens_than_token_wise(q, p, block, name):
     rule, alpha = RULES[name], 0.3
     outcome = blocks.outcomes(BlockWise(rule), q, p, block, alpha)
     chain = conformance.law_by_rule(rule, q, p, alpha, 1.0, 1.0)
@@ -86,7 +86,7 @@ def test_a_greedy_draft_gains_nothing():
 
 
 @pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
-def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
+def test_the_accepted_length_is_the_largest_one_whose_uniform_lies_below_its_chance(name):
     """Compares the loop, which asks from the block's end, with enumeration, for blocks of every length in one batch.
 
     For rules with bounds, `π` is computed only where `P_i` depends on it, row by row.
@@ -111,7 +111,7 @@ def test_kept_is_the_largest_i_whose_chance_its_own_bits_lie_below(name):
 
 @pytest.mark.parametrize("rule", ["spec_decode", pytest.param("lossy_tuned", marks=pytest.mark.laws)])
 @pytest.mark.parametrize("failing", ["target", "draft"])
-def test_logits_that_are_no_numbers_are_found_where_they_stand(failing, rule):
+def test_nan_logits_are_found_at_their_position(failing, rule):
     """Token 3's successor has NaN logits.
 
     If the target fails, nothing follows a 3; the draft need not be asked there.
@@ -134,7 +134,7 @@ DETERMINISTIC = [name for name in conformance.REPRESENTATIVE if name != "random_
 @pytest.mark.parametrize(
     "name", [case if case == "token_v3" else pytest.param(case, marks=pytest.mark.laws) for case in DETERMINISTIC]
 )
-def test_at_temperature_0_tokens_and_rounds_are_token_wises(name):
+def test_at_temperature_0_tokens_and_rounds_equal_token_wise_ones(name):
     pair, rule = conformance.tabular_pair(*conformance.tables(12, seed=6)), conformance.REPRESENTATIVE[name]
     alpha = None if rule.alpha is None else conformance.alphas(rule, 12)[1]
     settings_ = {"rule": rule, "alpha": alpha, "max_new_tokens": 20, "block_size": 4}
@@ -144,9 +144,9 @@ def test_at_temperature_0_tokens_and_rounds_are_token_wises(name):
         assert outputs[0].stats[counted] == outputs[1].stats[counted], counted
 
 
-def test_what_does_not_keep_all_the_law_allows_is_refused():
+def test_acceptances_that_block_verification_excludes_are_refused():
     pair = conformance.tabular_pair(*conformance.tables(4, seed=3))
-    with pytest.raises(ValueError, match=r"accept='deferral' keeps less: choose accept='speculative'"):
+    with pytest.raises(ValueError, match=r"accept='deferral' accepts less: choose accept='speculative'"):
         sc.decode(pair, [[0]], method="fuzzy", alpha=0.3, verify="block")
     with pytest.raises(ValueError, match=r"unknown verify='blok': choose one of token, block"):
         sc.decode(pair, [[0]], verify="blok")
@@ -156,7 +156,7 @@ def test_what_does_not_keep_all_the_law_allows_is_refused():
 
 
 @pytest.mark.laws
-def test_an_arm_that_drafts_nothing_has_empty_blocks_of_bounded_laws_too():
+def test_an_arm_that_drafts_nothing_has_empty_blocks_under_bounded_rules_too():
     q, p = conformance.tables(5, seed=4)
     settings_ = {"rule": "lossy", "alpha": 0.3, "temperature": 1.0, "max_new_tokens": 6, "lossy_arms": True}
     settings_ |= {"drafters": ("autoregressive", "draft"), "choose": "autoregressive"}

@@ -60,7 +60,7 @@ def margin(rule, q, p, alpha, temperature, top_p):
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if n in METHODS_TABLE])
-def test_law_is_the_reference(name):
+def test_distribution_equals_the_reference(name):
     rule, (q, p) = RULES[name], conformance.logit_pairs()
     low, high = (0.0, 0.0) if rule.alpha is None else rule.alpha.bounds(VOCAB)
     rng, compared, total = np.random.default_rng(1), 0, 0
@@ -78,7 +78,7 @@ def test_law_is_the_reference(name):
     assert compared > 0.7 * total
 
 
-def test_law_takes_a_temperature_of_the_drafts_own():
+def test_distribution_uses_the_drafts_own_temperature():
     q, p = conformance.logit_pairs(2)
     laws = law("bild_star", q, p, 1.5, 1.0, draft_temperature=0.0)
     for q_row, p_row, row in zip(q, p, laws, strict=True):
@@ -86,7 +86,7 @@ def test_law_takes_a_temperature_of_the_drafts_own():
         np.testing.assert_allclose(row, expected, atol=1e-5)
 
 
-def test_law_keeps_the_leading_axes():
+def test_distribution_keeps_the_leading_axes():
     q, p = conformance.logit_pairs(3, count=24)
     shape = (2, 3, 4)
     alpha = np.linspace(0, 0.9, 24, dtype=np.float32)
@@ -122,7 +122,7 @@ def test_comparisons_are_strict(name, q, p, alpha):
 # --- the table
 
 
-def test_the_table_is_that_of_the_methods():
+def test_the_table_of_rules_equals_the_documented_one():
     assert set(METHODS_TABLE) <= set(RULES)
     assert all(name == rule.name for name, rule in RULES.items())
     for name in METHODS_TABLE:
@@ -143,7 +143,7 @@ def test_the_table_is_that_of_the_methods():
     assert [n for n in METHODS_TABLE if RULES[n].greedy_only] == ["lossy_greedy"]
 
 
-def test_any_finite_alpha_is_legal_where_there_is_no_domain():
+def test_rules_without_a_domain_accept_any_finite_alpha():
     q, p = conformance.logit_pairs(13)
     unbounded = [r for r in conformance.REPRESENTATIVE.values() if r.alpha and np.isinf(r.alpha.domain[0])]
     for rule, alpha in itertools.product((r for r in unbounded if not r.greedy_only), (-100.0, 100.0)):
@@ -154,12 +154,12 @@ def test_any_finite_alpha_is_legal_where_there_is_no_domain():
     (lambda: deferral.lossy(0), "beta=0 must be positive"),
     (lambda: deferral.fuzzy("hellinger"), "unknown divergence 'hellinger': choose one of js"),
     (lambda: deferral.fuzzy("js", -1), "top_k=-1 is negative"),
-    (lambda: Rule(name="neither"), "either a deferral function or a law"),
-    (lambda: Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law), "either a deferral function or a law"),
-    (lambda: Deferral(RULES["lossy"]), "'lossy' is no deferral rule"),
-    (lambda: SoftRatio(RULES["lossy"]), "'soft_ratio' belongs to rule 'sd_reference', got 'lossy'"),
+    (lambda: Rule(name="neither"), "exactly one of a deferral function and a law"),
+    (lambda: Rule(name="both", deferral=deferral.chow, law=RULES["lossy"].law), "exactly one of a deferral function"),
+    (lambda: Deferral(RULES["lossy"]), "'lossy' is not a deferral rule"),
+    (lambda: SoftRatio(RULES["lossy"]), "'soft_ratio' works only with rule 'sd_reference', got 'lossy'"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(make, message):
+def test_meaningless_rules_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -168,7 +168,7 @@ def test_what_has_no_meaning_is_refused(make, message):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_bild_star_where_the_targets_law_is_zero_in_float32(temperature):
+def test_bild_star_where_the_targets_distribution_is_zero_in_float32(temperature):
     """`-log p` of a token 100 below the target's first is 100 nats, not infinity."""
     q, p = np.float32([[-4.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), np.float32([[-100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
     pair = conformance.law_pair(q, p, temperature)
@@ -210,7 +210,7 @@ def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, tempera
 
 
 @pytest.mark.parametrize("beta", [round(0.05 * n, 2) for n in range(1, 20)])
-def test_an_alpha_that_is_the_end_of_its_domain_is_inside(beta):
+def test_the_end_of_the_domain_of_alpha_is_inside(beta):
     """β >= 1 − α holds at equality, although α is a float32 and 1 − β a float64."""
     edge = round(1 - beta, 2)
     assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
@@ -283,7 +283,7 @@ def test_lemma_7_token_v3_at_temperature_zero_is_lossy_greedy():
     assert seen == {True, False}
 
 
-def test_lemma_10_opt_and_diff_at_temperature_zero_have_one_law_but_not_one_deferral_rate():
+def test_lemma_10_opt_and_diff_at_temperature_zero_share_a_distribution_but_not_a_deferral_rate():
     q, p = conformance.logit_pairs(8)
     pair = conformance.law_pair(q, p, 0.0)
     rates = []

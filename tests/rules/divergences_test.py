@@ -29,14 +29,14 @@ def found(name, p, q, top_k=0):
 
 @pytest.mark.parametrize("top_k", [0, 1, 3, 10, 11, 50])
 @pytest.mark.parametrize("name", NAMES)
-def test_is_the_naive_sum(name, top_k):
+def test_divergences_equal_the_naive_sum(name, top_k):
     p, q = laws(3)
     expected = [reference.divergence(name, *map(np.float64, row), top_k) for row in zip(p, q, strict=True)]
     np.testing.assert_allclose(found(name, p, q, top_k), expected, atol=3e-6, rtol=1e-5)
     assert not top_k or top_k >= 10 or np.abs(found(name, p, q, top_k) - found(name, p, q))[10:].max() > 1e-3
 
 
-def test_a_position_is_kept_only_below_the_threshold():
+def test_a_draft_is_accepted_only_below_the_threshold():
     pair = conformance.law_pair(np.float32([[0, 0, 9]]), np.float32([[0, 1, 9]]), 1.0)
     exact = divergence("tv", pair.p, pair.q)
     rule = deferral.fuzzy("tv").deferral
@@ -45,7 +45,7 @@ def test_a_position_is_kept_only_below_the_threshold():
     assert rule(same, jnp.zeros((1, 1))).all()  # τ = 0 leaves everything to the target
 
 
-def test_one_choice_is_one_function():
+def test_equal_choices_share_one_function():
     assert deferral.fuzzy("js", 50) is deferral.fuzzy("js", top_k=50, scaled=False) is deferral.RULES["fuzzy_js_top50"]
     assert len([name for name in deferral.RULES if name.startswith("fuzzy_")]) == 4 * len(DIVERGENCES)
 
@@ -72,7 +72,7 @@ def wide_logits():
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.1, 1.0), (0.1, 0.9), (0.0, 1.0)])
 @pytest.mark.parametrize("top_k", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temperature, top_p):
+def test_gaps_beyond_float32_have_the_float64_value(name, top_k, temperature, top_p):
     """A float32 probability is 0 at a logit 87 below the largest, and at T = 0.1 at one 9 below."""
     q, p = wide_logits()
     pair = conformance.law_pair(q, p, temperature, top_p)
@@ -93,7 +93,7 @@ def test_gaps_that_float32_cannot_hold_are_the_float64_value(name, top_k, temper
     "drafters",
     [("draft",), pytest.param((Level(model="middle", budget=2, block_size=2),), marks=pytest.mark.laws)],
 )
-def test_an_engine_decides_by_them_too(name, alpha, drafters):
+def test_an_engine_uses_divergences_beyond_float32(name, alpha, drafters):
     """The draft gives e^-100 where the target gives 0.002: 0.2 nats, but infinity from float32 probabilities."""
     q, p = np.zeros((3, 3), np.float32), np.zeros((3, 3), np.float32)
     q[:, 2], p[:, 2] = -100.0, -6.0
@@ -107,7 +107,7 @@ def test_an_engine_decides_by_them_too(name, alpha, drafters):
 
 
 @pytest.mark.parametrize("vocab_size", [4, 37, 8192])
-def test_laws_without_a_common_token_are_at_the_largest_distance_whatever_rounding_leaves(vocab_size):
+def test_distributions_without_a_common_token_have_the_largest_distance_exactly(vocab_size):
     """The distance is exact, so that `Div >= τ` holds at τ = 1."""
     rng = np.random.default_rng(0)
     q, p = rng.normal(size=(2, 40, vocab_size)).astype(np.float32)

@@ -47,7 +47,7 @@ def test_identity_holds_for_any_logits(name, pair, fraction, temperature):
 
 
 @pytest.mark.parametrize("beta", [0.6, 1.0, 1.5, 3.0])
-def test_lossy_with_another_beta(beta):
+def test_the_identity_holds_for_lossy_with_another_beta(beta):
     """With `β > 1` there may be nothing to replace from, although a rejection is possible."""
     pair = conformance.law_pair(*conformance.logit_pairs(), 1.0)
     conformance.check_identity(Speculative(lossy(beta)), pair, 0.5)
@@ -70,7 +70,7 @@ LAWLESS = np.arange(ROWS) % 2 == 1
     [(accept, bonus, bonus == "target") for accept in (Speculative, Deferral, BlockWise) for bonus in BONUSES]
     + [(Speculative, "rule", LAWLESS)],
 )
-def test_the_law_behind_a_whole_block_is_that_of_who_writes_there(accept, bonus, targets):
+def test_the_distribution_after_a_block_depends_on_the_bonus(accept, bonus, targets):
     """Blocks have 0 to 3 tokens: `π` at every position, and `p̃` after the block if the bonus is the target's.
 
     The same holds if the draft has no distribution after the block.

@@ -156,7 +156,7 @@ def test_invalid_values_are_refused_in_one_line(pair, unbroken, tmp_path):
         ({"learning": ()}, "learning"),
         ({"phases": ()}, "phases"),
         ({"sample": 1}, "sample"),
-        ({"drafters": ()}, "among no drafters"),
+        ({"drafters": ()}, "no drafters to choose from"),
         ({"learning": ("greedy",)}, "has no selection policy"),
         ({"noise": 0.0}, "noise=0 must be above 0"),
     ):

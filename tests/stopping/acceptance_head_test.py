@@ -59,7 +59,7 @@ def test_fresh_blocks_change_nothing_but_can_learn():
         heads.initial(jax.random.key(0), 16, -1)
 
 
-def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
+def test_the_loss_equals_the_formula_over_counted_positions():
     logits, kept = np.array([[0.3, -1.2, 2.0]]), np.array([[0.25, 1.0, 0.0]])
     p = 1 / (1 + np.exp(-logits))
     terms = -(2.0 * kept * np.log(p) + 6.0 * (1 - kept) * np.log(1 - p))
@@ -73,7 +73,7 @@ def test_the_loss_is_the_formula_and_heeds_counted_positions_only():
     assert heads.weighted_bce(jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.zeros((1, 2), bool), 1.0) == 0
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path):
+def test_a_file_returns_the_saved_head(tmp_path):
     head = head_files.Head(random_params(2), CARD)
     head_files.save(tmp_path / "new" / head_files.FILE, head)
     loaded = head_files.load(tmp_path / "new" / head_files.FILE)
@@ -97,7 +97,7 @@ def flip(payload):
     (lambda payload: payload.pop("digests"), "no acceptance head"),
     (None, "is damaged"),  # the end is cut off
 ])  # fmt: skip
-def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, message):
+def test_an_error_names_the_damage_of_a_file(tmp_path, change, message):
     path = tmp_path / head_files.FILE
     with pytest.raises(FileNotFoundError, match="no acceptance head at"):
         head_files.load(path)
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_refused_and_says_what_is_damaged(tmp_path, change, me
         head_files.load(path)
 
 
-def test_a_strange_card_is_refused(tmp_path):
+def test_a_wrong_card_is_refused(tmp_path):
     array_file.save(tmp_path / head_files.FILE, {}, {"depth": 1})
     with pytest.raises(CheckpointError, match="its card lacks an entry"):
         head_files.load(tmp_path / head_files.FILE)

@@ -30,7 +30,7 @@ def tokens_by_enumeration(length, acceptance, bonus):
 
 
 @pytest.mark.parametrize("bonus", ["rule", "none"])
-def test_the_least_time_per_token(bonus):
+def test_the_plan_has_the_least_time_per_token(bonus):
     best = []
     for draft in (0.05, 0.3):
         for slope in (0.05, 0.3, 0.9):
@@ -42,7 +42,7 @@ def test_the_least_time_per_token(bonus):
     assert {0, 8} <= set(best) and (1 in best) == (bonus == "rule")
 
 
-def test_a_batch_goes_by_the_mean_of_its_active_rows():
+def test_the_plan_of_a_batch_uses_the_mean_of_its_active_rows():
     seconds = [1.0 + 0.3 * n for n in LENGTHS]
     seen = Evidence(jnp.asarray([1000.0, 0.0]), jnp.asarray([1001.0, 1000.0]))
 
@@ -54,24 +54,24 @@ def test_a_batch_goes_by_the_mean_of_its_active_rows():
     assert of(False, False) in LENGTHS
 
 
-def test_no_more_is_drafted_than_fits():
+def test_a_plan_drafts_no_more_tokens_than_fit():
     seconds = [1.0 + 0.05 * n for n in LENGTHS]
     assert chosen(seconds, 0.99) == 8
-    assert chosen(seconds, 0.99, room=1) == 0, "the target's own token is all that fits"
+    assert chosen(seconds, 0.99, room=1) == 0, "only the target's own token fits"
     assert chosen(seconds, 0.99, room=3) == 2
 
 
 @pytest.mark.parametrize(("length", "room"), [(50, 100), (200, 50)])
-def test_reading_the_prompt_must_pay_over_a_usual_output(length, room):
+def test_the_drafts_prefill_must_pay_over_a_mean_output(length, room):
     """50 tokens at 1 second each gain the time that rounds of 1.7 tokens save."""
     plan, seconds = Cheapest((0, 1)), [1.0, 1.0 + 1e-6]
     gained = 50 * (1.0 - 1.0 / 1.7)
     for prefill, expected in ((gained - 0.5, True), (gained + 0.5, False)):
         assert bool(plan.drafts(costs(seconds, acceptance=0.7, prefill=prefill, length=length), room)) is expected
-    assert chosen(seconds, 0.7, lengths=(0, 1), prefill=1e9) == 1, "it has been read"
+    assert chosen(seconds, 0.7, lengths=(0, 1), prefill=1e9) == 1, "the prompt has been read already"
 
 
-def test_what_was_seen_outweighs_the_prior_and_is_forgotten():
+def test_evidence_outweighs_the_prior_and_is_forgotten():
     seconds = [1.0 + 0.2 * n for n in LENGTHS]
     assert chosen(seconds, 0.8) > 0
     bad = Evidence(jnp.zeros(1), jnp.full(1, 60.0))
@@ -80,10 +80,10 @@ def test_what_was_seen_outweighs_the_prior_and_is_forgotten():
     nothing = Counted(none + 1, none, none)
     while chosen(seconds, 0.8, evidence=bad) == 0 and rounds < 100:
         bad, rounds = Cheapest().update(bad, nothing), rounds + 1
-    assert 5 < rounds < 50, "it is tried again, and not at once"
+    assert 5 < rounds < 50, "drafting is tried again, but not at once"
 
 
-def test_evidence_is_what_finished_rounds_kept_and_rejected():
+def test_evidence_counts_accepted_and_rejected_drafts_of_finished_rounds():
     old = Evidence(jnp.full(4, 10.0), jnp.full(4, 20.0))
     rounds, kept, tried = np.array([4, 4, 2, 0]), np.array([4, 2, 0, 0]), np.array([4, 3, 0, 0])
     new = Cheapest().update(old, Counted(*(jnp.asarray(counts) for counts in (rounds, kept, tried))))
@@ -91,7 +91,7 @@ def test_evidence_is_what_finished_rounds_kept_and_rejected():
     np.testing.assert_allclose(new.tried, REMEMBERED**rounds * 20 + tried, rtol=1e-6)
 
 
-def test_a_phase_lasts_for_some_rounds():
+def test_a_phase_lasts_for_several_rounds():
     plan, seconds = Cheapest((0, 1), drafting=3, resting=7), costs([1.0, 1.2], acceptance=0.5)
     rejected = Evidence(jnp.zeros(1), jnp.full(1, 60.0))
 

@@ -59,11 +59,11 @@ STOPS_BEFORE = jnp.asarray([[False, False, True, False], [True, True, True, True
     (CumulativeConfidence(9), [[0.75, 0.25]], 0, {"threshold": 0.25}, [True], [True]),
     (Entropy(9), [[1.0, 0.0]], 0, {"threshold": 0.0}, [True], [True]),
 ])  # fmt: skip
-def test_where_a_policy_ends_a_block(policy, laws, slot, more, draw, proceed):
+def test_each_policy_ends_a_block_at_its_threshold(policy, laws, slot, more, draw, proceed):
     assert ask(policy, laws, slot, **more)[:2] == (draw, proceed)
 
 
-def test_cumulative_confidence_multiplies_over_the_block_and_starts_anew_with_the_next():
+def test_cumulative_confidence_multiplies_over_a_block_and_restarts():
     policy, laws = CumulativeConfidence(9), [[0.75, 0.25], [0.5, 0.5]]
     draw, _, state = ask(policy, laws, 0, threshold=0.5)
     assert draw == [True, True]
@@ -112,7 +112,7 @@ def test_specdecpp_stops_when_a_rejection_has_become_likely(predicted, options, 
     assert first == expected == _round(policy, *predicted, state)[0]
 
 
-def test_a_head_may_read_the_law_that_the_token_before_was_drawn_from():
+def test_a_head_can_read_the_distribution_of_the_previous_token():
     """It reads `log max q` of the previous slot, not of this one, and `log q̃` of the token drawn there."""
     params = {"out": {"kernel": jnp.asarray([0.0, 1.0, 10.0]), "bias": jnp.zeros(())}}
     hidden, policy = jnp.zeros((1, 1)), AcceptanceHead(least=0, lag=0)
@@ -124,7 +124,7 @@ def test_a_head_may_read_the_law_that_the_token_before_was_drawn_from():
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_threshold_of_zero_does_not_stop_a_draft_that_is_sure(lag):
+def test_a_threshold_of_zero_does_not_stop_a_certain_draft(lag):
     sure, policy = jnp.full((1, 1), 100.0), AcceptanceHead(9, least=0, lag=lag)  # its sigmoid is 1 in float32
     assert ask(policy, EVEN, 1, 0.0, None, LINEAR, sure)[:2] == ([True], [True])
 
@@ -144,7 +144,7 @@ class Noting(Capped):
         return Decision(draw=yes, proceed=yes & self.below_cap(step)), state.at[:, step.slot].set(seen)
 
 
-def test_a_policy_is_told_what_the_token_before_was_drawn_with():
+def test_a_policy_receives_the_probabilities_of_the_previous_token():
     """Runs in the engine, at a temperature, in a second round."""
     engine, params, q_table, _ = _adaptive(Noting(), 36, vocab_size=12)
     prompt = engines.prompts(*[[n] for n in range(8)])
@@ -210,7 +210,7 @@ def _tokens(rule, policy, thresholds, seed=0):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), SAMPLED)
-def test_no_policy_changes_the_target_s_law(policy, threshold):
+def test_no_policy_changes_the_targets_distribution(policy, threshold):
     """Samples six tokens over several blocks in 40,000 rows that stop separately, half of them greedy.
 
     All thresholds share one program.
@@ -228,12 +228,12 @@ def test_no_policy_changes_the_target_s_law(policy, threshold):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), [(AcceptanceHead(5), 0.5), (Erratic(), 0.0)])
-def test_no_policy_changes_a_rule_s_law(policy, threshold):
+def test_no_policy_changes_a_rules_distribution(policy, threshold):
     tokens, law, _ = _tokens("opt", policy, threshold)
     assert conformance.sequence_p_value(tokens[0], law) > 1e-3
 
 
-def test_specdecpp_needs_a_head_of_the_pair_s_own_draft():
+def test_specdecpp_needs_a_head_of_the_pairs_own_draft():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=34))
     with pytest.raises(ValueError, match="the pair 'custom' has no acceptance head"):
         sc.decode(pair, [[0]], method="specdecpp", stop_threshold=0.5)
@@ -290,6 +290,6 @@ def test_every_sampled_token_is_committed_or_discarded(policy, seed, threshold, 
 
 
 @pytest.mark.laws
-def test_rows_end_at_stop_ids_and_at_the_limit_in_these_trials():
+def test_the_trials_have_rows_that_end_at_stop_ids_and_at_the_limit():
     lengths = np.asarray(_counted(Fixed(3), 1, temperature=0.7).lengths)
     assert 0 < (lengths == LIMIT).sum() < ROWS

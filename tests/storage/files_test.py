@@ -97,7 +97,7 @@ def test_plain_and_gzipped_files_give_the_same_lines(tmp_path):
     ("[" * 100_000, r"x\.jsonl:2 is damaged \(not JSON: maximum recursion"),
     ("[1, 2]", r"x\.jsonl:2 is damaged \(not a JSON object, but \[1, 2\]\)"),
     ("9" * 5000, r"x\.jsonl:2 is damaged \(not JSON: Exceeds the limit"),
-    ('{"b": 1}', r"x\.jsonl:2 has no 'a' \(it has b\)"),
+    ('{"b": 1}', r"x\.jsonl:2 has no field 'a' \(it has b\)"),
 ])  # fmt: skip
 def test_invalid_records_are_named_with_their_line(tmp_path, line, said):
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n' + line + "\n")

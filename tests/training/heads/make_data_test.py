@@ -213,7 +213,7 @@ def test_the_manifest_identifies_models_and_settings(loaded, made):
     ("changes", "message"),
     [
         ({"rule": "chw"}, "unknown rule 'chw'"),
-        ({"rule": "token_v3"}, "rule 'token_v3' needs alpha, say 0.9"),
+        ({"rule": "token_v3"}, "rule 'token_v3' needs alpha, for example 0.9"),
         ({"alpha": 0.5}, "has no alpha"),
         ({"rule": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
         ({"shard_size": 0}, "shard_size=0 is not a whole number >= 1"),
