@@ -5,7 +5,7 @@ r"""Make training data for acceptance heads (SpecDec++): target outputs, draft p
         --gin.Evaluation.split="'train'" --gin.Evaluation.quality_examples=8000 --gin.Settings.temperature=1.0 \
         --gin.make.output="'runs/acceptance/train'"
 
-A killed run resumes where it stopped, and its result is the same: give the same command again. The format is described
+A killed run resumes where it stopped, and its result is the same: run the same command again. The format is described
 in `speccascade_jax/training/heads/shards.py`.
 
     --gin.make.rule="'chow'" --gin.make.alpha=0.3    labels of another rule than spec_decode

@@ -4,7 +4,7 @@ r"""Learn which drafter to choose while serving: a stream of queries whose domai
 
 Every query is decoded by each learner and, for comparison, with each fixed drafter; a learner observes its own time
 only. Prints time per token and regret per query, before and after each shift; writes <output>/queries.jsonl (a line per
-query), regret.json and regret.png. A killed run resumes: give the same command again.
+query), regret.json and regret.png. A killed run resumes: run the same command again.
 
     --gin.serve.learning="('thompson', 'exp3')"    thompson, thompson_prior (starts from a trained policy), exp3,
                                                    greedy (that policy, without further learning), random

@@ -4,7 +4,7 @@ r"""Train a policy that chooses a drafter for each query; compare objectives, nu
     python -m experiments.train_policy --gin_file=gin/train_policy.gin
 
 The policy is stored in <run_dir>/selection_policy.msgpack: move it into the pair's folder, or name it as a method's
-`policy`. A killed run resumes where it last saved: give the same command again.
+`policy`. A killed run resumes where it last saved: run the same command again.
 
     --gin.PolicyTrainer.objective="'best_arm'"     reinforce (the paper's), expected, best_arm, linucb
     --gin.PolicyTrainer.hidden="()"                a linear policy
