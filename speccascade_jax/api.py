@@ -47,6 +47,15 @@ class DecodeOutput:
         generation: the raw result.
         trace: per row which tokens were proposed, kept and rejected, with the probabilities
             (`results.store.trace.Trace`), if requested; a notebook shows it in colours.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> output = sc.decode(pair, [[1, 2], [3]], method="chow", alpha=0.5, block_size=3, max_new_tokens=6)
+        >>> output.tokens.shape, output.lengths.tolist(), output.failed
+        ((2, 6), [6, 6], ())
+        >>> output.stats["kept"], output.stats["rejected"], round(output.stats["acceptance_rate"], 2)
+        (8, 3, 0.73)
     """
 
     texts: list[str] | None
@@ -91,6 +100,16 @@ def decode(
         TypeError: an unknown setting.
         FloatingPointError: NaN logits in every row; names the model, the row and the position. If only some rows fail,
             the call warns, returns all rows, and lists these in `failed`.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> for alpha in (0.0, 0.5, 0.9):  # one program for all; at 0 the target alone decides
+        ...     output = sc.decode(pair, [[1, 2], [3]], method="chow", alpha=alpha, block_size=3, max_new_tokens=6)
+        ...     print(output.tokens.tolist(), output.stats["target_calls"])
+        [[1, 6, 3, 6, 0, 3], [0, 2, 5, 6, 5, 7]] 5
+        [[1, 6, 3, 6, 0, 1], [0, 2, 6, 0, 7, 4]] 5
+        [[3, 2, 7, 4, 5, 6], [0, 2, 6, 0, 7, 1]] 4
     """
     decoder = decoder_for(pair, "decode", settings, stop_ids)
     longest = check_length(max_new_tokens, decoder.settings)
@@ -186,6 +205,15 @@ def target_law(
     Raises:
         ValueError: a meaningless argument.
         FloatingPointError: NaN or infinite logits; names the model.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> q, p = np.log([0.5, 0.3, 0.2]), np.log([0.1, 0.2, 0.7])
+        >>> for alpha in (0.1, 0.9):  # Chow's rule defers to the target if max q < 1 - α
+        ...     print(np.asarray(sc.target_law("chow", q, p, alpha=alpha)).round(2))
+        [0.1 0.2 0.7]
+        [0.5 0.3 0.2]
     """
     chosen = deferral.get(rule)
     q_logits, p_logits = jnp.asarray(q_logits, jnp.float32), jnp.asarray(p_logits, jnp.float32)

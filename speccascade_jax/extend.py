@@ -5,7 +5,7 @@ for at least one minor version, warns (`DeprecationWarning`) and names its succe
 "Deprecated", then under "Breaking". A new argument or field has a default, so older code still works. Modules below
 this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
 
-Example:
+Examples:
     >>> from speccascade_jax import extend
     >>> def favourite(pair, alpha):
     ...     return pair.q.max(-1, keepdims=True) < 1.0 - alpha

@@ -43,6 +43,12 @@ class StreamedToken:
         round: the round that committed it, from 0.
         slot: its place in that round, from 0.
         position: its place in the output, from 0.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> next(sc.stream(pair, [1, 2], method="chow", alpha=0.5, block_size=3, max_new_tokens=6))
+        StreamedToken(id=1, text='', source='replaced', round=0, slot=0, position=0)
     """
 
     id: int
@@ -72,9 +78,8 @@ def stream(
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompt: one text, or one list of token ids.
+        max_new_tokens, seed, stop_ids, settings: as in `decode`.
         example_id: with the seed, it determines the random bits; `decode` gives its first prompt 0.
-
-    All other arguments are those of `decode`.
 
     Returns:
         An iterator over `StreamedToken`.
@@ -83,6 +88,18 @@ def stream(
         ValueError: a meaningless argument, several prompts, or a method that is more than one generation; at the call,
             before anything is compiled.
         FloatingPointError: NaN logits, when the iterator reaches them.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> for token in sc.stream(pair, [1, 2], method="chow", alpha=0.5, block_size=3, max_new_tokens=6):
+        ...     print(token.round, token.source, token.id)
+        0 replaced 1
+        1 draft 6
+        1 draft 3
+        1 replaced 6
+        2 draft 0
+        2 draft 1
     """
     decoder = decoder_for(pair, "stream", settings, stop_ids)
     longest = check_length(max_new_tokens, decoder.settings)

@@ -1,4 +1,14 @@
-"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and the writer of our own format."""
+"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and the writer of our own format.
+
+Examples:
+    >>> from importlib.resources import files
+    >>> from speccascade_jax import checkpoints
+    >>> shipped = files("speccascade_jax") / "assets/pairs/tatoeba_en_de/draft"
+    >>> model, params = checkpoints.load(shipped)
+    >>> checkpoints.save("copy", model, params, dtype="bfloat16")
+    >>> checkpoints.describe("copy").splitlines()[2]
+    'parameters: 2,180,864 in 56 arrays, bfloat16'
+"""
 
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.native import put_back, save

@@ -17,6 +17,26 @@ class LanguageModel(Protocol):
     Invariant between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*,
     and is fed with the next block. A model that drafters read also has the methods of `PromptSummary` or
     `LayeredModel`.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import jax.numpy as jnp
+        >>> from speccascade_jax.extend import BoundModel, LanguageModel, LMOutput
+        >>> @dataclass(frozen=True)
+        ... class Uniform:
+        ...     vocab_size: int
+        ...     def prefill(self, params, prompt, max_len, max_rollback=None):
+        ...         return prompt.length - 1  # the cache: how many tokens each row has consumed
+        ...     def extend(self, params, cache, tokens):
+        ...         logits = jnp.zeros((*tokens.shape, self.vocab_size))
+        ...         return LMOutput(logits), cache + tokens.shape[1]
+        ...     def rollback(self, cache, length):
+        ...         return length
+        ...     def consumed(self, cache):
+        ...         return cache
+        >>> bound = BoundModel(params=(), model=Uniform(8))
+        >>> isinstance(bound.model, LanguageModel)
+        True
     """
 
     @property
@@ -73,6 +93,18 @@ class LayeredModel(Protocol):
     """A model whose hidden states a drafter can read (`ReadsLayers`).
 
     Layer `k` names the residual stream after `k` layers: 0 is the embedding, and `unembed` takes the last one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import LayeredModel, Prompt
+        >>> bound = sc.TableLM(jnp.eye(3))
+        >>> isinstance(bound.model, LayeredModel), isinstance(sc.FakeLM(3).model, LayeredModel)
+        (True, False)
+        >>> prompt = Prompt(jnp.array([[0, 1]]), jnp.array([2]))
+        >>> _, states = bound.model.prefill_layers(bound.params, prompt, max_len=4, layers=(0, 1))
+        >>> states.shape, states[0, :, 0].tolist()  # the pending token's states are zero
+        ((1, 2, 2, 3), [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     """
 
     def prefill_layers(
@@ -119,6 +151,17 @@ class Start:
         hidden: float `[B, P, L, D]`, the target's states by prompt position after the layers that the drafter names;
             zero at the pending token and after it, which the target has not read. `None` unless `ReadsLayers`.
         target: the target's parameters, and its cache after the prefill.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Prompt, Start, rngs
+        >>> def init(params, start):  # a method of a drafter: the last token of each prompt that the target has read
+        ...     return jnp.take_along_axis(start.prompt.tokens, start.prompt.length[:, None] - 2, axis=1)[:, 0]
+        >>> prompt, ids = Prompt(np.array([[5, 7, 0], [4, 2, 6]]), np.array([2, 3])), np.arange(2)
+        >>> start = Start(prompt, rngs.root(0), ids, features=None, slots=16, max_rollback=4, level=0)
+        >>> init({}, start).tolist()
+        [5, 2]
     """
 
     prompt: Prompt
@@ -148,6 +191,18 @@ class Request:
         block: the buffers that the block's distributions are written into.
         complete: whether the distribution at the bonus position is wanted too (`draft.q[:, length]`).
         stop_ids: ids that end a row.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Request
+        >>> def pending(request):  # the last committed token of each row
+        ...     return jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
+        >>> unread = dict.fromkeys(("keys", "controls", "target", "block"))
+        >>> counts = {"length": np.array([2, 3]), "room": np.array([4, 3]), "active": np.array([True, True])}
+        >>> tokens = np.array([[5, 7, 0], [4, 2, 6]])
+        >>> pending(Request(tokens=tokens, **counts, **unread, complete=False, stop_ids=())).tolist()
+        [7, 6]
     """
 
     tokens: Array
@@ -183,6 +238,16 @@ class Outcome:
             entries belong to committed tokens that the target has now read; those after them belong to rejected tokens,
             or are zero if nothing was scored. The new pending token has no state before the next round. `None` unless
             `ReadsLayers`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Outcome
+        >>> def commit(params, state, outcome):  # a method of a drafter that counts its accepted tokens
+        ...     return state + outcome.num_kept
+        >>> kept, new, length = np.array([3, 0]), np.array([4, 1]), np.array([9, 6])
+        >>> flags = {"rejected": np.array([False, True]), "active": np.array([True, True])}
+        >>> commit({}, np.array([2, 2]), Outcome(None, kept, new, length, **flags, features=None)).tolist()
+        [5, 2]
     """
 
     draft: Draft
@@ -221,7 +286,42 @@ class _Drafting(Protocol):
 
 
 class Drafter(_Drafting, Protocol):
-    """A drafter: it writes a block and reports the distribution that each token was drawn from. Frozen and hashable."""
+    """A drafter: it writes a block and reports the distribution that each token was drawn from. Frozen and hashable.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from types import SimpleNamespace
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Draft, Drafter, Request
+        >>> @dataclass(frozen=True)
+        ... class Again:
+        ...     vocab_size: int
+        ...     block: int = 1
+        ...     adaptive: bool = False
+        ...     reads_features: bool = False
+        ...     def init(self, params, start):
+        ...         return ()  # no state
+        ...     def propose(self, params, state, request):  # the pending token once more
+        ...         token = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
+        ...         q = jax.nn.one_hot(jnp.pad(token, [(0, 0), (0, 1)]), self.vocab_size)
+        ...         length = jnp.where(request.active, jnp.minimum(request.room, 1), 0)
+        ...         none, bad = jnp.zeros_like(length), jnp.zeros(q.shape[:2], bool)
+        ...         draft = Draft(token, length, q, q, greedy=none == 0, steps=none, bad=bad, lawful=none > 0)
+        ...         return draft, state, request.target.cache
+        ...     def commit(self, params, state, outcome):
+        ...         return state
+        ...     def stats(self, state):
+        ...         return None
+        >>> drafter: Drafter = Again(vocab_size=8)
+        >>> tokens, length, room = np.array([[5, 7, 0], [4, 2, 6]]), np.array([2, 3]), np.array([4, 0])
+        >>> unread = {"keys": None, "controls": None, "target": SimpleNamespace(cache=None), "block": None}
+        >>> request = Request(tokens, length, room, np.array([True, True]), **unread, complete=False, stop_ids=())
+        >>> draft, _, _ = drafter.propose({}, (), request)
+        >>> draft.tokens.tolist(), draft.length.tolist(), draft.q_tilde.shape  # the second row has no room
+        ([[7], [6]], [1, 0], (2, 2, 8))
+    """
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
         """Writes a block.
@@ -240,6 +340,15 @@ class ReadsLayers(Protocol):
     Attributes:
         reads_layers: the target's layers (static), numbered as in `LayeredModel`: `L` of them, in the order in which
             the drafter wants their states.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from speccascade_jax.extend import ReadsLayers
+        >>> @dataclass(frozen=True)
+        ... class Head:  # with the members of a `Drafter`
+        ...     reads_layers: tuple[int, ...] = (0, 2, 4)
+        >>> isinstance(Head(), ReadsLayers), isinstance("a drafter without layers", ReadsLayers)
+        (True, False)
     """
 
     @property
@@ -276,6 +385,36 @@ class Planner(_Drafting, Protocol):
     Attributes:
         block: the longest block of any drafter.
         adaptive, reads_features: False.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from typing import NamedTuple
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Planner
+        >>> class Phase(NamedTuple):
+        ...     place: jnp.ndarray
+        ...     turns: jnp.ndarray
+        >>> @dataclass(frozen=True)
+        ... class First:  # always the first drafter, which has no state, in phases of 16 rounds
+        ...     drafters: tuple
+        ...     block, adaptive, reads_features = 5, False, False
+        ...     def init(self, params, start):
+        ...         return Phase(jnp.int32(0), jnp.int32(0))
+        ...     def stats(self, state):
+        ...         return None
+        ...     def places(self, params):
+        ...         return (0,)
+        ...     def settle(self, params, state, tokens, length, room, active):
+        ...         return Phase(state.place, jnp.int32(16)), jnp.zeros_like(length)
+        ...     def entered(self, state, place):
+        ...         return ()
+        ...     def left(self, state, place, own, counted):
+        ...         return Phase(state.place, state.turns - counted.rounds.max())
+        >>> planner = First(drafters=())
+        >>> state, _ = planner.settle({}, planner.init({}, None), None, np.array([3, 5]), None, None)
+        >>> isinstance(planner, Planner), int(state.turns)
+        (True, 16)
     """
 
     @property
@@ -317,6 +456,14 @@ class DraftStep(NamedTuple):
         slot: int32 scalar.
         position: int32 `[B]`, the position that the drawn token would have in the row.
         drawn: float32 `[B]`, the probability `q̃` that the previous token was drawn with; meaningless at slot 0.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import DraftStep
+        >>> q = np.array([[0.75, 0.25], [0.5, 0.5]])
+        >>> step = DraftStep(q, q.max(-1), None, slot=np.array(0), position=np.array([4, 7]), drawn=np.ones(2))
+        >>> (1.0 - step.max_q).tolist()  # the draft's doubt, row by row
+        [0.25, 0.5]
     """
 
     q: Array
@@ -336,6 +483,14 @@ class Decision(NamedTuple):
         proceed: bool `[B]`, whether to go on after it.
         value: float32 `[B]`, the number that was compared with `controls.stop_threshold`, for traces; `None` if there
             was none.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Decision
+        >>> doubt = np.array([0.25, 0.5])
+        >>> decision = Decision(draw=doubt <= 0.9, proceed=doubt <= 0.4, value=doubt)
+        >>> decision.draw.tolist(), decision.proceed.tolist()  # the second row's block ends after this token
+        ([True, True], [True, False])
     """
 
     draw: Array
@@ -355,6 +510,30 @@ class StopPolicy(Protocol):
         between: the smallest and the largest meaningful threshold.
         on_rejection: whether the threshold is compared with an estimate of P(some token of the block is rejected), as
             in theorem 3.1 of Huang et al., 2024 (SpecDec++).
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Decision, DraftStep, StopPolicy
+        >>> @dataclass(frozen=True)
+        ... class EvenPositions:
+        ...     block: int
+        ...     adaptive: ClassVar[bool] = True
+        ...     threshold: ClassVar[str] = ""
+        ...     between: ClassVar[tuple[float, float]] = (0.0, 1.0)
+        ...     on_rejection: ClassVar[bool] = False
+        ...     def init(self, batch_size):
+        ...         return ()
+        ...     def __call__(self, params, state, step, controls):
+        ...         even = step.position % 2 == 0
+        ...         return Decision(jnp.ones_like(even), ~even & (step.slot + 1 < self.block)), state
+        >>> policy: StopPolicy = EvenPositions(block=4)
+        >>> q = np.full((2, 2), 0.5)
+        >>> step = DraftStep(q, q.max(-1), None, slot=np.array(0), position=np.array([4, 7]), drawn=np.ones(2))
+        >>> policy((), policy.init(2), step, None)[0].proceed.tolist()
+        [False, True]
     """
 
     adaptive: ClassVar[bool]

@@ -2,6 +2,16 @@
 
 A key is folded by row id, level, the row's round counter, slot in the block and purpose. Folding by position instead is
 wrong: a position that is drafted again would reuse bits that an adaptive component has already seen.
+
+Examples:
+    >>> import numpy as np
+    >>> from speccascade_jax.extend import rngs
+    >>> def draw(ids):  # a number per row, for the second slot of its third round
+    ...     keys = rngs.row_keys(rngs.root(0), np.array(ids), level=0)
+    ...     rounds = np.full(len(ids), 2)
+    ...     return np.asarray(rngs.RoundKeys(keys, rounds, rounds).uniform(np.ones(len(ids), int), rngs.DRAFT))
+    >>> bool(draw([4, 7])[1] == draw([7, 5])[0])  # a row's bits depend on its id, never on its neighbours
+    True
 """
 
 import flax.struct

@@ -81,6 +81,19 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
         logits: `[..., V]`.
         sampling: values per row `[B]`.
         uniform: float32 `[...]` in [0, 1), for `sample`.
+
+    Returns:
+        `Laws` (`raw` and `scaled` `[..., V]`, `max_raw` `[...]`), and the token.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import Settings, laws_and_token
+        >>> controls = sc.METHODS["speculative"].controls(Settings(temperature=1.0, top_k=2), 2)
+        >>> logits = np.log([[0.5, 0.3, 0.2]] * 2)
+        >>> laws, token = laws_and_token(logits, controls.draft, np.array([0.1, 0.9]))
+        >>> print(np.asarray(laws.raw[0]).round(3), np.asarray(laws.scaled[0]).round(3), token)
+        [0.5 0.3 0.2] [0.625 0.375 0.   ] [0 1]
     """
     laws, largest = _laws(logits, sampling)
     greedy = jnp.all(sampling.temperature <= 0.0)

@@ -101,6 +101,13 @@ class Prompt:
             start token of an encoder-decoder.
         length: int32 `[B]`, how many of `tokens` are real; at least 1.
         encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Prompt
+        >>> prompt = Prompt(tokens=np.array([[5, 7], [4, 0]]), length=np.array([2, 1]))
+        >>> [row[:length].tolist() for row, length in zip(prompt.tokens, prompt.length)]
+        [[5, 7], [4]]
     """
 
     tokens: Int32[Array, "B P"]
@@ -116,6 +123,14 @@ class LMOutput(NamedTuple):
         hidden: `[B, T, D]`, the states that the logits are computed from, or `None`.
         layer_states: `[B, T, L, D]`, the states after the `L` layers that the caller named
             (`core.protocols.LayeredModel`); `None` if it named none.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> bound = sc.TableLM([[0.0, 1.0], [2.0, 0.0]])
+        >>> output, _ = bound.model.extend(bound.params, np.array([0]), np.array([[1, 0, 1]]))
+        >>> output.logits.shape, output.logits[0].argmax(-1).tolist(), output.layer_states
+        ((1, 3, 2), [0, 1, 0], None)
     """
 
     logits: Float[Array, "B T V"]
@@ -125,7 +140,20 @@ class LMOutput(NamedTuple):
 
 @flax.struct.dataclass
 class BoundModel:
-    """A model and its parameters: the unit that the public functions pass around."""
+    """A model and its parameters: the unit that the public functions pass around.
+
+    Attributes:
+        params: a pytree of arrays.
+        model: a `core.protocols.LanguageModel`, static under jit.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> bound = sc.TableLM([[0.0, 1.0], [2.0, 0.0]])
+        >>> bound
+        BoundModel(Table, 4 parameters)
+        >>> bound.model.vocab_size, bound.params.shape
+        (2, (2, 2))
+    """
 
     params: Params
     model: Any = flax.struct.field(pytree_node=False)
@@ -145,6 +173,16 @@ class LawPair:
         q_tilde, p_tilde: float32 `[..., V]`, the scaled distributions that tokens are drawn from.
         greedy: bool `[..., 1]`, whether the draft is decoded greedily (`bild_star` asks).
         logs: the logs of the four distributions, computed from logits; see `log`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import LawPair
+        >>> q, p = np.array([[0.5, 0.5]]), np.array([[0.25, 0.75]])
+        >>> greedy_draft = np.array([[1.0, 0.0]])  # at temperature 0, q̃ is a one-hot
+        >>> pair = LawPair(q=q, p=p, q_tilde=greedy_draft, p_tilde=p, greedy=np.array([[True]]))
+        >>> divergence = (pair.q * (pair.log("q") - pair.log("p"))).sum(-1)  # KL(q ‖ p) in nats
+        >>> round(float(divergence[0]), 3)
+        0.144
     """
 
     q: Float32[Array, "*positions #V"]
@@ -198,6 +236,14 @@ class Controls:
         stop_threshold: the number that a stop policy compares with (BiLD's α_f for `Confidence`).
         draft, target: the sampling transforms `S_d` and `S_t`.
         inner: the controls of each engine that drafts for this one; they mirror the tree of drafters.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import Settings
+        >>> settings = Settings(method="chow", alpha=[0.2, 0.8], temperature=1.0, draft_temperature=0.0)
+        >>> controls = sc.METHODS["chow"].controls(settings, 2)
+        >>> print(controls.alpha, controls.target.temperature, controls.draft.temperature)
+        [0.2 0.8] [1. 1.] [0. 0.]
     """
 
     alpha: Float32[Array, " B"]
@@ -247,6 +293,15 @@ class Draft:
             that drafts.
         spent: int32 `[B]`, how many tokens were drafted, if more than a path's `length`. Drafts that branch
             (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the distributions is the one after node `n`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Draft
+        >>> one_hot = np.array([[[0.0, 1.0], [1.0, 0.0]]])  # [B, G + 1, V]: token 1, then the bonus position
+        >>> none, bad = np.array([0]), np.zeros((1, 2), bool)
+        >>> draft = Draft(np.array([[1]]), none + 1, one_hot, one_hot, greedy=none == 0, steps=none, bad=bad)
+        >>> draft.tokens.shape, draft.length.tolist(), draft.q_tilde.shape
+        ((1, 1), [1], (1, 2, 2))
     """
 
     tokens: Int32[Array, "B G"]

@@ -55,6 +55,13 @@ class Alone(Method):
 
     Attributes:
         model: the name of one of the pair's models.
+
+    Examples:
+        >>> from speccascade_jax.extend import Alone, Settings
+        >>> method = Alone(name="draft_only", model="draft")
+        >>> settings = Settings(method=method, temperature=0.7, draft_temperature=1.0)
+        >>> method.draft_alone, method.controls(settings, 2).target.temperature.tolist()
+        (True, [1.0, 1.0])
     """
 
     model: str
@@ -149,9 +156,18 @@ is written (the random allocation of Holsman et al., 2025).
 class SequenceMethod(Method):
     """A method in which the draft writes whole outputs and the target rewrites those whose score is below α; no rule.
 
+    Source: METHODS section 4; Narasimhan et al., 2024, eq. 1.
+
     Attributes:
         score: a name in `SCORES`.
-        trade_off: the domain of α.
+        trade_off: the domain of α, in the units of the score: nats for "sum", nats per token for "mean" and "quantile".
+
+    Examples:
+        >>> from speccascade_jax.extend import Alpha, SequenceMethod, Settings
+        >>> mean = Alpha(grid=(-2.0, 0.0), typical=-0.4)
+        >>> method = SequenceMethod(name="rewrite_unlikely", score="mean", trade_off=mean)
+        >>> method.controls(Settings(method=method, alpha=-0.5), rows=2).alpha.tolist()
+        [-0.5, -0.5]
     """
 
     score: str

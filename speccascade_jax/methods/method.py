@@ -44,6 +44,15 @@ class Method:
         detail: distinguishes methods with the same title.
         symbol: the name of a stop threshold in tables.
         timed: whether its time means anything.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import Method, Settings
+        >>> method, settings = sc.METHODS["chow"], Settings(method="chow")
+        >>> isinstance(method, Method), method.heading(settings), method.details(settings)
+        (True, 'SpecCascade', ('Chow',))
+        >>> method.resolved(settings).block_size, method.resolved(settings).bonus
+        (5, 'rule')
     """
 
     name: str
@@ -189,6 +198,17 @@ class Decoder:
         program: an `Engine`, or the method's `Chain` of generations.
         params: the program's parameters.
         rule: the method's rule under these settings.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import Settings, make_prompt
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> decoder = sc.METHODS["chow"].build(pair, Settings(method="chow", alpha=0.5, block_size=3))
+        >>> decoder.rule.name, decoder.engine.bonus
+        ('chow', 'rule')
+        >>> decoder.fetch(make_prompt(pair, [[1, 2], [3]]), 0, np.arange(2), 6).tokens.tolist()
+        [[1, 6, 3, 6, 0, 1], [0, 2, 6, 0, 7, 4]]
     """
 
     method: Method

@@ -78,6 +78,15 @@ class Level(Drafting):
     Attributes:
         model: the name of one of the pair's models (`Pair.models`).
         budget: the number of tokens at which they are passed up.
+
+    Raises:
+        ValueError: a number that is not whole, a value of another type, or `block_size="auto"`.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> level = sc.Level(model="middle", budget=4, block_size=2, rule="chow", alpha=0.5)
+        >>> str(level)  # blocks of 2 of the draft are verified by "middle", which passes up 4 tokens at a time
+        'draft 2 → middle 4 rule chow alpha 0.5'
     """
 
     model: str
@@ -121,6 +130,15 @@ class Arm:
         block_size: the block size of a model that drafts; `None`: the method's.
         rule: the rule that decides about its drafts; `None`: the method's rule.
         name: its name in policies, records and `Settings.choose`; by default the drafter and its own block size.
+
+    Raises:
+        ValueError: a block size that is not whole, or a value of another type.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> arm = sc.Arm(drafter="draft", block_size=3, rule="chow")
+        >>> arm.called, str(arm)
+        ('draft 3', 'draft 3 by chow')
     """
 
     drafter: str | Level
@@ -228,6 +246,19 @@ class Settings(Drafting):
         policy: the policy's file (`pairs.policy_files`), or a loaded one; `None`: the pair's own.
         lossy_arms: whether drafters with a lossy rule may be among them.
         head: the file of an acceptance head that replaces the pair's own, if the method needs one.
+
+    Raises:
+        ValueError: a value of another type, or a tree with invalid numbers; whether a method takes the settings is
+            checked when it builds a decoder.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> from speccascade_jax.extend import Settings
+        >>> settings = Settings(method="chow", alpha=0.5)
+        >>> replace(settings, temperature=0.7, tree=[2, 1]).tree
+        (2, 1)
+        >>> settings.temperature, settings.drafters, settings.block_size  # None: the method's own
+        (0.0, ('draft',), None)
     """
 
     method: Any = "speculative"

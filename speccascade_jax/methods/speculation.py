@@ -29,6 +29,8 @@ from speccascade_jax.stopping.policies import Fixed
 class Speculation(Method):
     """A method whose drafts are kept or replaced; a caller's choice replaces any part that is not fixed.
 
+    Source: METHODS section 2; Leviathan et al., 2023; Narasimhan et al., 2024, Algorithm 4.
+
     Attributes:
         decides: the rule if none is named.
         rules: the rules that may replace it (empty: any).
@@ -40,6 +42,15 @@ class Speculation(Method):
         alpha_stops: whether α is the stop policy's threshold too.
         verify_final: see `Engine`.
         bare: whether it is only a rule, so that a sweep may choose its bonus.
+
+    Examples:
+        >>> from speccascade_jax.extend import Settings, Speculation
+        >>> method = Speculation(name="unsure", decides="chow", stop="entropy", block_size=8, bonus="target")
+        >>> settings = Settings(method=method, alpha=0.5, stop_threshold=1.0)
+        >>> method.rule(settings).name, method.policy(settings).block
+        ('chow', 8)
+        >>> method.threshold(settings)
+        'it drafts while the entropy of q is at most stop_threshold (nats)'
     """
 
     decides: str | Rule = "spec_decode"

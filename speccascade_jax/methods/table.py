@@ -91,7 +91,15 @@ METHODS: dict[str, Method] = {
     **{name: of_rule(name, rule) for name, rule in RULES.items()},
     **{row.name: row for row in _OTHERS},
 }
-"""Name -> method, in the order of Narasimhan et al., 2024, Table 2."""
+"""Name -> method, in the order of Narasimhan et al., 2024, Table 2.
+
+Examples:
+    >>> import speccascade_jax as sc
+    >>> sc.METHODS["bild"].title, sc.METHODS["bild"].stop
+    ('BiLD', 'confidence')
+    >>> [name for name in sc.METHODS if name.startswith("token_cascade")]
+    ['token_cascade', 'token_cascade_log']
+"""
 
 
 def get(method: Any) -> Method:

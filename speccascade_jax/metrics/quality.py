@@ -29,11 +29,23 @@ class Metric:
     Attributes:
         statistics: (prediction, reference) -> K numbers.
         from_sums: maps sums of the statistics over the N examples of each of R corpora, `[R, K]`, and N to the scores
-            `[R]`.
+            `[R]`, from 0 to 100.
         signature: () -> text that identifies the computation in a record: tokeniser, smoothing, stemming, library
             version.
         several: whether an example may have several references, of which the best counts.
         executes: whether it runs a model's output; only if `Evaluation.execute_code` allows it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Metric
+        >>> exact = Metric(
+        ...     statistics=lambda prediction, reference: [float(prediction == reference)],
+        ...     from_sums=lambda sums, examples: 100.0 * sums[:, 0] / examples,
+        ...     signature=lambda: "share of equal texts, version 1",
+        ... )
+        >>> rows = [exact.statistics("Paris", "Paris"), exact.statistics("Lyon", "Paris")]
+        >>> exact.from_sums(np.sum([rows], axis=1), len(rows)).tolist()  # of one corpus
+        [50.0]
     """
 
     statistics: Callable[[str, str], list[float]]

@@ -77,8 +77,20 @@ def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name 
     Args:
         logits: `[V, V]`; row `i` holds the next-token logits after token `i`.
 
+    Returns:
+        A `BoundModel` whose parameters are the table, float32 `[V, V]`.
+
     Raises:
         ValueError: the logits are not a square matrix.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> draft, target = (sc.TableLM(np.log([[share, 1 - share], [0.5, 0.5]])) for share in (0.6, 0.9))
+        >>> pair = sc.Pair(target=target, draft=draft)
+        >>> print(np.exp(pair.target.params).round(2))  # row i: the distribution after token i
+        [[0.9 0.1]
+         [0.5 0.5]]
     """
     table = jnp.asarray(logits, jnp.float32)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
@@ -162,7 +174,21 @@ class Fake(LengthCached[FakeCache]):
 
 
 def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
-    """Returns a bound `Fake`, which has no parameters."""
+    """Returns a bound `Fake`: its next-token logits, within ±4 (1 + noise), are drawn from a hash of the whole prefix.
+
+    Args:
+        vocab_size: `V`.
+        noise: with 0 all such models agree; the larger it is, the more models of different `seed` differ.
+        seed: the random seed of the part that `noise` scales.
+
+    Returns:
+        A `BoundModel` without parameters.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        Pair('custom': target=BoundModel(Fake, 0 parameters), draft=BoundModel(Fake, 0 parameters))
+    """
     return BoundModel(params=(), model=Fake(vocab_size=vocab_size, noise=noise, seed=seed))
 
 

@@ -21,9 +21,27 @@ def catch_up(
     behind by all tokens that were committed meanwhile. If no token is missing, no iteration runs.
 
     Args:
+        model, params: the model and its parameters.
+        cache: the model's cache, which has consumed at most `length − 1` tokens of each active row.
+        tokens: int32 `[B, L]`, all committed tokens.
+        length: int32 `[B]`, how many tokens are committed.
         active: bool `[B]`; inactive rows keep their caches.
         block: number of tokens fed at once if more than one is missing; at most the engine's longest block, for which
             caches have room. Use 1 if no more than one is ever missing.
+
+    Returns:
+        The cache.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import Prompt, catch_up
+        >>> bound = sc.TableLM(np.eye(4))
+        >>> tokens, length = np.array([[0, 1, 2, 3], [3, 2, 0, 0]]), np.array([4, 2])
+        >>> cache = bound.model.prefill(bound.params, Prompt(tokens[:, :1], np.array([1, 1])), max_len=4)
+        >>> cache = catch_up(bound.model, bound.params, cache, tokens, length, active=np.array([True, True]))
+        >>> bound.model.consumed(cache).tolist()  # all but the pending token
+        [3, 1]
     """
 
     def behind(cache: Cache) -> Array:
@@ -90,13 +108,26 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
 @partial(jax.jit, static_argnames="layers")
 def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple[int, ...]) -> Array:
-    """Returns the states that a drafter head is trained on: `[B, T + 1, L, D]`, in one pass.
-
-    Entry 0 belongs to the pending token of `prompt` and entry `j` to `tokens[:, j - 1]`, as in `Outcome.hidden` of a
-    block that is committed as a whole.
+    """Returns the states that a drafter head is trained on, in one pass.
 
     Args:
-        tokens: int32 `[B, T]`; layers: numbered as `core.protocols.LayeredModel` numbers them.
+        bound: the target, a `core.protocols.LayeredModel` with its parameters.
+        prompt: `[B, P]`.
+        tokens: int32 `[B, T]`, the tokens after the prompt.
+        layers: `L` layers (static), numbered as `LayeredModel` numbers them.
+
+    Returns:
+        float `[B, T + 1, L, D]`. Entry 0 belongs to the pending token of `prompt` and entry `j` to `tokens[:, j - 1]`,
+        as in `Outcome.hidden` of a block that is committed as a whole.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import layer_states, make_prompt
+        >>> pair = sc.Pair(target=sc.TableLM(np.eye(8)), draft=sc.TableLM(np.zeros((8, 8))))
+        >>> states = layer_states(pair.target, make_prompt(pair, [[1, 2], [3]]), np.array([[4, 5, 6]] * 2), (0, 1))
+        >>> states.shape, np.argmax(states[0, :, 0], axis=-1).tolist()  # the pending token 2, then the three tokens
+        ((2, 4, 2, 8), [2, 4, 5, 6])
     """
     states = continued(bound.model, bound.params, prompt, tokens, layers=layers).layer_states
     assert states is not None
@@ -107,6 +138,21 @@ def plain_params(params: Params) -> Params:
     """Returns a loaded model's parameters with every packed matrix as a plain array.
 
     A loss can be differentiated through plain arrays only: JAX cannot differentiate the CPU code for packed matrices.
+
+    Args:
+        params: a pytree whose leaves are arrays or `core.types.Packed`.
+
+    Returns:
+        The same pytree with arrays alone; matrices of 8 bits are multiplied by their scales.
+
+    Examples:
+        >>> import jax
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import plain_params
+        >>> params = plain_params(sc.load_pair("tatoeba_en_de").draft.params)
+        >>> attention = params["decoder"]["layers_0"]["encoder_decoder_attention"]
+        >>> isinstance(attention["query"]["kernel"], jax.Array)  # it may have been packed, on a CPU
+        True
     """
     return jax.tree.map(
         lambda leaf: jnp.asarray(np.asarray(leaf)) if is_packed(leaf) else leaf, params, is_leaf=is_packed

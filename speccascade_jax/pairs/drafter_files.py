@@ -1,4 +1,15 @@
-"""Files of drafters' parameters, which name the target that they were trained for."""
+"""Files of drafters' parameters, which name the target that they were trained for.
+
+Examples:
+    >>> import numpy as np
+    >>> import speccascade_jax as sc
+    >>> from speccascade_jax.extend import drafter_files
+    >>> pair = sc.Pair(target=sc.TableLM(np.eye(8)), draft=sc.TableLM(np.zeros((8, 8))))
+    >>> drafter_files.save("head.msgpack", {"mix": np.ones((16, 8))}, pair, layers=[0, 1])
+    >>> params, about = drafter_files.load("head.msgpack", pair)
+    >>> params["mix"].shape, about
+    ((16, 8), {'layers': [0, 1]})
+"""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +42,9 @@ def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
     """Writes a drafter's parameters as one file, atomically.
 
     Args:
-        params: a nested dict of arrays, stored in float32; pair: the pair with the target that they were trained for.
+        path: the file.
+        params: a nested dict of arrays, stored in float32.
+        pair: the pair with the target that they were trained for.
         about: JSON values that `load` returns.
     """
     card = Card(target_fingerprint=pair.print_of("target"), pair=pair.name, about=about)
@@ -40,6 +53,10 @@ def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
 
 def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
     """Reads a drafter's parameters for the target of `pair`.
+
+    Args:
+        path: the file.
+        pair: the pair whose target they must have been trained for.
 
     Returns:
         The parameters, and the `about` values that `save` stored.

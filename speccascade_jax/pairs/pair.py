@@ -44,6 +44,13 @@ class Pair:
     Raises:
         ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
             to another draft.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> draft, middle = sc.FakeLM(8, noise=0.5, seed=1), sc.FakeLM(8, noise=0.2, seed=1)
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=draft, others={"middle": middle}, name="mine")
+        >>> list(pair.models), pair.model("middle").model.noise, pair.encoder_decoder
+        (['target', 'draft', 'middle'], 0.2, False)
     """
 
     target: BoundModel
@@ -298,7 +305,13 @@ DATA_PAIRS = {
 
 
 def shipped_pairs() -> list[str]:
-    """Returns the names of the pairs that the package ships; `load_pair` also reads those of `DATA_PAIRS`."""
+    """Returns the names of the shipped pairs, sorted. `load_pair` also reads those of `DATA_PAIRS`.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> sc.shipped_pairs()
+        ['tatoeba_en_de', 'tatoeba_en_de_large', 'tatoeba_two_ways']
+    """
     return sorted(p.name for p in PAIRS_DIRECTORY.iterdir() if p.is_dir()) if PAIRS_DIRECTORY.exists() else []
 
 
@@ -311,10 +324,10 @@ def load_pair(
     mesh: Sequence[int] | Mesh | None = None,
     draft_whole: bool = False,
 ) -> Pair:
-    """Loads a pair by name (shipped, or of `DATA_PAIRS`) or from a directory with a vocabulary, `target/` and `draft/`.
+    """Loads a pair that is shipped, that lies in the data directory, or that a directory of yours holds.
 
-    The directory, or the models' folders, hold the vocabulary (`vocabulary.model` or another file that
-    `load_vocabulary` accepts). The directory may also hold:
+    The directory holds `target/` and `draft/`. The directory, or the models' folders, hold the vocabulary
+    (`vocabulary.model` or another file that `load_vocabulary` accepts). The directory may also hold:
 
     - an acceptance head (`acceptance_head.msgpack`), which belongs to the draft's weights in one dtype. In another
       dtype (`dtype`, `draft_dtype`, as in `Pair.load`) the pair has no head. A head of other weights is ignored with a
@@ -322,12 +335,23 @@ def load_pair(
     - further drafts, one in each folder of `drafts/` and with the folder's name. `others` adds more, as in `Pair.load`;
     - a selection policy (`selection_policy.msgpack`).
 
-    `mesh` and `draft_whole` are as in `Pair.load`.
+    Args:
+        name: a name of `shipped_pairs()` or of `DATA_PAIRS`, or a directory.
+        others, dtype, draft_dtype, mesh, draft_whole: as in `Pair.load`.
+
+    Returns:
+        A `Pair` of that name, or of the directory's.
 
     Raises:
         ValueError: there is no such pair (names the existing ones), or as `Pair.load`.
         FileNotFoundError: the data directory lacks the files of a pair of `DATA_PAIRS`.
         CheckpointError: a part of the pair is damaged or missing.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> pair = sc.load_pair("tatoeba_en_de")
+        >>> pair.target, pair.draft, pair.vocabulary.vocab_size
+        (BoundModel(T5, 10,574,400 parameters), BoundModel(T5, 2,180,864 parameters), 4096)
     """
     more: dict[str, Any] = {"dtype": dtype, "draft_dtype": draft_dtype, "mesh": mesh, "draft_whole": draft_whole}
     if str(name) in DATA_PAIRS:

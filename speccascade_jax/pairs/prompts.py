@@ -27,9 +27,21 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
         min_length: pad to this many tokens at least, so that several calls share a bucket.
         max_new_tokens: number of tokens to generate after the prompts.
 
+    Returns:
+        A `Prompt`: `tokens` int32 `[B, P]` with the ids of a decoder-only model, or `encoder_tokens` int32 `[B, N]`
+        and `tokens` `[B, 1]` of an encoder-decoder.
+
     Raises:
         ValueError: there are no prompts, texts and ids are mixed, texts have no vocabulary, an id is outside it, a
             prompt is empty or too long, or a prompt and its output are longer than the models support.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import make_prompt
+        >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
+        >>> prompt = make_prompt(pair, [[1, 2], [3]])
+        >>> prompt.tokens.shape, prompt.tokens[:, :3].tolist(), prompt.length.tolist()
+        ((2, 8), [[1, 2, 0], [3, 0, 0]], [2, 1])
     """
     rows = _ids(pair, prompts)
     lengths = [len(row) for row in rows]

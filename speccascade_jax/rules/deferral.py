@@ -84,10 +84,24 @@ def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
 
 
 def lossy(beta: float = 1.0) -> Rule:
-    """Returns the rule `lossy` with another `β`; α must satisfy `β >= 1 − α` (METHODS section 3).
+    """Returns the rule `lossy` with another `β` (METHODS section 3; Narasimhan et al., 2024, Table 1 and Lemma 2).
+
+    It keeps a drafted token with probability `min(1, p̃ / ((1 − α) q̃))` and replaces from `norm(max(0, p̃/β − q̃))`.
+
+    Args:
+        beta: the scale of the residual; α must satisfy `max(0, 1 − β) <= α < 1`.
+
+    Returns:
+        A `Rule`, "lossy" for `β = 1`.
 
     Raises:
         ValueError: `β <= 0`.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> rule = sc.lossy(beta=0.5)
+        >>> rule.name, rule.alpha.domain
+        ('lossy_beta_0.5', (0.5, 1.0))
     """
     if not beta > 0:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
@@ -121,8 +135,19 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
         top_k: compare the target's `top_k` likeliest tokens, and the rest as one token; 0 compares all.
         scaled: compare `p̃` and `q̃` instead of the raw distributions.
 
+    Returns:
+        A `Rule`, the same object for the same arguments.
+
     Raises:
         ValueError: no such divergence, or a negative `top_k`.
+
+    Examples:
+        >>> import speccascade_jax as sc
+        >>> rule = sc.fuzzy("tv", top_k=50)
+        >>> rule.name, rule.alpha.grid
+        ('fuzzy_tv_top50', (0.0, 1.0))
+        >>> rule is sc.fuzzy("tv", top_k=50)  # so that both compile one program
+        True
     """
     if divergence not in divergences.DIVERGENCES:
         raise ValueError(f"unknown divergence {divergence!r}: choose one of {', '.join(divergences.DIVERGENCES)}")
@@ -194,3 +219,17 @@ _ROWS = (
     *(fuzzy(*choice) for choice in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
 )  # fmt: skip
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}
+"""Name -> rule: the names that `rule` takes in `decode`, gin and `Level`. Every rule is a row of METHODS too.
+
+Sources of the formulas: METHODS section 3 (Narasimhan et al., 2024, Tables 1 and 3) and section 5 (Holsman et al.,
+2025).
+
+Examples:
+    >>> import speccascade_jax as sc
+    >>> list(sc.RULES)[:3]
+    ['spec_decode', 'lossy', 'lossy_tuned']
+    >>> sc.RULES["chow_log"].alpha.grid, sc.RULES["chow_log"].alpha.typical
+    ((0.0, 'lnV'), 2.0)
+    >>> sc.RULES["chow"].reads_q, sc.RULES["chow"].lossless
+    (True, False)
+"""

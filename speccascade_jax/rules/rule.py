@@ -47,6 +47,12 @@ class Alpha:
         useful: the range beyond which hardly anything changes; `None`: the grid.
         typical: a value for a first try.
         swept: the values of a sweep that names none, if an even grid would be unwise.
+
+    Examples:
+        >>> from speccascade_jax.extend import Alpha
+        >>> alpha = Alpha(grid=(0.0, "lnV"), typical=2.0)
+        >>> alpha.usual(3, vocab_size=8192)
+        (0.0, 4.505, 9.011)
     """
 
     grid: tuple[End, End] = (0.0, 1.0)
@@ -127,6 +133,19 @@ class Rule:
             them.
         greedy_only: whether it is defined at temperature 0 only.
         title, variant: the names in tables, "SpecCascade" and "Chow"; by default its name.
+
+    Raises:
+        ValueError: both `deferral` and `law`, or neither.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> def unlikely(pair, alpha):
+        ...     return pair.p < alpha  # [..., V]: defers the tokens that the target finds unlikely
+        >>> rule = sc.Rule(name="unlikely", deferral=unlikely)
+        >>> q, p = np.log([0.5, 0.3, 0.2]), np.log([0.1, 0.2, 0.7])
+        >>> print(np.asarray(sc.target_law(rule, q, p, alpha=0.15)).round(2))
+        [0.05 0.4  0.55]
     """
 
     name: str

@@ -22,6 +22,14 @@ class Verdict(NamedTuple):
         final: int32 `[B]`, the replacement, or the bonus.
         law: float32 `[B, G + 1, V]`, the distribution of the token at each position, if it is committed.
         path: int32 `[B, N + 1]`, the entries of a tree that are kept, entry 0 first (`core.trees`); `None` for a block.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Verdict
+        >>> law = np.full((2, 4, 8), 1 / 8)  # [B, G + 1, V]
+        >>> verdict = Verdict(np.array([3, 1]), np.array([False, True]), np.array([5, 7]), law)
+        >>> (verdict.num_kept + 1).tolist()  # committed: the kept drafts, and the bonus or the replacement
+        [4, 2]
     """
 
     num_kept: Array
@@ -41,6 +49,30 @@ class Verifier(Protocol):
         defers: whether `deferred` returns anything but zeros.
         reads_logs: whether it reads logs of the draft's distributions (`Rule.reads_logs`).
         joint: whether a block is examined as a whole, and not up to its first rejection.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Draft, LawPair, Verdict, Verifier
+        >>> @dataclass(frozen=True)
+        ... class KeepAll:  # keeps every token of a greedy draft, whose q̃ are one-hots
+        ...     name, reads_q, lossless, defers, reads_logs, joint = "keep_all", True, False, False, False, False
+        ...     def verify(self, pair, draft, keys, alpha, bonus):
+        ...         last = jnp.take_along_axis(pair.q_tilde, draft.length[:, None, None], axis=1)[:, 0]
+        ...         return Verdict(draft.length, draft.length < 0, last.argmax(-1), pair.q_tilde)
+        ...     def law(self, pair, alpha):
+        ...         return pair.q_tilde
+        ...     def deferred(self, pair, alpha, tokens):
+        ...         rows, block = tokens.shape
+        ...         return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
+        >>> verifier: Verifier = KeepAll()
+        >>> q, none = np.array([[[0.0, 1.0], [1.0, 0.0]]]), np.array([0])
+        >>> pair = LawPair(q=q, p=q, q_tilde=q, p_tilde=q, greedy=np.ones((1, 2, 1), bool))
+        >>> draft = Draft(none[:, None] + 1, none + 1, q, q, greedy=none == 0, steps=none, bad=q[..., 0] > 1)
+        >>> verdict = verifier.verify(pair, draft, keys=None, alpha=np.array([0.5]), bonus="rule")
+        >>> verdict.num_kept.tolist(), verdict.rejected.tolist(), verdict.final.tolist()
+        ([1], [False], [0])
     """
 
     @property
@@ -82,8 +114,26 @@ class Acceptance(NamedTuple):
 class TokenWise:
     """Verification token by token under a rule: the base of `rules.acceptance`.
 
-    A subclass defines the kept mass and the replacement; this class decides a block by them. The target distribution is
-    the rule's.
+    A subclass defines the kept mass and the replacement (`__call__`, `kept_at`); this class decides a block by them.
+    The target distribution is the rule's. Source: METHODS section 2; Narasimhan et al., 2024, Algorithm 4.
+
+    Attributes:
+        rule: the rule that decides.
+        joint: as in `Verifier`.
+
+    Examples:
+        >>> import numpy as np
+        >>> import speccascade_jax as sc
+        >>> from speccascade_jax.extend import LawPair, TokenWise
+        >>> verifier = TokenWise(sc.RULES["chow"])
+        >>> verifier.name, verifier.lossless, verifier.defers
+        ('chow', False, True)
+        >>> q, p = np.array([0.5, 0.5]), np.array([0.25, 0.75])
+        >>> pair = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=np.array([False]))
+        >>> for alpha in (0.1, 0.9):  # defers to the target if max q < 1 - α
+        ...     print(verifier.law(pair, np.array([alpha])))
+        [0.25 0.75]
+        [0.5 0.5]
     """
 
     rule: Rule

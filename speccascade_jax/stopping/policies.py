@@ -27,6 +27,25 @@ class Capped:
 
     It draws while a number, `doubt`, is at most `stop_threshold`: a block ends *before* the unsure token. A policy
     defines that number, or overrides `__call__`.
+
+    Attributes:
+        block: the most tokens that it lets through.
+        adaptive, threshold, between, on_rejection: as in `core.protocols.StopPolicy`.
+
+    Raises:
+        ValueError: a block below 1.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> from speccascade_jax.extend import Capped
+        >>> @dataclass(frozen=True)
+        ... class Sure(Capped):
+        ...     threshold: ClassVar[str] = "it drafts while 1 - max q is at most stop_threshold"
+        ...     def doubt(self, state, step):
+        ...         return 1.0 - step.max_q, state
+        >>> Sure(block=8)  # decode(…, stop="my_ideas.Sure", stop_threshold=0.5)
+        Sure(block=8)
     """
 
     block: int

@@ -39,7 +39,7 @@ def is_file(name: object) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileTask(Task):
-    """A task whose examples are the rows of a file.
+    r"""A task whose examples are the rows of a file.
 
     All fields are plain values, so that gin can bind the task and a record can store it. Its records depend on the
     file's content when it is read, and on the path as given.
@@ -68,6 +68,15 @@ class FileTask(Task):
             columns), or too small a pool.
         FileNotFoundError: no such file.
         ImportError: a folder, and `datasets` is not installed.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from speccascade_jax.extend import FileTask
+        >>> _ = Path("capitals.csv").write_text("country,city\nFrance,Paris\nItaly,Rome\n")
+        >>> template = "What is the capital of {country}?"
+        >>> task = FileTask(path="capitals.csv", source="country", reference="city", template=template)
+        >>> task.load(limit=1)
+        [Example(id=0, source='What is the capital of France?', reference='Paris')]
     """
 
     path: str

@@ -42,6 +42,15 @@ class SeqioTask(Task):
 
     Raises:
         ValueError: one string in place of a tuple of strings.
+
+    Examples:
+        >>> from speccascade_jax.extend import Example, SeqioTask
+        >>> task = SeqioTask(
+        ...     name="wmt_t2t_ende_v003", module="t5.data.tasks", prefix="translate English to German: ",
+        ...     max_input_length=128, max_output_length=128,
+        ... )
+        >>> task.build_prompt(Example(id=0, source="Good day.", reference="Guten Tag."))
+        'translate English to German: Good day.'
     """
 
     max_input_length: int = dataclasses.field()

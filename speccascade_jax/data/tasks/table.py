@@ -363,13 +363,25 @@ TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def get_task(name: str | Task) -> Task:
-    """Returns the task called `name`, in the table or `module.NAME`; a `Task` is returned as it is.
+    """Returns the task of a name; a `Task` is returned as it is.
 
-    "gsm8k:4" is the task "gsm8k" with 4 exemplars; "news.csv" is a `FileTask` over that file's columns source and
-    reference.
+    Args:
+        name: a name of `TASKS`, or `module.NAME`, a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;
+            "news.csv" is a `FileTask` over that file's columns source and reference.
+
+    Returns:
+        A `Task`. Its data are read when `load` is called.
 
     Raises:
         ValueError: there is no such task (names the nearest), or it has no exemplars.
+
+    Examples:
+        >>> from speccascade_jax.extend import get_task
+        >>> task = get_task("tiny_translation")
+        >>> task.splits, task.metrics, task.load(limit=1)[0].id
+        (('test',), ('bleu',), 0)
+        >>> get_task("gsm8k:4").shots
+        4
     """
     if isinstance(name, Task):
         return name

@@ -26,9 +26,18 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An input and its reference; `id` is unique within a split and does not depend on any limit.
+    """An input and its reference.
 
-    Several references are a tuple; metrics that allow several take the best (`metrics.quality.Metric.several`).
+    Attributes:
+        id: a number that is unique within a split and does not depend on any limit.
+        source: the input's text, without `Task.prefix`.
+        reference: one text, or a tuple of several; metrics that allow several take the best
+            (`metrics.quality.Metric.several`).
+
+    Examples:
+        >>> from speccascade_jax.extend import Example
+        >>> Example(id=0, source="Guten Tag.", reference=("Good day.", "Hello.")).reference[1]
+        'Hello.'
     """
 
     id: int
@@ -49,6 +58,14 @@ class Task:
         max_input_length: the most tokens in a prompt, EOS included.
         max_output_length: the most tokens to generate, EOS included.
         prefix: text before every source; empty for models trained on plain pairs.
+
+    Examples:
+        >>> from speccascade_jax.extend import Example, Task
+        >>> def read(split):
+        ...     return (Example(id=n, source=f"{n} + {n} =", reference=str(2 * n)) for n in range(1000))
+        >>> task = Task(name="doubles", splits=("test",), read=read, prefix="Compute: ", max_output_length=4)
+        >>> [task.build_prompt(example) for example in task.load(limit=2)]
+        ['Compute: 0 + 0 =', 'Compute: 1 + 1 =']
     """
 
     name: str
