@@ -14,6 +14,7 @@ class WithShare(build_py):
     """Copies what lies beside the package in a clone to `speccascade_jax/share`."""
 
     def run(self) -> None:
+        """Builds the package, then copies the folders unless the installation is editable."""
         super().run()
         if self.editable_mode:
             return

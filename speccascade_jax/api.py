@@ -195,9 +195,13 @@ def target_law(
 
     Args:
         rule: name or `Rule`.
-        q_logits, p_logits: `[..., V]` raw logits of draft and target.
+        q_logits: `[..., V]`, raw logits of the draft.
+        p_logits: `[..., V]`, raw logits of the target.
         alpha: a number, or the shape of the leading axes.
-        temperature, top_p, top_k, draft_temperature: numbers, as in `decode`.
+        temperature: a number, as in `decode`.
+        top_p: a number, as in `decode`.
+        top_k: a number, as in `decode`.
+        draft_temperature: a number, as in `decode`; `None`: the same as `temperature`.
 
     Returns:
         float32 `[..., V]`.

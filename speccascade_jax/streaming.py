@@ -78,8 +78,11 @@ def stream(
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompt: one text, or one list of token ids.
-        max_new_tokens, seed, stop_ids, settings: as in `decode`.
+        max_new_tokens: the most tokens to generate.
+        seed: the random seed.
         example_id: with the seed, it determines the random bits; `decode` gives its first prompt 0.
+        stop_ids: ids that end the output, as in `decode`.
+        settings: how tokens are made, as in `decode`.
 
     Returns:
         An iterator over `StreamedToken`.

@@ -185,6 +185,7 @@ def translate(name: str, table: Mapping[str, str]) -> str:
     """Returns a format's name for the parameter `name`, with the parameter's layer number.
 
     Args:
+        name: our name of the parameter.
         table: our names -> the format's; `{i}` stands for a layer's number.
 
     Raises:
@@ -250,6 +251,7 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
     yielding, so that the error names all lost arrays.
 
     Args:
+        stored: the checkpoint.
         plan: `stored.plan`, or `fused` of it.
         dtype: dtype of the parameters; `None` keeps the stored dtype (the widest, if a parameter has several).
 

@@ -68,8 +68,10 @@ def convert(
 
     Args:
         stored: a checkpoint that `reading.find` returns.
+        destination: the directory to create, as in `save`.
         dtype: dtype of the written parameters, as in `save`.
         overwrite: replace a checkpoint of our format at `destination`.
+        advance: called after each parameter is read, with its bytes and the bytes of all parameters.
 
     Raises:
         FileExistsError, LockedError: as in `save`, before anything is read.
@@ -94,6 +96,7 @@ def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None
 
     Args:
         path: a Hugging Face directory, or a pair's folder with a vocabulary in it.
+        advance: called after each tensor is read, with its bytes and the bytes of all tensors.
 
     Raises:
         CheckpointError: the folder has another format, or tensors cannot be read.

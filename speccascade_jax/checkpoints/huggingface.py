@@ -121,6 +121,8 @@ def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, i
     "blake2b"}}}}`; "bytes" are the digests of whole small files (`storage.checksums`).
 
     Args:
+        directory: the folder that holds the tensors and receives the file.
+        tensors: the stored tensors by name.
         advance: called after each tensor is read, with its bytes and the bytes of all tensors.
 
     Raises:
@@ -174,8 +176,10 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
     """Returns the plan that maps each parameter of the configuration to its tensor.
 
     Args:
-        entries: the entries of `config.json`; tensors: the stored tensors, whose names differ between releases. If it
-            is empty, the names are those of the current release, as an exporter needs them.
+        config: the model's configuration, which determines its parameters.
+        entries: the entries of `config.json`.
+        tensors: the stored tensors, whose names differ between releases. If it is empty, the names are those of the
+            current release, as an exporter needs them.
     """
     names = _NAMES[entries["model_type"]]
     bare = "embed_tokens.weight" in tensors  # A stack saved without its output layer has no prefix.

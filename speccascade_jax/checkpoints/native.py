@@ -49,6 +49,7 @@ def save(
 
     Args:
         path: the directory to create; parents are created too.
+        model: the model; its configuration is written too.
         params: nested parameters of `model`, in any float dtype.
         dtype: "float32", "bfloat16" (half the size, 8 bits of mantissa), or "int8" (a quarter of it: `narrowed`).
         overwrite: replace an existing directory once the new one is complete.

@@ -70,7 +70,8 @@ def load(
             matrices have 8 bits and a scale per column (`models.products.quantised`), and everything else has the dtype
             of computation.
         mesh: the devices that the parameters, which must be `prepared`, are split over. No device and no host holds
-            more than its parts and the array that is being read. whole: every device holds all parameters.
+            more than its parts and the array that is being read.
+        whole: whether every device of the mesh holds all parameters.
 
     Returns:
         The model, with its configuration read or inferred from names and shapes, and nested jax arrays named as in

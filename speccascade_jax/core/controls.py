@@ -15,7 +15,9 @@ def make_sampling(
 
     Args:
         batch: number of rows.
-        temperature, top_p, top_k: a number, or one number per row.
+        temperature: a number, or one number per row; 0 is greedy decoding.
+        top_p: a number in (0, 1], or one number per row; 1 switches it off.
+        top_k: a whole number, or one number per row; 0 switches it off.
         name: how an error calls the temperature.
 
     Raises:

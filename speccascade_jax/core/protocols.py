@@ -352,7 +352,9 @@ class ReadsLayers(Protocol):
     """
 
     @property
-    def reads_layers(self) -> tuple[int, ...]: ...
+    def reads_layers(self) -> tuple[int, ...]:
+        """The target's layers that the drafter reads."""
+        ...
 
 
 def layers_read_by(drafter: Any) -> tuple[int, ...]:
@@ -418,7 +420,9 @@ class Planner(_Drafting, Protocol):
     """
 
     @property
-    def drafters(self) -> tuple[Drafter, ...]: ...
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafters that a phase may use, in the order of their places."""
+        ...
 
     def places(self, params: Params) -> tuple[int, ...]:
         """Returns the places that may be chosen with these parameters; drafters in other places are not compiled.
@@ -432,8 +436,12 @@ class Planner(_Drafting, Protocol):
         """Chooses a place and at least one turn, and prepares the state for its drafter; reads finished rounds alone.
 
         Args:
-            params, state: the planner's.
-            tokens, length, room, active: as in `Request`.
+            params: the planner's parameters.
+            state: the planner's state.
+            tokens: int32 `[B, L]`, as in `Request`.
+            length: int32 `[B]`, as in `Request`.
+            room: int32 `[B]`, as in `Request`.
+            active: bool `[B]`, as in `Request`.
 
         Returns:
             The state, and int32 `[B]`, passes of the draft that this took.

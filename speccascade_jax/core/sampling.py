@@ -181,7 +181,8 @@ def make_law_pair(
     """Collects the distributions that a rule may read at every position.
 
     Args:
-        q, q_tilde: `[B, ..., V]`, the draft's raw distribution and the one that its tokens were drawn from.
+        q: `[B, ..., V]`, the draft's raw distribution.
+        q_tilde: `[B, ..., V]`, the distribution that the draft's tokens were drawn from.
         greedy: bool `[B]`, whether the draft is greedy.
         p_logits: `[B, ..., V]`, the target's logits.
         sampling: the target's transform.

@@ -118,7 +118,8 @@ def without(q_tilde: Array, q: Array, taken: Array) -> Array:
     not taken; token 0 if all are taken.
 
     Args:
-        q_tilde, q: float32 `[..., V]`.
+        q_tilde: float32 `[..., V]`, the distribution of a child if no sibling were taken.
+        q: float32 `[..., V]`, the draft's raw distribution.
         taken: bool `[..., V]`.
 
     Returns:

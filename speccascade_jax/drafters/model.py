@@ -46,6 +46,7 @@ class DrafterDefaults:
     reads_features: ClassVar[bool] = False
 
     def stats(self, state: PyTree) -> Any:
+        """Returns `None`: the drafter has no engine inside."""
         return None
 
 
@@ -56,10 +57,12 @@ class PolicyDrafter(DrafterDefaults):
 
     @property
     def block(self) -> int:
+        """The longest block of the stop policy."""
         return self.stop.block
 
     @property
     def adaptive(self) -> bool:
+        """Whether the stop policy may end blocks early."""
         return self.stop.adaptive
 
 
@@ -98,6 +101,7 @@ class NoDrafter(DrafterDefaults):
     adaptive: ClassVar[bool] = False
 
     def init(self, params: Params, start: Start) -> PyTree:
+        """Returns an empty state."""
         return ()
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
@@ -107,6 +111,7 @@ class NoDrafter(DrafterDefaults):
         return in_buffers(request, zero[:, None][:, :0], zero, steps=zero), state, request.target.cache
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
+        """Returns the state unchanged."""
         return state
 
 
@@ -152,6 +157,7 @@ class ModelDrafter(PolicyDrafter):
     catches_up: int = 1
 
     def init(self, params: Params, start: Start) -> ModelDrafterState:
+        """Returns the draft model's cache, filled by its prefill of the prompt, and the policy's initial state."""
         cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
         return ModelDrafterState(cache=cache, policy=self.stop.init(start.prompt.tokens.shape[0]))
 
@@ -300,6 +306,7 @@ class ExitDrafter(PolicyDrafter):
     sits_out: bool = False
 
     def init(self, params: Params, start: Start) -> PyTree:
+        """Returns the policy's initial state; the exit has no cache of its own."""
         return self.stop.init(start.prompt.tokens.shape[0])
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
@@ -361,14 +368,17 @@ class PlannedDrafter(DrafterDefaults):
 
     @property
     def lengths(self) -> tuple[int, ...]:
+        """The block lengths that the plan chooses from."""
         return self.plan.lengths
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
+        """A drafter of fixed blocks for every length; `NoDrafter` for length 0."""
         return tuple(ModelDrafter(self.model, Fixed(length)) if length else NoDrafter() for length in self.lengths)
 
     @property
     def block(self) -> int:
+        """The largest of the lengths."""
         return self.lengths[-1]
 
     def init(self, params: Params, start: Start) -> PlannedState:
@@ -424,6 +434,7 @@ class PlannedDrafter(DrafterDefaults):
         return settled, jnp.where(late, -(-missed // self.block), 0)
 
     def entered(self, state: PlannedState, place: int) -> PyTree:
+        """Returns the draft model's cache as the state of a `ModelDrafter`; an empty state for length 0."""
         return ModelDrafterState(state.cache, ()) if self.lengths[place] else ()
 
     def left(self, state: PlannedState, place: int, own: PyTree, counted: Counted) -> PlannedState:
@@ -464,6 +475,7 @@ class BranchingDrafter(DrafterDefaults):
         return self.tree.size
 
     def init(self, params: Params, start: Start) -> Cache:
+        """Returns the model's cache after the prefill; it keeps all slots, so that any rollback is correct."""
         return self.model.prefill(params["model"], start.prompt, start.slots, None)
 
     def propose(self, params: Params, state: Cache, request: Request) -> tuple[Draft, Cache, Cache]:

@@ -250,6 +250,7 @@ class AppendedDrafter(DrafterDefaults):
 
     @property
     def block(self) -> int:
+        """The sum of both drafters' longest blocks."""
         return self.first.block + self.tail.block
 
     @property
@@ -258,6 +259,7 @@ class AppendedDrafter(DrafterDefaults):
         return self.first.block
 
     def init(self, params: Params, start: Start) -> AppendedState:
+        """Returns the initial states of both drafters, and 0 steps of the tail for every row."""
         first, tail = self.first.init(params["first"], start), self.tail.init(params["tail"], start)
         return AppendedState(first, tail, jnp.zeros((start.prompt.tokens.shape[0],), jnp.int32))
 

@@ -65,6 +65,7 @@ class SelectedDrafter:
 
     @property
     def block(self) -> int:
+        """The longest block of any arm."""
         return max(arm.block for arm in self.arms)
 
     @property
@@ -80,6 +81,7 @@ class SelectedDrafter:
 
     @property
     def reads_features(self) -> bool:
+        """Whether the chooser or an arm reads the target's features."""
         return self.chooser.reads_features or any(arm.reads_features for arm in self.arms)
 
     @property
@@ -146,6 +148,7 @@ class SelectedDrafter:
         return draft
 
     def commit(self, params: Params, state: SelectedState, outcome: Outcome) -> SelectedState:
+        """Commits to every arm; only rows that chose an arm count as active in it."""
         arms = tuple(
             arm.commit(arm_params, arm_state, self._as_arm_sees(outcome, arm, state.choice == place))
             for place, (arm, arm_params, arm_state) in enumerate(self._each(params, state.arms))

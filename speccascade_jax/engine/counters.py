@@ -103,6 +103,7 @@ class Tally:
 
     @classmethod
     def of(cls, counters: Counters) -> Tally:
+        """Packs counters into the two arrays."""
         # `of` and `counters` must use the same order of fields: columns are known by position only
         whole = [getattr(counters, name)[:, None] for name in _WHOLE] + [getattr(counters, name) for name in _AT]
         real = [counters.deferred[:, None], *(getattr(counters, name) for name in _REAL_AT)]
@@ -110,6 +111,7 @@ class Tally:
 
     @property
     def counters(self) -> Counters:
+        """The counters, unpacked from the two arrays."""
         (whole, by_position), (real, real_by_position) = (
             jnp.split(self.whole, [len(_WHOLE)], 1),
             jnp.split(self.real, [1], 1),

@@ -75,6 +75,7 @@ class DecodeState:
 
     @property
     def counters(self) -> Counters:
+        """The statistics of each row, unpacked from `tally`."""
         return self.tally.counters
 
 

@@ -41,6 +41,7 @@ def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
     """Returns 32 hex digits of the code that outputs depend on, without settings, models and the loop.
 
     Args:
+        decoder: the decoder whose method and programs determine the digest.
         controls: returns controls for the smallest number of rows that the pair's mesh takes
             (`runtime.mesh.fewest_rows`).
     """

@@ -42,14 +42,18 @@ def enumerate_points(
     method without α is one point. A method that `alphas` does not name gets `Alpha.usual`.
 
     Args:
-        pair, evaluation, seeds: what all points share; samplings: settings of `SAMPLING` by name.
+        pair: the models of all points.
+        evaluation: the examples of all points.
         methods: names of methods and rules, or `Settings` with their own rule, stop threshold or drafters; the sampling
             of such settings is ignored.
         alphas: `curves.curve`, or a name that several curves share -> its α's. Names of known methods that are not
             swept are ignored with a warning, so that a file's `methods` can be replaced alone.
-        stop_thresholds: name of a method with a stop threshold -> its thresholds; heads: files of acceptance heads;
-            each method that needs a head is measured with each of them instead of the pair's own.
+        stop_thresholds: name of a method with a stop threshold -> its thresholds.
+        heads: files of acceptance heads; each method that needs a head is measured with each of them instead of the
+            pair's own.
         block_sizes: for methods whose blocks end at γ; methods that stop when the draft is unsure keep their own limit.
+        samplings: settings of `SAMPLING` by name; every method is measured with each of them.
+        seeds: random seeds; every method is measured with each of them.
         bonus: for bare rules; `None`, and methods, take the method's own.
         verify: ways to verify. Every method that keeps each draft as often as its distribution allows is measured with
             each of them, unless it names its own.

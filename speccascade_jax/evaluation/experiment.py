@@ -42,7 +42,11 @@ def run(
     """Measures one point, prints it and adds it to a store; a stored point is printed without a new run.
 
     Args:
-        pair, evaluation, settings, seed: the point; output: the store's path.
+        pair: the models.
+        evaluation: the examples that they are measured on.
+        settings: how tokens are generated.
+        seed: the random seed.
+        output: the store's path.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded; the errors of `Heads.check`, before anything is
@@ -96,7 +100,8 @@ def sweep(
     The target alone and the draft alone are always among the points. All points are checked before anything is loaded.
 
     Args:
-        pair, evaluation: the models, and the examples that they are measured on.
+        pair: the models.
+        evaluation: the examples that they are measured on.
         methods: names in `methods.table.METHODS`, which has every rule, `module.NAME` of your own, or `Settings` with
             their own rule, stop threshold or drafters.
         alphas: name of a method (or `curves.curve`) -> its α's; a method that is not named gets its usual range.
@@ -105,25 +110,30 @@ def sweep(
         heads: files of acceptance heads; every method that needs a head is measured with each of them; empty: the
             pair's own.
         block_sizes: values of γ; each is one compiled program per rule.
-        temperatures, top_ps, top_k, draft_temperatures, bonus: as for `sc.decode`; a draft temperature of `None` is the
-            method's own.
+        temperatures: values of `temperature` in `sc.decode`.
+        top_ps: values of `top_p` in `sc.decode`.
+        top_k: as in `sc.decode`.
+        draft_temperatures: values of `draft_temperature` in `sc.decode`; `None` is the method's own.
+        seeds: each seed is a record of its own; tables and plots average over them.
+        bonus: as in `sc.decode`.
         verify: "token", "block" or both: how methods verify blocks, if they keep each draft as often as its
             distribution allows.
-        seeds: each seed is a record of its own; tables and plots average over them.
         cooler: shares of every temperature above 0 at which the target alone is also judged, to show the effect of
             sharpening.
         plan: if above 0, the number of α's for every rule among `methods` that `alphas` does not name. They are placed
             where the rejection rate changes, by an estimate from one pass over the examples (`surveying.plan`, at the
             first temperature and top-p).
-        together, share: settings that tables and plots put side by side (`panels.panels`), and the horizontal axis of
-            the second plot, a name in `labels.SHARES`.
+        together: settings that tables and plots put side by side (`panels.panels`).
+        share: the horizontal axis of the second plot, a name in `labels.SHARES`.
         reuse: other stores; points that they share with this sweep are copied instead of being measured again.
         output: the store's path; records of its shards (`shards`) are copied into it.
-        shard_id, num_shards: measures one of `num_shards` parts into its own store (`shards.path_of`), for independent
-            processes on several machines or devices. Tables and plots of `output` read all parts, and so does this
-            sweep without shards.
-        workers, worker_device, ray_address: if above 0, the number of processes that measure the points, one device
-            each; this process writes. They are `count`, `device` and `address` of `pool.Pool`.
+        shard_id: index of the part to measure into its own store (`shards.path_of`), 0 to `num_shards - 1`.
+        num_shards: number of parts, for independent processes on several machines or devices. Tables and plots of
+            `output` read all parts, and so does this sweep without shards.
+        workers: if above 0, the number of processes that measure the points, one device each; this process writes. It
+            is `count` of `pool.Pool`.
+        worker_device: `device` of `pool.Pool`.
+        ray_address: `address` of `pool.Pool`.
         dry_run: only lists the points.
 
     Returns:
@@ -198,6 +208,7 @@ def _samplings(top_k: int, **lists: Sequence[Any]) -> list[dict[str, Any]]:
     """Returns every combination as settings by name.
 
     Args:
+        top_k: the same value for every combination.
         lists: values of a setting, by its name in the plural.
     """
     for name, values in lists.items():
@@ -229,7 +240,11 @@ def measure(
     without latency, are reused.
 
     Args:
-        way: the function that measures a group's points; by default `evaluate`; progress: whether to show progress.
+        groups: the points, in groups that share a compiled program and a batch.
+        store: receives the records.
+        session: holds the pair and its examples.
+        way: the function that measures a group's points; by default `evaluate`.
+        progress: whether to show progress.
     """
     identities = {point: session.identity(point) for group in groups for point in group}
     keys = [identity.key for identity in identities.values()]
@@ -330,14 +345,17 @@ class Follower:
         self.keys: set[str] = set()
 
     def append(self, record: Record) -> None:
+        """Adds a record without its outputs, which only the first process stores."""
         record.pop(outputs.ENTRY, None)  # only the first process stores outputs
         self.records.append(record)
         self.keys.add(record["key"])
 
     def take_over(self, keys: Iterable[str], paths: Iterable[str | Path]) -> int:
+        """Copies nothing and returns 0: only the first process reads other stores."""
         return 0
 
     def done_keys(self) -> set[str]:
+        """Returns the keys in memory."""
         return set(self.keys)
 
 

@@ -44,8 +44,11 @@ def interleave(
     runs begin in turn.
 
     Args:
-        baseline, methods: compiled and warmed-up calls; each result is awaited (`block_until_ready`).
-        examples, trials: the number of each; clock: returns seconds; tests pass a fake one.
+        baseline: a compiled and warmed-up call; its result is awaited (`block_until_ready`).
+        methods: compiled and warmed-up calls; each result is awaited like the baseline's.
+        examples: number of examples.
+        trials: number of trials.
+        clock: returns seconds; tests pass a fake one.
 
     Returns:
         The baseline's timings and each method's.

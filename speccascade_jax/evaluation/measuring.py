@@ -61,6 +61,8 @@ def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[st
     A method that consists of several generations has no rounds of one loop, so nothing is recorded.
 
     Args:
+        evaluation: says whether outputs and traces are kept (`keep_outputs`, `keep_traces`).
+        decoder: the decoder whose rounds are recorded.
         traced: whether the batch has a row whose trace is kept.
     """
     if not evaluation.keep_outputs or decoder.engine is None:
@@ -210,7 +212,9 @@ def judged_part(store: Path, record: Record, keep_outputs: bool) -> Row | None:
     The result is `None` if outputs are needed and missing.
 
     Args:
-        store: path of the record's store; keep_outputs: whether its outputs are needed too.
+        store: path of the record's store.
+        record: a stored record.
+        keep_outputs: whether its outputs are needed too.
     """
     part: Row = {name: get_entry(record, name) for name in JUDGED if name in record}
     if not keep_outputs:
@@ -273,6 +277,8 @@ def _outputs(session: Session, point: Point, parts: Iterable[tuple[int, Seen, li
     """Returns the outputs of a point to store, in the order of the examples.
 
     Args:
+        session: holds the examples, the prompts and the vocabulary.
+        point: the point; its method and settings are named in the traces.
         parts: a row, its recorded rounds, its generated tokens, and the text that is scored.
     """
     method, context = point.method, decoder_context(session.prompts)

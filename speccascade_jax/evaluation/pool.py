@@ -70,6 +70,7 @@ class Worker:
         return [self._session.identity(point) for point in points]
 
     def pid(self) -> int:
+        """Returns the id of the worker's process."""
         return os.getpid()
 
     def measure(self, points: Sequence[Point], keys: Sequence[str]) -> Iterator[Record]:

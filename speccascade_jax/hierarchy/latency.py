@@ -49,6 +49,7 @@ def latency(
             diagonal are equal to those above, since 1 − TV is symmetric, or all 0.
         models: indices, from the lowest draft to the target, increasing.
         budgets: for all models but the last, at least 1.
+        objective: "paper" or "overshoot".
 
     Raises:
         ValueError: costs, acceptance, models or budgets are invalid.

@@ -64,9 +64,13 @@ def measure(
     """Measures acceptance and costs of models along the target's outputs.
 
     Args:
-        models: by name, the target among them; prompts: batches, `[B, P]` each.
+        models: the models by name, the target among them.
+        prompts: batches, `[B, P]` each.
         outputs: for each batch int32 tokens `[B, L]` and lengths `[B]`.
-        temperature: one for all models, or one for each by name; 0 is greedy. top_p, top_k: for all models.
+        target: the target's name in `models`.
+        temperature: one for all models, or one for each by name; 0 is greedy.
+        top_p: one for all models.
+        top_k: one for all models.
         costs: seconds of one call, if known; otherwise calls are timed (`call_seconds`).
 
     Returns:
@@ -101,6 +105,8 @@ def acceptance(
     """Returns `E [1 − TV]` of every pair of models, in their order, and the number of positions.
 
     Args:
+        models: the models by name.
+        batches: prompts `[B, P]`, outputs int32 `[B, L]` and their lengths `[B]`, for each batch.
         samplings: each model's temperature, `top_p` and `top_k`.
 
     Raises:

@@ -48,13 +48,16 @@ def optimize(
     latency and the best by the overshoot latency, and the target alone for comparison.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: sampling of all models.
+        pair: the models, as for a run.
+        evaluation: the examples, as for a run.
+        settings: how all models sample.
         max_budget: T̄, the largest budget.
         costs: cost of a call of each model, in any unit, for the solution and all predictions; `None`: measured
             seconds.
         tail: the model that appends tokens at every level in one more run of the paper's optimum (the paper's
             horizontal heuristic, appendix D), except where it is itself the draft; `None`: no such run. This run has no
             prediction.
+        seed: the random seed, as for a run.
         output: a JSON file for the rows, the matrix and the costs; `experiments.plots --acceptance` draws the matrix.
 
     Returns:
@@ -132,6 +135,8 @@ def settings_of(
     """Returns the stack as settings; the target alone if the stack has no draft.
 
     Args:
+        hierarchy: the stack.
+        names: names of the models that the hierarchy's indices refer to.
         tail: model that appends tokens to all drafts for the target and for levels, except to its own drafts.
         coins: `[N, N]`, acceptance rates that replace the rules: each token is accepted at random, as the latencies
             assume. The output is meaningless text (Globerson et al., 2025, appendix B.2).
@@ -208,7 +213,8 @@ def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
     """Returns the number of calls of each model, by name, over all examples of a record.
 
     Args:
-        record: a record of `settings`, with the counts of its levels (`evaluation.measuring`).
+        record: a record with the counts of its levels (`evaluation.measuring`).
+        settings: the settings that the record was measured with.
 
     Raises:
         ValueError: the method has tails, and the record has no counts for them.
@@ -234,6 +240,8 @@ def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapp
     """Returns the cost per token of a record's calls, in the costs' unit: real acceptance at artificial cost.
 
     Args:
+        record: a record with the counts of its levels, as in `calls`.
+        settings: the settings that the record was measured with.
         costs: of a call, by model.
     """
     total = sum(costs[name] * count for name, count in calls(record, settings).items())

@@ -40,6 +40,7 @@ def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objecti
         costs: `[N]`, of one call each, ordered from the cheapest model to the target.
         acceptance: `[N, N]` in the same order, as for `latency`.
         max_budget: T̄, the largest budget, at least 1.
+        objective: "paper" or "overshoot", as in `latency`.
 
     Returns:
         The hierarchy; its latency is in the unit of the costs.

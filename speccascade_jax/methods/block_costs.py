@@ -119,6 +119,7 @@ class Rounds:
 
     @property
     def lengths(self) -> tuple[int, ...]:
+        """The block lengths of the engine's planned drafter."""
         return cast(PlannedDrafter, self.engine.drafter).lengths
 
     def run(self, place: int, most_rounds: int) -> Generation:
@@ -274,7 +275,9 @@ def ready(
         pair: the models.
         engine: the engine of a decoder; any other program has no planned lengths.
         params: its parameters.
-        prompt, controls, max_new_tokens: as in `generate`.
+        prompt: `[B, P]`, as in `generate`.
+        controls: numbers per row, as in `generate`.
+        max_new_tokens: as in `generate`.
         run: runs the program that is timed; by default `generate`.
     """
     if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:

@@ -72,7 +72,9 @@ def assemble(
     """Returns the engine of a decoder and its parameters, if the method is one generation.
 
     Args:
-        pair, stop_ids, head: as in `build`.
+        pair: the models.
+        stop_ids: ids that end a row, as in `build`.
+        head: an acceptance head, as in `build`.
         settings: `Settings` by name.
 
     Raises:

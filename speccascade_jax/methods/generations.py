@@ -68,6 +68,7 @@ class Alone(Method):
 
     @property
     def draft_alone(self) -> bool:
+        """Whether the model that writes is not the target."""
         return self.model != "target"
 
     def resolved(self, settings: Settings) -> Settings:
@@ -90,6 +91,7 @@ class Alone(Method):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Engine, Params]:
+        """Returns an engine that runs the model in the target's place without a drafter, and its parameters."""
         self.resolved(settings)
         bound = pair.model(self.model)
         return engine_of(bound.model, stop_ids), {"target": bound.params, "drafter": {}}
@@ -174,6 +176,7 @@ class SequenceMethod(Method):
     trade_off: Alpha
 
     def alpha(self, settings: Settings) -> Alpha | None:
+        """Returns `trade_off`, whatever the settings are."""
         return self.trade_off
 
     def resolved(self, settings: Settings) -> Settings:

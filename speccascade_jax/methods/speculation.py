@@ -66,6 +66,7 @@ class Speculation(Method):
     bare: bool = False
 
     def rule(self, settings: Settings) -> Rule:
+        """Returns the named rule, or `decides` if none is named; ValueError for a rule outside `rules`."""
         chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
         if self.rules and chosen.name not in self.rules:
             raise ValueError(f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}")
@@ -153,6 +154,7 @@ class Speculation(Method):
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
+        """Returns `on_rejection` of the stop policy under these settings."""
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:
@@ -248,6 +250,7 @@ class Speculation(Method):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
+        """Returns a program with the drafter and the verifier that the settings ask for, and its parameters."""
         settings = _as_chain(self.resolved(settings))
         verifier = self._verifier(settings, None)
         drafter: Drafter | Planner

@@ -85,7 +85,8 @@ def measure(
     Args:
         metric_names: keys of `METRICS`, the main one first.
         ids: the examples' ids, in the order of the texts.
-        predictions, references: one text per example, as in `score`.
+        predictions: one text per example, as in `score`.
+        references: one text per example, or a tuple of texts, as in `score`.
         samples: number of bootstrap resamples for the interval.
 
     Returns:

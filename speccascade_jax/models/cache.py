@@ -60,8 +60,10 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     """Writes a block into a ring of `S` slots, with position `p` in slot `p mod S`.
 
     Args:
-        buffer, update, axis: as in `write_slots`; `update` has at most `S` entries along `axis`.
+        buffer: `[B * n, ...]`, as in `write_slots`, with `S` slots.
+        update: the block, with at most `S` entries along `axis`; otherwise the same shape as `buffer`.
         start: int32 `[B]`, the position of the block's first entry.
+        axis: the axis of the slots, counted with the batch axis.
     """
     rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
     update, begin = update.astype(buffer.dtype), start % size
@@ -100,7 +102,10 @@ def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
     """Copies slot `start + entries[:, j]` of each row into slot `start + j`.
 
     Args:
-        buffer: `[B * n, ...]`, `n` consecutive entries per row; start: int32 `[B]`; entries: int32 `[B, W]`.
+        buffer: `[B * n, ...]`, `n` consecutive entries per row.
+        start: int32 `[B]`, the first slot that is written.
+        entries: int32 `[B, W]`, the slots that are read, relative to `start`.
+        axis: the axis of the slots in one entry of `buffer`'s row, `[n, ...]`.
     """
     rows = start.shape[0]
 

@@ -286,6 +286,7 @@ class DecoderModule(nn.Module):
     config: DecoderConfig
 
     def setup(self) -> None:
+        """Creates the embedding and the stack of layers."""
         c = self.config
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
         self.decoder = Stack(c)
@@ -375,6 +376,7 @@ class DecoderLM(CachedModel[DecoderCache]):
 
     @property
     def module(self) -> DecoderModule:
+        """The linen module that the configuration describes."""
         return DecoderModule(self.config)
 
     def _prefilled(

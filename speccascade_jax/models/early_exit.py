@@ -56,6 +56,7 @@ class EarlyExit:
 
     @property
     def config(self) -> Any:
+        """The configuration of the cut model, with `layer` decoder layers."""
         return self.model.config
 
     @property
@@ -65,25 +66,32 @@ class EarlyExit:
 
     @property
     def vocab_size(self) -> int:
+        """The number of real vocabulary entries, as in the whole model."""
         return int(self.of.vocab_size)
 
     @property
     def is_encoder_decoder(self) -> bool:
+        """Whether the whole model has an encoder."""
         return bool(self.of.is_encoder_decoder)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Cache:
+        """Returns the cut model's cache of the prompt; layers above the exit do not run."""
         return self.model.prefill(params, prompt, max_len, max_rollback)
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
+        """Feeds `tokens` `[B, T]` to the lower layers, the last norm and the head."""
         return self.model.extend(params, cache, tokens)
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
+        """Sets the length of the exit's cache to `length`, `[B]`."""
         return self.model.rollback(cache, length)
 
     def consumed(self, cache: Cache) -> Array:
+        """Returns how many tokens each row of the exit's cache has consumed, `[B]`."""
         return self.model.consumed(cache)
 
     def prompt_features(self, cache: Cache) -> Array:
+        """Returns the cut model's summary of the prompt, `[B, D]`."""
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
@@ -127,6 +135,8 @@ def exit_params(params: Params, layer: int, head: Array | None = None) -> Params
     """The parameters of an exit of a model with `params`: the same arrays, without the layers above.
 
     Args:
+        params: the whole model's parameters.
+        layer: number of decoder layers that the exit keeps.
         head: `[E, num_embeddings]`, the exit's own; `None`: the model's.
     """
     # Names of layers count from 0, so the exit at layer n keeps `layers_0` to `layers_{n - 1}`.

@@ -27,6 +27,7 @@ class Table:
     vocab_size: int
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Array:
+        """Returns the cache, which is the number of consumed tokens, int32 `[B]`."""
         return prompt.length - 1
 
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
@@ -44,6 +45,7 @@ class Table:
     def extend_layers(
         self, params: Params, cache: Array, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
     ) -> tuple[LMOutput, Array]:
+        """Feeds `tokens`; the states are the table's rows of these tokens, the same for every layer."""
         out, cache = self.extend(params, cache, tokens)
         return out._replace(layer_states=self._rows(params[tokens], layers)), cache
 
@@ -51,10 +53,12 @@ class Table:
         return jnp.stack([states] * len(layers), axis=2)
 
     def embed(self, params: Params, tokens: Array) -> Array:
+        """Returns the table's rows of `tokens`."""
         rows: Array = params[tokens]
         return rows
 
     def unembed(self, params: Params, states: Array) -> Array:
+        """Returns the states unchanged, because a row of the table holds logits."""
         return states
 
     def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
@@ -62,12 +66,15 @@ class Table:
         return self.extend(params, cache, tokens)
 
     def keep(self, cache: Array, start: Array, entries: Array) -> Array:
+        """Returns the cache unchanged, because it has no slots."""
         return cache
 
     def rollback(self, cache: Array, length: Array) -> Array:
+        """Returns `length`, which is the whole cache."""
         return length
 
     def consumed(self, cache: Array) -> Array:
+        """Returns the cache itself, the number of consumed tokens."""
         return cache
 
 
@@ -162,6 +169,7 @@ class Fake(LengthCached[FakeCache]):
         return LMOutput(logits=self._logits(folded)), FakeCache(keys, cache.length + tokens.shape[1])
 
     def keep(self, cache: FakeCache, start: Array, entries: Array) -> FakeCache:
+        """Moves the keys of an accepted path of a tree to consecutive slots; the length does not change."""
         # Slot i + 1 belongs to token i, hence the shift by one.
         return replace(cache, keys=move_slots(cache.keys, start + 1, entries, axis=1))
 

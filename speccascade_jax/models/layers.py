@@ -59,6 +59,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Normalises the last axis; returns an array of the same shape, in `dtype`."""
         # `offset + scale` starts at 1 in every family.
         init = nn.initializers.constant(1.0 - self.offset)
         scale = self.param("scale", init, (x.shape[-1],)).astype(jnp.float32)
@@ -90,7 +91,11 @@ def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *
     """Computes `attend(*arrays)` in chunks of `size` tokens, so that memory never holds all `T · S` logits.
 
     Args:
-        axis: the result's axis of tokens; parts: pairs of an array and its axis of tokens.
+        attend: a function of arrays with `size` tokens each.
+        size: number of tokens in a chunk.
+        tokens: number of tokens in all.
+        axis: the result's axis of tokens.
+        parts: pairs of an array and its axis of tokens.
     """
     chunks = -(-tokens // size)
     # Padded to whole chunks, because a traced slice has a fixed size; the last line cuts the padding off again.
@@ -135,6 +140,7 @@ def fuse(params: Params, shards: int = 1) -> Params:
     on a CPU faster (docs/performance.md).
 
     Args:
+        params: nested parameters of a model.
         shards: number of parts that the columns will be split into; each part holds its share of every kernel.
     """
     flat = flatten_dict(params, sep="/")
@@ -190,6 +196,7 @@ class CachedModel(LengthCached[Held]):
         """Consumes all but the last context token of each row, after encoding `prompt.encoder_tokens` in a T5.
 
         Args:
+            params: the module's parameters.
             prompt: `[B, P]`, right-padded.
             max_len: slots of a layer that sees all positions.
             max_rollback: the largest number of fed tokens that a rollback may take back; a local layer then keeps
@@ -278,8 +285,9 @@ class CachedModel(LengthCached[Held]):
         """Moves an accepted path of a tree to consecutive slots: slot `start + j` receives entry `entries[:, j]`.
 
         Args:
-            start: int32 `[B]`, slot of the tree's first entry; entries: int32 `[B, W]`, ascending. Slots after the
-                path hold junk, and the length does not change.
+            cache: the cache that holds the tree's entries.
+            start: int32 `[B]`, slot of the tree's first entry.
+            entries: int32 `[B, W]`, ascending. Slots after the path hold junk, and the length does not change.
         """
         with under(self.mesh):
             keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))

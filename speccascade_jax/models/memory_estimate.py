@@ -52,8 +52,10 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
     """Returns the memory that decoding with `model` as the target needs on each device.
 
     Args:
-        batch: rows; length: positions in the cache, prompt and output together (an encoder-decoder has this many in
-            its encoder and in its decoder).
+        model: the target.
+        batch: number of rows.
+        length: positions in the cache, prompt and output together (an encoder-decoder has this many in its encoder and
+            in its decoder).
         block_size: γ.
         mesh: (data, model): the numbers of devices that split the rows, and that split heads, units and the
             vocabulary (`models.sharding`).

@@ -140,6 +140,7 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
 
     Args:
         sequences: sequences of token ids, including the start token of decoding and the end token.
+        vocab_size: `V`, number of vocabulary entries.
         most: `K`, at least 1: number of successors kept per token, the most frequent ones. A token without successors
             gets the successors that are most frequent after any token.
 

@@ -66,6 +66,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        """Returns the product of `x` `[..., K]` with the kernel, `[..., features]`."""
         kernel = _parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
         if not self.use_bias:
@@ -82,6 +83,7 @@ class Embed(nn.Module):
     embedding_init: Callable[..., Array] = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
     def setup(self) -> None:
+        """Creates the table."""
         shape = (self.num_embeddings, self.features)
         self.embedding = _parameter(self, "embedding", self.embedding_init, shape)
 
@@ -135,6 +137,9 @@ def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False)
     """Packs a parameter as a matrix `[K, N]` in panels of `width` columns (`None`: a single panel) of type `kind`.
 
     Args:
+        leaf: the parameter, `[K, N]`, or `[N, K]` if `turned`.
+        kind: dtype of the packed values; "int8" adds a scale per column.
+        width: columns of a panel; `None`: a single panel.
         turned: whether the matrix is the parameter's transpose.
     """
     matrix = leaf.T if turned else leaf

@@ -411,6 +411,7 @@ class T5Module(nn.Module):
     config: T5Config
 
     def setup(self) -> None:
+        """Creates the shared embedding, the encoder and the decoder."""
         c = self.config
         init = nn.initializers.normal(stddev=1.0)
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype, embedding_init=init)
@@ -421,8 +422,10 @@ class T5Module(nn.Module):
         """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            encoder_tokens: int32 `[B, N]`, 0 where padded (masked); decoder_input_tokens: int32 `[B, T]`,
-                the targets shifted right behind a start token 0 (positions after the targets need a loss mask).
+            encoder_tokens: int32 `[B, N]`, 0 where padded (masked).
+            decoder_input_tokens: int32 `[B, T]`, the targets shifted right behind a start token 0 (positions after the
+                targets need a loss mask).
+            deterministic: whether to compute without dropout.
         """
         encoded = self.encode(encoder_tokens, deterministic)
         return self.decode(encoded, encoder_tokens, decoder_input_tokens, deterministic)
@@ -505,6 +508,7 @@ class T5(CachedModel[KVCache]):
 
     @property
     def module(self) -> T5Module:
+        """The linen module that the configuration describes."""
         return T5Module(self.config)
 
     def _prefilled(

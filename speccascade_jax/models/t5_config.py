@@ -93,7 +93,8 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
     relative distances up to 128, epsilon 1e-6.
 
     Args:
-        path: the checkpoint, for errors; shapes: parameter name -> shape, one layer each.
+        path: the checkpoint, for errors.
+        shapes: parameter name -> shape, one layer each.
 
     Raises:
         CheckpointError: an array that determines a size is missing or has an unexpected shape.

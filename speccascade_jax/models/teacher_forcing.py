@@ -21,7 +21,8 @@ def catch_up(
     behind by all tokens that were committed meanwhile. If no token is missing, no iteration runs.
 
     Args:
-        model, params: the model and its parameters.
+        model: the model that is fed.
+        params: its parameters.
         cache: the model's cache, which has consumed at most `length − 1` tokens of each active row.
         tokens: int32 `[B, L]`, all committed tokens.
         length: int32 `[B]`, how many tokens are committed.

@@ -42,7 +42,7 @@ def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
     """Writes a drafter's parameters as one file, atomically.
 
     Args:
-        path: the file.
+        path: the file to write.
         params: a nested dict of arrays, stored in float32.
         pair: the pair with the target that they were trained for.
         about: JSON values that `load` returns.

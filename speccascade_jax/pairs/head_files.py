@@ -54,7 +54,8 @@ class Head(Carded[Card]):
         """Refuses a head of another draft; compiles nothing.
 
         Args:
-            draft: the model whose states the head will read; pair: its pair's name, for the error.
+            draft: the model whose states the head will read.
+            pair: name of the draft's pair, for the error.
 
         Raises:
             ValueError: names both fingerprints or sizes, and the remedy.

@@ -200,7 +200,8 @@ class Pair:
         how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore fit together.
 
         Args:
-            target, draft: paths for `checkpoints.load`; a draft may also be a word (`pairs.derived`: "exit:2").
+            target: a path for `checkpoints.load`.
+            draft: a path for `checkpoints.load`, or a word (`pairs.derived`: "exit:2").
             vocabulary: a file or folder for `load_vocabulary`; without it, the vocabularies beside the models. If there
                 are several, all are compared. If there is none, the pair reads and returns ids only.
             others: further drafts by name, like `draft`.
@@ -212,7 +213,8 @@ class Pair:
                 vocabulary (`runtime.mesh.make`); batch sizes must be multiples of the first. `None`: one device.
             draft_whole: replicate drafts on every device of the mesh: communication costs a small draft more than a
                 split saves.
-            max_prompt_length, name: as the attributes.
+            max_prompt_length: prompts with more tokens are refused.
+            name: the pair's name in records.
 
         Raises:
             FileNotFoundError: a path does not exist.

@@ -53,8 +53,10 @@ class Policy(Carded[Card]):
         """Returns the parameters with scores in the order of `prints`; compiles nothing.
 
         Args:
-            prints: each arm's name -> its fingerprint, in the wanted order; target: the target's fingerprint;
-                features: the number of features that the target has; owner: name of these models' owner, for errors.
+            prints: each arm's name -> its fingerprint, in the wanted order.
+            target: the target's fingerprint.
+            features: the number of features that the target has.
+            owner: name of these models' owner, for errors.
 
         Raises:
             ValueError: the policy has other drafters or another target; names them and the remedy.

@@ -147,6 +147,8 @@ def text_ids(
     documents (Qwen's `<|endoftext|>`).
 
     Args:
+        pair: the models and their vocabulary.
+        text: the text to encode.
         longest: largest number of ids, special ones included; special ids are never cut.
         cut: function that shortens a text's ids to a number (`Task.cut`); by default it keeps the beginning. For
             few-shot prompts it keeps the end, which holds the question.

@@ -22,12 +22,14 @@ class Speculative(TokenWise):
     """
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        """Returns `min(q̃, π)` and the normalised residual; the residual is `π` if no mass remains."""
         law = self.law(pair, alpha)
         # no residual means π = q̃ up to rounding: a rejection cannot happen, and if it does, π is right
         replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """Returns the rule's `min(q̃, π)` at `tokens` `[...]`."""
         return self.rule.kept_at(pair, alpha, tokens)
 
 
@@ -44,11 +46,13 @@ class Deferral(TokenWise):
             raise ValueError(f"rule {self.rule.name!r} is not a deferral rule: verify it with Speculative(rule)")
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        """Returns the mass of `q̃` that the rule does not defer, and `p̃`."""
         assert self.rule.deferral is not None
         kept = laws.undeferred(self.rule.deferral(pair, alpha), pair)
         return Acceptance(kept=kept, replacement=pair.p_tilde)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """Returns the mass that is not deferred at `tokens` `[...]`."""
         assert self.rule.deferral is not None
         deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
         return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
@@ -67,9 +71,11 @@ class SoftRatio(TokenWise):
             raise ValueError(f"acceptance 'soft_ratio' works only with rule 'sd_reference', got {self.rule.name!r}")
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
+        """Returns the kept mass and the residual of the soft ratio; neither depends on `alpha`."""
         return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
+        """Returns the kept mass of the soft ratio at `tokens` `[...]`."""
         return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
 
 

@@ -86,10 +86,12 @@ def divergence(
 
     Args:
         name: a row of `DIVERGENCES`.
-        p, q: distributions `[..., V]` of target and draft.
+        p: `[..., V]`, the target's distribution.
+        q: `[..., V]`, the draft's distribution.
         top_k: if positive, compare the target's `top_k` likeliest tokens (ties: lowest index) and one bucket for all
             others together; 0 is the whole vocabulary.
-        log_p, log_q: their logs, if these are more exact than the float32 distributions.
+        log_p: `[..., V]`, the log of `p` if it is more exact than the float32 distribution; `None`: computed from `p`.
+        log_q: `[..., V]`, the log of `q` if it is more exact than the float32 distribution; `None`: computed from `q`.
     """
     laws = Law(p, jnp.log(p) if log_p is None else log_p), Law(q, jnp.log(q) if log_q is None else log_q)
     if not top_k:
@@ -143,4 +145,5 @@ class Threshold:
         return divergence(self.name, getattr(pair, p), getattr(pair, q), self.top_k, pair.log(p), pair.log(q))
 
     def __call__(self, pair: LawPair, alpha: Array) -> Array:
+        """Returns whether the divergence is at least `alpha`, bool `[..., 1]`."""
         return self.of(pair) >= alpha

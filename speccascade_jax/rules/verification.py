@@ -76,17 +76,34 @@ class Verifier(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name for errors and records."""
+        ...
+
     @property
-    def reads_q(self) -> bool: ...
+    def reads_q(self) -> bool:
+        """Whether `π` depends on the draft's distribution."""
+        ...
+
     @property
-    def lossless(self) -> bool: ...
+    def lossless(self) -> bool:
+        """Whether `π = p̃`."""
+        ...
+
     @property
-    def defers(self) -> bool: ...
+    def defers(self) -> bool:
+        """Whether `deferred` returns anything but zeros."""
+        ...
+
     @property
-    def reads_logs(self) -> bool: ...
+    def reads_logs(self) -> bool:
+        """Whether it reads logs of the draft's distributions."""
+        ...
+
     @property
-    def joint(self) -> bool: ...
+    def joint(self) -> bool:
+        """Whether it examines a block as a whole."""
+        ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Decides a block and draws one token after its kept prefix; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
@@ -141,22 +158,27 @@ class TokenWise:
 
     @property
     def name(self) -> str:
+        """The rule's name."""
         return self.rule.name
 
     @property
     def reads_q(self) -> bool:
+        """Whether the rule's `π` depends on the draft's distribution."""
         return self.rule.reads_q
 
     @property
     def lossless(self) -> bool:
+        """Whether the rule's `π` is `p̃`."""
         return self.rule.lossless
 
     @property
     def defers(self) -> bool:
+        """Whether the rule has a deferral function."""
         return self.rule.deferral is not None
 
     @property
     def reads_logs(self) -> bool:
+        """Whether the rule reads logs of the draft's distributions."""
         return self.rule.reads_logs
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
@@ -168,6 +190,7 @@ class TokenWise:
         raise NotImplementedError
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
+        """Returns the rule's `π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
         return self.rule.target_law(pair, alpha)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
@@ -292,26 +315,32 @@ class ByArm:
 
     @property
     def name(self) -> str:
+        """The different names of the verifiers, joined by " | "."""
         return " | ".join(dict.fromkeys(verifier.name for verifier in self.verifiers))
 
     @property
     def reads_q(self) -> bool:
+        """Whether any verifier reads the draft's distribution."""
         return any(verifier.reads_q for verifier in self.verifiers)
 
     @property
     def lossless(self) -> bool:
+        """Whether every verifier is lossless."""
         return all(verifier.lossless for verifier in self.verifiers)
 
     @property
     def defers(self) -> bool:
+        """False: deferrals are not counted."""
         return False
 
     @property
     def reads_logs(self) -> bool:
+        """Whether any verifier reads logs of the draft's distributions."""
         return any(verifier.reads_logs for verifier in self.verifiers)
 
     @property
     def joint(self) -> bool:
+        """Whether any verifier examines a block as a whole."""
         return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:

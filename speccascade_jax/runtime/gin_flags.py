@@ -180,7 +180,8 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     """Imports the user's own files and reads the gin files that the command line names.
 
     Args:
-        example, recorded: as in `main`.
+        example: a command that works, shown if no gin file is named.
+        recorded: returns a configuration in place of gin files, or "" if none is wanted.
 
     Raises:
         ValueError: no file is named; as `parse_gin`.

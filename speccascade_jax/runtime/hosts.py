@@ -208,7 +208,8 @@ def _watch(index: int, count: int, first_host: str | None) -> None:
     """Connects the processes, and ends this one when another is gone; all must call it.
 
     Args:
-        index, count: the index of this process, and the number of processes.
+        index: the index of this process.
+        count: the number of processes.
         first_host: the first one's host, as the others know it; `None`: the name that it calls itself.
 
     Raises:

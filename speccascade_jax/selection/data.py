@@ -103,7 +103,8 @@ class Data:
         """Returns `w · alignment + (1 − w) · c`, float32 `[N, K]` (Huang et al., 2024, assistant selection, eq. 2).
 
         Args:
-            alignment_weight: `w`, 0 to 1; costs: `c` of each candidate, instead of the value from its parameters.
+            alignment_weight: `w`, 0 to 1.
+            costs: `c` of each candidate by name; `None`: the value from its parameters.
 
         Raises:
             ValueError: `w` is outside [0, 1], costs belong to other candidates, or a reward is not finite (names it).

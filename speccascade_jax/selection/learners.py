@@ -137,7 +137,11 @@ def learn_by_trying(
     """Runs LinUCB over known rewards: each query, in random order, shows only the reward of its chosen arm.
 
     Args:
-        features: `[N, D]`; rewards: `[N, K]`; deviations: standard deviations that are added to an arm's mean score.
+        posterior: learns from each shown reward, in place.
+        features: `[N, D]`, the queries' embeddings.
+        rewards: `[N, K]`, the reward of every arm.
+        rng: random generator of the order of the queries.
+        deviations: standard deviations that are added to an arm's mean score.
 
     Returns:
         int32 `[N]`, the chosen arms, in the order of the queries.
@@ -174,7 +178,9 @@ class Learner(Protocol):
     """Protocol of a learner; `chooser` is a static part of the decoder's program."""
 
     @property
-    def chooser(self) -> Chooser: ...
+    def chooser(self) -> Chooser:
+        """The chooser that assigns an arm to every query."""
+        ...
 
     def params(self) -> Params:
         """Returns the chooser's numbers for the next query."""
@@ -191,6 +197,7 @@ class Fixed:
     numbers: Params
 
     def params(self) -> Params:
+        """Returns the same numbers for every query."""
         return self.numbers
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
@@ -205,9 +212,11 @@ class Thompson:
     chooser: Chooser = Chooser("ridge", "thompson")
 
     def params(self) -> Params:
+        """Returns the posterior's parameters after all queries so far."""
         return self.posterior.params()
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        """Updates the posterior with one query: embedding `[D]`, chosen arm and reward."""
         self.posterior.learn(features[None], np.array([arm]), np.array([reward]))
 
 
@@ -260,9 +269,11 @@ class Exp3:
         return (1 - explore) * weights / weights.sum() + explore / self.arms
 
     def params(self) -> Params:
+        """Returns the logs of the arms' probabilities as scores, float32 `[K]`."""
         return {"scores": np.log(self.probabilities).astype(np.float32)}
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
+        """Updates the weight of `arm` by its loss over its probability, then spreads a share of all weights."""
         rate, _, share = self.schedule
         loss = min(max((self.usual - reward) / math.log(EXPLORED), -1.0), 1.0) / 2
         self.log_weights[arm] -= rate * loss / self.probabilities[arm]
@@ -287,7 +298,10 @@ def thompson(
 
     Args:
         sample: embeddings `[N, D]` that give the spread of the features; their rewards are not known.
-        noise, ridge, discount: as in `Posterior`.
+        arms: number of arms.
+        noise: σ of `Posterior`.
+        ridge: λ of `Posterior`.
+        discount: factor on older evidence, as in `Posterior`.
     """
     return Thompson(Posterior.empty(Whitening.of(sample), arms, noise=noise, ridge=ridge, discount=discount))
 
@@ -299,7 +313,11 @@ def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.nd
     query and the others are slower by `gain` (0.7 in logs: twice the time), until measured queries outweigh it.
 
     Args:
-        numbers: the policy's parameters, its arms in the decoder's order; sample: embeddings `[N, D]`.
+        learner: the learner, whose posterior changes in place.
+        policy: the trained policy.
+        numbers: the policy's parameters, its arms in the decoder's order.
+        sample: embeddings `[N, D]`.
+        gain: factor on `π(a) − 1`, in units of the reward.
     """
     scores = chooser.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
     law = np.asarray(jax.nn.softmax(scores, -1), np.float64)

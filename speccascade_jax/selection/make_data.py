@@ -137,7 +137,8 @@ def make(
     and the folder's data are then those of that call.
 
     Args:
-        pair: provides the target and the drafts; domains: tasks; a domain's queries are its examples for quality.
+        pair: provides the target and the drafts.
+        domains: tasks; a domain's queries are its examples for quality.
         drafters: the candidates, as in a method's `drafters`; "autoregressive" may be one.
         seed: random seed of the target's sampled outputs.
         output: the folder.

@@ -67,14 +67,19 @@ def compare(
     turn: a killed run measures an unfinished group again.
 
     Args:
-        pair, domains: the models; tasks, each with its numbers of examples and trials.
-        drafters: the drafters to choose from; ways: how a trained policy chooses (`Settings.choose`).
+        pair: the models.
+        domains: tasks, each with its numbers of examples and trials.
+        drafters: the drafters to choose from.
+        ways: how a trained policy chooses (`Settings.choose`).
         policies: files; `None` is the pair's own.
         further: other sets of drafters and their policies, in the same table: they show the effect of another drafter.
         alone: also time each drafter without selection if it follows `block_sizes`, so that the table shows the cost of
             choosing; this adds a program and a run for each.
-        block_sizes: for drafters without a block size of their own; temperatures, seeds: as in a sweep.
-        output: the store; dry_run: only list the points.
+        block_sizes: for drafters without a block size of their own.
+        temperatures: as in a sweep.
+        seeds: as in a sweep.
+        output: the store's path.
+        dry_run: whether to list the points only.
 
     Returns:
         The store's path; `None` after a dry run.
@@ -111,6 +116,8 @@ def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[S
     """Returns the lossless methods over the drafters: each one always, a random one, and every policy in every way.
 
     Args:
+        among: the drafters, and the files of their policies.
+        ways: how a trained policy chooses (`Settings.choose`).
         alone: also add each drafter as a method's only one, except those with a block size or a rule of their own.
     """
     chosen = partial(Settings, method="spec_decode", drafters=among.drafters)

@@ -61,13 +61,20 @@ def serve(
     """Serves the phases one after the other; prints the learners' regret against the best arms, and draws it.
 
     Args:
-        pair, drafters, block_size, temperature: settings of the decoder; phases: tasks, each with how many of its
-            examples for latency are queries; a task may occur again, with other examples.
+        pair: the models.
+        phases: tasks, each with how many of its examples for latency are queries; a task may occur again, with other
+            examples.
+        drafters: the drafters to choose from.
         learning: names of `learners.LEARNERS`.
         policy: file of "thompson_prior" and "greedy"; `None`: the pair's own.
+        block_size: γ of the decoder.
+        temperature: temperature of the decoder.
         sample: examples for quality of each phase whose embeddings give the spread of the features.
-        noise, discount: of Thompson sampling (`learners.Posterior`); seed: random seed of choices and outputs.
-        output: a folder; clock: seconds, a fake one in tests.
+        noise: σ of Thompson sampling (`learners.Posterior`).
+        discount: factor on older evidence of Thompson sampling (`learners.Posterior`).
+        seed: random seed of choices and outputs.
+        output: a folder.
+        clock: returns seconds; tests pass a fake one.
 
     Returns:
         A row for each query: `round`, `phase`, `domain`, and `runs`, by learner and by arm ("always NAME"): `arm`,

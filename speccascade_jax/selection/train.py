@@ -47,7 +47,9 @@ def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
     """Returns `−r(q, a) log π(a|q)`, whose gradient is an unbiased estimate of the gradient of `expected`.
 
     Args:
-        scores: `[B, K]`, logits of the policy; rewards: `[B, K]`; drawn: int32 `[B]`, an arm `a ~ π` for each query.
+        scores: `[B, K]`, logits of the policy.
+        rewards: `[B, K]`, the reward of every arm.
+        drawn: int32 `[B]`, an arm `a ~ π` for each query.
     """
     weighted = rewards * jax.nn.log_softmax(scores, -1)
     return -jnp.take_along_axis(weighted, drawn[:, None], axis=1)[:, 0]
@@ -299,8 +301,10 @@ def curves(
     single pass.
 
     Args:
+        trainer: the settings that all runs share.
         queries: numbers of training queries; those beyond the data are left out, and the largest possible one is added.
         objectives: as in `PolicyTrainer`, or `LINEAR`.
+        seeds: random seeds; every number of queries and objective is trained with each of them.
 
     Returns:
         The rows, one for each run: `queries`, `objective`, `seed`, `best`, `reward`, `choices`.

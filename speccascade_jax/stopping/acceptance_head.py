@@ -82,7 +82,8 @@ def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc
         logits: `[...]`, the logits of `P̂`.
         kept: float32 `[...]`, `P`.
         counted: bool `[...]`, the positions to average over.
-        w_rej, w_acc: the weights of rejections and acceptances.
+        w_rej: the weight of rejections.
+        w_acc: the weight of acceptances.
     """
     losses = -(w_acc * kept * jax.nn.log_sigmoid(logits) + w_rej * (1.0 - kept) * jax.nn.log_sigmoid(-logits))
     return jnp.where(counted, losses, 0.0).sum() / jnp.maximum(counted.sum(), 1)

@@ -58,9 +58,11 @@ class Capped:
         whole("block_size", self.block, 1)
 
     def init(self, batch_size: int) -> PyTree:
+        """Returns an empty state."""
         return ()
 
     def below_cap(self, step: DraftStep) -> Array:
+        """Returns whether the block has room for a token after this one, bool scalar."""
         return step.slot + 1 < self.block
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
@@ -68,6 +70,7 @@ class Capped:
         raise NotImplementedError
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
+        """Decides to draw while `doubt` is at most `stop_threshold`; the block ends at `block` tokens."""
         doubt, state = self.doubt(state, step)
         sure = doubt <= controls.stop_threshold
         return Decision(sure, sure & self.below_cap(step), doubt), state
@@ -92,6 +95,7 @@ class Confidence(Capped):
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        """Returns `1 − max q`, float32 `[B]`, and the state unchanged."""
         return 1.0 - step.max_q, state  # the complement of `deferral.chow`, to the last bit
 
 
@@ -104,6 +108,7 @@ class Entropy(Capped):
     useful: ClassVar[tuple[float, str]] = (0.0, "lnV")
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        """Returns the entropy of q in nats, float32 `[B]`, and the state unchanged."""
         return entropy(step.q)[..., 0], state
 
 
@@ -119,6 +124,7 @@ class CumulativeConfidence(Capped):
         return jnp.ones((batch_size,), jnp.float32)
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
+        """Returns `1 − Π max q`, float32 `[B]`, and the product as the next state."""
         product = jnp.where(step.slot == 0, 1.0, state) * step.max_q
         return 1.0 - product, product
 

@@ -87,7 +87,9 @@ def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any
     """Reads parameters and card.
 
     Args:
-        kind: kind of the file, for errors ("acceptance head"); again: the way to another file, for errors.
+        path: the file.
+        kind: kind of the file, for errors ("acceptance head").
+        again: the way to another file, for errors.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -36,6 +36,7 @@ def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
     """Writes to `path` (JSON) the settings that its folder is made with; refuses a folder made with other settings.
 
     Args:
+        path: the JSON file that holds the settings.
         settings: values that survive JSON: lists, no tuples.
         remedy: the end of the error's sentence.
 
@@ -74,6 +75,7 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
     """Writes a file so that it holds the old or the new content, never a part, at any moment and after a kill.
 
     Args:
+        path: the file to write; missing parents are created.
         content: parts of the content, in order.
 
     Raises:
@@ -101,6 +103,7 @@ def check_replaceable(path: str | Path, *marks: str) -> None:
     """Checks, before anything is measured, that a report would not overwrite a file of another kind.
 
     Args:
+        path: the report's path.
         marks: texts that every such report contains.
 
     Raises:

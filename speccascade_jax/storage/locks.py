@@ -16,7 +16,9 @@ def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or 
     """Holds `lock` while the block runs, and removes the file afterwards.
 
     Args:
+        lock: the lock's file.
         output: the output that the lock protects, for the error.
+        remedy: the end of the error's sentence.
 
     Raises:
         LockedError: another process holds it; names the process.

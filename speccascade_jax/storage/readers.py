@@ -17,7 +17,9 @@ def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -
     """Reads the JSON object in a file.
 
     Args:
-        remedy: the end of the error's sentence; error: the error's class.
+        path: the file.
+        remedy: the end of the error's sentence.
+        error: the error's class.
 
     Raises:
         OSError: the file cannot be read; ValueError (or `error`): it does not hold a JSON object. Both name the file.

@@ -86,8 +86,11 @@ def frozen(
     """Returns the states of each exit along a batch, and the teacher's log-probabilities (see `Lesson`).
 
     Args:
-        places, distinct_arrays: `distinct` parameters of the exits, then of the teacher: shared layers are computed
-            once.
+        models: the exits.
+        teacher: the model whose log-probabilities are returned.
+        places: where each tree's arrays are in `distinct_arrays`: the exits' trees, then the teacher's.
+        distinct_arrays: the `distinct` parameters of the exits and the teacher: shared layers are computed once.
+        batch: `[B, T]`, prompts and the tokens after them.
     """
     bound = restored(distinct_arrays, places)
     tokens = jnp.asarray(batch.tokens)[:, :-1]

@@ -156,7 +156,12 @@ def read_shard(
     """Returns a file's arrays as a `kind`, whose constructor raises if the arrays do not fit together.
 
     Args:
-        damaged, foreign: words of the error for an unreadable file, and for a file whose key is not `key`.
+        path: the file.
+        kind: makes the result from the file's arrays.
+        damaged: words of the error for an unreadable file.
+        remedy: the end of the error's sentence for an unreadable file.
+        key: the key that the file must have; `None`: any.
+        foreign: words of the error for a file whose key is not `key`.
 
     Raises:
         ValueError: the file is unreadable or foreign (names it).

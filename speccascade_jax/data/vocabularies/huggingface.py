@@ -46,6 +46,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         return repr((self.bos_id, self.eos_id, self.stop_ids)).encode()
 
     def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, without the additions of the file's post-processor."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:

@@ -70,9 +70,11 @@ class SentencePieceVocabulary(FileVocabulary):
         return str(self._pieces.decode(self._anchor + ids))[len(self._pieces.decode(self._anchor)) :]
 
     def piece(self, token: int) -> str:
+        """Returns the piece of `token` as the file stores it, with `▁` for a space."""
         return str(self._pieces.id_to_piece(int(token)))
 
     def piece_table(self) -> list[str]:
+        """Returns all pieces with a single call of the library."""
         return list(self._pieces.id_to_piece(list(range(self.vocab_size))))
 
     def pieces(self, ids: Iterable[int]) -> str:

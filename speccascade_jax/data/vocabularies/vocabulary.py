@@ -80,6 +80,9 @@ def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: i
     """Decodes every beginning in full, or only the unsettled part.
 
     Args:
+        vocabulary: decodes the ids.
+        ids: the ids whose texts are returned.
+        after: ids before them, as in `TextVocabulary.decode`.
         window: number of ids before the unsettled part that are decoded with it; `None` decodes every beginning in
             full.
     """
@@ -129,6 +132,7 @@ class FileVocabulary(TextVocabulary):
         """Returns the text of ids that have text; `goes_on`: it continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
+        """Returns the text of `ids`; it continues the text of `after` if the last id of `after` has text."""
         goes_on = len(after) > 0 and self._has_text(int(after[-1]))
         return self._text(self._kept(ids), goes_on)
 
@@ -146,6 +150,7 @@ class FileVocabulary(TextVocabulary):
         return kept
 
     def piece_table(self) -> list[str]:
+        """Returns `piece` of every id; calls `piece` once per id."""
         return [self.piece(token) for token in range(self.vocab_size)]
 
     def __eq__(self, other: object) -> bool:

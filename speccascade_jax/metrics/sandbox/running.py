@@ -80,6 +80,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
+        """Whether the program reached its last line and ended with status 0."""
         return self.kind == "passed"
 
 

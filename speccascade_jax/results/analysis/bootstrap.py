@@ -137,7 +137,9 @@ class Bootstrap:
         is not linear in its parts.
 
         Args:
-            share: one number, or one for each of the `1 + samples`.
+            ours: records of one side, on the same examples as `theirs`.
+            theirs: records of the other side.
+            share: probability of `theirs`: one number, or one for each of the `1 + samples`.
 
         Raises:
             ValueError: as in `quality_difference`.
@@ -237,7 +239,8 @@ class Bootstrap:
         """Returns the product of `above`'s totals over that of `below`'s, `[1 + samples]`.
 
         Args:
-            above, below: arrays `[trials, examples]`.
+            above: arrays `[trials, examples]`, the factors of the numerator.
+            below: arrays `[trials, examples]`, the factors of the denominator.
             key: text that seeds the draws of the trials' error.
         """
         trials, examples = above[0].shape

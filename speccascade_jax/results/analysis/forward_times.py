@@ -147,7 +147,8 @@ def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit
 
     Args:
         records: the target's runs are those of its own record and those beside every other record.
-        end: `names.TARGET` or `names.DRAFT`; intercept: as in `fit`.
+        end: `names.TARGET` or `names.DRAFT`.
+        intercept: whether a generation also has a constant cost.
 
     Raises:
         ValueError: as in `fit`.
@@ -172,8 +173,9 @@ def fit(
     """Returns the least-squares fit of seconds on counts, all `[N]`.
 
     Args:
-        seconds: of each generation.
-        draft_steps, target_calls: counts of each generation, or `None` if a model takes no part.
+        seconds: seconds of each generation.
+        draft_steps: draft steps of each generation; `None`: the draft takes no part.
+        target_calls: target calls of each generation; `None`: the target takes no part.
         clusters: index of the group that a generation was run in; with `None`, or a single group, each generation is
             its own cluster.
         intercept: whether a generation also has a constant cost.
@@ -245,7 +247,8 @@ def suggested_threshold(draft: float, target: float, delta: float = 0.0) -> floa
     """Returns theorem 3.1's stop threshold `(c_2 + Δ) / (c_1 + c_2 + Δ)`, `c_1 = t_draft`, `c_2 = t_target − t_draft`.
 
     Args:
-        draft, target: seconds per forward pass.
+        draft: seconds per forward pass of the draft.
+        target: seconds per forward pass of the target.
         delta: the theorem's constant, unknown in general; 0 is a suggestion.
 
     Raises:

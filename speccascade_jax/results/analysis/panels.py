@@ -44,6 +44,7 @@ def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
     """Returns a curve's name for readers: its method's title, and in brackets the details that distinguish it.
 
     Args:
+        record: a record of the curve.
         apart: text that distinguishes the curve from others of its panel (`suffixes`).
         threshold: whether a stop threshold is part of the name; it is not if the curve runs along it.
     """
@@ -75,6 +76,7 @@ def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequen
     """Returns for each record the text that distinguishes it within its kind, as " (γ = 3, head 73861f)", or "".
 
     Args:
+        records: the records to distinguish.
         kinds: the curve or family of each record; only records of equal kind are distinguished.
         names: in `MIXABLE`, `HEAD` or `POLICY`.
     """

@@ -45,6 +45,8 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | N
     """Returns the spot's latency over the target's, beside which it ran; `None` without single examples.
 
     Args:
+        spot: the spot whose latency is returned.
+        bootstrap: resamples the examples.
         floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
         over: a spot whose relative latency the spot's relative latency is divided by.
     """
@@ -241,6 +243,8 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
     worst by chance. An entry that did the same work as a tied entry ties too.
 
     Args:
+        spots: the entries of the column; `None`: no entry.
+        bootstrap: resamples the examples.
         floor: `noise` of the panel.
     """
     pairs = math.comb(sum(spot is not None for spot in spots), 2)

@@ -79,7 +79,10 @@ def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands:
     If nothing was timed, the horizontal axis is the rejected share.
 
     Args:
-        anchors, commands: `id` of a spot -> the element that a click opens, and the command that runs the point again.
+        places: the places of a panel.
+        metric: name of the metric, for the vertical axis.
+        anchors: `id` of a spot -> the element that a click opens.
+        commands: `id` of a spot -> the command that runs the point again.
     """
     from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, OpenURL, TapTool
     from bokeh.models.annotations import BoxAnnotation, Span
@@ -168,6 +171,7 @@ def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -
     """Returns plots of the rejected share by position in the block, and by divergence of the two distributions.
 
     Args:
+        places: the places of a panel.
         outputs: `id` of a spot -> its outputs; those with traces hold the divergences.
     """
     looks, figures = styles(places.curves), []

@@ -29,7 +29,8 @@ def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, 
 
     Args:
         panels: those of the store's records, `panels.panels`.
-        store: the store, with its outputs and the sweep's settings beside it; path: the file to write.
+        store: the store, with its outputs and the sweep's settings beside it.
+        path: the file to write; `None`: beside the store.
         most: number of outputs shown of each point.
 
     Raises:

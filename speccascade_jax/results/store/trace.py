@@ -180,7 +180,10 @@ def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str
 
     Args:
         facts: `engine.tracing.RoundFacts` with NumPy arrays `[R, B, …]`.
+        row: index of the row in the batch.
         texts: ids, and the output's ids before them -> the text that each adds.
+        prompt: the row's input, for the trace.
+        threshold: description of the stop policy's threshold, for the trace.
         alone: whether the draft generates alone; all tokens are then drafts.
     """
     counts = facts.origins.num_new[:, row].tolist()

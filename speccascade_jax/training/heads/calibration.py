@@ -31,7 +31,8 @@ def auc(scores: np.ndarray, kept: np.ndarray) -> float:
     """Returns the probability that a kept token has a higher score than a rejected one; a tie counts half.
 
     Args:
-        scores: `[N]`, any increasing function of the prediction; kept: `[N]` in [0, 1], `P`.
+        scores: `[N]`, any increasing function of the prediction.
+        kept: `[N]` in [0, 1], `P`.
 
     Returns:
         nan if no token was ever kept, or none rejected.
@@ -63,7 +64,10 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
     Equal predictions share a bin: the bin of their middle rank.
 
     Args:
-        predicted, kept: `[N]` in [0, 1].
+        predicted: `[N]` in [0, 1], the predictions of `P`.
+        kept: `[N]` in [0, 1], `P`.
+        bins: number of bins.
+        equal_mass: whether bins have equal size instead of equal width.
     """
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     if equal_mass:
@@ -107,7 +111,8 @@ def isotonic(scores: np.ndarray, kept: np.ndarray) -> Isotonic:
     """Fits least squares under an increasing order, by pooling adjacent violators (Barlow et al., 1972).
 
     Args:
-        scores, kept: `[N]`; give the negative of a score that falls with acceptance, such as an entropy.
+        scores: `[N]`; give the negative of a score that falls with acceptance, such as an entropy.
+        kept: `[N]` in [0, 1], `P`.
     """
     unique, group = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     weight, total = np.bincount(group), np.bincount(group, np.asarray(kept, np.float64))

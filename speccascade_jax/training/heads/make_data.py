@@ -56,9 +56,12 @@ def make(
     """Writes a folder of acceptance data; a killed call resumes after its last shard and gives the same bytes.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: sampling of both models; prompts are the evaluation's examples
-            for quality.
-        rule, alpha: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
+        pair: the models, as for a run.
+        evaluation: as for a run; prompts are its examples for quality.
+        settings: how both models sample.
+        rule: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
+        alpha: the rule's α.
+        seed: the random seed, as for a run.
         shard_size: prompts per shard; a kill loses the work of one shard at most.
         output: the folder.
 
@@ -155,8 +158,11 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
     """Draws a proposal at every position and computes the rule's probability of keeping it.
 
     Args:
-        q_logits, p_logits: `[B, L, V]`; uniforms: `[B, L]`.
+        q_logits: `[B, L, V]`, logits of the draft.
+        p_logits: `[B, L, V]`, logits of the target.
         controls: sampling of both models and α, per row.
+        uniforms: `[B, L]`, random numbers that draw the proposals.
+        rule: rule whose probability of keeping a proposal is computed.
 
     Returns:
         `proposals` int32, `kept`, `max_q`, `entropy_q` and `q_of_proposal` float32, each `[B, L]`.
@@ -172,7 +178,10 @@ def judged(pair: Any, tokens: Array, alpha: Array, rule: Rule) -> dict[str, Arra
     """Returns the acceptance probability and the draft's certainty measures of drafted tokens `[B, L]`.
 
     Args:
-        pair: `LawPair` over `[B, L, V]`; alpha: `[B]`.
+        pair: `LawPair` over `[B, L, V]`.
+        tokens: int32 `[B, L]`, the drafted tokens.
+        alpha: `[B]`, the rule's α.
+        rule: rule whose acceptance probability is returned.
     """
     column = jnp.broadcast_to(alpha[:, None, None], (*tokens.shape, 1))
     drawn = laws.at_tokens(pair.q_tilde, tokens)[..., 0]

@@ -90,6 +90,8 @@ def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndar
 
     Args:
         prompts: a key for each row's prompt (`shards.prompt_keys`).
+        held_out: share of the rows that are held out, at least one row.
+        seed: random seed of the assignment.
 
     Raises:
         ValueError: there are fewer than two prompts, or one side is empty.

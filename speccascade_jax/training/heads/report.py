@@ -99,6 +99,7 @@ def collect(session: Session, point: Point) -> Blocks:
     """Returns the blocks of a run over the evaluation's examples for quality.
 
     Args:
+        session: holds the pair, its examples and their prompts.
         point: its method is "speculative" with the rule, the α and the block size.
     """
     parts = []

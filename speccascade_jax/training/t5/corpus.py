@@ -32,7 +32,9 @@ def bucketed(
     """Returns batches of `tokens_per_batch // width` rows; every example occurs once, in order within its bucket.
 
     Args:
+        examples: pairs of token ids.
         widths: increasing; an example goes to the first width that holds its longer side and EOS.
+        tokens_per_batch: source tokens of a batch, padding included.
         target_widths: increasing; targets are padded to the first that holds a batch's longest target. If empty, or if
             none is wide enough, targets get the width of the sources.
 

@@ -29,10 +29,14 @@ def decode(
     """Returns the model's output for every source, in order; batches hold sources of similar length.
 
     Args:
+        bound: the model and its parameters.
+        vocabulary: gives the end of sequence.
         sources: token ids without EOS.
         max_new: the largest number of new tokens, EOS included.
+        batch_size: number of rows decoded together.
         temperature: 0 is greedy, 1 samples from the model's own distribution.
-        seed, first_id: source `i` uses the random bits of example `first_id + i` under `seed`, in any batch.
+        seed: the random seed.
+        first_id: id of the first source's random bits: source `i` uses those of example `first_id + i`, in any batch.
 
     Returns:
         Token ids, ending in EOS unless `max_new` was reached first.

@@ -34,6 +34,8 @@ def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> P
 
     Args:
         params: the smaller model's, as T5X names them.
+        stored: configuration of the smaller model.
+        wanted: configuration of the larger model.
         fresh: initial parameters of the larger model; new parts read with these.
 
     Raises:

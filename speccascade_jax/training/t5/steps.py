@@ -125,6 +125,7 @@ def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoot
     Args:
         logits: float32 `[B, T, num_embeddings]`; entries from `vocab_size` on are ignored, -inf included.
         targets: int32 `[B, T]`, 0 at padding.
+        vocab_size: number of real vocabulary entries.
         smoothing: s, the mass spread evenly over the `vocab_size` real entries.
     """
     real = logits[..., :vocab_size]
@@ -141,8 +142,10 @@ def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_siz
     """Returns the sum of `KL(teacher || student)` in nats: word-level distillation (Kim and Rush, 2016, section 3.1).
 
     Args:
-        logits, teacher_logits: float32 `[B, T, num_embeddings]`, real entries first.
+        logits: float32 `[B, T, num_embeddings]`, of the student, real entries first.
+        teacher_logits: float32 `[B, T, num_embeddings]`, of the teacher, real entries first.
         targets: int32 `[B, T]`; only tells which positions are real (not 0).
+        vocab_size: number of real vocabulary entries.
     """
     student = jax.nn.log_softmax(logits[..., :vocab_size])
     teacher = jax.nn.log_softmax(teacher_logits[..., :vocab_size])

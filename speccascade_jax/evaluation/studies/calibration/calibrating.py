@@ -75,17 +75,26 @@ def calibrate(
     loaded.
 
     Args:
-        pair, seeds: as for a sweep; settings: how all methods sample; every setting is measured with each seed.
+        pair: the models, as for a sweep.
         evaluation: the examples: the search takes its own from `first_example` on, and times `latency_examples` of them
             (fewer on short windows); later ones are held out. Its `quality_examples` is ignored.
-        methods, alphas, block_sizes, bonus: the candidates, as a sweep's points; the draft alone is also one.
-        max_loss, max_latency, confidence: the tolerance (`Tolerance`).
+        settings: how all methods sample.
+        methods: the candidates' methods, as for a sweep; the draft alone is also a candidate.
+        alphas: the candidates' α's, as for a sweep.
+        block_sizes: the candidates' values of γ, as for a sweep.
+        bonus: the candidates' bonus, as for a sweep.
+        max_loss: share of the target's quality that may be lost (`Tolerance`); `None`: no bound.
+        max_latency: largest latency over the target's (`Tolerance`); `None`: no bound.
+        confidence: share of paired resamples in which every bound must hold (`Tolerance`).
         mode: "halving", or "appendix_d" for the procedure of Holsman et al. (2025, paper 2), which has its own
             candidates and bounds (`thresholds`); it ignores `methods` to `confidence`.
         appendix_d: its settings; `None`: the paper's.
-        search_examples, test_examples, held_out_examples: the number of each (`halving`; Appendix D searches on the
-            first two together).
+        search_examples: number of examples that the search measures candidates on (`halving`; Appendix D searches on
+            these and the test examples together).
+        test_examples: number of examples that the last candidates are tested on.
+        held_out_examples: number of examples that the chosen setting, the runners-up and the target are measured on.
         runners_up: number of further settings that are measured on the held-out examples.
+        seeds: random seeds; every setting is measured with each of them.
         output: the store's path.
 
     Returns:
@@ -229,8 +238,11 @@ def measure_settings(
     """Measures settings and the target on a window.
 
     Args:
-        bench: measures; named: name of a setting, for instance "chosen" -> setting.
+        bench: measures the settings.
+        named: name of a setting, for instance "chosen" -> setting.
         target: the target alone; its entry comes last.
+        window: the examples to measure on.
+        tolerance: the bounds that each entry is judged by; `None`: entries do not say whether bounds are kept.
     """
     measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
     entries = [
@@ -282,7 +294,9 @@ def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool
     The first setting is active (none, if not `live`); the others follow as comments.
 
     Args:
-        settings: settings, each with its comment; head: the file's first lines.
+        settings: settings, each with its comment.
+        head: the file's first lines, which become comments.
+        live: whether the first setting is active.
     """
     lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]
     lines += ["from speccascade_jax.evaluation import points"]

@@ -77,6 +77,7 @@ class Bench:
 
         Args:
             points: points of one sampling; their own window and seed are ignored.
+            window: the examples to measure on.
 
         Raises:
             FloatingPointError: a point failed on some example, so it cannot be compared with the others.
@@ -148,8 +149,10 @@ class Tolerance:
         Judged examples and timed examples are resampled separately.
 
         Args:
-            ours, target: records of one setting and of the target alone, one per seed, on the same examples; ValueError
-                if they cannot be paired.
+            ours: records of one setting, one per seed.
+            target: records of the target alone, one per seed, on the same examples; ValueError if they cannot be
+                paired.
+            bootstrap: resamples the examples.
         """
         kept = np.ones(1 + bootstrap.samples, bool)
         if self.max_loss is not None:
@@ -224,8 +227,12 @@ def search(
     """Measures candidates on one window after another, fewer each time; tests the last ones on fresh examples.
 
     Args:
-        bench: measures and stores; target: the target alone.
-        windows: as `rungs` returns them; fresh: a window that shares no example with them.
+        bench: measures points and stores their records.
+        candidates: the settings to choose from.
+        target: the target alone.
+        tolerance: the bounds that the choice must keep.
+        windows: as `rungs` returns them.
+        fresh: a window that shares no example with the others.
         least: smallest number of candidates that go on, as long as they may keep the tolerance.
     """
     bootstrap = Bootstrap()
@@ -288,8 +295,9 @@ def choose(verdicts: Sequence[Verdict], confidence: float) -> Choice:
     """Chooses the cheapest candidate that passes.
 
     Args:
-        verdicts: in the order of the test. A candidate passes if it and all before it keep the tolerance in at least
-            `confidence` of the resamples.
+        verdicts: in the order of the test.
+        confidence: the least share of the resamples. A candidate passes if it and all before it keep the tolerance in
+            at least this share of the resamples.
     """
     passed = list(itertools.takewhile(lambda verdict: verdict.share >= confidence, verdicts))
     failed = sorted(verdicts[len(passed) :], key=_safety)

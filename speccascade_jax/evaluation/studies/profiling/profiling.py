@@ -48,12 +48,16 @@ def profile(
     """Traces some generations and prints the time of their parts.
 
     Args:
-        pair, evaluation, settings, seed: the point, as `experiment.run` takes it; of the evaluation, only task, split
-            and output length are used.
-        batch: rows decoded together; generations: number of batches, each of other examples.
+        pair: the models, as in `experiment.run`.
+        evaluation: as in `experiment.run`, but only task, split and output length are used.
+        settings: how tokens are generated, as in `experiment.run`.
+        seed: the random seed, as in `experiment.run`.
+        batch: rows decoded together.
+        generations: number of batches, each of other examples.
         trials: number of times that everything is timed, and traced; the shortest time counts.
         top: number of most expensive single instructions to list.
-        output: a JSON file for the numbers; keep: a folder for the traces, which XProf and Perfetto read.
+        output: a JSON file for the numbers; `None`: no file.
+        keep: a folder for the traces, which XProf and Perfetto read; `None`: the traces are not kept.
 
     Raises:
         ValueError: a value without meaning, before anything is loaded.

@@ -63,7 +63,8 @@ def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
 
     Args:
         folder: the folder that `jax.profiler.trace` wrote to; the newest of several traces is read.
-        module: the program's name, such as `jit_generate`; count: number of its runs.
+        module: the program's name, such as `jit_generate`.
+        count: number of the program's runs in the trace.
 
     Raises:
         FileNotFoundError: no trace in the folder. ValueError: the trace does not have `count` runs of that program.
@@ -105,8 +106,9 @@ def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]
     """Returns each instruction's share of the time from a run's first begin to its last end; the shares add up to it.
 
     Args:
-        runs: executions of each run, ordered by time; is_control: whether other instructions run inside this one, which
-            is then not in the result.
+        runs: executions of each run, ordered by time.
+        is_control: returns whether other instructions run inside the instruction of this name, which is then not in the
+            result.
     """
     spent: dict[str, Spent] = defaultdict(Spent)
     for run in runs:

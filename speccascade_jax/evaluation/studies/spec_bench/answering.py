@@ -177,14 +177,18 @@ def run(
     """Answers the questions with a method and with the target alone, writes both files, prints the table.
 
     Args:
-        pair, settings, seed: as for a point; the target alone decodes under the same sampling.
-        conversation: a name in `CONVERSATIONS`; instruction: the system's, if any.
+        pair: the models, as for a point.
+        settings: how the method generates, as for a point; the target alone decodes under the same sampling.
+        conversation: a name in `CONVERSATIONS`.
+        instruction: the system's text; empty: none.
         questions: a file in Spec-Bench's format, relative to the data directory.
-        categories: some of the six; per_category: largest number of questions of each, `None` for all.
+        categories: some of the six.
+        per_category: largest number of questions of each category; `None`: all.
         max_new_tokens: of one answer.
         max_prompt_length: of a conversation, in tokens. A longer first turn is refused before anything is answered. A
             question whose later turns are too long with the answers before them is left out of both files and named at
             the end. The same holds for the number of positions that the models have.
+        seed: the random seed, as for a point.
         output: a folder; pair and method give the names of its files. Answers of the same run in them are not generated
             again.
 
@@ -352,6 +356,7 @@ class Side:
     settings: JsonRow
 
     def key(self, question: Question) -> str:
+        """Returns the key of a question's answer: a hash of the question, the store's file name and the settings."""
         return _key(question, self.store.path, self.settings)
 
     def answer_to(self, question: Question) -> JsonRow | None:

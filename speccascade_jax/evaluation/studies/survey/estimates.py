@@ -116,7 +116,8 @@ def survey(
     Args:
         pair: the models.
         prompt: `[B, P]`, the prompts of the outputs.
-        tokens: int32 `[B, L]`, the outputs of any writer; lengths: int32 `[B]`.
+        tokens: int32 `[B, L]`, the outputs of any writer.
+        lengths: int32 `[B]`, number of tokens of each output.
         controls: temperature, top-p and top-k of both models per row; its α is ignored.
         grids: rule -> rising α's (one number for rules without α).
 
@@ -236,6 +237,7 @@ def bound(surveyed: Survey, rule: str, tau: float, along: str = "rule", greedy: 
     Args:
         surveyed: a survey with `rule` at `tau` in its grid.
         rule: a fuzzy rule's name.
+        tau: the rule's threshold τ.
         along: the writer of the surveyed outputs: "rule" (the fuzzy method itself, `bonus="rule"`, at this `tau`),
             "target", or any other.
         greedy: whether the draft was greedy.

@@ -62,8 +62,9 @@ def survey(
     """Estimates every rule's rejection and deferral rate from one pass, and prints them.
 
     Args:
-        pair, evaluation, seed: as for a run; settings: how both models sample; the examples are the evaluation's for
-            quality.
+        pair: the models, as for a run.
+        evaluation: as for a run; its examples for quality are surveyed.
+        settings: how both models sample.
         rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
         along: the writer of the surveyed outputs, a name in `WRITERS`.
         alphas: size of each rule's grid over its usual range.
@@ -72,6 +73,7 @@ def survey(
             give it temperature 0; the divergence incurred is compared with `N · share · τ`.
         histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
         block_size: γ of these runs.
+        seed: the random seed, as for a run.
         output: a JSON file for the printed rows, the bounds and the histogram; empty: no file.
 
     Raises:
@@ -125,7 +127,10 @@ def plan(session: Session, point: Point, names: Sequence[str], count: int) -> di
     They are spread over the rejection rate that a survey along mixed outputs estimates.
 
     Args:
-        session: holds the pair and its examples; point: its evaluation, sampling and seed are surveyed.
+        session: holds the pair and its examples.
+        point: its evaluation, sampling and seed are surveyed.
+        names: names of rules; those without an α are left out.
+        count: number of α's for each rule.
     """
     swept = [name for name in names if deferral.get(name).alpha is not None]
     surveyed = take(session, written_by("mixed", point), {name: grid(name, 65) for name in swept})

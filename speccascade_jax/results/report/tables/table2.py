@@ -28,6 +28,8 @@ def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list
     """Returns Table 2, or with `points` the list of all points, for every setting.
 
     Args:
+        panels: the panels to list.
+        points: whether to list all points instead of Table 2.
         limits: as in `panels.table2`.
     """
     if points:  # panels with target and draft only are listed if there are no others
@@ -196,7 +198,8 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     It shows whether a point is better at equal share.
 
     Args:
-        panel: the panel of the points; method: a curve of it, say "random_accept".
+        panel: the panel of the points.
+        method: a curve of the panel, say "random_accept".
         share: a name in `panels.SHARES`.
 
     Raises:
