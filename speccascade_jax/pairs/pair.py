@@ -339,7 +339,11 @@ def load_pair(
 
     Args:
         name: a name of `shipped_pairs()` or of `DATA_PAIRS`, or a directory.
-        others, dtype, draft_dtype, mesh, draft_whole: as in `Pair.load`.
+        others: further drafts, name -> checkpoint, as in `Pair.load`.
+        dtype: the type that parameters are held in.
+        draft_dtype: the type of the drafts' parameters; `None`: as in `Pair.load`.
+        mesh: (data, model), as in `Pair.load`.
+        draft_whole: whether every device of the mesh holds the whole draft.
 
     Returns:
         A `Pair` of that name, or of the directory's.
