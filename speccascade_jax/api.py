@@ -79,7 +79,7 @@ def decode(
     trace: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> DecodeOutput:
-    """Generates with a draft and a target under a rule.
+    """Generates tokens with a draft and a target model under a rule.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
@@ -115,7 +115,7 @@ def decode(
     longest = check_length(max_new_tokens, decoder.settings)
     prompt = make_prompt(pair, prompts, max_new_tokens=longest)
     rows = prompt.tokens.shape[0]
-    decoder.controls(rows)  # checks the numbers
+    decoder.controls(rows)  # checks the numbers in the settings
     decoder.method.warn_of_alpha(decoder.settings, pair.target.model.vocab_size)
     ids = check_example_ids(example_ids, rows)
     generation = (decoder.fetch_traced if trace else decoder.fetch)(prompt, check_seed(seed), ids, longest)
@@ -145,7 +145,7 @@ def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generati
 def collect(
     pair: Pair, generation: Generation, prompt: Prompt | None = None, *, draft_alone: bool = False
 ) -> DecodeOutput:
-    """Returns a generation on the host, as text if the pair has a vocabulary.
+    """Returns a generation as a `DecodeOutput` on the host, with texts if the pair has a vocabulary.
 
     Args:
         pair: the models.
@@ -160,7 +160,7 @@ def collect(
 
 
 def _output(pair: Pair, generation: Generation, prompt: Prompt | None, draft_alone: bool) -> DecodeOutput:
-    """Builds the output of `collect` from a generation that is already on the host."""
+    """Builds a `DecodeOutput` from a generation that is already on the host."""
     tokens, lengths = np.asarray(generation.tokens), np.asarray(generation.lengths)
     failed = failures(generation.failed_at, model_names(draft_alone))
     if len(failed) == len(tokens):

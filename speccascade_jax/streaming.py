@@ -73,7 +73,7 @@ def stream(
     """Streams the tokens that `decode` would return for one prompt, as they are committed.
 
     Nothing is computed before the first token is requested, and an iterator may be dropped halfway. The function
-    compiles once per engine, prompt bucket and `max_new_tokens`, whatever the numbers are.
+    compiles once per engine, padded prompt length and `max_new_tokens`, whatever the other numbers are.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
@@ -111,7 +111,7 @@ def stream(
     rows = padded.tokens.shape[0]
     if rows != 1:
         raise ValueError(f"stream takes one prompt, not {rows}: give one text or one list of ids, or call decode")
-    decoder.controls(1)  # checks the numbers
+    decoder.controls(1)  # checks the numbers in the settings
     decoder.method.warn_of_alpha(decoder.settings, pair.target.model.vocab_size)
     rounds = _rounds(decoder, padded, check_seed(seed), check_example_ids([example_id], 1), longest)
     return _tokens(rounds, pair.vocabulary, decoder.method.draft_alone, decoder_context(padded)[0])
@@ -187,5 +187,8 @@ def _tokens(
 
 
 def compilations() -> int:
-    """Returns how many programs `stream` has compiled in this process: two per engine and bucket, whatever is swept."""
+    """Returns how many programs `stream` has compiled in this process.
+
+    There are two for each engine, padded prompt length and `max_new_tokens`.
+    """
     return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]

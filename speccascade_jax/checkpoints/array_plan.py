@@ -126,7 +126,7 @@ def describe_not_finite(array: np.ndarray) -> str | None:
 
 
 class Piece(NamedTuple):
-    """The place of a parameter, or of its part of a fused parameter, in a stored array.
+    """The location, in a stored array, of a parameter or of its part of a fused parameter.
 
     Attributes:
         source: the array's name.
@@ -202,7 +202,7 @@ def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Piec
 
 
 def shape_of(pieces: Pieces) -> tuple[int, ...]:
-    """Returns the parameter's shape."""
+    """Returns the shape of the parameter that `pieces` form."""
     return (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces)) if len(pieces) > 1 else pieces[0].shape
 
 
@@ -265,7 +265,7 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
-        del array  # Only the caller holds it now.
+        del array  # from here on, only the caller may hold the array
     if reader.failures:
         raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
     if reader.infinite:

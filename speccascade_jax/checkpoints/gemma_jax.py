@@ -61,7 +61,7 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
 
 
 def _piece(name: str, shape: tuple[int, ...], c: DecoderConfig, shapes: Shapes) -> Piece:
-    """Returns the place of a parameter in the tree, whose arrays have separate axes for heads and for pairs."""
+    """Returns the location of a parameter in the tree, whose arrays have separate axes for heads and for pairs."""
     if not name.startswith("decoder/layers_"):
         return Piece(_EMBEDDING if name.endswith("embedding") else "final_norm/scale", shape, shape)
     _, layer, part = name.split("/", 2)

@@ -208,7 +208,10 @@ _KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o", "wi": "wi", "wi_
 
 
 def _t5_stack(stack: str, *sublayers: tuple[str, str, str]) -> dict[str, str]:
-    """Returns the module names of one stack; each of `sublayers` has our name, its norm's name and theirs."""
+    """Returns the module names of one stack.
+
+    Each of `sublayers` has our name, the name of its norm, and the name in transformers.
+    """
     names = {
         f"{stack}/{stack}_norm": f"{stack}.final_layer_norm",
         f"{stack}/relpos_bias": f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias",

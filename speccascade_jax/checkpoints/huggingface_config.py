@@ -37,11 +37,11 @@ class Record:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Returns an integer of at least 1."""
+        """Returns an entry that is an integer of at least 1."""
         return int(self._typed(key, default, (int,), 1, "a whole number of at least 1"))
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """Returns a number of layers; refuses implausible numbers, which would take long to loop over."""
+        """Returns a number of layers from an entry; refuses implausible numbers, which would take long to loop over."""
         if (layers := self.size(key, default)) > MOST_LAYERS:
             raise CheckpointError(
                 f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are supported"
@@ -49,15 +49,15 @@ class Record:
         return layers
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns true or false."""
+        """Returns an entry that is true or false."""
         return bool(self._typed(key, default, (bool,), False, "true or false"))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Returns a number above 0."""
+        """Returns an entry that is a number above 0."""
         return float(self._typed(key, default, (int, float), math.ulp(0.0), "a number above 0"))
 
     def cap(self, key: str, default: float) -> float | None:
-        """Returns a number above 0, or `None` if the entry is null (no cap)."""
+        """Returns an entry that is a number above 0, or `None` if the entry is null (no cap)."""
         return None if key in self.entries and self.entries[key] is None else self.number(key, default)
 
     def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:

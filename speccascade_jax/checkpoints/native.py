@@ -76,7 +76,10 @@ def held_as(dtype: str) -> str:
 
 @contextmanager
 def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
-    """Locks a path for one writer and removes leftovers of killed ones; yields the absolute path; errors as `save`."""
+    """Locks a path for one writer, removes leftovers of killed writers, and yields the absolute path.
+
+    Raises the same errors as `save`.
+    """
     target = expanded(path).absolute()
     with locks.held(target.with_name(f".{target.name}.lock"), target):
         for leftover in _put_back(target):
@@ -108,7 +111,7 @@ def _put_back(target: Path) -> list[Path]:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """Returns the folders beside `target` that a killed `save` did not remove."""
+    """Returns the folders next to `target` that a killed `save` did not remove."""
     return sorted(target.parent.glob(f".{glob.escape(target.name)}.tmp-*"))
 
 
@@ -129,7 +132,10 @@ def _sweep(temporary: Path) -> None:
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
-    """Writes arrays by name, all `held_as(dtype)`, to a `claimed` path and replaces its contents; errors as `save`."""
+    """Writes named arrays, all of dtype `held_as(dtype)`, to a `claimed` path and replaces its contents.
+
+    Raises the same errors as `save`.
+    """
     arrays = dict(sorted(arrays.items()))
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
         raise not_finite(target, reasons)
@@ -153,7 +159,7 @@ def _as_system_errors() -> Iterator[None]:
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raises `FileExistsError` as `save`: for a path that exists, or that holds more than `save` wrote."""
+    """Raises the FileExistsError of `save`: for a path that exists, or that holds more than `save` wrote."""
     target = expanded(path).absolute()
     if not target.exists():
         return
@@ -190,7 +196,7 @@ def is_ours(path: Path) -> bool:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Yields a new directory beside `target`, which replaces `target` if the block ends without an error.
+    """Yields a new directory next to `target`, which replaces `target` if the block ends without an error.
 
     If the process is killed at any moment, `target` is the old or the new one, or `put_back` restores the old one.
     """

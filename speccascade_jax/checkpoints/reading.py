@@ -35,7 +35,7 @@ _OTHER_FORMATS = {
     "adapter_config.json": "is an adapter: merge it into its base model (peft's merge_and_unload), save_pretrained",
     "model.safetensors*": f"lies beside no {huggingface.CONFIG} with a model_type: copy that file again",
 }
-"""File names of formats that are not checkpoints here -> what is wrong, and the remedy."""
+"""File names of formats that cannot be loaded -> what is wrong, and the remedy."""
 _STEP = re.compile(r"checkpoint_(\d+)")
 _TEMPORARY = re.compile(r"\.(tmp|orbax-checkpoint-tmp)-")
 
@@ -103,7 +103,7 @@ def load(
     def put(name: str, array: np.ndarray) -> Any:
         if mesh is not None:
             return _on_mesh(name, array, config, mesh, whole)
-        # NumPy casts: on the device every shape would need a compiled program of its own.
+        # NumPy has cast the array already: on the device every shape would need a compiled program of its own.
         return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
 
     flat = {}
@@ -153,7 +153,10 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
 
 
 def model_of(path: str | os.PathLike[str]) -> Model:
-    """Returns a checkpoint's model, checked against names and shapes, without reading arrays (errors as `load`)."""
+    """Returns the model that a checkpoint describes, after checking names and shapes; reads no arrays.
+
+    Its configuration is checked against the names and shapes of the stored arrays. Raises the same errors as `load`.
+    """
     return model_from(_config(find(path), None))
 
 
@@ -171,7 +174,7 @@ def describe(path: str | os.PathLike[str]) -> str:
 
 
 def _config(stored: Stored, vocab_size: int | None) -> Config:
-    """Returns the configuration after checking the shapes against it."""
+    """Returns a checkpoint's configuration, after checking the shapes of its arrays against it."""
     config = stored.config
     check_shapes(stored.path, {name: shape_of(pieces) for name, pieces in stored.plan.items()}, config)
     if vocab_size is None:
@@ -185,7 +188,7 @@ def _config(stored: Stored, vocab_size: int | None) -> Config:
 
 
 def find(path: str | os.PathLike[str]) -> Stored:
-    """Opens the checkpoint at `path` without reading its arrays (errors as `load`)."""
+    """Opens the checkpoint at `path` without reading its arrays; raises the same errors as `load`."""
     path = expanded(path)
     native.put_back(path)
     if not path.exists():
@@ -208,7 +211,7 @@ def find(path: str | os.PathLike[str]) -> Stored:
 
 
 def of_the_hub(path: Path) -> str:
-    """Returns a hint if a path that does not exist reads like a name on Hugging Face's hub; otherwise nothing."""
+    """Returns a hint if a path that does not exist reads like a name on Hugging Face's hub; otherwise an empty text."""
     if path.is_absolute() or len(path.parts) != 2 or path.parent.exists():
         return ""
     folder = f"models/{path.name}"

@@ -17,7 +17,7 @@ from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
 from speccascade_jax.storage.errors import COPY_AGAIN, POINTER, PULL, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
-# The library's own limit: a longer length is noise.
+# The library's own limit: a header that claims to be longer is damaged.
 _LONGEST_HEADER = 100_000_000
 
 

@@ -131,7 +131,7 @@ def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
     pointer = pointer.get("base", pointer)
     store = pointer.get("kvstore", {})
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
-    # Only the last component: the path may be absolute on the machine that wrote it.
+    # Only the last component is used: the path may be absolute on the machine that wrote it.
     folder = PurePosixPath(path or "target." + name.replace("/", ".")).name
     base = {"driver": "file", "path": f"{(directory / folder).absolute()}/"}
     # T5X writes every chunk, so an absent chunk is lost data and not zeros.

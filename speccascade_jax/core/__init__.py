@@ -1,1 +1,1 @@
-"""Values, protocols, randomness and checks that every room shares. No model and no method belongs here."""
+"""Values, protocols, randomness and checks that every subpackage shares. No model and no method belongs here."""

@@ -1,4 +1,4 @@
-"""Small operations on arrays of rows that several rooms need."""
+"""Small operations on arrays of rows that several subpackages need."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
 
     def by_row(x: Array) -> Array:
-        # The rows of `start` are axis 0 again, so that vmap pairs each start with all of its neighbours.
+        # `[B * n, ...]` becomes `[B, n, ...]`, so that vmap pairs each row's start with all `n` of its entries.
         return x.reshape(rows, -1, *x.shape[1:])
 
     write = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis))
@@ -63,7 +63,7 @@ def is_stop(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
 
 
 def full_precision(dtype: str) -> AbstractContextManager[None]:
-    """Returns a context in which float32 products round as float32 does, on every device.
+    """Returns a context in which products of float32 arrays have full float32 precision on every device.
 
     JAX's default is less precise on GPUs (TF32) and TPUs (passes of bfloat16). Greedy tokens would then depend on the
     device, and scoring a block would give other distributions than single steps. A precision that the caller has set,

@@ -23,9 +23,9 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
     """
     try:
         numbers = np.asarray(value)
-    except ValueError:  # rows of several lengths
+    except ValueError:  # a list of rows of different lengths
         numbers = np.asarray(None)
-    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, None; bfloat16 has a kind of its own
+    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, None; the kind of bfloat16 is not listed, so it passes
         raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
     # Values beyond float32 become infinite here; the check below reports them.
     with np.errstate(over="ignore"):
@@ -41,7 +41,7 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
 
 
 def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
-    """Returns `values` as a tuple; ValueError for a single value in place of a tuple, or for fewer than `least`."""
+    """Returns `values` as a tuple; raises ValueError for a single value, or for fewer than `least` values."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name}={shown(values)} is one value where a tuple is meant; write ({shown(values)},)")
     if len(values) < least:
@@ -69,7 +69,7 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
 
 
 def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
-    """Returns `value` as an int from `low` to `high`; otherwise a ValueError names it."""
+    """Returns `value` as an int; raises ValueError if it is not a whole number from `low` to `high`."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     # NaN fails every comparison, so `not value >= low` refuses it as well.
     if not number or not value >= low or value != math.inf and value != value // 1:
@@ -80,7 +80,7 @@ def whole(name: str, value: Any, low: int, high: int = MOST) -> int:
 
 
 def integer(name: str, value: Any) -> Any:
-    """Returns a whole number of any numeric type as an int, and other values unchanged for the caller to refuse.
+    """Converts a float or a NumPy number to an int; returns any other value unchanged, for the caller to check.
 
     Raises:
         ValueError: a fraction, or not finite.
@@ -88,14 +88,14 @@ def integer(name: str, value: Any) -> Any:
     if isinstance(value, (bool, int)) or not isinstance(value, (float, np.integer, np.floating)):
         return value
     if not math.isfinite(value) or value != int(value):
-        # Both neighbours, since rounding would guess which one was meant.
+        # The message offers both neighbours, because rounding would guess which of them was meant.
         near = f"{math.floor(value)} or {math.ceil(value)}" if math.isfinite(value) else "one"
         raise ValueError(f"{name}={float(value):g} is not a whole number: write {near}")
     return int(value)
 
 
 def check_seed(seed: Any) -> int:
-    """Returns a random seed, a whole number that fits into 32 bits; otherwise raises ValueError."""
+    """Returns `seed` as an int; raises ValueError unless it is a whole number that fits into 32 bits."""
     # Numbers of up to 64 bits pass the first check, so that the message below can name the limit of 32 bits.
     if whole("seed", seed, 0, 2**64) >= 2**32:
         raise ValueError(f"seed={shown(seed)} does not fit into 32 bits; choose one below {2**32}")
@@ -103,7 +103,7 @@ def check_seed(seed: Any) -> int:
 
 
 def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
-    """Returns the ids that key the rows' random bits: `[rows]` whole numbers, by default `0 … rows − 1`.
+    """Returns the ids that determine each row's random bits: `[rows]` whole numbers, by default `0 … rows − 1`.
 
     Raises:
         ValueError: the number of ids is not the number of rows, or an id is not a whole number below 2³¹.

@@ -30,13 +30,13 @@ SYNONYMS = {
     "do_sample": "temperature", "random_seed": "seed", "threshold": "stop_threshold", "top_n": "top_k",
     "verifier": "verify",
 }  # fmt: skip
-"""Words that papers and other libraries use -> the names here."""
+"""Words that papers and other libraries use -> this package's names."""
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """Returns `"did you mean a, b? "`: the name here of a word in `SYNONYMS`, or up to three of the nearest names.
+    """Returns `"did you mean a, b? "` for an unknown name, or an empty text if no known name is near.
 
-    It is empty if no known name is near.
+    The text names the setting that a word in `SYNONYMS` stands for, or up to three of the nearest known names.
     """
     known = list(known)
     synonym = SYNONYMS.get(str(name))
@@ -49,7 +49,7 @@ def hint(name: object, known: Iterable[str]) -> str:
 def natural(text: str) -> tuple[tuple[float, str], ...]:
     """Returns a sort key that compares the numbers in names: `token_v2` before `token_v10`, "γ = 8" before "γ = 10"."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
-    # `split` with one group alternates text and number: odd places are numbers. Texts sort before numbers.
+    # `split` with one group alternates text and number, so odd indices are numbers. Texts sort before numbers.
     return tuple((float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts))
 
 
@@ -70,7 +70,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """Returns the text of a value in errors: short, and without a memory address."""
+    """Returns a short text of a value for error messages, without memory addresses."""
     return without_addresses(_SHORT.repr(value))
 
 
@@ -80,7 +80,7 @@ def without_addresses(text: str) -> str:
 
 
 def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_name: str = "", also: str = "") -> Any:
-    """Returns the table's entry of a name, or the user's object that `module.NAME` names.
+    """Looks a name up in a table, or imports the user's own object if the name has the form `module.NAME`.
 
     Args:
         noun: "rule", "task", …, for errors.
@@ -115,7 +115,7 @@ def _imported(noun: str, name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # the user's file may raise anything
-        # A module that this import could not find, or a package above it, is a misspelt name. Any other error is in the
+        # If the module or a package above it does not exist, the name is misspelt. Any other error comes from the
         # user's file.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = "its file must be in the folder that you start from, or in one of PYTHONPATH"

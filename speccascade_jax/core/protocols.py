@@ -1,4 +1,4 @@
-"""Protocols between the rooms: models, drafters, stop policies."""
+"""Protocols that connect the subpackages: models, drafters, stop policies."""
 
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -51,7 +51,7 @@ class LanguageModel(Protocol):
         """
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        """Feeds `tokens` `[B, T]` at each row's own length: `T = 1` steps, `T = G + 1` scores a block."""
+        """Feeds `tokens` `[B, T]` after those that each row has consumed; `T` is 1 for a step, `G + 1` for a block."""
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
         """Returns the cache as if each row had consumed `length` `[B]` tokens. O(1): it sets the length.
@@ -67,13 +67,13 @@ class BranchingModel(LanguageModel, Protocol):
     """A model that can be fed a tree of tokens (`core.trees`)."""
 
     def extend_branch(self, params: Params, cache: Cache, tokens: Array, branch: Branch) -> tuple[LMOutput, Cache]:
-        """Feeds entries of a tree, `tokens` `[B, T]`: each attends to the committed tokens and its own path alone.
+        """Feeds entries of a tree, `tokens` `[B, T]`; each attends only to the committed tokens and to its own path.
 
         The entries occupy adjacent slots; the cache must have been prefilled with `max_rollback=None`.
         """
 
     def keep(self, cache: Cache, start: Array, entries: Array) -> Cache:
-        """Returns the cache with one path in consecutive slots.
+        """Moves one path of the tree to consecutive slots and returns the cache.
 
         Slot `start + j` `[B]` holds entry `entries[:, j]`, `[B, W]`. The length is unchanged; slots after the path are
         meaningless.
@@ -85,7 +85,7 @@ class PromptSummary(Protocol):
     """A model that summarises a prompt in one vector per row, for drafters that set `reads_features`."""
 
     def prompt_features(self, cache: Cache) -> Array:
-        """Returns float `[B, D]`, computed by the prefill."""
+        """Returns the summary of each row's prompt that the prefill computed, float `[B, D]`."""
 
 
 @runtime_checkable
@@ -110,7 +110,7 @@ class LayeredModel(Protocol):
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[Cache, Array]:
-        """Returns `LanguageModel.prefill`'s cache and the states `[B, P, L, D]` of the tokens that it consumed.
+        """Returns the cache as `prefill` does, and the hidden states `[B, P, L, D]` of the consumed tokens.
 
         The states at the pending token and after it are zero.
         """
@@ -118,10 +118,10 @@ class LayeredModel(Protocol):
     def extend_layers(
         self, params: Params, cache: Cache, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
     ) -> tuple[LMOutput, Cache]:
-        """Feeds `tokens` as `extend` does (`extend_branch` with a `branch`) and fills `LMOutput.layer_states`."""
+        """Feeds `tokens` as `extend` does (`extend_branch` if `branch` is given); fills `LMOutput.layer_states`."""
 
     def embed(self, params: Params, tokens: Array) -> Array:
-        """Returns layer 0's states `[B, T, D]` of `tokens` `[B, T]`, which the first layer reads."""
+        """Returns the embeddings `[B, T, D]` of `tokens` `[B, T]`: layer 0's states, the input of the first layer."""
 
     def unembed(self, params: Params, states: Array) -> Array:
         """Returns the logits `[B, T, V]` that follow from states `[B, T, D]` after the last layer."""
@@ -137,7 +137,7 @@ class Target(NamedTuple):
 
 @flax.struct.dataclass
 class Start:
-    """The inputs that a drafter begins with.
+    """The inputs of `Drafter.init`, with which a drafter prepares for a generation.
 
     Attributes:
         prompt: `[B, P]`.
@@ -168,7 +168,7 @@ class Start:
     rng: Array
     example_ids: Array
     features: Array | None
-    # Static: they set shapes of the drafter's own cache, so another value is another program.
+    # Static: they set the shapes of the drafter's own cache, so another value needs another compiled program.
     slots: int = flax.struct.field(pytree_node=False)
     max_rollback: int = flax.struct.field(pytree_node=False)
     level: int = flax.struct.field(pytree_node=False)
@@ -279,14 +279,14 @@ class _Drafting(Protocol):
     def reads_features(self) -> bool: ...
 
     def init(self, params: Params, start: Start) -> PyTree:
-        """Returns the state before the first round, or before the first phase."""
+        """Returns the drafter's state before the first round, or the planner's before the first phase."""
 
     def stats(self, state: PyTree) -> Any:
         """Returns statistics of engines inside the drafter, or `None`."""
 
 
 class Drafter(_Drafting, Protocol):
-    """A drafter: it writes a block and reports the distribution that each token was drawn from. Frozen and hashable.
+    """A component that writes blocks of tokens and reports the distribution of each token. Frozen and hashable.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -324,13 +324,13 @@ class Drafter(_Drafting, Protocol):
     """
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Writes a block.
+        """Drafts a block; returns it with the drafter's new state and the target's cache.
 
-        The target's cache is passed through for drafters that share it; most return it unchanged.
+        A drafter that shares the target's cache returns it with its own writes; all others return it unchanged.
         """
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
-        """Rolls back (and adapts) after a round that left the rows at `outcome.length`."""
+        """Rolls the drafter's state back to `outcome.length` after a round; an adaptive drafter learns from it."""
 
 
 @runtime_checkable
@@ -358,7 +358,7 @@ class ReadsLayers(Protocol):
 
 
 def layers_read_by(drafter: Any) -> tuple[int, ...]:
-    """Returns the target's layers that a drafter or planner reads: none unless it names some."""
+    """Returns the target's layers that a drafter or planner reads; an empty tuple if it reads none."""
     return tuple(drafter.reads_layers) if isinstance(drafter, ReadsLayers) else ()
 
 
@@ -378,7 +378,7 @@ class Counted(NamedTuple):
 
 @runtime_checkable
 class Planner(_Drafting, Protocol):
-    """A drafter's substitute that chooses one of its `drafters` before each phase of several rounds.
+    """A substitute for a drafter: before each phase of several rounds it chooses one of its `drafters`.
 
     A phase is a number of rounds of an engine with just that drafter (`engine.loop`). Frozen and hashable. Its state
     has two attributes, int32 scalars: `place`, the index of the phase's drafter, and `turns`, how many rounds of the
@@ -421,19 +421,21 @@ class Planner(_Drafting, Protocol):
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
-        """The drafters that a phase may use, in the order of their places."""
+        """The drafters that a phase may use; a drafter's *place* is its index in this tuple."""
         ...
 
     def places(self, params: Params) -> tuple[int, ...]:
-        """Returns the places that may be chosen with these parameters; drafters in other places are not compiled.
+        """Returns the places (indices into `drafters`) that may be chosen; drafters in other places are not compiled.
 
-        It may depend on the structure of the parameters alone.
+        The result may depend on the structure of the parameters alone.
         """
 
     def settle(
         self, params: Params, state: PyTree, tokens: Array, length: Array, room: Array, active: Array
     ) -> tuple[PyTree, Array]:
-        """Chooses a place and at least one turn, and prepares the state for its drafter; reads finished rounds alone.
+        """Chooses the next phase's drafter and number of rounds, at least one, and prepares the state for them.
+
+        The choice may depend on finished rounds only.
 
         Args:
             params: the planner's parameters.
@@ -448,14 +450,14 @@ class Planner(_Drafting, Protocol):
         """
 
     def entered(self, state: PyTree, place: int) -> PyTree:
-        """Returns the state that the drafter in `place` begins a phase with."""
+        """Returns the state with which the drafter in `place` begins a phase."""
 
     def left(self, state: PyTree, place: int, own: PyTree, counted: Counted) -> PyTree:
-        """Returns the planner's state after some or all rounds of a phase, given that drafter's state `own`."""
+        """Returns the planner's state after rounds of a phase; `own` is the final state of the drafter in `place`."""
 
 
 class DraftStep(NamedTuple):
-    """A policy's inputs before a token is drawn: never the token itself.
+    """A stop policy's inputs before a token is drawn; the token itself is not among them.
 
     Attributes:
         q: float32 `[B, V]`, the raw distribution.
@@ -484,7 +486,7 @@ class DraftStep(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A policy's decision at a slot.
+    """A stop policy's decision at one slot of the block.
 
     Attributes:
         draw: bool `[B]`, whether to draw a token here.
@@ -507,10 +509,10 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """A rule for when a draft ends: a stopping time. Frozen and hashable.
+    """A rule for when a draft ends: in the language of probability, a stopping time. Frozen and hashable.
 
-    It can take no token back, so the distribution is right whatever it decides. `block` is the most tokens it ever lets
-    through.
+    A policy cannot take back a token that was drawn, so the output has the right distribution whatever it decides.
+    `block` is the largest number of tokens that it allows in a block.
 
     Attributes:
         adaptive: whether blocks may end early.
@@ -551,10 +553,10 @@ class StopPolicy(Protocol):
 
     @property
     def block(self) -> int:
-        """The longest block."""
+        """The largest number of tokens that the policy allows in a block."""
 
     def init(self, batch_size: int) -> PyTree:
         """Returns the policy's initial state, which is carried from round to round."""
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Decides for every row."""
+        """Returns the decision for every row, and the policy's next state."""

@@ -1,4 +1,4 @@
-"""Random bits: every draw has its own (METHODS section 2, *Randomness*).
+"""Random bits of a generation; no two draws share any (METHODS section 2, *Randomness*).
 
 A key is folded by row id, level, the row's round counter, slot in the block and purpose. Folding by position instead is
 wrong: a position that is drafted again would reuse bits that an adaptive component has already seen.
@@ -24,7 +24,7 @@ from speccascade_jax.core.types import Array
 
 DRAFT, ACCEPT, REPLACE, BONUS, CHOOSE = range(5)
 PURPOSES = 8
-"""The number of purposes that there is room for.
+"""The number of purposes that a key has room for.
 
 The first four share a counter with round and slot, so that a further purpose changes none of their bits, and no
 published record: see `RoundKeys.uniform`.
@@ -40,10 +40,11 @@ def root(seed: Array | int) -> Array:
 
 
 def below(level: int, arm: int = 0) -> int:
-    """Returns the level of the `arm`-th drafter (of at most 8) of an engine at `level`.
+    """Returns the level that keys the random bits of the `arm`-th drafter (of at most 8) of an engine at `level`.
 
-    Levels number the nodes of a tree, row by row from its stages on. So no two engines of one generation share bits,
-    however deep hierarchies are nested inside sequence cascades or stand next to each other as arms.
+    Levels number the nodes of the tree of engines, row by row, beginning with its stages. So no two engines of one
+    generation share bits, however deep hierarchies are nested inside sequence cascades or stand next to each other as
+    arms.
 
     Raises:
         ValueError: the arm has no number.
@@ -55,7 +56,7 @@ def below(level: int, arm: int = 0) -> int:
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:
     """Returns one key per row, uint32 `[B, 2]`; a row's bits depend on its id, never on its neighbours."""
-    # Id before level: the order is part of every published record and cannot change.
+    # The id is folded in before the level. Published records depend on this order, so it cannot change.
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), level))(example_ids)
     return jax.random.key_data(keys)
 

@@ -49,7 +49,7 @@ def transform(logits: Array, sampling: Sampling) -> Array:
 
 
 class Laws(NamedTuple):
-    """The distributions of logits.
+    """The two distributions that logits define, raw and scaled.
 
     Attributes:
         raw: `[..., V]`, the softmax.
@@ -63,10 +63,10 @@ class Laws(NamedTuple):
 
 
 def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
-    """Returns both distributions of logits `[..., V]` in float32, and computes only what the batch needs.
+    """Returns the raw and the scaled distribution of logits `[..., V]`, float32; computes only what the batch needs.
 
-    If every row is greedy no exponential is taken; if `S` is the identity in every row, the two are one. The compiler
-    removes outputs that nothing reads.
+    If every row is greedy, no exponential is computed; if `S` is the identity in every row, both distributions are one
+    array. The compiler removes outputs that nothing reads.
     """
     return _laws(logits, sampling)[0]
 
@@ -74,8 +74,8 @@ def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
 def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Laws, Array]:
     """Returns the output of `raw_and_scaled`, and a token drawn from the scaled distribution, int32 `[...]`.
 
-    If every row is greedy the token is the distribution's only one, and no sums over the vocabulary are taken to find
-    it.
+    If every row is greedy, the token is the only one with nonzero probability, and no sums over the vocabulary are
+    needed to find it.
 
     Args:
         logits: `[..., V]`.
@@ -104,9 +104,9 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
 
 
 def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
-    """Returns the distributions, and the most likely tokens, int32 `[...]`, which are valid if every row is greedy."""
+    """Returns the distributions and the likeliest tokens, int32 `[...]`; these are valid if every row is greedy."""
     logits = logits.astype(jnp.float32)
-    # Whole-batch facts: every row must agree, because the choice of branch is one for all.
+    # Facts about the whole batch, because one branch is chosen for all rows.
     identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
     # All branches of a switch return the same shapes; `without` and `none` fill in for values that a branch does not
     # compute.
@@ -132,7 +132,10 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
 
 
 def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
-    """Returns `softmax` and its maximum, `1 / Σ exp(x − max x)`; a search for it costs half of a small output layer."""
+    """Returns `softmax` and its maximum, which is computed as `1 / Σ exp(x − max x)`.
+
+    A search for the maximum would cost half as much as a small output layer.
+    """
     weights = jnp.exp(logits - logits.max(-1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
     return weights / total, 1.0 / total[..., 0]
@@ -143,11 +146,11 @@ def _is_identity(sampling: Sampling) -> Array:
 
 
 def _scale(logits: Array, sampling: Sampling) -> Array:
-    """Applies `S` to rows with different settings."""
+    """Applies `S` to rows that may differ in temperature, top-k and top-p."""
     temperature, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     greedy = temperature <= 0.0
-    # the maximum is subtracted before the division, so that a small temperature cannot overflow
-    # Greedy rows divide by 1 instead of 0: their result is replaced below.
+    # The maximum is subtracted before the division, so that a small temperature cannot overflow. Greedy rows divide by
+    # 1 instead of 0; their result is replaced below.
     scaled = (logits - logits.max(-1, keepdims=True)) / jnp.where(greedy, 1.0, temperature)
     laws = jax.nn.softmax(scaled, axis=-1)
     # Greedy rows take a one-hot below, whatever top-k and top-p are: they cause no bisection.
@@ -157,7 +160,7 @@ def _scale(logits: Array, sampling: Sampling) -> Array:
 
 
 def expand(values: Array, ndim: int) -> Array:
-    """Returns `[B]` as `[B, 1, …]` with `ndim` axes, so that it broadcasts against distributions."""
+    """Reshapes `values` `[B]` to `[B, 1, …]` with `ndim` axes, so that they broadcast against distributions."""
     return values.reshape(values.shape + (1,) * (ndim - values.ndim))
 
 
@@ -178,7 +181,7 @@ def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
 def make_law_pair(
     q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling, logs: Buffers | None = None
 ) -> LawPair:
-    """Collects the distributions that a rule may read at every position.
+    """Returns the draft's and the target's distributions at every position, as a rule reads them.
 
     Args:
         q: `[B, ..., V]`, the draft's raw distribution.
@@ -191,7 +194,7 @@ def make_law_pair(
     p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
     draft_logs, target_logs = logs or Buffers(jnp.log(q), jnp.log(q_tilde)), log_laws(p_logits, p_tilde, sampling)
     four_logs = LogPair(q=draft_logs.q, p=target_logs.q, q_tilde=draft_logs.q_tilde, p_tilde=target_logs.q_tilde)
-    # every field has the full leading shape, because positions are gathered from all of them alike
+    # `greedy` gets the leading shape of the other fields, because positions are gathered from all of them alike
     greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
     return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=four_logs)
 
@@ -206,7 +209,7 @@ def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
     ones = jnp.ones_like(laws)
-    # Top-k first, and top-p of what remains: the order is METHODS section 1's, and `need` is relative to the
+    # Top-k comes first, and top-p applies to what remains, as in METHODS section 1; `need` is relative to the
     # renormalised sum.
     kept = laws * keep_largest(laws, ones, jnp.where(top_k > 0, top_k, float(laws.shape[-1])))
     laws = jnp.where(top_k > 0, kept / kept.sum(-1, keepdims=True), laws)
@@ -216,7 +219,9 @@ def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
 
 
 def keep_largest(values: Array, weights: Array, need: Array) -> Array:
-    """Returns a mask of the smallest set of largest `values` whose `weights` reach `need`; ties go to the lowest index.
+    """Returns a mask of the largest `values`, as few as it takes for their `weights` to sum to `need`.
+
+    Ties go to the lowest index.
 
     Args:
         values: float32 `[..., V]` in [0, 1].
@@ -278,7 +283,7 @@ def sample(laws: Array, uniform: Array) -> Array:
     # Two short searches, over block sums and inside one block, replace a cumulative sum over the vocabulary.
     block = _first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
-    # From the same cumulative sum that chose the block: another order of summation would round differently.
+    # `before` comes from the cumulative sum that chose the block: another order of summation would round differently.
     before = jnp.where(
         block > 0, jnp.take_along_axis(cumulative, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0
     )
@@ -287,13 +292,14 @@ def sample(laws: Array, uniform: Array) -> Array:
 
 
 def _first_with_mass(beyond: Array, mass: Array) -> Array:
-    """Returns the first index that is `beyond` and has mass; the last with mass if rounding leaves none.
+    """Returns the first index that is `beyond` the threshold and has `mass` > 0, or else the last with `mass` > 0.
 
     A parallel cumulative sum is not monotone to the last bit, so counting the entries below a threshold could end on an
     entry of mass 0.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
-    # `uniform` near 1 and rounding can leave no entry beyond: the last with mass is then the right one.
+    # If the caller's `uniform` is close to 1, rounding can leave no entry beyond the threshold. The last entry with
+    # nonzero mass is then the right one.
     last = jnp.where(mass > 0, indices, 0).max(-1)
     return jnp.minimum(jnp.where(beyond & (mass > 0), indices, mass.shape[-1]).min(-1), last)
 

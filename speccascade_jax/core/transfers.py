@@ -19,14 +19,14 @@ _JOINED = ("int32", "uint32", "float32")
 
 
 def join(tree: PyTree) -> Array:
-    """Returns int32: the bits of all arrays of `tree`, one after the other; all of them hold 32-bit numbers."""
+    """Concatenates the bits of all arrays of `tree`, which hold 32-bit numbers, into one int32 array."""
     leaves = jax.tree.leaves(tree)
     # A bitcast keeps every bit, NaN payloads included, where a conversion would round.
     return jnp.concatenate([jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in leaves])
 
 
 class Layout(NamedTuple):
-    """The places of a tree's arrays in the output of `join`.
+    """The position of each array of a tree in the output of `join`.
 
     Attributes:
         structure: the tree's structure.
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
         return cls(structure, places, ends[-1])
 
     def fetch(self, joined: Array) -> PyTree:
-        """Returns the tree on the host, read-only; its arrays are made while the device computes, then filled."""
+        """Returns the tree with read-only arrays on the host; they are allocated while the device still computes."""
         # The views are made before `np.asarray` blocks, so that their cost hides behind the device's work.
         memory = np.empty(self.size, np.int32)
         readable = memory.view()
@@ -78,7 +78,7 @@ _join = jax.jit(join)
 
 @jax.tree_util.register_pytree_with_keys_class
 class Flat(Mapping[str, Any]):
-    """A nested dictionary of arrays that remembers its leaves; it reads as the dictionary does, inside `jit` too.
+    """A read-only nested dictionary of arrays that stores its leaves, so that JAX need not flatten it at every call.
 
     JAX flattens the arguments of a compiled program in every call, and sorts the names in every dictionary. For the
     shipped pair's hundred arrays in sixty dictionaries that is a quarter of a millisecond; a `Flat` returns its leaves
@@ -108,17 +108,17 @@ class Flat(Mapping[str, Any]):
         return f"Flat({self._tree!r})"
 
     def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """Returns the leaves and the structure, which JAX asks for in every call."""
+        """Returns the stored leaves and their structure; JAX calls this at every call of a compiled program."""
         return self._leaves, (self._structure, self._paths)
 
     def tree_flatten_with_keys(self) -> tuple[Sequence[tuple[Any, Any]], Any]:
-        """Returns the same with the path of each leaf, as profiles and error messages show it."""
+        """Returns each leaf with its path, as profiles and error messages show it, and the structure."""
         leaves, described = self.tree_flatten()
         return list(zip(self._paths, leaves, strict=True)), described
 
     @classmethod
     def tree_unflatten(cls, described: Any, leaves: Sequence[Any]) -> Flat:
-        """Returns the same tree with other leaves."""
+        """Returns a `Flat` of the described structure that holds `leaves`."""
         # `__init__` would flatten again, which is what this class avoids.
         flat = cls.__new__(cls)
         flat._structure, flat._paths = described

@@ -1,7 +1,8 @@
-"""Drafts that branch: a static tree of tokens after the pending one (METHODS section 10).
+"""Drafts that branch: a static tree of tokens that follow the last committed token (METHODS section 10).
 
-The *entries* of a tree are the pending token, entry 0, and then its nodes, level by level: node `n` is entry `n + 1`. A
-cache holds the entries in slots of that order after the committed tokens, whatever their positions are.
+The *entries* of a tree are the last committed token, which is *pending* (no cache has it yet), as entry 0, and then the
+tree's nodes, level by level: node `n` is entry `n + 1`. A cache holds the entries in slots of that order after the
+committed tokens, whatever their positions are.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from speccascade_jax.core.types import Array
 
 @dataclass(frozen=True)
 class Branch:
-    """Entries `num_cached … num_cached + T` of a tree, as a model is fed them (static).
+    """Entries of a tree that a model is fed in one call: `T` of them, from entry `num_cached` on (static).
 
     Attributes:
         num_cached: how many entries the cache already has.
@@ -67,7 +68,7 @@ class Tree:
         level, parents = [-1], list[int]()
         for count in children:
             above, first = level, len(parents)
-            # All children of a level before any grandchild: the order that `parents` must have.
+            # All children of a level come before any grandchild, which is the order that `parents` must have.
             parents += [parent for parent in above for _ in range(count)]
             level = list(range(first, len(parents)))
         return cls(tuple(parents))
@@ -133,5 +134,5 @@ def without(q_tilde: Array, q: Array, taken: Array) -> Array:
 
 
 def along(values: Array, entries: Array) -> Array:
-    """Returns `values` `[B, N + 1, …]` at `entries`, int32 `[B, W]`, of each row."""
+    """Gathers the values of some entries of each row: `values` `[B, N + 1, …]` at `entries`, int32 `[B, W]`."""
     return jnp.take_along_axis(values, entries.reshape(*entries.shape, *[1] * (values.ndim - 2)), axis=1)

@@ -1,4 +1,4 @@
-"""The values that are passed between the rooms.
+"""Data types that the subpackages pass to each other.
 
 Shape letters, here and everywhere: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
 `L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features. Annotations use them as jaxtyping does;
@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 @flax.struct.dataclass
 class Packed:
-    """A matrix `[K, N]` in panels of `P` columns, in 32, 16 or 8 bits: a leaf of the parameters that replaces a kernel.
+    """A parameter matrix `[K, N]` stored as panels of `P` columns in 32, 16 or 8 bits; it replaces a plain kernel.
 
     A CPU's product with a few rows reads panels at full bandwidth.
 
@@ -67,14 +67,14 @@ class Packed:
         return columns if self.scales is None else columns * self.scales[taken][..., None]
 
     def dense(self) -> np.ndarray:
-        """Returns the parameter on the host as it is stored, without the scales."""
+        """Returns the stored values as a plain matrix on the host, not multiplied by the scales."""
         panels = np.asarray(self.panels)
         matrix = panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)[:, : self.columns]
         # The last panel is padded with zero columns; they are cut off before the transpose.
         return matrix.T if self.turned else matrix
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns `dense` with its scales: the parameter that products are made with."""
+        """Returns the parameter as products use it: `dense`, multiplied by the scales if there are any."""
         dense = self.dense()
         if self.scales is not None:
             scales = np.asarray(self.scales)[: self.columns]
@@ -159,7 +159,7 @@ class BoundModel:
     model: Any = flax.struct.field(pytree_node=False)
 
     def __repr__(self) -> str:
-        """Returns the model's class and the number of its parameters; the numbers themselves are millions."""
+        """Returns the model's class and the number of its parameters, without their values."""
         return f"BoundModel({type(self.model).__name__}, {count(self.params):,} parameters)"
 
 
@@ -229,7 +229,7 @@ class Sampling:
 
 @flax.struct.dataclass
 class Controls:
-    """The numbers that are swept: traced, float32 `[B]`, so that changing one never recompiles.
+    """The numbers that experiments vary, one per row: traced float32 `[B]`, so that changing one never recompiles.
 
     Attributes:
         alpha: the rule's trade-off parameter.
@@ -271,7 +271,7 @@ class Laws:
 
 @flax.struct.dataclass
 class Draft:
-    """A block that a drafter returns.
+    """A block of drafted tokens and their distributions, as a drafter returns it.
 
     Attributes:
         tokens: int32 `[B, G]`; entries at or beyond `length` are meaningless.
@@ -319,7 +319,7 @@ class Draft:
 
     @property
     def laws(self) -> Laws:
-        """The buffers, to be carried to the next round."""
+        """The buffers that hold the block's distributions; the next round reuses them."""
         return Laws(self.q, self.q_tilde, self.logs)
 
 

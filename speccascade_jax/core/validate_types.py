@@ -17,7 +17,7 @@ from speccascade_jax.core.names import shown
 
 @dataclass(frozen=True)
 class Later:
-    """A value that does not exist yet.
+    """A placeholder for a value that does not exist yet.
 
     Attributes:
         text: how it will be made.
@@ -31,7 +31,7 @@ class Later:
         return self.text
 
     def fits(self, kind: Any) -> bool:
-        """Returns whether the value may be of a class."""
+        """Returns whether the value, once it exists, can be an instance of class `kind`."""
         return self.kind is None or isinstance(kind, type) and issubclass(self.kind, kind)
 
 
@@ -66,7 +66,7 @@ def _problem(name: str, value: object, hint: Any) -> str:
     """Returns a description of the problem with a value; empty if there is none."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     kinds = typing.get_args(hint) if union else (hint,)
-    # A value of any member of the union is fine, so all of them are asked before anything is reported.
+    # A value may match any member of the union, so all members are tried before a problem is reported.
     problems = [_problem_inside(name, value, kind) for kind in kinds]
     if "" in problems:
         return ""
@@ -85,11 +85,11 @@ def _problem(name: str, value: object, hint: Any) -> str:
 
 
 def _problem_inside(name: str, value: Any, kind: Any) -> str | None:
-    """Returns "" for a value of the kind, `None` for another kind, and otherwise the problem inside it."""
+    """Returns "" if a value fits `kind`, the problem if one of its entries does not, `None` if the value does not."""
     inner, origin = typing.get_args(kind), typing.get_origin(kind) or kind
     if kind is Any or isinstance(value, Later) and value.fits(origin):
         return ""
-    # Scalars before `isinstance`: True is an int to Python, and NumPy's numbers are not.
+    # Scalars are checked before `isinstance` is used: for Python True is an int, and NumPy's numbers are not.
     if kind in _SCALARS:
         fits = _SCALARS[kind][1](value)
     elif origin is typing.Literal:

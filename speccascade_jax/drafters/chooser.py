@@ -1,7 +1,7 @@
 """Choosers: they score several drafters for a query and choose one of them (METHODS section 8).
 
-A chooser reads the target's prefill of the prompt and assigns an arm to every row of a batch. Its numbers are
-parameters: a fixed arm, a random arm and an arm learnt while serving share one compiled program.
+A chooser reads the target's prefill of the prompt and assigns an arm, one of the drafters, to every row of a batch. Its
+numbers are parameters: a fixed arm, a random arm and an arm learnt while serving share one compiled program.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ SCORERS: dict[str, Callable[[Params, Array], Scores]] = {"given": given, "percep
 
 
 def greedy(scores: Scores, uniforms: Array) -> Array:
-    """Returns the arm with the highest score, the first of equal ones."""
+    """Returns the arm with the highest score; ties go to the first."""
     return scores.mean.argmax(-1).astype(jnp.int32)
 
 
@@ -78,7 +78,7 @@ def dynamic(scores: Scores, uniforms: Array) -> Array:
 
 
 def thompson(scores: Scores, uniforms: Array) -> Array:
-    """Samples every arm's score from its own normal distribution and returns the arm with the highest."""
+    """Samples every arm's score from its own normal distribution; returns the arm with the highest sample."""
     assert scores.deviation is not None, "Thompson sampling needs scores with a standard deviation"
     # the middles of 2^23 steps: never 0 or 1, whose normal quantiles are infinite
     normal = jax.scipy.special.ndtri(jnp.clip(uniforms + 2.0**-24, 2.0**-24, 1 - 2.0**-24))
@@ -98,7 +98,7 @@ DRAWS: dict[str, Callable[[Scores, Array], Array]] = {draw.__name__: draw for dr
 
 @dataclass(frozen=True)
 class Chooser:
-    """A choice of arms, `scores` and `draws` by name (`SCORERS`, `DRAWS`); its numbers are parameters."""
+    """A chooser of arms by the names of its scores (`SCORERS`) and draw (`DRAWS`); its numbers are parameters."""
 
     scores: str = "given"
     draws: str = "greedy"

@@ -1,4 +1,4 @@
-"""Drafters of one model.
+"""Drafters that use one model, or none.
 
 `ModelDrafter` drafts token by token until its stop policy or the block's end stops it. `ExitDrafter` does so with the
 target's first layers in the target's cache (self-speculation). `PlannedDrafter` drafts as many tokens as pay, or none
@@ -51,13 +51,13 @@ class DrafterDefaults:
 
 
 class PolicyDrafter(DrafterDefaults):
-    """A drafter whose blocks end by a stop policy."""
+    """The base of drafters whose blocks are ended by a stop policy."""
 
     stop: StopPolicy
 
     @property
     def block(self) -> int:
-        """The longest block of the stop policy."""
+        """The longest block that the stop policy allows."""
         return self.stop.block
 
     @property
@@ -67,7 +67,7 @@ class PolicyDrafter(DrafterDefaults):
 
 
 def with_laws(draft: Draft, laws: Laws, **changes: Any) -> Draft:
-    """Returns the block with other distributions, and other fields changed by name."""
+    """Returns `draft` with its distributions replaced by `laws`, and other fields changed by name."""
     return replace(draft, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs, **changes)
 
 
@@ -95,7 +95,7 @@ def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | No
 
 @dataclass(frozen=True)
 class NoDrafter(DrafterDefaults):
-    """Blocks of length 0: each round the target gives one token."""
+    """A drafter that drafts nothing, so that the target gives one token per round."""
 
     block: ClassVar[int] = 0
     adaptive: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class ModelDrafterState:
 
 
 class _Drafting(NamedTuple):
-    """The loop's state. `going` rows take part in the next forward pass; `drawing` rows may draw from it.
+    """The state of the drafting loop. `going` rows take part in the next forward pass; `drawing` rows may draw from it.
 
     `drawn` float32 `[B]`: the probability with which the current token was drawn.
     """
@@ -140,7 +140,9 @@ class _Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelDrafter(PolicyDrafter):
-    """A drafter with `model` under `stop`; parameters are `{"model": …}` and, if the policy has some, `{"stop": …}`.
+    """A drafter that drafts with `model` until `stop` ends the block.
+
+    Parameters are `{"model": …}` and, if the policy has some, `{"stop": …}`.
 
     Attributes:
         model: the draft model.
@@ -169,7 +171,7 @@ class ModelDrafter(PolicyDrafter):
         With `complete` a row that drew its last token takes one more pass, which gives the distribution at the bonus
         position and completes the cache. Without it the missing token is fed in the next round.
         """
-        # counted before catching up, because its passes are the draft's steps too
+        # counted before catching up, because the calls that catch up are draft steps too
         missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
             cache = catch_up(
@@ -179,7 +181,7 @@ class ModelDrafter(PolicyDrafter):
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
             slot=jnp.zeros((), jnp.int32),
-            # without room too if the distribution after the last token is wanted: that is one pass without a draw
+            # rows without room too if the distribution after the last token is wanted: one pass without a draw
             going=request.active & ((request.room > 0) | request.complete),
             drawing=request.active & (request.room > 0),
             current=pending,  # the first pass reads the committed token that no cache has yet
@@ -208,7 +210,7 @@ class ModelDrafter(PolicyDrafter):
         cache = carry.state.cache
         before = self.model.consumed(cache)
         out, cache = self.model.extend(params["model"], cache, carry.current[:, None])
-        # all rows are fed, for one program; waiting rows are rolled back at once
+        # all rows are fed, because the program has one shape; waiting rows are rolled back at once
         cache = self.model.rollback(cache, jnp.where(carry.going, before + 1, before))
         hidden = None if out.hidden is None else out.hidden[:, 0]
         return out.logits[:, 0, : self.model.vocab_size], hidden, cache
@@ -237,7 +239,7 @@ class ModelDrafter(PolicyDrafter):
         draft = replace(draft, stop=_compared(carry, decision))
         return _Drafting(
             slot=carry.slot + 1,
-            # a stop id or the limit ends the row if it is kept: no bonus, so no distribution is needed after it
+            # a stop id or the limit ends the row if the token is kept: no bonus, so no distribution is needed after it
             going=draws & ~ends & (decision.proceed | request.complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
@@ -272,8 +274,8 @@ class ModelDrafter(PolicyDrafter):
         return jnp.where(carry.going[:, None], new, previous)
 
     def commit(self, params: Params, state: ModelDrafterState, outcome: Outcome) -> ModelDrafterState:
-        """Rolls the draft's cache back to `length − 1`."""
-        # less may have been drafted than committed: a rollback never goes forward
+        """Rolls the draft model's cache back to `outcome.length − 1` tokens."""
+        # fewer tokens may have been fed than committed, and a rollback never goes forward
         consumed = self.model.consumed(state.cache)
         return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, outcome.length - 1)))
 
@@ -289,7 +291,7 @@ def _compared(carry: _Drafting, decision: Decision) -> Array | None:
 
 @dataclass(frozen=True)
 class ExitDrafter(PolicyDrafter):
-    """A drafter with an early exit of the target under `stop`.
+    """A drafter that drafts with an early exit of the target, in the target's cache, until `stop` ends the block.
 
     Parameters are `{}` or `{"head": …}`, and the policy's own. The exit writes into the lower layers of the target's
     cache the same values that the target writes there when it scores the block: the same tokens at the same positions.
@@ -310,7 +312,7 @@ class ExitDrafter(PolicyDrafter):
         return self.stop.init(start.prompt.tokens.shape[0])
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Draws a block as a model would, with the target's parameters and cache."""
+        """Drafts as a `ModelDrafter` does, with the target's parameters and cache."""
         whole = request.target.cache
         exit_parameters: dict[str, Any] = {
             "model": exit_params(request.target.params, self.exit.layer, params.get(HEAD))
@@ -353,7 +355,7 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class PlannedDrafter(DrafterDefaults):
-    """A `Planner` that drafts with `model` blocks of the length that `plan` chooses before each phase.
+    """A `Planner` that drafts with `model`; `plan` chooses the block length before each phase.
 
     Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds only, never the tokens about to be
     drafted, so none of its choices changes the distribution. A round of length 0 does not call the model.
@@ -382,7 +384,7 @@ class PlannedDrafter(DrafterDefaults):
         return self.lengths[-1]
 
     def init(self, params: Params, start: Start) -> PlannedState:
-        """Reads the prompt, if there is a model to read it.
+        """Returns the state before the first phase; the draft model reads the prompt if its parameters are given.
 
         Raises:
             ValueError: parameters without costs.
@@ -406,7 +408,7 @@ class PlannedDrafter(DrafterDefaults):
         )
 
     def places(self, params: Params) -> tuple[int, ...]:
-        """Returns the indices of all lengths, or only of length 0 without a model."""
+        """Returns the indices of all lengths; without the model's parameters, only the index of length 0."""
         return tuple(range(len(self.lengths))) if "model" in params else (self.lengths.index(0),)
 
     def settle(
@@ -415,13 +417,13 @@ class PlannedDrafter(DrafterDefaults):
         """Chooses the phase's length, and brings the cache up to date if there are to be drafts."""
         if "model" not in params:  # one phase for the whole generation
             return replace(state, turns=jnp.full_like(state.turns, MOST)), jnp.zeros_like(length)
-        # the last phase's counts first: the choice may depend on all finished rounds, and on nothing else
+        # the last phase's counts are added first: the choice may depend on all finished rounds, and on nothing else
         evidence = self.plan.update(state.evidence, state.counted)
         place, turns = self.plan.choose(params["costs"], evidence, active, room)
         drafts = active & (jnp.asarray(self.lengths, jnp.int32)[place] > 0)
         with jax.named_scope("catch_up"):
             missed = length - 1 - self.model.consumed(state.cache)
-            late = drafts & (missed > 1)  # rounds without drafts came between
+            late = drafts & (missed > 1)  # rounds without drafts came in between
             cache = catch_up(self.model, params["model"], state.cache, tokens, length, late, block=self.block)
         settled = replace(
             state,
@@ -438,11 +440,11 @@ class PlannedDrafter(DrafterDefaults):
         return ModelDrafterState(state.cache, ()) if self.lengths[place] else ()
 
     def left(self, state: PlannedState, place: int, own: PyTree, counted: Counted) -> PlannedState:
-        """Returns the state with the phase's counts, which become evidence when the next phase is settled."""
+        """Returns the state with the phase's counts, which become evidence when the next phase is chosen."""
         return replace(
             state,
             cache=own.cache if self.lengths[place] else state.cache,
-            # a row that ended took part in fewer rounds: the phase is as old as its oldest row
+            # rows that ended took part in fewer rounds: the row with the most rounds tells how old the phase is
             turns=state.turns - counted.rounds.max(),
             counted=jax.tree.map(jnp.add, state.counted, counted),
             chosen=state.chosen.at[:, place].add(counted.rounds),
@@ -458,7 +460,7 @@ class PlannedDrafter(DrafterDefaults):
 
 @dataclass(frozen=True)
 class BranchingDrafter(DrafterDefaults):
-    """A drafter that fills `tree` with `model`; parameters are `{"model": …}`.
+    """A drafter that draws the tokens of `tree` with `model`; parameters are `{"model": …}`.
 
     A node's children are drawn one after the other without replacement: each from the normalised distribution after the
     node without the children before it (`core.trees.without`). A level is one call of the model. The last level is fed
@@ -486,7 +488,8 @@ class BranchingDrafter(DrafterDefaults):
         rows = request.active & ((request.room > 0) | request.complete)
         draws = request.active & (request.room > 0)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        # one level more for the distributions after the leaves; static, like every level's first entry
+        # one more level is fed for the distributions after the leaves; the number is static, like every level's first
+        # entry
         draft, levels = self._empty(request, draws), self.tree.depth + request.complete
         entries = jnp.concatenate([pending, draft.tokens], axis=1)
         # random bits by node, not by depth: siblings must draw with different bits
@@ -497,7 +500,7 @@ class BranchingDrafter(DrafterDefaults):
             logits, cache = self._fed(weights, cache, entries[:, first:end], first, end)
             draft, laws = self._record(draft, logits, request, first)
             entries = self._drawn(entries, laws, uniforms, first, end)
-        # a tree's slots are not positions: only rows that took no part are rolled back here
+        # the tree's entries stay in the cache until the verdict; only rows that took no part are rolled back here
         cache = self.model.rollback(cache, jnp.where(rows, self.model.consumed(cache), before))
         steps = jnp.where(rows, levels, 0) + jnp.where(request.active, missed, 0)
         return replace(draft, tokens=entries[:, 1:], steps=steps), cache, request.target.cache
@@ -508,15 +511,15 @@ class BranchingDrafter(DrafterDefaults):
         return replace(draft, spent=jnp.where(draws, self.block, 0))
 
     def _fed(self, params: Params, cache: Cache, tokens: Array, first: int, end: int) -> tuple[Array, Cache]:
-        """Returns logits `[B, T, V]` after the entries of a level."""
-        if first == 0:  # the root is the pending token: an ordinary step
+        """Feeds the entries of a level; returns the logits `[B, T, V]` after them, and the cache."""
+        if first == 0:  # the root is the last committed token: an ordinary step
             out, cache = self.model.extend(params, cache, tokens)
         else:
             out, cache = self.model.extend_branch(params, cache, tokens, self.tree.branch(first, end))
         return out.logits[..., : self.model.vocab_size], cache
 
     def _record(self, draft: Draft, logits: Array, request: Request, first: int) -> tuple[Draft, Laws]:
-        """Returns the draft with the distributions after a level's entries, and those distributions."""
+        """Writes the distributions after a level's entries into the draft; returns the draft and the distributions."""
         with jax.named_scope("sampling"):
             q, q_tilde, _ = raw_and_scaled(logits, request.controls.draft)
         laws = Laws(q, q_tilde)
@@ -532,7 +535,7 @@ class BranchingDrafter(DrafterDefaults):
         return with_laws(draft, written, bad=bad), laws
 
     def _drawn(self, entries: Array, laws: Laws, uniforms: Array, first: int, end: int) -> Array:
-        """Returns the entries with the children of a level's entries drawn."""
+        """Draws the children of a level's entries; returns all entries with these tokens filled in."""
         children, taken = self.tree.children[first:end], jnp.zeros(laws.q.shape, bool)
         # all first children at once, then all second ones, which exclude the first
         for turn in range(children.shape[1]):
@@ -548,7 +551,7 @@ class BranchingDrafter(DrafterDefaults):
         return entries
 
     def commit(self, params: Params, state: Cache, outcome: Outcome) -> Cache:
-        """Returns the cache with the kept path, as far as it was fed."""
+        """Keeps the accepted path in the cache, as far as it was fed, and drops all other entries."""
         assert outcome.path is not None, "a drafter of trees needs the accepted path"
         before, consumed = outcome.length - outcome.num_new, self.model.consumed(state)
         last, _ = self.tree.level(self.tree.depth)  # leaves are fed only if the distribution after them was wanted

@@ -1,9 +1,9 @@
-"""Drafters made of others (Globerson et al., 2025): an engine that drafts for an engine, and a cheaper drafter's tail.
+"""Drafters made of other drafters (Globerson et al., 2025): an engine that drafts for an engine, and an added tail.
 
 `NestedDrafter` stacks engines into hierarchies of any depth (Algorithm 1). `AppendedDrafter` is the horizontal
-heuristic (appendix D): late tokens of a block are the least likely to be kept, so a cheap drafter may write them
-(cascade speculative drafting, Chen et al., 2023). Each token counts as drawn from the distribution of the model that
-drew it.
+heuristic (appendix D): a cheap drafter continues another's block with a *tail*, because late tokens of a block are the
+least likely to be kept (cascade speculative drafting, Chen et al., 2023). Each token counts as drawn from the
+distribution of the model that drew it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from speccascade_jax.models.teacher_forcing import catch_up
 
 @dataclass(frozen=True)
 class NestedDrafter(DrafterDefaults):
-    """An inner `engine` that runs to `budget` tokens and hands **all** of its tokens up with their distributions.
+    """A drafter that runs an inner `engine` to `budget` tokens and passes **all** of them up with their distributions.
 
     Every token, also a replacement or bonus, counts as drawn from the inner engine's distribution, by which the level
     above divides. A lossless inner engine hands up its target's raw distribution as `q`; a lossy one its own `π`. The
@@ -56,7 +56,8 @@ class NestedDrafter(DrafterDefaults):
         if self.engine.planner is not None:
             raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
         if self.engine.layers:
-            # the engine above takes tokens back and commits others, which `catch_up` feeds without reading any states
+            # the outer engine rolls tokens back and commits others; `catch_up` feeds those to the inner model but does
+            # not return the hidden states that such a drafter needs
             name = type(self.engine.drafter).__name__
             raise ValueError(f"{name} reads the target's hidden states: it drafts for the target only, not in a level")
 
@@ -67,12 +68,12 @@ class NestedDrafter(DrafterDefaults):
 
     @property
     def adaptive(self) -> bool:
-        """Whether inner blocks end early."""
+        """Whether the inner engine's blocks may end early."""
         return self.engine.drafter.adaptive
 
     def init(self, params: Params, start: Start) -> DecodeState:
-        """Returns the inner engine's state, one level down."""
-        # the inner block may follow the outer one in the inner buffers
+        """Returns the inner engine's state before its first round."""
+        # the inner buffers need room for an inner block after the last token of the outer engine
         room = start.slots - start.prompt.tokens.shape[1] + self.block
         level = rngs.below(start.level, self.arm)
         return self.engine.init(
@@ -83,7 +84,7 @@ class NestedDrafter(DrafterDefaults):
         """Runs inner rounds until every row has its budget, a stop id or no room left."""
         assert len(request.controls.inner) > self.arm, "a nested drafter needs its Controls.inner"
         inner, engine = request.controls.inner[self.arm], replace(self.engine, stop_ids=request.stop_ids)
-        # the level above rejected tokens of this one, replaced one, or wrote more: the caches lack those
+        # the inner caches lack the tokens that the level above wrote itself, such as replacements
         missed = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
         catch_up_calls = -(-missed // self.catches_up)
         state = self._at(params, state, request)
@@ -118,7 +119,7 @@ class NestedDrafter(DrafterDefaults):
         return draft, state, request.target.cache
 
     def _at(self, params: Params, state: DecodeState, request: Request) -> DecodeState:
-        """Returns the inner state at the outer engine's tokens, its caches caught up."""
+        """Returns the inner state with the outer engine's tokens, after its target's cache has caught up with them."""
         width = min(request.tokens.shape[1], state.tokens.shape[1])
         # all tokens, not only new ones: in rows that were rolled back, older tokens differ too
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, request.tokens[:, :width], 0, axis=1)
@@ -133,7 +134,7 @@ class NestedDrafter(DrafterDefaults):
             limit=request.length + request.room,
             done=~request.active,
             target_cache=cache,
-            failed_at=jnp.full_like(state.failed_at, -1),  # of this round alone: the level above keeps earlier failures
+            failed_at=jnp.full_like(state.failed_at, -1),  # of this round only: the level above keeps earlier failures
         )
 
     def _peek(
@@ -141,18 +142,23 @@ class NestedDrafter(DrafterDefaults):
     ) -> tuple[DecodeState, Laws, Array]:
         """Computes the inner distribution at the bonus position, and whether it is unusable; draws no token."""
         verifier, no_room = self.engine.verifier, jnp.zeros_like(length)
-        # no room, no tokens: the draft gives its distribution if the rule reads one, and the target scores the position
+        # without room no token is drawn: the draft gives its distribution if the rule reads one; the target scores the
+        # position
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
         pair, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
         collected = put_laws(collected, self._handed(pair, law, collected), length, ~state.done)
-        # the pending token stays consumed here, one more than the invariant says; the next `catch_up` starts after it
+        # the last committed token stays consumed here, one more than the engine's invariant says; the next `catch_up`
+        # starts after it
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
         return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), collected, unusable
 
     def _handed(self, pair: LawPair, law: Array, buffers: Laws) -> Laws:
-        """Returns the raw distribution and the one that the level above divides by, with logarithms if it has room."""
+        """Returns the distributions that are passed up: the raw one, and the one that the level above divides by.
+
+        They include logarithms if `buffers` has room for them.
+        """
         # a lossless engine's output follows its target, whose raw distribution the rules above read as `q`
         lossless = self.engine.verifier.lossless
         laws = Laws(pair.p if lossless else law, law)
@@ -162,13 +168,16 @@ class NestedDrafter(DrafterDefaults):
         return replace(laws, logs=logs)
 
     def _greedy(self, inner: Controls) -> Array:
-        """Returns whether every distribution handed up is one-hot; a lossy rule lets a sampled draft show through."""
+        """Returns bool `[B]`: whether every distribution that is passed up is one-hot.
+
+        Under a lossy rule, this also depends on how the draft is sampled.
+        """
         greedy = inner.target.temperature <= 0
         return greedy if self.engine.verifier.lossless else greedy & (inner.draft.temperature <= 0)
 
     def _bad(self, state: DecodeState, begin: Array) -> Array:
         """Returns bool `[B, G + 1]`: where the inner engine met non-finite logits."""
-        position = state.failed_at.max(-1) - begin  # -1 in both if nothing failed, so the difference is negative
+        position = state.failed_at.max(-1) - begin  # both are -1 if nothing failed, so the difference is negative
         return (jnp.arange(self.block + 1)[None] == position[:, None]) & (position >= 0)[:, None]
 
     def commit(self, params: Params, state: DecodeState, outcome: Outcome) -> DecodeState:
@@ -179,12 +188,12 @@ class NestedDrafter(DrafterDefaults):
             state,
             length=outcome.length,
             target_cache=target.rollback(state.target_cache, consumed),
-            # the features are those of the model above
+            # the outcome's features belong to the outer engine's target
             drafter=self.engine.round_drafter.commit(params["drafter"], state.drafter, replace(outcome, features=None)),
         )
 
     def stats(self, state: DecodeState) -> Any:
-        """Returns the inner engine's counters, and those of engines further in."""
+        """Returns the inner engine's counters, and the statistics of its drafter."""
         return {"counters": state.counters, "inner": self.engine.drafter.stats(state.drafter)}
 
 
@@ -224,7 +233,7 @@ class AppendedState:
 
 @dataclass(frozen=True)
 class AppendedDrafter(DrafterDefaults):
-    """The block of `first`, continued by `tail`; parameters are `{"first": …, "tail": …}`.
+    """A drafter that lets `tail` continue the block of `first`; parameters are `{"first": …, "tail": …}`.
 
     A block that ends in a stop id or at the row's limit has no tail. Each drafter is fed the other's tokens in one
     block, not token by token: a tail's tokens save calls of `first` and of everything that drafts for it.
@@ -243,7 +252,7 @@ class AppendedDrafter(DrafterDefaults):
             raise ValueError(f"{type(self.first).__name__} reads the target's features: it cannot have a tail")
         if layers_read_by(self.first):
             raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it cannot have a tail")
-        # one call of the first reads the tail's tokens and the next one; the tail reads at least its own block
+        # a call of `first` reads the tail's tokens and the next one; a call of `tail` reads at least its own block
         most = max(self.tail.block, self.tail.catches_up)
         object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))
         object.__setattr__(self, "first", _catching_up(self.first, self.tail.block + 1))
@@ -264,7 +273,10 @@ class AppendedDrafter(DrafterDefaults):
         return AppendedState(first, tail, jnp.zeros((start.prompt.tokens.shape[0],), jnp.int32))
 
     def propose(self, params: Params, state: AppendedState, request: Request) -> tuple[Draft, AppendedState, Cache]:
-        """Lets `first` draft, then `tail` as if those tokens were committed; `tail` gives the last distribution."""
+        """Lets `first` draft, then lets `tail` continue as if those tokens were committed.
+
+        The tail gives the distribution at the bonus position.
+        """
         # no distribution is wanted after the first block: the tail's first one takes that entry
         draft, first, cache = self.first.propose(params["first"], state.first, replace(request, complete=False))
         last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
@@ -276,7 +288,7 @@ class AppendedDrafter(DrafterDefaults):
             length=request.length + draft.length,
             room=request.room - draft.length,
             active=rows,
-            # slots of the round that the first drafter has not used: no random bits are drawn twice
+            # slots that the first drafter does not use, so that no random bits are drawn twice
             keys=replace(request.keys, behind=request.keys.behind + self.slots),
             block=_blank(request.block, self.tail.block),
         )
@@ -285,7 +297,7 @@ class AppendedDrafter(DrafterDefaults):
         return _joined(draft, tail, rows), AppendedState(first, after, steps), cache
 
     def commit(self, params: Params, state: AppendedState, outcome: Outcome) -> AppendedState:
-        """Rolls both drafters back."""
+        """Commits the outcome to both drafters."""
         first = self.first.commit(params["first"], state.first, outcome)
         return replace(state, first=first, tail=self.tail.commit(params["tail"], state.tail, outcome))
 
@@ -299,7 +311,7 @@ class AppendedDrafter(DrafterDefaults):
 
 
 def _catching_up(drafter: Any, most: int) -> Any:
-    """Returns the drafter with at least `most` missing tokens fed at once, and so for everything that drafts for it.
+    """Makes a drafter, and everything that drafts for it, catch up with at least `most` missing tokens per call.
 
     If a level kept all its drafts, its own drafter misses one token more: the one that the level wrote after them.
     """
@@ -322,7 +334,7 @@ def _blank(laws: Laws, block: int) -> Laws:
 
 
 def _joined(draft: Draft, tail: Draft, rows: Array) -> Draft:
-    """Returns the two blocks as one in `rows` `[B]`; the other rows have the first block alone."""
+    """Appends the tail's block to the first one in `rows` `[B]`; the other rows keep the first block alone."""
     width = draft.q.shape[1] - 1  # the buffers have the whole block's width, tail and bonus included
     tokens = jnp.pad(draft.tokens, [(0, 0), (0, width - draft.tokens.shape[1])])
     bad = jnp.pad(draft.bad, [(0, 0), (0, width + 1 - draft.bad.shape[1])])
@@ -334,7 +346,7 @@ def _joined(draft: Draft, tail: Draft, rows: Array) -> Draft:
         laws,
         tokens=jnp.where(kept[:, :width], tokens, write_slots(tokens, tail.tokens, draft.length, axis=1)),
         length=draft.length + jnp.where(rows, tail.length, 0),
-        greedy=draft.greedy & tail.greedy,  # one-hot everywhere, or it cannot be relied on
+        greedy=draft.greedy & tail.greedy,  # true only if the distributions of both are one-hot
         steps=draft.steps + tail.steps,
         bad=bad,
         lawful=None,

@@ -1,4 +1,4 @@
-"""Selection among drafters per query: rows of a batch have different drafters (METHODS section 8).
+"""Selection among drafters per query: rows of a batch may have different drafters (METHODS section 8).
 
 Source: Huang et al., 2024 (assistant selection).
 """
@@ -27,7 +27,7 @@ from speccascade_jax.engine.scoring import at_most_once, widths
 
 @flax.struct.dataclass
 class SelectedState:
-    """The choice and the states of all arms.
+    """The choice, and the states of all arms, which are the drafters to choose from.
 
     Attributes:
         choice: int32 `[B]`, each row's arm for the whole generation.
@@ -75,7 +75,7 @@ class SelectedDrafter:
 
     @property
     def scored_widths(self) -> tuple[int, ...]:
-        """The scored widths: each arm's own block, so that rows of a short one alone cost no wide call."""
+        """The widths at which blocks may be scored: one for each arm, so that short blocks alone need no wide call."""
         adaptive = any(arm.adaptive for arm in self.arms)
         return tuple(sorted({arm.block + 1 for arm in self.arms} | set(widths(self.block) if adaptive else ())))
 
@@ -90,7 +90,7 @@ class SelectedDrafter:
         return tuple(sorted({layer for arm in self.arms for layer in layers_read_by(arm)}))
 
     def _hidden_of(self, arm: Drafter, hidden: Array | None) -> Array | None:
-        """Returns an arm's layers among the states `[B, T, L, D]` of all arms' layers."""
+        """Selects the hidden states that an arm reads from the states `[B, T, L, D]` of all arms' layers."""
         layers = layers_read_by(arm)
         if hidden is None or not layers:
             return None
@@ -148,7 +148,7 @@ class SelectedDrafter:
         return draft
 
     def commit(self, params: Params, state: SelectedState, outcome: Outcome) -> SelectedState:
-        """Commits to every arm; only rows that chose an arm count as active in it."""
+        """Passes the outcome to every arm; only rows that chose an arm count as active in it."""
         arms = tuple(
             arm.commit(arm_params, arm_state, self._as_arm_sees(outcome, arm, state.choice == place))
             for place, (arm, arm_params, arm_state) in enumerate(self._each(params, state.arms))
@@ -157,7 +157,7 @@ class SelectedDrafter:
 
     def _as_arm_sees(self, outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
         """Returns the outcome of the arm's rows, with the target's states that the arm reads."""
-        # as if it were the only arm: one that reads no features gets none, even if another arm does
+        # an arm that reads no features gets none, even if another arm reads them
         features = outcome.features if arm.reads_features else None
         hidden = self._hidden_of(arm, outcome.hidden)
         return replace(outcome, active=outcome.active & rows, features=features, hidden=hidden)
@@ -202,14 +202,14 @@ def _turn(
 
 
 def _needs_protection(drafter: Drafter, rows: int) -> bool:
-    """Returns whether this drafter may overwrite other arms' rows of the buffers; the package's own do not."""
+    """Returns whether a drafter may overwrite other arms' rows of the buffers; the package's own drafters do not."""
     # a nested engine writes into active rows only (`put_laws`)
     return rows > 1 and not (getattr(drafter, "sits_out", False) or isinstance(drafter, NestedDrafter))
 
 
 def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
     """Returns `old` with `new` in `rows`; distributions are in the shared buffers already, unless `protected`."""
-    # fields of other arms that this one lacks: logarithms, a distribution everywhere, no compared numbers
+    # fields that only other arms have get defaults: logarithms, a distribution everywhere, nothing compared
     if old.logs is not None and new.logs is None:
         new = replace(new, logs=Laws(jnp.log(new.q), jnp.log(new.q_tilde)))
     if old.lawful is not None and new.lawful is None:
@@ -245,7 +245,7 @@ def _put(rows: Array, protected: bool, new: Array, buffer: Array) -> Array:
 
 
 def _leaving_rows_alone(arm: Any, rows: int) -> Any:
-    """Returns the arm, set to leave other arms' rows of the buffers unchanged if it can; one row needs none of it."""
+    """Sets `sits_out` of an arm that has it, so that it leaves other arms' rows unchanged; not needed for one row."""
     fields = dataclasses.fields(arm) if dataclasses.is_dataclass(arm) else ()
     return replace(arm, sits_out=True) if rows > 1 and any(field.name == "sits_out" for field in fields) else arm
 

@@ -63,7 +63,7 @@ class Counters:
 
     @property
     def tried(self) -> Array:
-        """int32 `[B]`, drafts up to the first that is not kept; equals `examined` unless whole blocks are examined.
+        """The number of drafts up to the first that is not kept, int32 `[B]`: `examined`, except in joint verification.
 
         For whole blocks it is estimated from the counts by position: a draft was tried if the draft before it was kept.
         This is exact if all blocks have one length, and a few too many if stop ids or little room shorten some.
@@ -121,7 +121,7 @@ class Tally:
         return Counters(**single, deferred=real[:, 0], **dict(pairs))
 
     def plus(self, counters: Counters) -> Tally:
-        """Returns the tally with counts added that were made in blocks no longer than these."""
+        """Returns the tally plus `counters`, which may come from an engine with shorter blocks."""
         block = self.real.shape[1] // 2  # `1 + 2 G` columns
 
         def wide(name: str) -> Array:
@@ -134,7 +134,10 @@ class Tally:
 
 
 def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
-    """Returns the tally with one round added; inactive rows add nothing. `defers`: whether `turn.eta` is meaningful."""
+    """Returns the tally with one round added; `defers` tells whether `turn.eta` is meaningful.
+
+    Inactive rows add nothing.
+    """
     # int32 factors instead of selects: a row that sat the round out is multiplied by 0
     active = turn.active.astype(jnp.int32)
     block = turn.draft.tokens.shape[1]
@@ -146,7 +149,7 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
     decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # whether the target itself drew a token
     target_drew = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
-    # a tree hands over more tokens than its path has, and each took a position in the target's call
+    # a tree drafts more tokens than its path has, and each of them took a position in the target's call
     spent = turn.draft.length if turn.draft.spent is None else turn.draft.spent
     new = Counters(
         rounds=active,
@@ -172,7 +175,7 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
 
 
 def _deferral(turn: Round, bonus: str) -> Array:
-    """Returns float32 `[B, G + 1]`, the probability that a token drafted at a position is handed to the target."""
+    """Returns float32 `[B, G + 1]`, the probability that a token drafted at a position is deferred to the target."""
     # after the block there is no draft to defer: the target writes by itself, or the rule's distribution is used
     after_block = jnp.arange(turn.tokens.shape[1])[None] >= turn.draft.length[:, None]
     theirs = after_block & (bonus == "target")
@@ -186,7 +189,7 @@ def _deferral(turn: Round, bonus: str) -> Array:
 
 
 def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_alone: bool = False) -> dict[str, Any]:
-    """Returns the measures over a batch.
+    """Computes the measures of a batch from its counters: counts, rates, and lists by position in the block.
 
     Args:
         stats: counters per row, from a `Generation`.
@@ -206,7 +209,7 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
     totals = {name: _total(getattr(stats, name), chosen) for name in Counters.__dataclass_fields__}
     if lengths is not None and _total(lengths, chosen) != totals["committed"]:
         raise ValueError("the counters belong to another generation: committed tokens and lengths disagree")
-    if draft_alone:  # the draft is in the target's place: its calls are not calls of the target
+    if draft_alone:  # the engine's target was the draft model, so its calls are draft steps
         totals |= {"draft_steps": totals["target_calls"], "target_calls": 0}
     return _measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
 
@@ -217,7 +220,10 @@ def level_counters(inner: Any) -> list[Counters]:
 
 
 def tail_steps(inner: Any) -> list[Any]:
-    """Returns the draft steps `[B]` of each engine's tail, from the target's engine inwards; `None` without a tail."""
+    """Returns the draft steps `[B]` of the tail of each engine's drafter (`AppendedDrafter`), outermost engine first.
+
+    Without a tail the entry is `None`.
+    """
     return [level.get("tail_steps") for level in _levels(inner)]
 
 
@@ -236,7 +242,7 @@ def _total(counts: Any, chosen: np.ndarray | None) -> Any:
 
 
 def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list[int]]:
-    """Returns counts per row for each name in `PER_EXAMPLE`; `draft_alone` as in `summarise`."""
+    """Returns the counts per row for each name in `PER_EXAMPLE`; for `draft_alone` see `summarise`."""
     counts = {name: np.asarray(getattr(stats, name)).tolist() for name in PER_EXAMPLE}
     if draft_alone:
         counts |= {"draft_steps": counts["target_calls"], "target_calls": [0] * len(counts["committed"])}

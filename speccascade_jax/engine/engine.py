@@ -35,7 +35,7 @@ BONUSES = ("rule", "target", "none")
 
 
 def check_bonus(bonus: str) -> None:
-    """Refuses an unknown bonus with a ValueError that names the choices."""
+    """Raises a ValueError for an unknown bonus; the message names the choices."""
     if bonus not in BONUSES:
         raise ValueError(f"unknown bonus {bonus!r}: choose one of {', '.join(BONUSES)}")
 
@@ -151,13 +151,13 @@ class Engine:
 
     @property
     def round_drafter(self) -> Drafter:
-        """The drafter of this engine's rounds. A planner has none: its rounds are those of other engines."""
+        """The drafter of this engine's rounds; with a planner there is none, because other engines run the rounds."""
         assert not isinstance(self.drafter, Planner), "a planner drafts in phases: see engine.loop"
         return self.drafter
 
     @property
     def tree(self) -> Tree | None:
-        """The tree that the drafter fills, or `None` if it drafts chains."""
+        """The tree whose tokens the drafter drafts, or `None` if it drafts plain blocks."""
         return getattr(self.drafter, "tree", None)
 
     @cached_property
@@ -195,11 +195,11 @@ class Engine:
             level: this engine's depth when it drafts for another one.
             taken_back: how far the engine above may roll this one's caches back, beyond this engine's own blocks.
         """
-        # the longest block that can be chosen: a planner without a model's parameters needs no room for its blocks
+        # the longest block that may be chosen: without the draft model's parameters a planner never drafts
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored and written before it is cut to the limit
-        back = taken_back + block + 1  # a cache with a window must keep the entries that a rejection brings back
-        # a tree's entries are not positions, so any of them may have to be kept
+        back = taken_back + block + 1  # a cache with a window must keep the entries that a rollback makes visible again
+        # a tree's entries do not lie at consecutive positions, so any slot may have to be kept
         whole = None if self.tree is not None else back
         cache, hidden = scoring.prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
@@ -212,7 +212,7 @@ class Engine:
             limit=prompt.length + max_new_tokens,
             done=jnp.zeros((rows,), bool),
             rounds=jnp.zeros((rows,), jnp.int32),
-            # by id, not by index: a row draws the same tokens alone and in any batch
+            # keyed by id, not by index: a row draws the same tokens alone and in any batch
             keys=rngs.row_keys(rng, example_ids, level),
             target_cache=cache,
             drafter=self.drafter.init(
@@ -225,13 +225,13 @@ class Engine:
         )
 
     def _longest(self, params: Params) -> int:
-        """Returns the longest block with these parameters: a planner without some of them may choose shorter ones."""
+        """Returns the longest block that can occur with these parameters, which may leave a planner fewer drafters."""
         if self.planner is None:
             return self.block
         return max(self.planner.drafters[place].block for place in self.planner.places(params["drafter"]))
 
     def blank_laws(self, rows: int) -> Laws:
-        """Returns buffers for the distributions of this engine's blocks."""
+        """Returns zeroed buffers for the distributions of this engine's blocks."""
         # a planner's phases carry buffers of their own widths; the state then holds a stub
         drafts = self.block > 0 and self.planner is None
         shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
@@ -287,7 +287,7 @@ class Engine:
         return pair, bad, features, out.layer_states, cache
 
     def _unverified(self, state: DecodeState, draft: Draft) -> Array:
-        """Returns bool `[B]`: rows whose block ends them and is therefore not verified."""
+        """Returns bool `[B]`: whether the block ends the row and is committed without a call of the target."""
         if self.verify_final:
             return jnp.zeros_like(state.done)
         last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
@@ -307,13 +307,13 @@ class Engine:
             drafted = drafted._replace(draft=scoring.straight_draft(drafted.draft, judged.verdict, self.tree))
         with jax.named_scope("commit"):
             turn = self._cut(state, drafted, judged)
-            # failures first: they are looked for at tokens about to be committed; then the failed rows commit nothing
+            # failures are looked for at tokens about to be committed; then the failed rows commit nothing
             failed_at = self._failures(state, drafted, judged, turn.num_new)
             turn = scoring.without_failed(turn, (failed_at >= 0).any(-1))
             return replace(self._commit(params, state, drafted, judged, turn, failed_at), laws=laws), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
-        """Scores and verifies the block at its own width; skips the target's call if all active rows are unverified."""
+        """Scores and verifies the block at the narrowest width that fits it; no call if no active row needs one."""
 
         def judge(width: int, cache: Cache) -> Judged:
             # with one width there is no loop, so XLA can move nothing out of it
@@ -336,7 +336,7 @@ class Engine:
         return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _widths(self) -> tuple[int, ...]:
-        """Returns the numbers of positions at which a block may be scored: the drafter's own if it names them."""
+        """Returns the widths, in positions, at which a block may be scored; the drafter may name its own."""
         drafter_widths: tuple[int, ...] = getattr(self.drafter, "scored_widths", ())
         return drafter_widths or scoring.widths(self.block) if self.drafter.adaptive else (self.block + 1,)
 
@@ -347,14 +347,14 @@ class Engine:
         iteration; without the tie the random bits and gathers of all the others would be computed as well. The
         distributions are not tied, because a tie would copy them.
         """
-        # the round counter, because all of the round's random bits are made from it
+        # the round counter is tied too, because all of the round's random bits are made from it
         tied = drafted.draft.tokens, state.rounds, self.target.consumed(cache)
         tokens, rounds, _ = jax.lax.optimization_barrier(tied)
         keys = self.round_keys(replace(state, rounds=rounds))
         return drafted._replace(draft=replace(drafted.draft, tokens=tokens), keys=keys)
 
     def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
-        """Returns the round with what is committed: kept tokens and the final one, up to a stop id and the limit."""
+        """Returns the round's record: it commits the kept tokens and one more, up to a stop id or the length limit."""
         draft, verdict = drafted.draft, judged.verdict
         kept = verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
@@ -364,7 +364,7 @@ class Engine:
         # a block of length 0 must give a token under any bonus, or the row would never advance
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
         num_new = jnp.minimum(kept + (has_final & ~drafted.unverified), state.limit - state.length)
-        # the limit before stop ids: a stop id that the limit cuts away ends nothing
+        # the limit comes before stop ids, because a stop id beyond the limit does not end the row
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
         num_new = jnp.where(state.done, 0, num_new)  # rows that are done are computed like the others

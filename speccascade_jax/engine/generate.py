@@ -77,14 +77,14 @@ def generate(
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     if most_rounds is None and engine.planner is not None:
         most_rounds = MOST  # so that a timed run with fewer rounds uses the same program as an ordinary one
-    # left out instead of infinite: a limit costs an operation in every round
+    # without a limit no argument is passed: even an infinite limit would cost an operation in every round
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     generation: Generation = _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
     return generation
 
 
 def argument(value: Any, dtype: Any) -> Any:
-    """Converts `value` to an array of `dtype` where it is: values on the host are sent when the program is called."""
+    """Converts `value` to an array of `dtype`; a value on the host stays there until a program is called with it."""
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
@@ -133,7 +133,7 @@ def _generate(
     start = (jnp.zeros((), jnp.int32), buffers)
     state, (rounds, buffers) = run_rounds(engine, params, state, controls, unfinished, start, on_round)
     lengths = state.length - state.start
-    # outputs begin after prompts of unequal lengths: gathered, so that all begin in column 0
+    # outputs begin after prompts of unequal lengths; they are gathered so that all begin in column 0
     columns = state.start[:, None] + jnp.arange(max_new_tokens)[None]
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     return Generation(
@@ -159,12 +159,12 @@ def compiled_for(
 
 
 def compilations() -> int:
-    """Returns how many programs `generate` has compiled in this process: one per bucket, whatever is swept."""
+    """Returns how many programs `generate` has compiled in this process; other values of controls need no new one."""
     return _Traced.programs
 
 
 def model_names(draft_alone: bool) -> tuple[str, str]:
-    """Returns the names of a generation's two models; a draft that writes alone is in the target's place."""
+    """Returns the names of the engine's two models for messages; both are "draft" if the draft model decodes alone."""
     return ("draft", "draft") if draft_alone else ("target", "draft")
 
 
@@ -202,12 +202,12 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
-    """Refuses a generation in which a row met NaN or infinite logits; arguments and errors as `raise_if_failed`."""
+    """Raises a FloatingPointError if a row of the generation met NaN or infinite logits."""
     raise_if_failed(failures(generation.failed_at, names))
 
 
 def raise_if_failed(failed: Sequence[Failure]) -> None:
-    """Refuses rows that failed.
+    """Raises a FloatingPointError if there are failed rows.
 
     Raises:
         FloatingPointError: names the model, the row and the position of the first failure.

@@ -44,13 +44,13 @@ def run_rounds(
         if engine.planner is not None:  # one iteration of this loop is a phase, which loops over rounds itself
             state = _settled(engine.planner, params, state, unfinished)
             return _phase(engine, engine.planner, params, state, controls, unfinished, carry, on_round)
-        # a waiting row counts as done for this round only (`done` alone says who takes part); undone below
+        # a waiting row is marked as done for this round only, because `done` decides which rows take part; reset below
         waits = ~unfinished(state) & ~state.done
         after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
 
     if engine.planner is not None and len(engine.planner.places(params["drafter"])) == 1:
-        return body((state, carry))  # one phase: with one choice nothing is ever chosen again
+        return body((state, carry))  # with one choice, a single phase lasts for the whole generation
     return jax.lax.while_loop(lambda state_and_carry: jnp.any(unfinished(state_and_carry[0])), body, (state, carry))
 
 
@@ -63,7 +63,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
     def unfinished(state: DecodeState) -> Array:
         return ~state.done
 
-    # a phase with rounds left goes on: a plan made anew each round would never last as long as planned
+    # a phase that has rounds left continues; with a new choice every round, no phase would last as long as planned
     state = at_most_once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
 
     def first(state: DecodeState) -> Round:
@@ -75,12 +75,12 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
 
 
 def _settled(planner: Planner, params: Params, state: DecodeState, unfinished: Unfinished) -> DecodeState:
-    """Returns the state at the beginning of a phase."""
+    """Lets the planner choose the next phase, and returns the state in which the phase begins."""
     room = state.limit - state.length
     settled, passes = planner.settle(
         params["drafter"], state.drafter, state.tokens, state.length, room, unfinished(state)
     )
-    # catching up is the draft's work too, although no round has begun
+    # passes that bring the draft's cache up to date count as draft steps, although they belong to no round
     counters = replace(state.counters, draft_steps=state.counters.draft_steps + passes)
     return replace(state, drafter=settled, tally=Tally.of(counters))
 
@@ -101,7 +101,7 @@ def _phase(
     turns = turns if most is None else jnp.minimum(turns, most)
 
     def goes_on(state: DecodeState) -> Array:
-        # with only one length nothing is ever chosen again, and no round has to be counted for that
+        # with only one choice the phase lasts to the end, so its rounds need not be counted
         endless = len(places) == 1 and most is None
         return unfinished(state) if endless else unfinished(state) & (state.counters.rounds < turns)
 
@@ -111,7 +111,7 @@ def _phase(
     def rounds(place: int, state_and_carry: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
         (state, carry), phase_engine = state_and_carry, replace(engine, drafter=planner.drafters[place])
         begin = _own_state(planner, phase_engine, state, place)
-        # counted from 0 in every phase: a row that is not done has taken part in all of its rounds
+        # rounds are counted from 0 in every phase: a row that is not done has taken part in all of them
         end, carry = run_rounds(phase_engine, params, begin, controls, goes_on, carry, padded)
         new = end.counters
         drafter_state = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.tried))
@@ -128,7 +128,7 @@ def _phase(
 
 
 def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place: int) -> DecodeState:
-    """Returns the state with which a phase's engine begins: buffers of its own widths, and nothing counted."""
+    """Returns the state with which a phase's engine begins: buffers of its own widths, and all counters zero."""
     rows = state.length.shape[0]
     return replace(
         state,
@@ -139,7 +139,7 @@ def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place
 
 
 def _as_wide(turn: Round, engine: Engine) -> Round:
-    """Returns a phase's round in the shapes of the longest block; positions that it lacks are zero."""
+    """Pads the round of a phase with zeros to the shapes of the planner's longest block."""
     missing, vocab_size = engine.block + 1 - turn.tokens.shape[1], engine.target.vocab_size
 
     def pad(values: Array) -> Array:  # `[B]` has no positions; every other array has them on its second axis

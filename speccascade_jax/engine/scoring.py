@@ -25,11 +25,11 @@ from speccascade_jax.rules.verification import Verdict
 T = TypeVar("T")
 
 WIDTHS = (3, 5, 9, 13)
-"""Numbers of positions with a program of their own; the full block's `G + 1` is the last."""
+"""Numbers of positions that have a compiled program of their own, in addition to a full block's `G + 1`."""
 
 
 def check_layers(target: LanguageModel, layers: tuple[int, ...]) -> None:
-    """Refuses a drafter that reads layers of a target that cannot give them, with a ValueError."""
+    """Raises a ValueError if the drafter reads `layers` of a target model that cannot return their hidden states."""
     if layers and not isinstance(target, LayeredModel):
         kind = type(target).__name__
         raise ValueError(f"the drafter reads layers {layers} of the target, but {kind} has no extend_layers")
@@ -38,7 +38,7 @@ def check_layers(target: LanguageModel, layers: tuple[int, ...]) -> None:
 def prefilled(
     target: LanguageModel, params: Params, prompt: Prompt, slots: int, max_rollback: int | None, layers: tuple[int, ...]
 ) -> tuple[Cache, Array | None]:
-    """Returns the target's cache, and its states `[B, P, L, D]` along the prompt if there are `layers` to read."""
+    """Prefills the target; returns its cache and, if there are `layers` to read, their states `[B, P, L, D]`."""
     if not layers:  # the plain method, so that models whose layers are never read need not implement the other
         return target.prefill(params, prompt, slots, max_rollback), None
     assert isinstance(target, LayeredModel)
@@ -82,8 +82,8 @@ class Scored(NamedTuple):
 def extended(
     target: Any, tree: Tree | None, params: Params, cache: Cache, tokens: Array, layers: tuple[int, ...] = ()
 ) -> tuple[LMOutput, Cache]:
-    """Calls the target on a block, or on all of a tree's entries; reads its states after `layers`."""
-    branch = None if tree is None else tree.branch(0, tree.size + 1)  # entry 0 is the pending token, the root
+    """Calls the target on a block, or on all entries of a tree; also returns its hidden states after `layers`."""
+    branch = None if tree is None else tree.branch(0, tree.size + 1)  # entry 0, the root, is the last committed token
     scored: tuple[LMOutput, Cache]
     if layers:
         scored = target.extend_layers(params, cache, tokens, layers, branch)
@@ -95,7 +95,7 @@ def extended(
 
 
 def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict: Verdict) -> tuple[Scored, Verdict]:
-    """Returns a tree's scores and verdict along the kept path, and the cache with that path alone.
+    """Reduces the scores and the verdict of a tree to the kept path, and the target's cache to that path's entries.
 
     Args:
         target: a `BranchingModel`.
@@ -112,14 +112,17 @@ def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict:
         bad=jnp.take_along_axis(scored.bad, path, axis=1),
         features=None if scored.features is None else along(scored.features, path),
         hidden=None if scored.hidden is None else along(scored.hidden, path),
-        # before any rollback: a length alone cannot drop entries between those of the path
+        # the path is moved before any rollback, because setting a length cannot drop entries in between
         cache=target.keep(scored.cache, start, path[:, : tree.depth + 1]),
     )
     return straight, verdict._replace(law=along(verdict.law, path))
 
 
 def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
-    """Returns the path's tokens, then the first of the siblings that were all rejected; `length` counts both."""
+    """Turns the draft of a tree into a block: the kept path's tokens, then a rejected one if there is any.
+
+    That one is the first of the siblings that were all rejected; `length` counts it.
+    """
     assert verdict.path is not None
     kept, path = verdict.num_kept, verdict.path
     # the deepest kept entry: its children were tried next, and the first of them stands for all
@@ -161,7 +164,7 @@ class Judged(NamedTuple):
 
 
 def widths(block: int) -> tuple[int, ...]:
-    """Returns rising numbers of positions for blocks of at most `block` tokens; the last is `block + 1`."""
+    """Returns the widths, ascending, at which blocks of at most `block` tokens are scored; the last is `block + 1`."""
     return (*(width for width in WIDTHS if width <= block), block + 1)
 
 
@@ -172,16 +175,17 @@ def by_width(
     cache: Cache,
     needed: Array | None = None,
 ) -> Judged:
-    """Calls `judge` at the narrowest of the rising `choices` that fits `longest` drafts (int32 scalar) and the bonus.
+    """Calls `judge` at the smallest of the ascending widths `choices` that fits `longest` drafts and the bonus.
 
-    If it is not `needed` (bool scalar), nothing is called and everything but the cache is zero. Each width is a loop of
-    at most one iteration: XLA passes a cache through a loop in place, but copies it into and out of a conditional.
+    `longest` is an int32 scalar. If no call is `needed` (bool scalar), nothing is called and everything but the cache
+    is zero. Each width is a loop of at most one iteration: XLA passes a cache through a loop in place, but copies it
+    into and out of a conditional.
     """
     full = choices[-1]  # every width gives arrays of the full width, because a loop's carry has one shape
     if len(choices) == 1 and needed is None:
         return judge(full, cache)
     shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
-    # no zeros for the cache: it is passed as it is
+    # the cache needs no zeros: it is passed unchanged
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
     chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
     # -1 is the index of no width, so that no loop runs
@@ -193,7 +197,7 @@ def by_width(
 
 
 def at_most_once(wanted: Array, turn: Callable[[T], T], state: T) -> T:
-    """Returns `turn(state)` if it is wanted (bool scalar), else `state`, by a loop of at most one iteration.
+    """Returns `turn(state)` if `wanted` (bool scalar), else `state`; it is a loop of at most one iteration.
 
     XLA moves computations that do not depend on `state` out of the loop and runs them in any case: tie them to `state`.
     """
@@ -228,11 +232,11 @@ def _pad(values: PyTree, width: int) -> PyTree:
 
 
 def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
-    """Returns the verdict with the blocks of rows `as_it_is` kept whole; their distribution is the draft's."""
+    """Returns the verdict with whole blocks kept in rows `as_it_is` (bool `[B]`), under the draft's distributions."""
     return verdict._replace(
         num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,
-        # the target did not score it: such a token follows the distribution that it was drawn from
+        # the target did not score such a block: its tokens follow the distribution that they were drawn from
         law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
     )
 

@@ -28,7 +28,7 @@ class Origins:
 
 @flax.struct.dataclass
 class Chances:
-    """The probabilities of one token per position, float32 `[B, G + 1]`, and its ranks, int32, 1 for the most likely.
+    """One token's probability per position under each distribution, float32 `[B, G + 1]`, and its ranks (1: likeliest).
 
     `q`, `p`: raw (temperature 1, nothing truncated); `q_tilde`, `p_tilde`: as tokens are drawn; `pi`: the rule's.
     Values at positions where nothing was drafted (for `q`) or scored are meaningless.

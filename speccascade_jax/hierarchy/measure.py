@@ -150,7 +150,10 @@ def _shared(
 
 
 def triangle_breach(matrix: np.ndarray) -> float:
-    """Returns the largest `α_ij + α_jk − α_ik − 1`, at least 0: total variations, and their means, are a metric."""
+    """Returns the largest violation of the triangle inequality, `α_ij + α_jk − α_ik − 1`, at least 0.
+
+    Total variations and their means are metrics, so only rounding violates it.
+    """
     over = matrix[:, :, None] + matrix[None, :, :] - matrix[:, None, :] - 1.0
     return float(max(0.0, over.max()))
 

@@ -99,7 +99,7 @@ def optimize(
 
 
 def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, tail: str | None) -> None:
-    """Refuses costs and a tail of models that the pair lacks."""
+    """Refuses costs, and a tail, that name models which the pair lacks."""
     drafts = sorted(set(models) - {TARGET_MODEL})
     if tail is not None and tail not in drafts:
         raise ValueError(f"the pair has no draft {tail!r} for tails: {unknown(tail, drafts)}")
@@ -157,7 +157,7 @@ def settings_of(
 
 
 def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]:
-    """Returns the rule that accepts any token of `below` with the rate at which `above` accepts one.
+    """Returns the settings of a rule that accepts tokens of `below` at random, at the rate at which `above` does.
 
     The token after a block is sampled from the distribution of the model above, as under the rule that it replaces: the
     calls are the same.

@@ -45,7 +45,9 @@ def _upto(budgets: int) -> Floats:
 
 
 def yields(lengths: Floats, alpha: Floats) -> Floats:
-    """Returns the distribution of the tokens that a round over a block of random length yields, its own included.
+    """Returns the distribution of the number of tokens that a round yields, its own token included.
+
+    The round is over a block of random length.
 
     Args:
         lengths: `[..., W]`, probabilities of the lengths 0 … W − 1.
@@ -77,7 +79,7 @@ def visits(yielded: Floats, budgets: int) -> Floats:
 
 
 def handed_up(yielded: Floats, visited: Floats, budget: int) -> Floats:
-    """Returns the distribution of the block length once at least `budget` tokens exist.
+    """Returns the distribution of the length of the block that a level passes up once it has at least `budget` tokens.
 
     The result is `[..., W]`, probabilities of 0 … W − 1.
     """

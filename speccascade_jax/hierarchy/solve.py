@@ -27,7 +27,7 @@ Chain = tuple[tuple[int, ...], tuple[int, ...]]
 LEVELS = 5
 """Largest number of drafts in a hierarchy of the search; the improvements may add more."""
 ABOVE = 4
-"""Number of levels above that blocks are evaluated for."""
+"""Number of models, as possible levels above, for which blocks are evaluated."""
 
 
 def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objective: str = "paper") -> Hierarchy:
@@ -80,7 +80,7 @@ def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chai
 
 
 def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
-    """Returns the chain from the level below the target, flat `index`, down to the lowest draft."""
+    """Follows `origin` from the level below the target, flat `index`, to the lowest draft; returns the chain."""
     models, budgets = [count - 1], list[int]()
     while index >= 0:
         i, budget = divmod(index, most)

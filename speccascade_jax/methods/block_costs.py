@@ -33,11 +33,11 @@ from speccascade_jax.stopping.block_planner import Cheapest, Costs
 from speccascade_jax.storage.files import point_key, write_atomically
 
 TELLING = 200
-"""The number of examined drafts from which acceptance is kept for later processes."""
+"""The least number of examined drafts for which a measured acceptance is stored for later processes."""
 _KNOWN: dict[str, Any] = {}
 
 SECONDS, PATIENCE = 0.8, 8
-"""The time for which rounds are timed, compilation aside, and the factor by which it grows.
+"""Seconds for which rounds are timed, compilation aside, and the factor by which they grow on a busy machine.
 
 There are at least five turns; if these are not `STEADY` or not `PRECISE`, timing takes `PATIENCE` times as long.
 """
@@ -48,23 +48,23 @@ PRECISE = 0.01
 """The largest standard error of a length's share of a turn; lengths that differ by less are equally good."""
 
 SEED = 2**32 - 1
-"""The random seed of these rounds. A generation may use the same bits without harm."""
+"""The random seed of timed rounds. A generation may use the same bits without harm."""
 
 WALKED = 16
 """The number of rounds in which acceptance is counted."""
 USUAL, USUAL_TOKENS = 0.7, 10
-"""The acceptance that few drafts are mixed with, and its weight in drafts.
+"""The acceptance with which a measurement from few drafts is averaged, and its weight in drafts.
 
 One prompt of one sentence must not decide that drafting never pays, because nothing is learnt without drafts.
 """
 
 ALONE = -1
-"""The place that stands for the program without a draft."""
+"""The index that stands for the program without a draft, where other indices stand for block lengths."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a round that aims at each length, and of the draft's prefill.
+    """Seconds of a round for each block length, and of the draft's prefill.
 
     Attributes:
         rounds: seconds by length.
@@ -79,7 +79,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Walked:
-    """Counts over all rows.
+    """Counts of drafts, outputs and tokens over all rows, from which acceptance and output length are estimated.
 
     An output's end counts as an examined draft that was rejected, because drafts beyond it are in vain too.
 
@@ -101,17 +101,20 @@ class Walked:
         return (self.kept + USUAL * USUAL_TOKENS) / (self.examined + USUAL_TOKENS)
 
     def length(self, room: int) -> float:
-        """Returns the expected tokens of an output of at most `room`; one more output counts, which ends half-way."""
+        """Returns the expected number of tokens of an output, at most `room`.
+
+        One more output is counted, which ends half-way, because otherwise there may be none that has ended.
+        """
         return min((self.tokens + room / 2) / (self.ended + 1), room)
 
 
 Run = Callable[[Params, int], Generation]
-"""A function that runs and awaits so many rounds of a generation with these parameters."""
+"""A function of parameters and a number of rounds: it runs a generation for that many rounds and waits for it."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of one generation, in its own program, with lengths that artificial costs force."""
+    """Rounds of one generation, in its own program; artificial costs make the planner choose a given block length."""
 
     engine: Engine
     params: Params
@@ -123,13 +126,13 @@ class Rounds:
         return cast(PlannedDrafter, self.engine.drafter).lengths
 
     def run(self, place: int, most_rounds: int) -> Generation:
-        """Runs and awaits `most_rounds` rounds that aim at the length in a place, or have no draft (`ALONE`)."""
+        """Runs `most_rounds` rounds of block length `lengths[place]`, or without a draft (`ALONE`); awaits the end."""
         costs = costs_of([1.0 if n == place else 1e9 for n in range(len(self.lengths))], 0.0, 0.5, 1.0)
         drafter = {} if place == ALONE else self.params["drafter"]
         return self.program({**self.params, "drafter": {**drafter, "costs": costs}}, most_rounds)
 
     def walked(self) -> Walked:
-        """Counts accepted drafts over some rounds of blocks of middling length."""
+        """Counts accepted drafts over some rounds with a block length of about 3."""
         place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
         stats = self.run(place, WALKED).stats
         ended = int((np.asarray(stats.rounds) < WALKED).sum())
@@ -143,20 +146,20 @@ class Rounds:
         if self.lengths[0] == 0:
             self.run(ALONE, 1)  # compiles too
         first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
-        # so many that rounds outweigh the prefill, which takes long in a large batch
+        # enough rounds to outweigh the prefill, which takes long in a large batch
         most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
         alone = [(ALONE, 1), (ALONE, most)] if self.lengths[0] == 0 else []
         calls, steady = self._usual([*alone, (0, 1), *((place, most) for place in places)])
         return told_from(calls, most, self.lengths, steady)
 
     def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
-        """Returns the seconds of a call, and its number of rounds."""
+        """Times a call; returns its seconds and its number of rounds."""
         begin = time.perf_counter()
         generation = self.run(place, most_rounds)
         return time.perf_counter() - begin, int(generation.num_rounds)
 
     def _usual(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
-        """Returns each call's usual seconds and its rounds, and whether turns, in alternating order, agree.
+        """Times all calls in turns; returns each call's usual seconds and its rounds, and whether the turns agree.
 
         A call's usual time is the lower quartile of its shares of a turn. A shared machine that is slower for a while
         is slower for all lengths, and the choice depends on their ratios alone; a brief disturbance affects one call.
@@ -180,7 +183,7 @@ class Rounds:
 
 
 def costs_of(rounds: Sequence[float], prefill: float, acceptance: float, length: float) -> Costs:
-    """Returns costs on the device, as a plan reads them."""
+    """Returns `Costs` on the device, as a planner reads them."""
     numbers: Any = (np.asarray(value, np.float32) for value in (rounds, prefill, acceptance, length))
     return cast(Costs, jax.device_put(Costs(*numbers)))
 
@@ -208,7 +211,7 @@ def precise(every: np.ndarray) -> bool:
 def told_from(
     timings: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
 ) -> Timed:
-    """Computes seconds of a round from seconds and rounds of calls by (place, most rounds).
+    """Computes the seconds of a round for each length from timed calls, keyed by (index of a length, most rounds).
 
     There are a call of one round and one of `most` rounds of the first length, one of `most` rounds of each other
     length, and, if the first length is 0, both calls without a draft. The time before the rounds is the same for all
@@ -218,17 +221,17 @@ def told_from(
     first, before = line(timings[0, 1], timings[0, most])
     whole = [timings[place, most] for place in range(1, len(lengths))]
     rounds = [max(seconds - before, 1e-7) / n if n > 1 else np.nan for seconds, n in whole]
-    prefill = 0.0  # if every round drafts, the draft's prefill is never a choice
+    prefill = 0.0  # if every round drafts, the draft's prefill is needed in any case
     if (ALONE, 1) in timings:
         without, reading = line(timings[ALONE, 1], timings[ALONE, most])
-        # one round, with a draft and without
+        # seconds of a round of length 0, timed with the draft's prefill and without
         single_rounds = [seconds for seconds in (first, without) if np.isfinite(seconds)]
         first, prefill = float(np.mean(single_rounds)) if single_rounds else np.nan, max(before - reading, 0.0)
     return Timed(rising([first, *rounds], lengths), prefill, steady)
 
 
 def line(single: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
-    """Returns seconds of a round, and seconds before the first; nan and 0 if there was no second round."""
+    """Returns the seconds of a round, and the seconds before the first round; nan and 0 without a second round."""
     (early, once), (late, rounds) = single, several
     if rounds <= once:
         return np.nan, 0.0
@@ -237,7 +240,9 @@ def line(single: tuple[float, int], several: tuple[float, int]) -> tuple[float, 
 
 
 def rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:
-    """Returns seconds by length with gaps filled: outputs that ended after one long round do not show its cost.
+    """Fills gaps in the seconds by length, and makes them rise with the length.
+
+    There is a gap if outputs ended after one long round, which does not show its cost.
 
     More drafts never cost less: if they seem to, the shorter length was disturbed. Gaps are extrapolated along the line
     through the two lengths before. With fewer than two known lengths, a draft is assumed to cost as much as a round
@@ -321,7 +326,7 @@ def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_ne
 
 
 def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any]:
-    """Returns the rounds by aimed length, and the numbers that lengths are chosen by, for records.
+    """Returns, for records, the number of rounds by block length, and the costs by which lengths were chosen.
 
     These are milliseconds by length and of the draft's prefill, the prior acceptance of a row, and the tokens of an
     output.
@@ -361,13 +366,13 @@ def _key(quantity: str, pair: Pair, engine: Engine, *more: Any) -> str:
 
 @functools.cache
 def _code() -> int:
-    """Returns when this package was last changed: other code takes other times."""
+    """Returns the time of the last change to this package's code, because other code takes other times."""
     folder = Path(speccascade_jax.__file__).parent
     return max(path.stat().st_mtime_ns for path in folder.rglob("*.py"))
 
 
 def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -> Any:
-    """Returns a value of this process, or a sound one of an earlier process, or measures it and keeps it if sound."""
+    """Returns a value that this process knows or an earlier one stored, or else measures it; stores sound values."""
     if key not in _KNOWN:
         value = _read(key)
         if not sound(value):

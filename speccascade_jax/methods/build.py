@@ -85,7 +85,7 @@ def assemble(
 
 
 def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Decoder:
-    """Returns the decoder of a call, kept with the pair for later calls with the same settings.
+    """Returns the decoder for a call; the pair keeps it for later calls with the same settings.
 
     A call on the shipped pair takes about ten milliseconds; checking and building takes one more. Settings with an
     array, or with the name of a user's object, whose meaning may change, build a new decoder each time.
@@ -114,7 +114,7 @@ def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: 
 
 
 def _is_current(decoder: Decoder) -> bool:
-    """Returns whether the names of method and rule still mean the decoder's own."""
+    """Returns whether the settings' names of method and rule still stand for the decoder's method and rule."""
     method, settings = decoder.method, decoder.settings
     return table.get(settings.method) is method and method.rule(settings) is decoder.rule
 
@@ -132,7 +132,7 @@ def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the values that a setting consists of, after its kind and their number."""
+    """Returns the values that a setting consists of; those of a container follow its kind and their number."""
     if not isinstance(value, tuple | Level | Arm):
         return [value]
     inside = value if isinstance(value, tuple) else vars(value).values()

@@ -33,7 +33,7 @@ from speccascade_jax.stopping.policies import STOPS, AcceptanceHead, Oracle
 
 
 def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPolicy:
-    """Returns a named stop policy, or one that a class makes, for blocks of at most `block_size`.
+    """Builds a stop policy from a name or a class, for blocks of at most `block_size` tokens.
 
     Args:
         stop: a name, or a policy's class.
@@ -54,7 +54,7 @@ def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPo
 
 
 def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
-    """Returns a named acceptance under a rule, token by token or jointly over a block.
+    """Builds the verifier of a rule from the names of an acceptance and of a way to verify, by token or by block.
 
     Raises:
         ValueError: no such acceptance, or one that does not fit the rule; no such way to verify, or one that does not
@@ -75,7 +75,7 @@ def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
 
 
 def checked_threshold(policy: StopPolicy, owner: str, threshold: Any) -> Any:
-    """Returns the number that a stop policy compares with; 0 if it compares nothing.
+    """Checks the threshold of a stop policy and returns it; 0 if the policy uses none.
 
     Raises:
         ValueError: a threshold that is needed and missing, given and unused, or meaningless.
@@ -97,7 +97,7 @@ Drafters = tuple[str | Level | Arm, ...]
 
 
 def the_one(drafters: Drafters, owner: str) -> str | Level:
-    """Returns the drafter, if only one is allowed.
+    """Returns the only drafter; raises a ValueError unless there is exactly one.
 
     Raises:
         ValueError: none, or several.
@@ -112,12 +112,12 @@ def _plain(drafter: str | Level | Arm) -> str | Level:
 
 
 def by_model(drafters: Drafters) -> bool:
-    """Returns whether the pair's models draft; only models have what a stop policy reads."""
+    """Returns whether all drafters are models of the pair; only models give what a stop policy reads."""
     return all(isinstance(name, str) and "." not in name for name in map(_plain, drafters))
 
 
 def check_tail(settings: Drafting, owner: str) -> None:
-    """Refuses a tail that nothing could append, because the draft's end is unknown.
+    """Refuses a tail size without a tail, and a tail after blocks of planned length.
 
     Raises:
         ValueError: names the value and the remedy.
@@ -164,7 +164,7 @@ def _check_level(level: Level) -> None:
 
 
 def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
-    """Returns whether a model among the drafters drafts under an acceptance head."""
+    """Returns whether a model among the drafters drafts until an acceptance head stops it."""
     levels = [drafter for drafter in map(_plain, drafters) if isinstance(drafter, Level)]
     asks = by_model(drafters) and isinstance(policy, AcceptanceHead)
     return asks or any(asks_head(drafter.drafters, policy_of(drafter.stop, drafter.block_size)) for drafter in levels)
@@ -218,7 +218,7 @@ def _model_drafter(
 
 
 def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
-    """Returns whether a draft is the first layers of the model above it, or of the model that both are exits of."""
+    """Returns whether a draft model is made of the first layers (the same arrays) of the model that it drafts for."""
     model, over = bound.model, above.model
     if not isinstance(model, EarlyExit):
         return False
@@ -290,7 +290,7 @@ def _level_controls(level: Level, above: dict[str, Any], rows: int) -> Controls:
 
 
 def check_length(max_new_tokens: Any, settings: Settings) -> int:
-    """Returns the most tokens to generate as an int.
+    """Checks `max_new_tokens` and returns it as an int.
 
     Refuses blocks longer than an output, which would only cost memory.
 
@@ -343,7 +343,7 @@ def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
 
 
 def threshold_text(method: Any, settings: Settings) -> str:
-    """Returns a stop policy's use of `stop_threshold`, in words and with the number; empty if it has none."""
+    """Describes in words how the stop policy uses `stop_threshold`, with the number; empty if it uses none."""
     policy = getattr(method, "policy", None)
     said = getattr(policy(settings), "threshold", "") if policy else ""
     number = settings.stop_threshold

@@ -1,4 +1,4 @@
-"""Selection of one drafter for each query: from `drafters` and `choose` to a `SelectedDrafter`.
+"""Selection of one drafter for each query: builds a `SelectedDrafter` from the settings `drafters` and `choose`.
 
 Huang et al., 2024 (assistant selection).
 """
@@ -31,7 +31,7 @@ LEARNT = ("greedy", "dynamic", "thompson", "optimistic")
 """The ways in which a trained policy chooses: `drafters.chooser.DRAWS`."""
 RANDOM = "random"
 MOST = 8
-"""The most arms: `rngs.below` has keys for so many engines inside drafters."""
+"""The largest number of arms, because `rngs.below` has keys for this many drafters of one engine."""
 
 Part = Callable[[str | Level, int | None], tuple[Drafter, Params]]
 """A function that makes a drafter and its parameters from an arm's drafter and block size."""
@@ -107,7 +107,7 @@ def _check_arm(arm: Arm, owner: str, lossy: bool, verifier: Callable[[Any], Veri
 
 
 def verifier_of(settings: Settings, verifier: Callable[[Any], Verifier]) -> Verifier:
-    """Returns one verifier for all arms if their rules are the same, otherwise each arm's own."""
+    """Returns one verifier for all arms if their rules are the same, otherwise a `ByArm` of each arm's verifier."""
     verifiers = tuple(verifier(arm.rule) for arm in arms_of(settings))
     return verifiers[0] if len(set(verifiers)) == 1 else ByArm(verifiers)
 
@@ -131,7 +131,7 @@ def drafter_of(
     parts = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
     drafters, place = list[Drafter](), 0
     for arm, (drafter, _) in zip(arms, parts, strict=True):
-        if isinstance(arm.drafter, Level):  # the inner engine has the controls and keys of its place among levels
+        if isinstance(arm.drafter, Level):  # the index among levels selects the inner engine's controls and keys
             drafter, place = replace(drafter, arm=place), place + 1  # type: ignore[type-var]
         drafters.append(drafter)
     chooser, numbers = chooser_of(pair, settings, owner)
@@ -142,7 +142,7 @@ def drafter_of(
 
 
 def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Params]:
-    """Returns the chooser of the arm, and its parameters; errors as in `drafter_of`."""
+    """Returns the chooser of arms, and its parameters; raises the same errors as `drafter_of`."""
     called = [arm.called for arm in arms_of(settings)]
     if settings.choose == RANDOM:
         return at_random(len(called))
@@ -159,7 +159,10 @@ def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Par
 
 
 def policy_of(pair: Pair, policy: str | Path | Policy | None) -> Policy:
-    """Returns the given policy, or loads it from a file, or returns the pair's own; ValueError: it has none."""
+    """Returns the given policy, a policy loaded from a file, or the pair's own.
+
+    Raises a ValueError if none is given and the pair has none.
+    """
     if isinstance(policy, Policy):
         return policy
     if policy is not None:
@@ -170,7 +173,7 @@ def policy_of(pair: Pair, policy: str | Path | Policy | None) -> Policy:
 
 
 def prints(pair: Pair, arms: tuple[Arm, ...]) -> dict[str, str]:
-    """Returns each arm's name -> its fingerprint: the weights that draft, and how they are combined."""
+    """Returns each arm's fingerprint by name; it identifies the weights that draft and how they are combined."""
     return {arm.called: _print(pair, arm.drafter) for arm in arms}
 
 

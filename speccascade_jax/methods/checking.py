@@ -1,4 +1,4 @@
-"""`check_rule`: a test of a user's rule against its distribution, in seconds.
+"""`check_rule`: a test, in seconds, that a user's rule yields its own target distribution.
 
 `tests/support/conformance.py` requires more of the package's own rules.
 """
@@ -102,7 +102,7 @@ def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
 
 
 def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
-    """Returns the largest deviation from the identity; ValueError beyond rounding."""
+    """Returns the largest deviation from the identity; raises a ValueError if it is larger than rounding explains."""
     rng = np.random.default_rng(0)
     p = rng.normal(size=(24, _ENTRIES)).astype(np.float32) * 2
     q = p + rng.normal(size=p.shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Methods of whole generations: one model alone, and two generations of the one loop in one program.
+"""Methods of whole generations: one model alone, or two generations in one program.
 
 In a *sequence cascade* the draft writes the whole output, and the target rewrites it if its score is too low (METHODS
 section 4; Narasimhan et al., 2024, eq. 1). The second generation runs only if some row needs it.
@@ -51,7 +51,7 @@ def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Alone(Method):
-    """A method in which one model writes alone, in the same loop; rule, block size and bonus mean nothing.
+    """A method in which one model decodes alone, in the engine's loop; rule, block size and bonus have no effect.
 
     Attributes:
         model: the name of one of the pair's models.
@@ -104,7 +104,7 @@ class TwoGenerations:
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
     ) -> Generation:
-        """Generates; arguments and result as in `engine.generate.generate`, except for the engine and the level."""
+        """Runs the program; arguments and result are those of `engine.generate.generate`, without engine and level."""
         ids = row_ids(example_ids, prompt)
         generation: Generation = _jitted(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
         return generation
@@ -206,7 +206,9 @@ class SequenceMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceCascade(TwoGenerations):
-    """A program that runs the draft alone, then the target alone if `score < α`; at random only one of them.
+    """A program that runs the draft alone, then the target alone for outputs with `score < α`.
+
+    With the score "random", only one of the two models runs for each output.
 
     Parameters are `{"target": …, "draft": …}`.
 
@@ -226,7 +228,7 @@ class SequenceCascade(TwoGenerations):
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
     ) -> Generation:
-        """Writes drafts, and rewrites those with too low a score.
+        """Lets the draft write all outputs, and the target rewrite those with too low a score.
 
         Raises:
             ValueError: a `record`, which would mix rounds of both models.
@@ -275,7 +277,7 @@ def log_likelihood(turn: Round) -> Array:
 
 
 def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
-    """Returns row by row the target's output or the draft's, and the cost of both."""
+    """Returns for each row the target's output (if `anew`) or the draft's; the counts include the cost of both."""
 
     def pick(ours: Array, theirs: Array) -> Array:
         return jnp.where(expand(anew, ours.ndim), ours, theirs)
@@ -313,13 +315,13 @@ class OracleMethod(Speculation):
     timed: ClassVar[bool] = False
 
     def resolved(self, settings: Settings) -> Settings:
-        """Resolves as any speculation; refuses a tail, which the oracle would not end."""
+        """Resolves the settings as `Speculation` does; refuses a tail, which the oracle could not end."""
         if settings.tail is not None:
             raise ValueError(f"{self.called} ends blocks where a draft is wrong: leave tail={settings.tail!r} out")
         return super().resolved(settings)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns the controls of any speculation; refuses temperatures above 0."""
+        """Returns the same controls as `Speculation`; refuses temperatures above 0."""
         for name in ("temperature", "draft_temperature"):
             value = getattr(settings, name)
             if value is not None and np.max(np.asarray(value)) > 0:
@@ -337,7 +339,7 @@ class OracleMethod(Speculation):
 
 @dataclass(frozen=True)
 class OracleStopping(TwoGenerations):
-    """A program that runs `engine`, lossless and drafting under `Oracle`, with computed stops.
+    """A program that computes where the oracle stops, then runs `engine`, which is lossless and drafts under `Oracle`.
 
     Its parameters are the engine's.
     """
@@ -353,7 +355,7 @@ class OracleStopping(TwoGenerations):
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
     ) -> Generation:
-        """Writes by the target alone, then under the oracle; `controls` are greedy."""
+        """Decodes with the target alone to find the stops, then decodes under the oracle; `controls` are greedy."""
         alone, more = engine_of(self.engine.target, self.engine.stop_ids), {"controls": controls, **more}
         first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **more)
         stops = stop_positions(_draft(self.engine.drafter, params), prompt, first.tokens, first.lengths)

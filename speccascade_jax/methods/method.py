@@ -36,7 +36,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The base of the kinds of methods: a name, and the questions that tools ask about it under given settings.
+    """The base of all kinds of methods: a name, and the properties that tools need to know under given settings.
 
     Attributes:
         name: its name in `decode`, gin and records.
@@ -80,11 +80,11 @@ class Method:
         return RULES["spec_decode"]
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """Returns the domain of its trade-off; `None`: it has none."""
+        """Returns the domain of the method's trade-off α; `None`: it has none."""
         return None
 
     def heading(self, settings: Settings) -> str:
-        """Returns its name in tables under these settings."""
+        """Returns the method's name in tables under these settings."""
         return self.title or self.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
@@ -96,19 +96,21 @@ class Method:
         return False
 
     def threshold(self, settings: Settings) -> str:
-        """Returns its use of a stop threshold of its own, in words; empty if it has none."""
+        """Describes in words how the method uses a stop threshold other than α; empty if it uses none."""
         return ""
 
     def on_rejection(self, settings: Settings) -> bool:
-        """Returns whether the threshold is compared with P(some token of the block is rejected)."""
+        """Returns whether the stop threshold is compared with P(some token of the block is rejected)."""
         return False
 
     def needs_head(self, settings: Settings) -> bool:
-        """Returns whether it needs an acceptance head."""
+        """Returns whether the method needs an acceptance head."""
         return False
 
     def resolved(self, settings: Settings) -> Settings:
-        """Fills in the method's own block size and bonus if none is named; `None` if it has neither.
+        """Returns the settings with the method's own block size and bonus where the caller named none.
+
+        A method without block size or bonus sets `None`.
 
         Raises:
             ValueError: settings that it has no use for.
@@ -116,7 +118,7 @@ class Method:
         return settings
 
     def refuse(self, settings: Settings, why: str, *names: str) -> None:
-        """Refuses settings of these names, which the method has no use for.
+        """Raises a ValueError if the caller chose any of the named settings, which the method has no use for.
 
         Raises:
             ValueError: names the first one that the caller chose, and `why` it means nothing.
@@ -162,26 +164,29 @@ class Method:
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns the engine, or the chain of generations, and its parameters; arguments and errors as in `build`."""
+        """Returns the engine, or the chain of generations, and its parameters.
+
+        Arguments and errors are those of `build`.
+        """
         raise NotImplementedError
 
 
 @runtime_checkable
 class Chain(Protocol):
-    """Several generations of the one loop as one: a method's program if it is not an `Engine`.
+    """A program of several generations, for a method whose program is not a single `Engine`.
 
     Hashable and static under jit; not necessarily traceable.
     """
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        """Generates; arguments and result as in `engine.generate.generate`, except for the engine and the level."""
+        """Runs the program; arguments and result are those of `engine.generate.generate`, without engine and level."""
 
 
 Program = Engine | Chain
 
 
 def run(program: Program, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
-    """Runs a method's program; arguments and result as in `engine.generate.generate`."""
+    """Runs a method's program; arguments and result are those of `engine.generate.generate`."""
     if isinstance(program, Engine):
         return generate(program, params, prompt, seed, **more)
     return program.generate(params, prompt, seed, **more)
@@ -227,7 +232,7 @@ class Decoder:
         object.__setattr__(self, "params", Flat(rest(self.params, self.pair.mesh)))
 
     def __repr__(self) -> str:
-        """Returns the program and the number of its parameters; the numbers themselves are millions."""
+        """Returns the program and the number of its parameters, without their values."""
         return f"Decoder({self.program}, {count(self.params):,} parameters)"
 
     @property
@@ -293,11 +298,11 @@ class Decoder:
                 generation = self.generate(prompt, seed, params=params, **arguments)
             return fetch(generation)
         if params is not self.params:
-            arguments["most_rounds"] = np.int32(MOST)  # the timed program, which ran fewer rounds
+            arguments["most_rounds"] = np.int32(MOST)  # the same program as the timed one, which ran fewer rounds
         return self._fetch_joined(params, prompt, seed, arguments)
 
     def fetch_traced(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
-        """Generates as `fetch` does, with the facts that traces are made of in `record`; compiles its own program.
+        """Generates as `fetch` does, and records in `record` what traces show; it has a compiled program of its own.
 
         Raises:
             ValueError: the method is more than one generation.
@@ -310,7 +315,7 @@ class Decoder:
         return fetch(generation)
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
-        """Returns the parameters with the costs of planned lengths, measured if they are not known."""
+        """Returns the parameters; for planned block lengths they include costs, which are measured if not yet known."""
         shape = _shape(prompt, max_new_tokens)
         if shape not in self._ready:
             arguments = self._arguments(np.arange(shape[0]), max_new_tokens)
@@ -345,7 +350,7 @@ class Decoder:
         return generation
 
     def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
-        """Surrounds a call that may compile: if that takes long, a notice says why (`notices`)."""
+        """Returns a context for a call that may compile: if that takes long, a notice says why (`notices`)."""
         seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
         if shape in seen:
             return nullcontext()

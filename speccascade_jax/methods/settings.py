@@ -121,7 +121,7 @@ class Level(Drafting):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of several drafters, of which one is chosen for each query, if a name alone does not describe it.
+    """A drafter among several, of which one is chosen for each query; needed if a name alone does not describe it.
 
     Huang et al., 2024 (assistant selection).
 
@@ -152,7 +152,7 @@ class Arm:
 
     @property
     def called(self) -> str:
-        """Its name."""
+        """The arm's name in policies, records and `Settings.choose`."""
         return self.name or drafters_text((self.drafter,), self.block_size)
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ MOST_NODES, MOST_SIBLINGS = 1024, 32
 
 
 def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Returns a tree's branching, or `None`.
+    """Checks the numbers of branches of a tree and returns them as a tuple; `None` without a tree.
 
     Raises:
         ValueError: invalid numbers of branches, or too many tokens.
@@ -192,18 +192,18 @@ def _text(value: Any) -> str:
 
 
 def drafters_text(drafters: tuple[str | Level | Arm, ...], block_size: int | str | None) -> str:
-    """Returns the drafters for readers, with the block size of a model."""
+    """Describes drafters for readers; models among them with the block size."""
     size = "" if block_size is None else f" {block_size}"
     return " | ".join(f"{drafter}{size}" if isinstance(drafter, str) else str(drafter) for drafter in drafters)
 
 
 def tree_text(tree: tuple[int, ...] | None) -> str:
-    """Returns a tree's branching for readers; empty without a tree."""
+    """Describes a tree's branching for readers; empty without a tree."""
     return "" if tree is None else f"tree {'·'.join(map(str, tree))}"
 
 
 def chosen_text(settings: Settings) -> str:
-    """Returns the drafters for readers, and how one of several is chosen; empty if the pair's draft alone drafts."""
+    """Describes the drafters and how one of several is chosen, for readers; empty if the pair's draft alone drafts."""
     if settings.choose is None:
         usual = settings.drafters == (DRAFT_MODEL,) and settings.tail is None
         return "" if usual else _drafting_text(settings, None)
@@ -214,7 +214,7 @@ def chosen_text(settings: Settings) -> str:
 
 
 def _drafting_text(drafting: Drafting, block_size: int | str | None) -> str:
-    """Returns the drafters and their tail, for readers."""
+    """Describes the drafters and their tail, for readers."""
     tail = "" if drafting.tail is None else f" + {drafting.tail} {drafting.tail_size}"
     return drafters_text(drafting.drafters, block_size) + tail
 
@@ -325,7 +325,7 @@ def sampling_of(settings: Drafting) -> dict[str, Any]:
 
 
 def check_sampling_alone(settings: Settings, caller: str) -> Settings:
-    """Refuses settings beyond sampling, for callers that take methods in another way.
+    """Refuses settings other than those of sampling, for callers that choose the methods themselves.
 
     Raises:
         ValueError: names the first other setting.

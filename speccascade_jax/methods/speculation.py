@@ -27,7 +27,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation(Method):
-    """A method whose drafts are kept or replaced; a caller's choice replaces any part that is not fixed.
+    """A method of speculative decoding; the caller's settings replace any of its parts that is not fixed.
 
     Source: METHODS section 2; Leviathan et al., 2023; Narasimhan et al., 2024, Algorithm 4.
 
@@ -66,7 +66,7 @@ class Speculation(Method):
     bare: bool = False
 
     def rule(self, settings: Settings) -> Rule:
-        """Returns the named rule, or `decides` if none is named; ValueError for a rule outside `rules`."""
+        """Returns the named rule, or `decides` if none is named; raises a ValueError for a rule outside `rules`."""
         chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
         if self.rules and chosen.name not in self.rules:
             raise ValueError(f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}")
@@ -77,7 +77,7 @@ class Speculation(Method):
         return next((rule.alpha for rule in self._rules(settings) if rule.alpha is not None), None)
 
     def _rules(self, settings: Settings) -> list[Rule]:
-        """Returns the method's rule and those of single drafters."""
+        """Returns the method's rule and the rules of single arms."""
         arm_rules = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
         return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in arm_rules)]
 
@@ -150,7 +150,7 @@ class Speculation(Method):
         return isinstance(self.policy(settings), Fixed)
 
     def threshold(self, settings: Settings) -> str:
-        """Returns the stop policy's use of a threshold that is not α."""
+        """Describes in words how the stop policy uses its threshold; empty if α is the threshold."""
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
@@ -214,7 +214,7 @@ class Speculation(Method):
             raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name more drafters")
 
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
-        """Returns the verifier under a rule, the method's own for `None`."""
+        """Returns the verifier of a rule; `None` stands for the method's own rule."""
         chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
         return build_drafter.verifier_of(settings.accept or self.accept, chosen, settings.verify)
 
@@ -281,13 +281,13 @@ class Speculation(Method):
     def _arm(
         self, pair: Pair, settings: Settings, head: Head | None, drafter: str | Level, block_size: int | None
     ) -> tuple[Drafter, Params]:
-        """Returns one of several drafters, and its parameters."""
+        """Returns the drafter of one arm, and its parameters."""
         arm_settings = replace(settings, drafters=(drafter,), block_size=block_size or settings.block_size)
         return build_drafter.drafter_of(pair, arm_settings, self.policy(arm_settings), self.called, head)
 
 
 def _as_chain(settings: Settings) -> Settings:
-    """Returns a tree without branches as blocks of its depth, which is the same program."""
+    """Replaces a draft tree without branches by plain blocks of the same depth; returns other settings unchanged."""
     if settings.tree is None or set(settings.tree) != {1}:
         return settings
     return replace(settings, tree=None, block_size=len(settings.tree))

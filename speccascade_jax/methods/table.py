@@ -1,4 +1,4 @@
-"""★ The named methods. A new one is a row here; every rule is one already.
+"""★ The named methods. A new one is a row here; every rule is a method already.
 
 A method fixes an acceptance, a stop policy, the token after a kept block, and the default rule. All of them run in the
 same loop (`engine.loop`); a paper's method is a row, not code. Sources: METHODS sections 2, 4, 5, 6.
@@ -65,7 +65,7 @@ _ENDS_AND_CASCADES = (
     ),
 )  # fmt: skip
 _OTHERS = (
-    # any rule, as its `rule`
+    # any rule, given in the setting `rule`
     Speculation(name="speculative"),
     # Holsman et al., 2025: defers whole positions, replaces from the target; the draft is greedy, the target sampled
     _fuzzy(name="fuzzy", title="FSD", accept="deferral"),
@@ -103,7 +103,7 @@ Examples:
 
 
 def get(method: Any) -> Method:
-    """Returns the method of a name: of the table, or `module.NAME`, a user's method or rule.
+    """Returns the method with a name: a row of `METHODS`, or a user's method or rule given as `module.NAME`.
 
     A `Method` is returned as it is.
 

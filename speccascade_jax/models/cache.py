@@ -37,7 +37,7 @@ class KVCache:
 
 
 class LengthCached(Generic[Held]):
-    """A model whose cache is a dataclass; its field `length` `[B]` alone counts the consumed tokens."""
+    """The base of models whose cache is a dataclass with a field `length` `[B]`, the number of consumed tokens."""
 
     def rollback(self, cache: Held, length: Array) -> Held:
         """Returns the cache as if row `b` had consumed `length[b]` tokens, at most `max_rollback` fewer than it has."""
@@ -51,7 +51,7 @@ class LengthCached(Generic[Held]):
 
 
 def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:
-    """Returns zeros for each layer's `S` of `sizes`: keys `[heads, head_dim, S]`, values `[heads, S, head_dim]`."""
+    """Returns zeroed keys `[heads, head_dim, S]` and values `[heads, S, head_dim]` for each layer's `S` in `sizes`."""
     keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
     return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
 
@@ -118,7 +118,7 @@ def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
 
 
 def put_branch(seen: Array, branch_values: Array, start: Array) -> Array:
-    """Returns `seen` `[B, ..., S]` with `branch_values` `[B or 1, ..., W]` in the slots from `start` `[B]` on."""
+    """Writes a tree's mask or bias `[B or 1, ..., W]` into `seen` `[B, ..., S]`, from slot `start` `[B]` on."""
     branch_values = jnp.broadcast_to(branch_values, (*seen.shape[:-1], branch_values.shape[-1])).astype(seen.dtype)
 
     def one(row: Array, block: Array, first_slot: Array) -> Array:

@@ -41,7 +41,7 @@ class Turns(NamedTuple):
 
 
 def turns(config: DecoderConfig, positions: Array) -> Turns:
-    """Returns the rotary angles at `positions` int32 `[B or 1, T]`."""
+    """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`."""
     # float32 whatever the computation's dtype: bfloat16 has too few digits for angles of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
     return Turns(jnp.cos(angles), jnp.sin(angles))
@@ -72,7 +72,7 @@ def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
 
 
 def norm(config: DecoderConfig) -> RMSNorm:
-    """Returns the family's norm with this model's offset and epsilon."""
+    """Returns an RMS norm with the configuration's offset and epsilon."""
     return RMSNorm(config.norm_epsilon, config.dtype, config.norm_offset)
 
 
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        # Both forms are declared. Linen creates only the parameters that a call uses, so each costs nothing if unused.
+        # Separate and fused kernels are both declared. Linen creates only the parameters that a call uses.
         self.widths = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
         self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
         self.qkv = dense(c, sum(self.widths), c.qkv_bias)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
 
 
 def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`; arguments as in `Attention`."""
+    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`; the arguments are those of `Attention`."""
     keys, values = keys_values
     new, slots = mask.shape[1:]
     # The sum over head_dim, the cap and the softmax are in float32: in bfloat16 close logits would round to ties.
@@ -221,7 +221,7 @@ class Stack(nn.Module):
         attended = []
         for layer, mask, place in zip(self.layers, masks, slots, strict=True):
             x, keys_values = layer(x, by, mask, place)
-            # Before the last norm: an exit applies that norm itself (`exit_logits`).
+            # Recorded before the last norm, because an early exit applies that norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return self.decoder_norm(x), tuple(attended)
@@ -359,7 +359,7 @@ class DecoderModule(nn.Module):
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Returns the logits of a layer's output `[B, T, E]`: the last norm and the model's own head."""
+        """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
 

@@ -19,7 +19,7 @@ KINDS = ("local", "global")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's stretch of slow rotations (kind `llama3` in transformers).
+    """Llama 3's scaling of the rotary frequencies: slow rotations are stretched (kind `llama3` in transformers).
 
     Wavelengths above `original_length / low` are stretched by `factor`, wavelengths below `original_length / high`
     stay unchanged, and wavelengths in between are blended.
@@ -32,7 +32,7 @@ class RopeScaling:
 
     def __call__(self, frequencies: np.ndarray) -> np.ndarray:
         """Returns the frequencies (radians per position) after stretching."""
-        # Full turns within the original length: slow pairs make few, and never saw the far positions in training.
+        # The number of full turns within the original length; pairs that make few are the slow ones.
         turns = self.original_length * frequencies / (2 * math.pi)
         unstretched = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return frequencies * (unstretched + (1 - unstretched) / self.factor)

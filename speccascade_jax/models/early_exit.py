@@ -24,7 +24,7 @@ HEAD = "head"
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """The first `layer` layers of the decoder of `of`, its last norm and a head.
+    """A language model of the first `layer` decoder layers of the model `of`, its last norm and a head.
 
     `exit_params` returns its parameters.
 
@@ -132,7 +132,7 @@ def _layers(model: Any) -> str:
 
 
 def exit_params(params: Params, layer: int, head: Array | None = None) -> Params:
-    """The parameters of an exit of a model with `params`: the same arrays, without the layers above.
+    """Returns the parameters of an exit of a model with `params`: the same arrays, without the layers above the exit.
 
     Args:
         params: the whole model's parameters.
@@ -199,5 +199,5 @@ def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
 
 
 def restored(arrays: Sequence[Array], places: Places) -> list[Params]:
-    """Returns the trees that `distinct` took apart."""
+    """Rebuilds the parameter trees from the output of `distinct`."""
     return [jax.tree.unflatten(shape, [arrays[n] for n in indices]) for shape, indices in places]

@@ -130,7 +130,10 @@ class Fake(LengthCached[FakeCache]):
     sharpness: float = 4.0
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> FakeCache:
-        """Folds the encoder's tokens into the key, then feeds all but the pending token."""
+        """Hashes the encoder's tokens into the initial key, then feeds the prompt except its last token.
+
+        The next call reads that token.
+        """
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)
         if prompt.encoder_tokens is not None:
@@ -144,7 +147,7 @@ class Fake(LengthCached[FakeCache]):
         return self.rollback(cache, prompt.length - 1)
 
     def extend(self, params: Params, cache: FakeCache, tokens: Array) -> tuple[LMOutput, FakeCache]:
-        """Folds each token into the key of its prefix."""
+        """Feeds `tokens` `[B, T]`: hashes each into the key of its prefix, and draws its logits from the result."""
         start = jnp.take_along_axis(cache.keys, cache.length[:, None], axis=1)[:, 0]
         folded = _fold_along(start, tokens)
         keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
@@ -153,8 +156,8 @@ class Fake(LengthCached[FakeCache]):
     def extend_branch(
         self, params: Params, cache: FakeCache, tokens: Array, branch: Branch
     ) -> tuple[LMOutput, FakeCache]:
-        """Folds each token into the key of its parent, the entry before it on its path."""
-        # The tree's first `held` entries are in the cache already, right before the current length.
+        """Feeds entries of a tree: hashes each token into the key of its parent entry."""
+        # The tree's first `num_cached` entries are in the cache already, right before the current length.
         base = cache.length - branch.num_cached
         node_keys = [
             jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.num_cached)
@@ -215,7 +218,10 @@ def _unit(keys: Array) -> Array:
 
 
 def _fold_along(start: Array, tokens: Array, skip: Array | None = None) -> Array:
-    """Returns the keys after each of `tokens` `[B, T]`, uint32 `[B, T]`, from `start` `[B]`; `skip` omits tokens."""
+    """Hashes `tokens` `[B, T]` one by one into keys `start` `[B]`; returns the key after each, uint32 `[B, T]`.
+
+    `skip`, bool `[B, T]`, omits tokens.
+    """
     skip = jnp.zeros(tokens.shape, bool) if skip is None else skip
 
     def fold(keys: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:

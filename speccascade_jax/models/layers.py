@@ -28,7 +28,7 @@ KeysValues = tuple[Array, Array]
 # Finite, so that a query that sees nothing attends uniformly instead of returning NaN.
 MASKED = -1e10
 EXITS = "exits"
-"""The linen collection that receives the outputs `hidden` of a decoder's layers if it is `mutable`."""
+"""The linen collection that stores each decoder layer's output as `hidden`, if `apply` makes it `mutable`."""
 
 
 class Slots(NamedTuple):
@@ -44,7 +44,7 @@ class Slots(NamedTuple):
 
     def write(self, block: KeysValues) -> KeysValues:
         """Returns the slots with `block` written at `start` of each row."""
-        # On each device separately: the first axis joins rows and heads, and only the local part has one start a row.
+        # Each device writes its own part: only there does the first axis list all heads of a row together.
         put = write_ring if self.ring else write_slots
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
@@ -145,13 +145,13 @@ def fuse(params: Params, shards: int = 1) -> Params:
     """
     flat = flatten_dict(params, sep="/")
     for fused, parts in fused_names(flat).items():
-        # `pop`, because a result with the parts beside the joined kernel would hold every weight twice.
+        # `pop` removes the parts: a result with the parts and the joined kernel would hold every weight twice.
         flat[fused] = jnp.asarray(interleave_fused([np.asarray(flat.pop(part)) for part in parts], shards))
     return unflatten_dict(flat, sep="/")
 
 
 class CachedModel(LengthCached[Held]):
-    """The base of cached `LanguageModel`s: frozen dataclasses over a linen module. A family adds `_prefilled`.
+    """The base of cached `LanguageModel`s: frozen dataclasses over a linen module. A model family adds `_prefilled`.
 
     Parameters are the module's, in any float dtype. If their dtype differs from `config.dtype`, every call casts them:
     cast them once before a decoding loop. Products of float32 have full float32 precision on every device
@@ -181,7 +181,7 @@ class CachedModel(LengthCached[Held]):
         return size
 
     def prepare(self, params: Params) -> Params:
-        """Returns the parameters laid out for decoding (`fuse`, `pack`). Loading does this once; both forms decode."""
+        """Returns the parameters laid out for decoding (`fuse`, `pack`). Loading calls it once; both layouts decode."""
         # Packed matrices serve a single CPU; a mesh keeps plain ones, which XLA can split.
         if self.mesh is not None:
             shards = self.mesh.shape[MODEL]
@@ -193,7 +193,7 @@ class CachedModel(LengthCached[Held]):
             return self.module.apply({"params": params}, *args, method=method)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Held:
-        """Consumes all but the last context token of each row, after encoding `prompt.encoder_tokens` in a T5.
+        """Feeds each row's prompt except its last token; a T5 first encodes `prompt.encoder_tokens`.
 
         Args:
             params: the module's parameters.
@@ -222,7 +222,7 @@ class CachedModel(LengthCached[Held]):
         raise NotImplementedError
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
-        """Feeds `tokens` int32 `[B, T]` at each row's length; the caller guarantees `T` free slots per row.
+        """Feeds `tokens` int32 `[B, T]` after each row's consumed tokens; the caller guarantees `T` free slots per row.
 
         Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
         """
@@ -230,7 +230,7 @@ class CachedModel(LengthCached[Held]):
         return fed
 
     def extend_branch(self, params: Params, cache: Held, tokens: Array, branch: Branch) -> tuple[LMOutput, Held]:
-        """Feeds entries of a tree, `tokens` `[B, T]`; each sees the committed tokens and its own path alone."""
+        """Feeds entries of a tree, `tokens` `[B, T]`; each sees only the committed tokens and its own path."""
         fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, branch, method="extend")
         return fed
 
@@ -291,6 +291,6 @@ class CachedModel(LengthCached[Held]):
         """
         with under(self.mesh):
             keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
-            # In every layer at once: the entries of a path are the same for all of them.
+            # Every layer moves the same entries, because the kept path is one for all layers.
             kept = tuple(keys(layer, start, entries) for layer in cache.keys)
             return replace(cache, keys=kept, values=tuple(values(layer, start, entries) for layer in cache.values))

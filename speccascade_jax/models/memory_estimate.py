@@ -99,7 +99,7 @@ def _without_summary(cache: Any) -> Any:
 
 
 def _cached(cache: Any, mesh: tuple[int, int]) -> int:
-    """Returns the bytes of a cache on each device; leaves without heads are split by rows alone."""
+    """Returns the bytes of a cache on each device; leaves without heads are split by rows only."""
 
     def parts(path: Any) -> int:
         return mesh[0] if _BY_ROWS.search(jax.tree_util.keystr(path)) else math.prod(mesh)
@@ -108,7 +108,10 @@ def _cached(cache: Any, mesh: tuple[int, int]) -> int:
 
 
 def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
-    """Returns the parameters that a call reads as a whole."""
+    """Returns the parameters that every call of `extend` reads in full.
+
+    It omits parameters that only the prompt needs, and an untied embedding.
+    """
     leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
     # A tied embedding is also the output matrix, which every call reads as a whole.
     if not model.config.tied:
@@ -131,7 +134,7 @@ def longest(model: DecoderLM | T5) -> float:
 
 
 def _prompt(model: DecoderLM | T5, batch: int, length: int) -> Prompt:
-    # A context of one token, of which prefill feeds nothing: the cache's size follows from `length` alone.
+    # The context is one token, so prefill feeds nothing: the cache's size follows from `length` only.
     ones = jnp.ones((batch, 1), jnp.int32)
     encoder = jnp.ones((batch, length), jnp.int32) if model.is_encoder_decoder else None
     return Prompt(ones, ones[:, 0], encoder)

@@ -19,7 +19,7 @@ from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prom
 from speccascade_jax.models.cache import LengthCached
 
 _NONE, _OUTSIDE = -1, -2
-"""Marks of a place without a token, and of a place before the first token."""
+"""Markers for an entry without a token, and for an entry before the first token."""
 
 
 @flax.struct.dataclass
@@ -55,7 +55,7 @@ class Grams(LengthCached[GramCache]):
     is_encoder_decoder: bool = False
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> GramCache:
-        """Stores all but each row's last context token, and the encoder's input."""
+        """Stores the prompt and the encoder's input; the last token of each row's prompt does not count as consumed."""
         rows, width = prompt.tokens.shape
         source = jnp.full((rows, 1), _NONE) if prompt.encoder_tokens is None else prompt.encoder_tokens
         # Token 0 pads the encoder's input; it must match nothing.
@@ -64,7 +64,10 @@ class Grams(LengthCached[GramCache]):
         return GramCache(source, tokens, prompt.length - 1)
 
     def extend(self, params: Params, cache: GramCache, tokens: Array) -> tuple[LMOutput, GramCache]:
-        """Returns logits `[B, T, V]` after each of `tokens` `[B, T]`: a match's successor alone, or the table's row."""
+        """Returns the logits `[B, T, V]` after each of `tokens` `[B, T]`.
+
+        They allow one token alone if a match was found; otherwise they are a row of the bigram table.
+        """
         # All tokens are written first; each then searches no further than its own end.
         cache = GramCache(cache.source, write_slots(cache.tokens, tokens, cache.length, axis=1), cache.length)
         ends = cache.length[:, None] + jnp.arange(1, tokens.shape[1] + 1)[None]
@@ -104,7 +107,10 @@ class Grams(LengthCached[GramCache]):
 
 
 def _agreement(tokens: Array, last: Array) -> Array:
-    """Counts, for each place of `tokens` `[S]`, the tokens up to it that equal `last` `[n]` (latest token first)."""
+    """Returns, for each index of `tokens` `[S]`, the length of the match that ends there with `last` `[n]`.
+
+    `last` holds the latest token first.
+    """
     agree, match_lengths = jnp.ones(tokens.shape, bool), jnp.zeros(tokens.shape, jnp.int32)
     # `agree` stays true only while every later token agreed too, so the sum is the length of the match.
     for back in range(last.shape[0]):
@@ -154,11 +160,11 @@ def count_bigrams(sequences: Iterable[Sequence[int]], vocab_size: int, most: int
     first, second = pairs // vocab_size, pairs % vocab_size
     common = _most_common(second, counts, most, vocab_size)
     successors, logits = (np.tile(row, (vocab_size, 1)) for row in common)
-    # By token, then by falling count: `rank` counts a successor's place among those of its token.
+    # Sorted by token, then by descending count: `rank` is a successor's index among those of its token.
     order = np.lexsort((second, -counts, first))
     first, second, counts = first[order], second[order], counts[order]
     rank = np.arange(len(first)) - np.searchsorted(first, first)
-    # Counted tokens drop the common successors; an empty place keeps its token but has no probability.
+    # Rows of counted tokens drop the common successors; an unused entry keeps its token but has no probability.
     logits[first] = -np.inf
     kept = rank < successors.shape[1]
     successors[first[kept], rank[kept]], logits[first[kept], rank[kept]] = second[kept], np.log(counts[kept])

@@ -36,7 +36,7 @@ def multiply(x: Array, kernel: Array | Packed, dtype: str) -> Array:
 
 
 def _by_xla(rows: Array, kernel: Packed) -> Array:
-    """Computes the product of `multiply` with XLA, which reads packed weights and widens them on the way."""
+    """Computes the product of `multiply` with XLA, which converts packed weights to the dtype of `rows`."""
     panels = kernel.panels.astype(rows.dtype)
     out = jnp.einsum("tk,nkp->tnp", rows, panels, preferred_element_type=jnp.float32).reshape(len(rows), -1)
     # A scale belongs to a whole column, so it may multiply the sum instead of every weight.
@@ -102,7 +102,7 @@ class Embed(nn.Module):
 
 
 def pack(params: Params, config: Any, weights: str | None = None) -> Params:
-    """Returns the parameters with their matrices in the form that decodes fastest (`held`)."""
+    """Returns the parameters with each matrix in the form that decodes fastest (see `held`)."""
     flat = flatten_dict(params, sep="/")
     return unflatten_dict({name: held(name, leaf, config, weights) for name, leaf in flat.items()}, sep="/")
 

@@ -58,7 +58,7 @@ _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 @contextmanager
 def under(mesh: Mesh | None) -> Iterator[None]:
-    """Sets the mesh while a model is traced."""
+    """Sets the mesh that the functions of this module use while a model is traced."""
     # A context variable, because linen modules are built from the configuration alone and have no field for a mesh.
     token = _MESH.set(mesh)
     try:
@@ -74,7 +74,7 @@ def shards() -> int:
 
 
 def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) -> Callable[..., Result]:
-    """Returns `function` applied to each device's part of its arguments; without a mesh, `function` itself."""
+    """Makes `function` run on each device's part of its arguments; without a mesh, returns it unchanged."""
     mesh = _MESH.get()
     if mesh is None:
         return function
@@ -100,14 +100,14 @@ def spec_of(path: str) -> P:
 
 
 def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
-    """Joins kernels of the same input: part `s` of `shards` has its columns of the first kernel, then of the next."""
+    """Joins kernels of the same input so that each of `shards` parts holds its share of every kernel, in order."""
     # Plain concatenation would give the first device nothing but queries; interleaved, each has its share of all.
     parts = zip(*(np.split(array, shards, axis=-1) for array in arrays), strict=True)
     return np.concatenate([share for part in parts for share in part], axis=-1)
 
 
 def split_fused(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
-    """Splits kernels of `widths` columns that `interleave_fused` joined."""
+    """Splits an array that `interleave_fused` joined into its kernels, which have `widths` columns."""
     bounds = np.cumsum([width // shards for width in widths])[:-1]
     parts = [np.split(part, bounds, axis=-1) for part in np.split(array, shards, axis=-1)]
     return [np.concatenate(shares, axis=-1) for shares in zip(*parts, strict=True)]
@@ -144,7 +144,7 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
 
 
 def put(path: str, leaf: Any, mesh: Mesh) -> Any:
-    """Returns a parameter split over the devices; a host that sees some of the devices holds their parts alone."""
+    """Returns a parameter split over the devices; a host with only some of the devices holds only their parts."""
     return _spread(leaf, mesh, spec_of(path))
 
 
@@ -166,7 +166,7 @@ def place(params: Params, mesh: Mesh) -> Params:
 
 
 def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Returns arrays `[B, …]` with rows split along `data`; without a mesh, unchanged.
+    """Splits the rows of arrays `[B, …]` along the mesh's `data` axis; without a mesh, returns them unchanged.
 
     Raises:
         ValueError: the `data` axis does not divide the rows.
@@ -185,12 +185,12 @@ def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Returns arrays laid out as by `by_rows`; without a mesh, on the default device."""
+    """Puts arrays on the devices, split as by `by_rows`; without a mesh, on the default device."""
     return jax.device_put(tree) if mesh is None else by_rows(tree, mesh)
 
 
 def rest(params: Params, mesh: Mesh | None) -> Params:
-    """Returns parameters on the mesh: those already there unchanged, all others replicated."""
+    """Returns the parameters with every array on the mesh; arrays that are not there yet are replicated."""
     if mesh is None:
         return params
 
@@ -202,7 +202,7 @@ def rest(params: Params, mesh: Mesh | None) -> Params:
 
 
 def replicate(tree: Tree) -> Tree:
-    """Returns results that every host can read; in a single process, unchanged."""
+    """Replicates results so that every host can read them; in a single process, returns them unchanged."""
     if not hosts.many():
         return tree
 

@@ -381,7 +381,7 @@ class Decoder(nn.Module):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
             y, keys_values = layer(x, bias, cross[i], cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
-            # Before the last norm: an exit applies that norm itself (`exit_logits`).
+            # Recorded before the last norm, because an early exit applies that norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
@@ -464,7 +464,7 @@ class T5Module(nn.Module):
         return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Returns an exit's logits from a decoder layer's output `[B, T, E]`: the last norm and the model's head."""
+        """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
     def start(self, encoder_tokens: Array, slots: int) -> T5Static:

@@ -68,7 +68,7 @@ def catch_up(
 def continued(
     model: Any, params: Params, prompt: Prompt, tokens: Array, spare: int = 0, layers: tuple[int, ...] = ()
 ) -> LMOutput:
-    """Feeds a model the pending token of `prompt` and then `tokens` `[B, T]`; returns the `T + 1` outputs.
+    """Prefills a model, then feeds the last token of `prompt` and `tokens` `[B, T]`; returns the `T + 1` outputs.
 
     `spare` slots of the cache stay unused: the number of slots decides how sums are rounded. With `layers` the result
     has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).
@@ -82,7 +82,7 @@ def continued(
 
 @jax.jit
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
-    """Returns a model's logits `[B, L, V]` before each of `tokens` `[B, L]`, in one call after the prefill."""
+    """Returns the logits `[B, L, V]` that predict each of `tokens` `[B, L]`, in one call after the prefill."""
     # The last token is not fed, because nothing follows it; its slot is spare, so that sums round as if it were.
     logits = continued(bound.model, bound.params, prompt, tokens[:, :-1], spare=1).logits
     return logits[..., : bound.model.vocab_size]
@@ -90,7 +90,7 @@ def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
 
 @jax.jit
 def failing(logits: Array, lengths: Array) -> Array:
-    """Returns bool `[B]`: rows whose `logits` `[B, L, V]` are not finite before one of their first `lengths` tokens."""
+    """Returns bool `[B]`: whether any of a row's first `lengths` entries of `logits` `[B, L, V]` is not finite."""
     # The maximum over the vocabulary: -inf is normal for padded entries, while NaN and +inf survive the maximum.
     counted = jnp.arange(logits.shape[1])[None] < lengths[:, None]
     return (~jnp.isfinite(logits.max(-1)) & counted).any(-1)
@@ -101,7 +101,7 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
     The state of token `i` is the one that `extend` returns if it feeds the token after the prompt and earlier tokens.
     """
-    # The first output belongs to the pending token, which is not one of `tokens`.
+    # The first output belongs to the prompt's last token, which is not one of `tokens`.
     hidden = continued(model, params, prompt, tokens).hidden
     assert hidden is not None, f"{type(model).__name__} gives no hidden states"
     return hidden[:, 1:]

@@ -1,6 +1,7 @@
 """Acceptance of drafted tokens: the mass that is kept, and the distribution that replaces a rejected token.
 
-All obey the identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the target distribution `π`.
+Every acceptance obeys the identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the target distribution
+`π`.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,7 @@ from speccascade_jax.rules.verification import Verifier, at_position, entry_at
 
 @dataclass(frozen=True)
 class BlockWise(Speculative):
-    """Verification that keeps as much of a block as `π` allows: none keeps more in expectation (Sun et al., 2025).
+    """Joint verification that keeps as much of a block as `π` allows: none keeps more on average (Sun et al., 2025).
 
     Their paper states it for `p`. `π` can take its place, because the proof needs only the distribution of each
     position's token given its prefix, and the one that its draft was drawn from. Any rule fits, and blocks of any
@@ -36,12 +36,12 @@ class BlockWise(Speculative):
     joint: ClassVar[bool] = True
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
-        """Returns the largest `i` with `u_i < h_i`, int32 `[B]`, and its `P_i`, float32 `[B]`."""
+        """Returns how many tokens are kept: the largest `i` with `u_i < h_i`, int32 `[B]`; and `P_i`, float32 `[B]`."""
         batch, block = draft.tokens.shape
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i, drawn in the slot of x_i
         reached = self._reached(pair, law, draft, alpha, uniforms)
-        # logits that are not finite let nothing after them be kept
+        # no token after logits that are not finite can be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
         # h_i <= P_i, because left_i <= P_i: a u_i >= P_i rules an i out without a sum
         places = jnp.where(uniforms < reached, jnp.arange(block + 1, dtype=jnp.int32), 0)
@@ -67,7 +67,7 @@ class BlockWise(Speculative):
 
     @property
     def _bounded(self) -> bool:
-        """Whether two entries often determine `π` at a token; it is computed only at positions where they do not."""
+        """Whether the rule has bounds, `kept` and `at_most`, which often determine `π` at a token at little cost."""
         return self.rule.kept is not None and self.rule.at_most is not None
 
     @property
@@ -116,7 +116,7 @@ class BlockWise(Speculative):
         low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))
 
         def asked(ratio: Array, known: Array) -> Array:
-            """Returns where `π` must be computed, bool `[B, G]`; only each row's first such place is used."""
+            """Returns where `π` must be computed, bool `[B, G]`; only the first such position of each row is used."""
             may_be_kept = uniforms < _chances_of(jnp.where(known, ratio, high))
             wanted = jax.lax.cummax(may_be_kept[:, 1:].astype(jnp.int32), axis=1, reverse=True) > 0
             return ~known & wanted & (_chances_of(ratio)[:, :-1] < 1)

@@ -22,7 +22,7 @@ from speccascade_jax.rules.verification import (
 
 
 class _Walk(NamedTuple):
-    """Each row's place in the tree.
+    """Each row's position on its way through the tree.
 
     Attributes:
         entry: int32 `[B]`, the entry that the row is at.

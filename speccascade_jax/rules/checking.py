@@ -1,4 +1,4 @@
-"""A trial of a user's rule before it decides anything: it must return decisions, or distributions."""
+"""A trial of a user's rule before its first use: its functions must return valid decisions or distributions."""
 
 import functools
 from typing import Any
@@ -21,9 +21,9 @@ _MEANT = {
 
 @functools.cache  # a rule is tried once, however many programs are built of it
 def check(rule: Rule) -> None:
-    """Refuses a rule whose functions do not return what `Rule` requires, on a few pairs of distributions.
+    """Tries a rule on a few pairs of distributions; refuses it if its functions do not return what `Rule` requires.
 
-    A rule with an array of its vocabulary's size does not fit these distributions, and is not tried.
+    A rule that holds an array of its vocabulary's size does not fit these distributions, and is not tried.
 
     Raises:
         ValueError: names the rule, what it returned, and what is meant.
@@ -36,14 +36,14 @@ def check(rule: Rule) -> None:
         arguments = pair, np.full(pair.greedy.shape, alpha, np.float32)
         returned = jax.tree.map(np.asarray, tried(*arguments))
         _check_values(rule, pair, alpha, returned)
-        # the same positions as blocks: a rule must not look across positions or rows
+        # the same positions, folded into blocks: the result must not depend on other positions or rows
         folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
         if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
             raise ValueError(f"rule {rule.name!r}: its result at a position depends on other positions or rows")
 
 
 def _check_shapes(rule: Rule, part: str) -> bool:
-    """Returns whether a part takes `_ENTRIES` tokens; ValueError if it does and returns a wrong shape."""
+    """Returns whether a rule's function accepts `_ENTRIES` tokens; raises a ValueError if it returns a wrong shape."""
     for lead in ((2,), (2, 3)):
         full: Any = jax.ShapeDtypeStruct((*lead, _ENTRIES), jnp.float32)
         thin: Any = jax.ShapeDtypeStruct((*lead, 1), jnp.float32)
@@ -69,7 +69,7 @@ def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
         returned["deferral"] = rule.deferral(pair, alpha)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
     for name, part in (("kept", rule.kept), ("at_most", rule.at_most)):
-        if part is not None:  # called as in use: one token, without the rest of the vocabulary
+        if part is not None:  # called with one token at a time, as verification calls it
             returned[name] = part(alone, alpha[..., None])[..., 0]
     return returned
 
@@ -98,7 +98,7 @@ def _check_values(rule: Rule, pair: LawPair, alpha: float, returned: dict[str, n
 
 
 def _alphas(rule: Rule) -> tuple[float, ...]:
-    """Returns the ends and the middle of the usual range, as far as they are in the domain."""
+    """Returns the values of α to try: the ends and the middle of the usual range, as far as they are in the domain."""
     if rule.alpha is None:
         return (0.0,)
     low, high = rule.alpha.domain
@@ -106,7 +106,7 @@ def _alphas(rule: Rule) -> tuple[float, ...]:
 
 
 def _laws(greedy_only: bool) -> LawPair:
-    """Returns pairs that agree, that differ and that lack entries, sampled and greedy: `[N, V]`."""
+    """Returns pairs of distributions `[N, V]` that agree, that differ and that lack entries, sampled and greedy."""
     rng = np.random.default_rng(0)
     spread = (0.02, 0.3, 0.3, 1.0)  # from nearly certain to nearly even
     q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, weight)) for weight in spread], np.float32) for _ in range(2))

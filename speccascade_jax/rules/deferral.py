@@ -167,7 +167,7 @@ def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
 
 
 def get(rule: str | Rule) -> Rule:
-    """Returns the rule of a name: of the table below, or `module.NAME` for a user's rule.
+    """Returns the rule with a name: a row of `RULES`, or a user's rule given as `module.NAME`.
 
     Raises:
         ValueError: no such rule; the message names the nearest ones.

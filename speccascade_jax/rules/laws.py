@@ -1,4 +1,4 @@
-"""Target distributions `π`: those that deferral rules give, and those without a deferral.
+"""Target distributions `π` of deferral rules, and of rules without a deferral.
 
 Each is a function `(pair, alpha) -> float32 [..., V]`; `alpha` has shape `[..., 1]`.
 """

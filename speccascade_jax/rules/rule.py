@@ -1,4 +1,4 @@
-"""Rules: the decision about a draft, and the properties that the tools need to know."""
+"""Rules that decide about drafts, with the properties that engines, sweeps and tables need to know."""
 
 import math
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class Alpha:
 
 
 def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.ndarray:
-    """Returns α per row, float32 `[rows]`, after the only check of it; zeros if the rule has none.
+    """Checks α and returns it per row, float32 `[rows]`; 0 if none is given.
 
     Args:
         alpha: its domain; `None`: there is none, and any value is ignored.
@@ -116,7 +116,7 @@ def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule and the properties that the tools need to know.
+    """A rule that decides about drafts, with the properties that engines, sweeps and tables need to know.
 
     Attributes:
         name: the name in gin, records and tables.

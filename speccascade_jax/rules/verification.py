@@ -106,7 +106,7 @@ class Verifier(Protocol):
         ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Decides a block and draws one token after its kept prefix; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
+        """Decides which drafts are kept, and draws a token after them; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Returns `π`, the distribution of a token at a position, float32 `[..., V]`; `alpha` is `[..., 1]`."""
@@ -116,7 +116,7 @@ class Verifier(Protocol):
 
 
 class Acceptance(NamedTuple):
-    """The two parts of `π` at a position.
+    """The two parts of the target distribution `π` at a position.
 
     Attributes:
         kept: `[..., V]`, the mass of tokens that are drafted and kept.
@@ -295,7 +295,7 @@ def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -
 
 
 def from_target(draft: Draft, bonus: str) -> Array | None:
-    """Returns bool `[B]`: the rows whose bonus comes from `p̃`; `None`: every row's comes from the rule."""
+    """Returns bool `[B]`: the rows whose bonus comes from `p̃`; `None` if every row's bonus comes from the rule."""
     if bonus == "target":
         return jnp.ones(draft.length.shape, bool)
     return None if draft.lawful is None else ~draft.lawful
@@ -307,8 +307,8 @@ class ByArm:
 
     Equal verifiers run once.
 
-    A row's rule depends on its drafter, which the distributions at a position do not show. So `law` refuses, and
-    deferrals are not counted.
+    A row's rule depends on its drafter, which the distributions at a position do not show. So `law` raises an error,
+    and deferrals are not counted.
     """
 
     verifiers: tuple[Verifier, ...]
@@ -330,7 +330,7 @@ class ByArm:
 
     @property
     def defers(self) -> bool:
-        """False: deferrals are not counted."""
+        """Always False, because deferrals are not counted."""
         return False
 
     @property
@@ -344,7 +344,7 @@ class ByArm:
         return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Verifies as `Verifier.verify`; each row has the verdict of its own arm's verifier."""
+        """Verifies each row's block with the verifier of the arm that wrote it."""
         assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"
         first, *remaining = dict.fromkeys(self.verifiers)
         merged = first.verify(pair, draft, keys, alpha, bonus)
@@ -355,7 +355,7 @@ class ByArm:
         return merged
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
-        """Refuses, because a row's rule depends on its drafter.
+        """Raises a ValueError, because a row's rule depends on its drafter.
 
         Raises:
             ValueError: always; engines inside a drafter need one rule.
@@ -365,7 +365,7 @@ class ByArm:
         )
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """Returns zeros: see the class."""
+        """Returns zeros, because deferrals are not counted."""
         rows, block = tokens.shape
         return jnp.zeros((rows, block + 1)), jnp.zeros((rows, block))
 

@@ -1,4 +1,4 @@
-"""The acceptance head of SpecDec++: will the target keep the token that the draft has just been fed?
+"""The acceptance head of SpecDec++, which predicts whether the target will keep the token just fed to the draft.
 
 The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of its output is
 `P(y_i kept | all before it kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; METHODS section 6). Its
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.types import Array, Params
 
-_LAW = 2  # numbers of the distribution, after the state
+_LAW = 2  # inputs that describe the distribution, after the hidden state
 _LEAST = 1e-6  # below it, a smaller probability is no surer sign of a rejection
 
 
@@ -60,7 +60,7 @@ def reads_law(params: Params, features: int) -> bool:
 
 
 def logits(params: Params, inputs: Array) -> Array:
-    """Returns float32 `[...]` for `inputs` `[..., D]`: `x + SiLU(W x + b)` block by block, then one linear unit.
+    """Computes the head's logits, float32 `[...]`: `x + SiLU(W x + b)` block by block, then one linear unit.
 
     A head that was trained on states alone ignores the two numbers that `with_law` appends.
     """

@@ -74,7 +74,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Cheapest:
-    """A planner of the length with the least time per token, the same for all rows, because rows wait for each other.
+    """A planner that picks the block length with the least time per token, one for all rows: they wait for each other.
 
     Attributes:
         lengths: the lengths to choose from, rising.
@@ -104,7 +104,7 @@ class Cheapest:
         return jnp.asarray(self.lengths)[jnp.argmin(seconds + reading)] > 0
 
     def choose(self, costs: Costs, evidence: Evidence, active: Array, room: Array) -> tuple[Array, Array]:
-        """Returns the place in `lengths` for the next rounds, and the number of these rounds: int32 scalars.
+        """Returns the index in `lengths` for the next rounds, and the number of these rounds: int32 scalars.
 
         Args:
             costs: the measured costs.
@@ -122,7 +122,7 @@ class Cheapest:
         return costs.rounds * jnp.maximum(active.sum(), 1) / jnp.where(active, tokens, 0.0).sum(-1)
 
     def tokens(self, length: int, acceptance: Array, room: Array) -> Array:
-        """Returns the expected tokens that a round commits, float32 `[B]`: `Σ_{j ≤ γ} a^j`, cut off at the room."""
+        """Returns the expected tokens that a round commits, float32 `[B]`: `Σ_{j ≤ γ} a^j`, limited by the room."""
         fits = jnp.minimum(length, room - 1)
         powers = jnp.stack([jnp.where(j <= fits, acceptance**j, 0.0) for j in range(1, length + 1)] or [room * 0.0])
         last = acceptance**length if self.bonus == "none" and length else 0.0

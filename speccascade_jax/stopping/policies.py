@@ -23,7 +23,7 @@ from speccascade_jax.stopping import acceptance_head
 
 @dataclass(frozen=True)
 class Capped:
-    """The base of policies: it lets at most `block` tokens through, and has no state.
+    """The base of stop policies: it allows at most `block` tokens, and has no state.
 
     It draws while a number, `doubt`, is at most `stop_threshold`: a block ends *before* the unsure token. A policy
     defines that number, or overrides `__call__`.
@@ -83,7 +83,7 @@ class Fixed(Capped):
     adaptive: ClassVar[bool] = False
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Ends *after* the last token of the block."""
+        """Draws every token, and ends the block *after* its last one."""
         yes = jnp.ones(step.q.shape[:1], bool)
         return Decision(draw=yes, proceed=yes & self.below_cap(step)), state
 
@@ -131,7 +131,9 @@ class CumulativeConfidence(Capped):
 
 @dataclass(frozen=True)
 class AcceptanceHead(Capped):
-    """SpecDec++'s policy: stop once `1 − Π P_i > stop_threshold` (h), where a head predicts `P_i`, that `y_i` is kept.
+    """SpecDec++'s policy: it stops once `1 − Π P_i > stop_threshold` (h).
+
+    A head predicts `P_i`, the probability that token `y_i` is kept if all before it are.
 
     Huang et al., 2024 (SpecDec++), Algorithm 2; METHODS section 6. Parameters are the head's
     (`stopping.acceptance_head`); a head that reads the distribution of a token is given it. A block has at least
@@ -178,7 +180,7 @@ class AcceptanceHead(Capped):
 
 @dataclass(frozen=True)
 class Oracle(Capped):
-    """The policy of Lemma 2.1: stop before every token that will not be kept.
+    """The oracle of Huang et al., 2024 (SpecDec++), Lemma 2.1: stop before every token that will not be kept.
 
     Its parameters are bool `[B, L]`, True at each position to stop before. `methods.generations` computes them
     beforehand.

@@ -14,7 +14,7 @@ KEY = "key"
 
 
 def write(path: Path, key: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays and the key of their owner, atomically; equal arrays give equal bytes."""
+    """Writes arrays and a key that names their owner, atomically; equal arrays give equal bytes."""
     content = io.BytesIO()
     np.savez_compressed(content, **{KEY: np.asarray(key)}, **arrays)  # type: ignore[arg-type]
     write_atomically(path, content.getvalue())
@@ -29,14 +29,14 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     content = path.read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_unpacked(sum(entry.file_size for entry in archive.infolist()), len(content))
-        # Whole members, because `np.load` stops reading before zipfile compares their checksums.
+        # Members are read whole, because `np.load` stops reading before zipfile compares their checksums.
         members = {name: archive.read(name) for name in archive.namelist()}
     arrays = {name.removesuffix(".npy"): _array(member) for name, member in members.items()}
     return str(arrays.pop(KEY)), arrays
 
 
 def _array(member: bytes) -> np.ndarray:
-    """Returns the array of a `.npy` file, after comparing its header with the file's size and before allocating."""
+    """Returns the array of a `.npy` file; compares its header with the file's size before memory is allocated."""
     file = io.BytesIO(member)
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Digests of whole files: in `checksums.json` beside them, or at their end.
+"""Digests of whole files, stored in `checksums.json` in their folder or at their end.
 
 A vocabulary or a configuration with a flipped bit is still a valid file, so only a digest can detect the change.
 `checksums.json` is in the files' folder; its entry "bytes" maps names to digests (`checkpoints.huggingface` adds
@@ -63,14 +63,14 @@ def write(folder: Path, names: Iterable[str], **more: Any) -> Path:
 
 
 def update(file: Path) -> None:
-    """Adds a newly written file to the `checksums.json` beside it, which is created if it does not exist."""
+    """Adds a newly written file to the `checksums.json` of its folder, which is created if it does not exist."""
     contents = record(file.parent)
     listed = contents.get(BYTES, {}) | {file.name: digest(file.read_bytes())}
     write_atomically(file.parent / CHECKSUMS, json.dumps(contents | {BYTES: listed}, indent=1) + "\n")
 
 
 def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
-    """Reads a file's bytes and compares them with the digest in the `checksums.json` beside it, if there is one.
+    """Reads a file's bytes and compares them with the digest in the `checksums.json` of its folder, if there is one.
 
     Raises:
         ValueError (or `error`): the bytes differ; names the file.

@@ -33,7 +33,7 @@ def listing(names: Iterable[str], limit: int = 5) -> str:
 
 
 def counted(names: Collection[str]) -> str:
-    """Returns the number of arrays in words for a message."""
+    """Returns the number of arrays with its noun for a message, such as "3 arrays"."""
     return f"{len(names)} array{'s' * (len(names) != 1)}"
 
 

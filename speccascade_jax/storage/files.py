@@ -14,7 +14,7 @@ from typing import Any
 
 from speccascade_jax.storage.readers import json_object
 
-_SCHEME = re.compile(r"(\w[\w+.-]+:)/")  # of two letters and more: C:/ is a drive; Path makes one slash of two
+_SCHEME = re.compile(r"(\w[\w+.-]+:)/")  # at least two letters, because C:/ is a drive; Path makes one slash of two
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
