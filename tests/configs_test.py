@@ -305,7 +305,7 @@ def test_each_training_file_resolves(file):
     ("Settings.alpha=", r"^--gin.Settings.alpha=: Unable to parse value."),
     ("Settings.method='bild", r"^--gin.Settings.method='bild: "),
     ("Settings.drafters=(1", "a bracket or a quotation mark is never closed"),
-    ("Settings.method=bild", "^--gin.Settings.method=bild: bild is not a value: strings need quotes"),
+    ("Settings.method=bild", "^--gin.Settings.method=bild: bild is not a value; a string needs quotes"),
     ("Settings.method=3", "^method=3 is not a text"),
     ("Settings.alpha=True", "^alpha=True is not a finite number or None"),
     ("Evaluation.execute_code='False'", "execute_code='False' is not True or False; write it without quotes"),

@@ -44,7 +44,7 @@ def test_a_remedy_that_quotes_a_message_of_gin_or_python_is_not_replaced(message
 def test_a_text_without_quotes_is_shown_as_the_shell_needs_it(value, quoted):
     """Names the one setting that is wrong, of several."""
     gin.clear_config()
-    with pytest.raises(ValueError, match="is no value; a text needs quotes inside those of the shell: ") as error:
+    with pytest.raises(ValueError, match="is not a value; a string needs quotes inside those of the shell: ") as error:
         gin_flags.parse_gin([], ["A = (1,\n2)", f"X = {value}", "B = 3"])
     assert str(error.value).endswith(quoted) and str(error.value).count("--gin.") == 2
 

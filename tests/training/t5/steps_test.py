@@ -148,7 +148,7 @@ def test_higher_layers_are_dropped_more_often():
 
 def test_layer_dropout_does_not_change_a_models_identity_and_bad_settings_are_refused():
     assert repr(T5(DEEP)) == repr(T5(replace(DEEP, layer_dropout=0.2)))
-    with pytest.raises(ValueError, match="layer_dropout is 1.0: a share"):
+    with pytest.raises(ValueError, match="layer_dropout is 1.0: give a share"):
         replace(DEEP, layer_dropout=1.0)
     with pytest.raises(ValueError, match="exit_weight is -1"):
         steps.Objective(exit_weight=-1)
