@@ -116,9 +116,9 @@ def join_texts(pairs: Sequence[TextPair], indices: Sequence[int]) -> TextPair:
 
 
 def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
-    """Joins pairs as `join_texts` does, for tokens.
+    """Joins the token pairs of one group, as `join_texts` joins texts.
 
-    Equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
+    The result equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
     """
     source = [token for index in indices for token in pairs[index].source]
     return TokenPair(source, [token for index in indices for token in pairs[index].target])

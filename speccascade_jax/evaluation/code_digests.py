@@ -34,7 +34,7 @@ from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
 from speccascade_jax.storage.files import point_key
 
 _TOLD = ("title", "detail", "symbol")
-"""Fields of a method's row that only readers use."""
+"""Fields of a `Method` that are only shown to readers, and so are not part of the digest."""
 
 
 def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
@@ -74,7 +74,7 @@ def _program(decoder: Decoder, controls: Callable[[], Controls]) -> Iterator[str
 
 
 def _is_ours(engine: Engine) -> bool:
-    """Returns whether the kinds of its verifier and drafter, and of all nested engines, have known parts."""
+    """Returns whether `_engine` covers the verifier and the drafter of an engine and of all engines nested in it."""
     drafter = engine.drafter
     known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in _KNOWN
     return known and isinstance(engine.verifier, TokenWise)
@@ -122,7 +122,7 @@ def _law(verifier: TokenWise, size: int) -> str:
 
 
 def _policy(drafter: ModelDrafter, params: Params) -> str:
-    """Returns a digest of one decision from a fresh state; a user's own policy may read the model's hidden states."""
+    """Returns a digest of a stop policy's first decision; a user's own policy may read the model's hidden states."""
     stop, row = drafter.stop, _shape(1)
     ours = type(stop).__module__ == AcceptanceHead.__module__ and not isinstance(stop, AcceptanceHead)
     width = None if ours else teacher_forcing.features(BoundModel(params=params["model"], model=drafter.model))
@@ -139,7 +139,7 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
 
 
 def _plan(drafter: PlannedDrafter) -> str:
-    """Returns a digest of the plan's choices for any costs: costs belong to the machine and change no distribution."""
+    """Returns a digest of a plan of block lengths; its costs are inputs: they depend on the machine, outputs do not."""
     plan, row = drafter.plan, _shape(1)
     costs = Costs(_shape(len(plan.lengths)), _shape(), _shape(), _shape())
     first = lowered(plan.drafts, costs, _shape(dtype=jnp.int32))

@@ -31,7 +31,7 @@ def family(settings: Settings) -> str:
 
 
 def facts(settings: Settings) -> dict[str, Any]:
-    """Returns the facts about settings that tables and plots need; they import no methods to compute them."""
+    """Returns the facts about settings that records store, so that tables and plots need not import the methods."""
     method = table.get(settings.method)
     rule, trade_off = method.rule(settings), method.alpha(settings)
     distribution = rule.name if trade_off is rule.alpha else settings.method

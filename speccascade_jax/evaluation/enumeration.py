@@ -94,7 +94,7 @@ def enumerate_points(
 
 
 def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[Point]:
-    """Returns the target alone at shares of each temperature; untimed, because it is no faster."""
+    """Returns points of the target alone at shares of each temperature, not timed, because they are no faster."""
     several("cooler", shares)
     if strange := [share for share in shares if not 0 <= share < 1]:
         raise ValueError(f"cooler={tuple(shares)!r} holds {strange[0]!r}: give shares of the temperature, in [0, 1)")
@@ -114,12 +114,12 @@ def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[
 
 
 def _sampled(settings: Settings) -> tuple[float, float, int]:
-    """Returns the numbers that the target alone samples by."""
+    """Returns the temperature, top-p and top-k that the target alone samples with."""
     return settings.temperature, settings.top_p, settings.top_k
 
 
 def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str | None]) -> None:
-    """Refuses names that are unknown, or that are only a swept method's rule; methods that are not swept may stay."""
+    """Refuses unknown names, and names of a rule where a method is meant; warns of methods that are not swept."""
     stray = [name for name in alphas if name not in swept]
     if unheard := [name for name in stray if name not in METHODS or name in rules]:
         raise ValueError(
@@ -171,20 +171,20 @@ def _in_heads(templates: Iterable[Settings], heads: Sequence[str]) -> Iterator[S
 
 
 def _in_ways(templates: Iterable[Settings], verify: Sequence[str]) -> Iterator[Settings]:
-    """Yields every template once per way to verify that suits it; templates that name their own way stay unchanged."""
+    """Yields every template once per kind of verification that it supports, or unchanged if it names its own."""
     for template in templates:
         method = table.get(template.method)
         if template.verify != TOKEN or not isinstance(method, Speculation):
             yield template
             continue
         fits = (template.accept or method.accept) == "speculative" and template.tree is None
-        # `recorded` refuses a template that no way suits
+        # if no kind of verification fits a template, `recorded` raises the error
         ways = [way for way in verify if fits or way == TOKEN or TOKEN not in verify]
         yield from (recorded(replace(template, verify=way)) for way in ways)
 
 
 def _in_blocks(templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Settings]:
-    """Yields every template once per block size, if it has one to choose."""
+    """Yields every template once per block size if its method has one to choose, otherwise once."""
     for number, block in enumerate(block_sizes):
         for template in templates:
             method = table.get(template.method)

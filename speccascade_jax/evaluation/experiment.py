@@ -205,7 +205,7 @@ def _check_shown(together: Sequence[str], share: str) -> None:
 
 
 def _samplings(top_k: int, **lists: Sequence[Any]) -> list[dict[str, Any]]:
-    """Returns every combination as settings by name.
+    """Returns every combination of the listed sampling settings, each as a dictionary by name.
 
     Args:
         top_k: the same value for every combination.
@@ -278,7 +278,7 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
 
 
 def tell_timed_elsewhere(store: ResultStore, identities: Collection[Identity]) -> None:
-    """Prints how many points the store holds with another latency: one holds for its devices and its mesh only."""
+    """Prints how many points were timed on other devices, meshes or latency settings, and must be timed again."""
     done, timed = store.done_keys(), {record.get("judged_key") for record in store.records if record.get("latency")}
     if moved := sum(identity.key not in done and identity.judged_key in timed for identity in identities):
         kept = "are measured anew" if hosts.many() else "keep their quality and are timed anew"
@@ -337,7 +337,7 @@ def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Colle
 
 
 class Follower:
-    """The part of a `ResultStore` that sweeps use, in memory."""
+    """In-memory replacement of a `ResultStore` in all processes but the first, with the methods that sweeps use."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

@@ -24,7 +24,10 @@ class Heads:
         self._pair, self._read = pair, cache(partial(_head, pair))
 
     def of(self, settings: Settings) -> Head | None:
-        """Returns the head that settings name, or the pair's; `None` if they need none; errors as for `check`."""
+        """Returns the head that settings name, or else the pair's; `None` if they need none.
+
+        Raises the errors of `check`.
+        """
         return self._read(settings.head)[0] if asks_head(settings) else None
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
@@ -37,7 +40,7 @@ class Heads:
         return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses heads that are missing or of another draft, and warns of heads trained for other settings.
+        """Refuses heads that are missing or belong to another draft, and warns of heads trained for other settings.
 
         Outputs keep their distribution under any head, so a head for another rule or sampling is no error. One warning
         per head names all differences. Compiles nothing.
@@ -70,7 +73,7 @@ class Heads:
 
 
 def _head(pair: Pair, file: str | None) -> tuple[Head, str]:
-    """Returns a file's head, or the pair's, and its fingerprint."""
+    """Returns the head in `file`, or the pair's if no file is named, and its fingerprint."""
     head = pair.require_head() if file is None else head_files.load(file)
     return head, head.fingerprint
 
@@ -108,7 +111,7 @@ class Policies:
         self._pair, self._read = pair, cache(partial(_policy, pair))
 
     def loaded(self, settings: Settings) -> Settings:
-        """Returns settings with their policy loaded."""
+        """Returns settings in which the loaded policy replaces the name of its file."""
         return replace(settings, policy=self._read(settings.policy)[0]) if asks_policy(settings) else settings
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
@@ -151,7 +154,7 @@ class Policies:
 
 
 def _policy(pair: Pair, file: str | None) -> tuple[Policy, str]:
-    """Returns a file's policy, or the pair's, and its fingerprint."""
+    """Returns the policy in `file`, or the pair's if no file is named, and its fingerprint."""
     policy = build_selection.policy_of(pair, file)
     return policy, policy.fingerprint
 

@@ -75,7 +75,7 @@ def interleave(
 
 
 def _order(runs: int, turn: int) -> list[int]:
-    """Returns the order of the runs: reversed every other turn; of more than three, each begins for two turns."""
+    """Returns the order of the runs: reversed every other turn; more than three runs also rotate every two turns."""
     begin = turn // 2 % runs if runs > 3 else 0
     order = [(begin + n) % runs for n in range(runs)]
     return order if turn % 2 == 0 else order[::-1]

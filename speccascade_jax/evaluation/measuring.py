@@ -91,11 +91,11 @@ OWN = "own"
 
 
 Earlier = Callable[[Point], Row | None]
-"""A function that returns what was judged of a point before, on other hardware or without latency."""
+"""A function that returns a point's quality and counts from an older record (other hardware, or no latency)."""
 
 
 def never(point: Point) -> Row | None:
-    """Returns `None`: nothing was judged before."""
+    """Returns `None`: no older record is reused."""
     return None
 
 
@@ -156,7 +156,7 @@ def describe(session: Session, point: Point) -> Row:
 
 
 def judge(session: Session, points: Sequence[Point]) -> list[Row]:
-    """Judges quality, counts and measures of each point, all points in shared batches.
+    """Computes the quality, counts and measures of each point; all points share batches.
 
     Examples for which a model gave NaN or infinite logits are left out of all three; they do not count as bad outputs.
     The record names them (`failed_examples`, and `failure` for the first). Such a record covers other examples, so it
@@ -313,7 +313,7 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
-    """Measures the latency of points of one sampling, absolute and relative to the target alone.
+    """Measures the latency of points with the same sampling, absolute and relative to the target alone.
 
     The entries are empty without latency examples, and for an oracle, because computing its knowledge takes time that
     no method has. A run in which the point or its target met NaN or infinite logits ends early and says nothing about
@@ -353,13 +353,13 @@ def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> 
 
 
 def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Row:
-    """Returns the same entry for timed runs, which all have one shape and therefore one set of costs."""
+    """Returns the entry of `_planned` for timed runs, which have one shape and therefore one set of costs."""
     chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
     return _planned(session.decoder(point.settings), runs[0][0], chosen)
 
 
 def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
-    """Returns `(example, trial) -> generation`, and a list that collects each call with its result."""
+    """Returns a function `(example, trial) -> generation`, and a list that collects its calls with their results."""
     trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]

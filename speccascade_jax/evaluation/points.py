@@ -105,7 +105,7 @@ class ModelPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The examples that a point is measured on, and the effort.
+    """The examples that a point is measured on, and how thoroughly it is measured.
 
     Attributes:
         task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), the path of your own file
@@ -141,7 +141,7 @@ class Evaluation:
         validate_types.check(Evaluation, vars(self))
 
     def resolved(self) -> Evaluation:
-        """Returns a copy with the task's own split and output length for `None`; ValueError for an unknown task."""
+        """Returns a copy in which the task's split and output length replace `None`; ValueError for an unknown task."""
         task = get_task(self.task)
         split = task.splits[0] if self.split is None else self.split
         longest = task.max_output_length if self.max_new_tokens is None else self.max_new_tokens
@@ -169,11 +169,11 @@ class Point:
 
     @property
     def method(self) -> Method:
-        """The row of `methods.table.METHODS`."""
+        """The point's method, from `methods.table.METHODS`."""
         return table.get(self.settings.method)
 
     def with_settings(self, **changed: Any) -> Point:
-        """Returns the point under other settings."""
+        """Returns a copy of the point with some settings changed."""
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changed))
 
     def coordinates(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Point:
 
 
 def recorded(settings: Settings) -> Settings:
-    """Returns settings as records store them: names, one Python number each, and defaults filled in by the method.
+    """Returns settings as records store them: rules by name, plain Python numbers, and the method's defaults.
 
     Raises:
         ValueError: an unknown method, a part that it does not take, a rule or policy without a name, a number per row.
@@ -229,7 +229,7 @@ def recorded(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class _Recordable:
-    """The types that records allow for settings that `decode` takes in more forms: one number each, names, paths."""
+    """Types in records of those settings that `decode` accepts in more forms, such as arrays or objects."""
 
     method: str
     head: str | None
@@ -325,7 +325,7 @@ def _made_in_python(task: Task) -> str:
 
 
 def validate(point: Point) -> None:
-    """Refuses a point without a meaning, with a ValueError that names value and remedy."""
+    """Refuses an invalid point with a ValueError that names the value and the remedy."""
     evaluation, settings, method = point.evaluation.resolved(), point.settings, point.method
     validate_evaluation(evaluation)
     checks.check_seed(point.seed)
@@ -341,7 +341,7 @@ def validate(point: Point) -> None:
 
 
 def _check_models(pair: ModelPair, settings: Settings) -> None:
-    """Refuses unknown drafters; accepts any if the pair is known by its name alone: its folder may hold more."""
+    """Refuses unknown drafters; accepts any if the pair is given by name only, because its folder may hold more."""
     known = {"target", "draft", *pair.others}
     strange = [name for name in models_of(settings.drafters, settings.tail) if name not in known]
     if pair.target is not None and strange:
@@ -361,7 +361,7 @@ def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
 
 
 def validate_evaluation(evaluation: Evaluation) -> None:
-    """Refuses an evaluation without a meaning, with a ValueError that names value and remedy."""
+    """Refuses an invalid evaluation with a ValueError that names the value and the remedy."""
     task = get_task(evaluation.task)
     if evaluation.split not in (None, *task.splits):
         raise ValueError(f"task {task.name} has no split {evaluation.split!r}; its splits: {', '.join(task.splits)}")
@@ -374,7 +374,7 @@ def validate_evaluation(evaluation: Evaluation) -> None:
 
 
 def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
-    """Warns of α's and thresholds, those of levels included, beyond which results hardly change."""
+    """Warns of α's and thresholds, also those of levels, outside the range in which they change results."""
     lines = list(dict.fromkeys(line for settings in chosen for line in _beyond(settings, max(vocab_size, _SMALL))))
     if lines:
         listed = [*lines[:5], *[f"and {len(lines) - 5} more"] * (len(lines) > 5)]

@@ -66,7 +66,7 @@ class Worker:
         return open_session(self._points)
 
     def identities(self, points: Sequence[Point]) -> list[Identity]:
-        """Returns the identities of the points' records if this worker measures them."""
+        """Returns the identities that the points' records would have if this worker measured them."""
         return [self._session.identity(point) for point in points]
 
     def pid(self) -> int:
@@ -88,7 +88,7 @@ class Worker:
 
 
 class Pool:
-    """The workers of one sweep.
+    """The worker processes of one sweep.
 
     Args:
         points: all points of the sweep; `check` has accepted them.

@@ -63,7 +63,7 @@ class Session:
             quality.get_metric(name)  # a misspelt name fails now, not after the last example
         examples = load_examples(self.task, self.evaluation)  # before the weights, which take longer
         self.pair = load_source(source) if pair is None else pair
-        # the pair's limit is for prompts that no task cuts
+        # a task cuts its prompts itself, so its limit replaces a lower one of the pair
         if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises where there is none)
@@ -127,7 +127,7 @@ class Session:
         return self.loaded | self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
 
     def code(self, settings: Settings) -> str:
-        """Returns the digest of rule, stop policy and drafter (`code_digests`), one for all numbers."""
+        """Returns the digest of rule, stop policy and drafter (`code_digests`); numbers such as α do not change it."""
         kind = without_numbers(settings)
         if kind not in self._code:
             decoder = self.decoder(settings)
@@ -136,7 +136,7 @@ class Session:
         return self._code[kind]
 
     def decoder(self, settings: Settings) -> Decoder:
-        """Returns the decoder of settings, one for all numbers."""
+        """Returns the decoder for settings; settings that differ in α, threshold or sampling only share it."""
         kind = without_numbers(settings)
         if kind not in self._decoders:
             loaded, head = self.policies.loaded(settings), self.heads.of(settings)
@@ -149,7 +149,7 @@ class Session:
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
     def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> partial[Generation]:
-        """Returns `seed -> generation` for some examples, with everything but the generation done in advance.
+        """Returns a function `seed -> generation` for some examples; everything else is prepared in advance.
 
         Without `alphas`, all rows have the point's own. Further arguments of `generate` may follow the seed.
         """
@@ -206,7 +206,7 @@ class Fitted(NamedTuple):
     skipped: int = 0
 
     def told(self) -> dict[str, int]:
-        """Returns the nonzero counts, for records."""
+        """Returns the nonzero counts of cut and skipped prompts, for records."""
         counts = {"prompts_cut": self.cut, "prompts_skipped": self.skipped}
         return {name: count for name, count in counts.items() if count}
 

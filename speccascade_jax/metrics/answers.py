@@ -1,6 +1,6 @@
 """Short answers against references: the last number, SQuAD's exact match and F1, the letter of a choice.
 
-All but F1 are 0 or 100. Each compares with one reference; `metrics.quality` takes the best of several.
+All scores except F1 are 0 or 100. Each compares with one reference; `metrics.quality` takes the best of several.
 """
 
 import re
@@ -15,7 +15,7 @@ UNANSWERABLE = "unanswerable"
 _NUMBER = re.compile(r"(?:(?<!\d)-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Between letters of other scripts, which need no spaces, it counts as alone; in "Bézier" it does not.
+# A letter stands alone if no Latin letter and no digit is next to it: in "答案是B" it does, in "Bézier" it does not.
 _LATIN = r"[0-9A-Za-z_À-ɏ]"
 _LETTER = re.compile(rf"(?<!{_LATIN})[A-E](?!{_LATIN})")
 
@@ -50,7 +50,10 @@ def answer_exact_match(prediction: str, reference: str) -> list[float]:
 
 
 def answer_f1(prediction: str, reference: str) -> list[float]:
-    """Returns F1 of the normalised words; exact match if there is no answer, or no word is left."""
+    """Returns the F1 score of the normalised words.
+
+    If a text is "unanswerable" or has no words, the score is 100 for equal texts and 0 for different ones.
+    """
     ours, theirs = normalise(prediction), normalise(reference)
     if not ours or not theirs or UNANSWERABLE in (ours, theirs):
         return [100.0 * (ours == theirs)]

@@ -15,7 +15,7 @@ def harness(*, before: str, after: str) -> str:
 
 
 def program(prediction: str, reference: str) -> str:
-    """Returns the program that decides about `prediction`.
+    """Returns the program that tests `prediction`: the reference's code before and after it.
 
     Raises:
         ValueError: the reference is no `harness`.
@@ -30,7 +30,7 @@ def program(prediction: str, reference: str) -> str:
 
 
 def pass_at_1(prediction: str, reference: str) -> list[float]:
-    """Runs the program; returns 1 for the kind of its end and 0 for the others, in the order of `KINDS`.
+    """Runs the program and returns a one-hot list over `KINDS`: 1 for the way in which it ended, 0 for the others.
 
     "passed" is the first kind.
 

@@ -24,7 +24,7 @@ References = Sequence[str | tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """The computation of one metric.
+    """The computation of one metric: statistics of each example, and a corpus score from their sums.
 
     Attributes:
         statistics: (prediction, reference) -> K numbers.
@@ -132,7 +132,7 @@ def get_metric(name: str) -> Metric:
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
-    """Returns float64 `[N, K]`, for the best reference if the metric allows several."""
+    """Returns the K statistics of each example, float64 `[N, K]`, compared with the best of its references."""
     for argument, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
             raise ValueError(f"{argument} is one string; give a list with one text per example")
@@ -159,7 +159,7 @@ def _corpus_score(name: str, statistics: np.ndarray) -> float:
 
 
 def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, float]:
-    """Computes the 95% percentile bootstrap over examples.
+    """Computes the 95% bootstrap percentile interval of a corpus score, over examples.
 
     sacrebleu's own bootstrap covers its own metrics only, and takes its seed from the environment.
     """
@@ -170,13 +170,13 @@ def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, f
 
 
 def _compact(statistics: np.ndarray) -> list:
-    """Returns `[N, K]` as lists for a record: counts as whole numbers, single numbers without a list."""
+    """Converts statistics `[N, K]` to lists for a record: whole numbers become integers, one column a flat list."""
     whole = statistics.astype(np.int64)
     numbers = whole if np.array_equal(whole, statistics) else statistics
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-# Without effective order it warns about single sentences; the counts for a corpus score are the same.
+# Without effective order sacrebleu warns about single sentences; the counts for a corpus score are the same.
 _BLEU = BLEU(effective_order=True)
 _CHRF = CHRF()
 

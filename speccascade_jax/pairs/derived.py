@@ -25,7 +25,7 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
 
 LONGEST = 8
-"""Default of the largest number of last tokens to match."""
+"""Default for the largest number of last tokens that are matched."""
 MOST_MATCHED = 128
 """Largest accepted number of last tokens to match: the search is unrolled over them."""
 _COUNT = "make one with experiments.count_bigrams"
@@ -37,7 +37,7 @@ def is_derived(spec: object) -> bool:
 
 
 def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
-    """Returns the draft that a word names, for this target.
+    """Returns the draft that a word such as "exit:2" names, for this target.
 
     Raises:
         ValueError: the layer or length is not a number or out of range, or the table has another vocabulary.
@@ -60,7 +60,7 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
         return early_exit(target, layer)
     heads = exit_files.load(path)
     heads.check(target, path)
-    early_exit(target, layer)  # Reports a wrong layer before a file that lacks it.
+    early_exit(target, layer)  # Raises for a layer that the model lacks; `heads.kernel` would blame the file.
     kernel = held("decoder/logits_dense/kernel", heads.kernel(layer, path), target.model.config)
     return early_exit(target, layer, kernel)
 
@@ -83,10 +83,10 @@ def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | N
 
 
 def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
-    """Reads a file's table and adds rows up to the model's `size` ids, which may exceed the vocabulary's."""
+    """Reads a table of bigrams and pads it to the model's `size` ids, which may be more than the vocabulary has."""
     try:
         of, table = archives.read(path)
-    except Exception as error:  # Of any kind: see `archives.read`.
+    except Exception as error:  # A damaged file can raise any exception: see `archives.read`.
         raise CheckpointError(f"{path} is not a table of bigrams, or it is damaged ({error!r}): {_COUNT}") from error
     if vocabulary is not None and of != vocabulary.fingerprint:
         raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")

@@ -1,4 +1,4 @@
-"""Files with heads of one target's early exits, each for another layer."""
+"""Files with output heads for the early exits of one target: one head for each layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ _TRAIN = "train exit heads (experiments/train_exit_heads.py)"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The model of the exits, and the heads' training data.
+    """The model that the exit heads belong to, and how the heads were trained.
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the model; pair: its pair's name.
@@ -43,7 +43,7 @@ class ExitHeads(Carded[Card]):
 
     @property
     def kernels(self) -> dict[int, Array]:
-        """The heads by the layer of their exit."""
+        """Layer of an exit -> its head."""
         return {int(layer): kernel for layer, kernel in self.params.items()}
 
     def kernel(self, layer: int, path: str | Path = "the file") -> Array:
@@ -75,7 +75,7 @@ def save(path: str | Path, heads: ExitHeads) -> None:
 
 
 def load(path: str | Path) -> ExitHeads:
-    """Reads heads.
+    """Reads a file of exit heads.
 
     Raises:
         FileNotFoundError: the file does not exist.

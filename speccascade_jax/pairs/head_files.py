@@ -51,7 +51,7 @@ class Head(Carded[Card]):
     """A head's parameters and its card."""
 
     def check(self, draft: BoundModel, pair: str) -> None:
-        """Refuses a head of another draft; compiles nothing.
+        """Checks that the head was trained for this draft; compiles nothing.
 
         Args:
             draft: the model whose states the head will read.
@@ -81,7 +81,7 @@ def save(path: str | Path, head: Head) -> None:
 
 
 def load(path: str | Path) -> Head:
-    """Reads a head.
+    """Reads a file with an acceptance head.
 
     Raises:
         FileNotFoundError: the file does not exist.

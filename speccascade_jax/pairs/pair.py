@@ -30,7 +30,7 @@ _PARTS = "vocabulary.model, target/ and draft/ (or tokenizer.json, tokenizer.mod
 
 @dataclass(frozen=True)
 class Pair:
-    """Two bound models and the text vocabulary that they share (`None` for models over bare ids).
+    """Two models with their parameters, and the text vocabulary that they share (`None`: prompts are token ids).
 
     Attributes:
         target, draft: bound models of one kind with the same number of real vocabulary entries.
@@ -137,7 +137,10 @@ class Pair:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all models, weights and the vocabulary, 32 hex digits; part of every record's key, so it is fixed."""
+        """Hash of all models, weights and the vocabulary, 32 hex digits.
+
+        Keys of stored records depend on it, so its computation must not change.
+        """
         digest = fingerprints.begin()
         for bound in (self.target, self.draft):
             fingerprints.add(digest, bound)
@@ -194,10 +197,11 @@ class Pair:
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Self:
-        """Loads two checkpoints that `checkpoints.load` reads, or more, as a pair.
+        """Loads a target, a draft and any further drafts as a pair, from checkpoints that `checkpoints.load` reads.
 
-        A model's rows beyond the vocabulary's pieces are padding and never sampled, unless the checkpoint itself knows
-        how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore fit together.
+        Rows of a model's embedding beyond the vocabulary's pieces are padding, never sampled, unless the checkpoint
+        itself knows how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore
+        fit together.
 
         Args:
             target: a path for `checkpoints.load`.
@@ -227,7 +231,7 @@ class Pair:
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
         if text is not None:
-            # Before the weights, which may take minutes to read.
+            # Checked before the weights are read, which may take minutes.
             for path in read.values():
                 _check_entries(path, checkpoints.model_of(path).config, text)
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
@@ -240,7 +244,7 @@ class Pair:
 
 
 def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
-    """Returns the given vocabulary or one beside a model, after checking that all of them are equal."""
+    """Returns the given vocabulary, or else one from a model's folder, after checking that all of these are equal."""
     loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, vocabulary))]
     for later in loaded[1:]:
         if difference := first_difference(loaded[0], later):
@@ -252,7 +256,7 @@ def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) ->
 
 
 def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> list[Path]:
-    """Returns the given vocabulary file and those beside the models.
+    """Returns the given vocabulary file and those in the models' folders.
 
     A folder with several vocabularies counts only if there is no other vocabulary.
     """
@@ -283,9 +287,9 @@ def _check_room(owner: str | Path, pieces: int, entries: int) -> None:
 
 
 def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) -> None:
-    """Checks that a model's entries are the vocabulary's pieces plus padding.
+    """Checks that a model's embedding has one row for each piece of the vocabulary, plus a little padding.
 
-    Models are padded to a multiple of a power of two: if many more rows are unused, the vocabulary is a wrong one.
+    Models are padded to a multiple of a power of two: if many more rows are unused, the vocabulary is wrong.
     """
     _check_room(path, vocabulary.vocab_size, config.vocab_size)
     if config.vocab_size < config.num_embeddings:

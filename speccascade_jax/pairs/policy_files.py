@@ -50,7 +50,7 @@ class Policy(Carded[Card]):
     """A policy's parameters and its card."""
 
     def among(self, prints: Mapping[str, str], target: str, features: int, owner: str) -> Params:
-        """Returns the parameters with scores in the order of `prints`; compiles nothing.
+        """Returns the policy's parameters, reordered to score the drafters in the order of `prints`; compiles nothing.
 
         Args:
             prints: each arm's name -> its fingerprint, in the wanted order.
@@ -96,7 +96,7 @@ def save(path: str | Path, policy: Policy) -> None:
 
 
 def load(path: str | Path) -> Policy:
-    """Reads a policy.
+    """Reads a file with a selection policy.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -13,7 +13,7 @@ from speccascade_jax.pairs.pair import Pair
 
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
-    """Returns texts or ids as a right-padded `Prompt` of a bucket's width (`core.arrays.bucket`; one compilation each).
+    """Converts texts or ids to a `Prompt`, right-padded to a length of `core.arrays.bucket` to limit compilations.
 
     Its arrays are on the host; a compiled program moves them to the device with its other arguments. A caller that
     passes the same prompt many times should put it on the device once.
@@ -184,7 +184,7 @@ def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
 
 
 def decoder_context(prompt: Prompt) -> list[Ids]:
-    """Returns each row's ids before its output, without padding."""
+    """Returns the ids that precede each row's output in the decoder, without padding."""
     rows, lengths = (np.asarray(array).tolist() for array in (prompt.tokens, prompt.length))
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 

@@ -14,7 +14,7 @@ from speccascade_jax.runtime.paths import share_root
 
 
 def commands() -> dict[str, Path]:
-    """Returns the file of every experiment by name."""
+    """Returns a dictionary from the name of each experiment to its file."""
     folder = share_root() / "experiments"
     paths = {path.stem: path for path in folder.glob("*.py") if not path.stem.startswith("_")}
     paths |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
@@ -22,13 +22,13 @@ def commands() -> dict[str, Path]:
 
 
 def about(path: Path) -> str:
-    """Returns the first sentence of a file's docstring."""
+    """Returns the first paragraph of a Python file's docstring, on one line."""
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def listing() -> str:
-    """Returns all commands, for `--help`."""
+    """Returns the text that `speccascade --help` prints: every command with a line about it."""
     lines = [f"  {name:<22} {about(path)}" for name, path in commands().items()]
     begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help describes a command. Gin files such as "
     begin += f"configs/quickstart.gin are looked up in the current folder, then in {share_root()}.\n"

@@ -23,21 +23,22 @@ import jax
 
 from speccascade_jax.storage.files import expanded
 
-# JAX has no public way to check what it reads; a version of JAX that keeps this elsewhere reads without a check
+# JAX has no public way to verify the files that it reads, so a private module is patched. A version of JAX in which
+# this module has another path reads files unverified.
 jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
-_JAX_KEEPS_FROM = 1.0  # seconds of compilation, JAX's default
+_JAX_KEEPS_FROM = 1.0  # seconds: by default JAX stores only programs that took at least as long to compile
 _DIGEST_SIZE = 32
 
 
 def switch_on() -> None:
-    """Keeps compiled programs on disk from now on; `methods.build.build` calls it, and so does everything that decodes.
+    """Makes JAX store compiled programs on disk; everything that decodes calls it, for example `methods.build.build`.
 
-    The first of these that applies: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`, `jax.config`) stays, with
-    JAX's other settings for it; the folder in the environment variable `SPECCASCADE_COMPILATION_CACHE`;
-    `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`). If the variable is empty or
-    `off`, nothing is kept.
+    The folder is the first of these that applies: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`,
+    `jax.config`) stays, with JAX's other settings for it; the folder in the environment variable
+    `SPECCASCADE_COMPILATION_CACHE`; `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or
+    `~/.cache`). If the variable is empty or `off`, nothing is kept.
 
     If the folder can't be written, or another user owns or can write it, a warning says so and nothing is kept.
     """
@@ -64,7 +65,7 @@ def switch_on() -> None:
 
 
 def _refuse_unsafe(path: Path) -> None:
-    """Refuses a folder that cannot be written, or that others can write.
+    """Refuses a folder that this process cannot write to, or that other users can write to.
 
     Raises:
         PermissionError: names the folder and the remedy.
@@ -95,7 +96,7 @@ class _Checked:
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes an entry whole or not at all."""
+        """Writes an entry and its digest atomically."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
         try:
@@ -118,7 +119,10 @@ _given_by_jax: Any = getattr(jaxs_own, "get_file_cache", None)
 
 
 def _check_what_is_read(path: Path) -> None:
-    """Makes JAX use `path` through `_Checked`; other folders, and one of limited size, stay as they are."""
+    """Patches JAX to read and write the folder `path` through `_Checked`, unless the cache has a maximum size.
+
+    JAX handles other folders as before.
+    """
     if _given_by_jax is None:
         return
 
@@ -131,7 +135,10 @@ def _check_what_is_read(path: Path) -> None:
 
 
 def folder() -> Path | None:
-    """Returns the folder to use, or `None`; raises RuntimeError if the user has no home."""
+    """Returns the folder for compiled programs, or `None` if the environment variable switches the cache off.
+
+    Raises RuntimeError if the user has no home folder.
+    """
     named = os.environ.get(VARIABLE)
     if named is not None:
         return None if named.strip().lower() in ("", "off") else expanded(named).absolute()

@@ -1,4 +1,4 @@
-"""Errors of gin in one line: the place, what is wrong, and the probable intention.
+"""One-line versions of gin's error messages: the file and line, what is wrong, and what was probably meant.
 
 Values that gin files bind are checked against the annotations of their targets, before any target is called.
 """
@@ -43,13 +43,13 @@ def explained(error: BaseException, reading: str = "") -> str:
         file, number = next(iter(_PLACE.findall(text)), (None, ""))
         text = _PLACE.sub("", text)
         if isinstance(error, KeyError):
-            text = text.strip("'\"")  # Python shows its repr
+            text = text.strip("'\"")  # str() of a KeyError is the repr of its message
     text = "; ".join([text, *getattr(error, "__notes__", [])])
     return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading)
 
 
 def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
-    """Returns one line about an error in settings of the command line, and how a text without quotes is written.
+    """Returns one line about an error in the command line's settings; it says how to quote a string without quotes.
 
     Args:
         error: the error.
@@ -64,7 +64,7 @@ def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
 
 
 def _line_number(error: BaseException) -> int:
-    """Returns the number of the line that an error of gin names, from 1; 1 if it names none."""
+    """Returns the line number, from 1, that an error of gin names, or 1 if it names none."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     match = re.search(r"In bindings string line (\d+)", str(error))
@@ -72,7 +72,7 @@ def _line_number(error: BaseException) -> int:
 
 
 def _setting_at(line: int, bindings: Sequence[str]) -> str:
-    """Returns the setting that holds a line, counted over all settings."""
+    """Returns the setting that contains line number `line` of all settings joined; a setting may span several lines."""
     for setting in bindings:
         line -= setting.count("\n") + 1
         if line <= 0:
@@ -81,7 +81,7 @@ def _setting_at(line: int, bindings: Sequence[str]) -> str:
 
 
 def _unclosed(reading: str) -> str:
-    """Returns the line of a file at which the bracket or text begins that is never closed."""
+    """Returns a file's name and the line of its bracket or string that is never closed; only the name if unknown."""
     opened = list[int]()
     try:
         with open(reading) as file:
@@ -92,13 +92,13 @@ def _unclosed(reading: str) -> str:
                     del opened[-1:]
     except tokenize.TokenError as error:
         return f"{reading}, line {opened[-1] if opened else error.args[1][0]}"
-    except (OSError, SyntaxError, ValueError):  # the text was a binding, or an included file
+    except (OSError, SyntaxError, ValueError):  # the error is in a binding, or in an included file
         pass
     return reading
 
 
 def unfilled(name: str) -> str:
-    """Returns the remedy for a name without a value."""
+    """Returns the error message, with the remedy, for a gin name that has no value."""
     name = re.sub(r"/(gin\.)?macro\.value$", "", name)
     return (
         f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE (strings in quotes), or a gin file that sets it"
@@ -112,9 +112,9 @@ def _line(message: str, place: str) -> str:
 
 
 def _better(text: str, file: str) -> str:
-    """Returns gin's message, in words that name the existing choices if gin's own are too short.
+    """Replaces a short message of gin by one that lists the existing choices; returns other messages unchanged.
 
-    A message that only quotes one of gin's or Python's, as an error with a remedy of this package does, stays whole.
+    Only the beginning of a message is compared, so a message of this package that quotes gin or Python stays whole.
     """
     for pattern, words in _WORDS.items():
         if match := re.match(pattern, text, re.DOTALL):
@@ -184,7 +184,7 @@ _WORDS: dict[str, Callable[..., str]] = {
 
 
 def check() -> None:
-    """Refuses values of the wrong kind.
+    """Checks all values that gin has bound against the annotations of their arguments.
 
     Raises:
         ValueError: names the binding, the value and the expected kind.
@@ -198,7 +198,7 @@ def check() -> None:
 
 
 def _value(value: Any, name: str) -> Any:
-    """Returns the value with macros replaced; a reference that is called later becomes `validate_types.Later`."""
+    """Replaces macros and constants in a value; a reference that gin calls later becomes a `validate_types.Later`."""
     if isinstance(value, dict):
         return {key: _value(entry, name) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):

@@ -42,7 +42,7 @@ def rewrite_arguments(argv: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Ends the program on an error in one line with a remedy; `--debug` shows the trace."""
+    """Ends the program with a one-line message if the block raises an exception; `--debug` shows the trace instead."""
     try:
         yield
     except Exception as error:
@@ -53,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """Returns the line that a program prints when it ends by an error."""
+    """Returns the line that a program prints when it ends with this error."""
     message = gin_errors.explained(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return (
@@ -92,7 +92,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
 
 
 def _join(together: bool, example: str) -> None:
-    """Joins the other processes that the flags or the environment name."""
+    """Joins the other processes that the flags or the environment name; refuses several ones unless `together`."""
     asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
@@ -120,7 +120,7 @@ def parse_gin(
     if text:
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
-    try:  # together: they may be the lines of a file
+    try:  # joined: `bindings` may be the lines of a file, and a statement may span several of them
         gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))
     except Exception as error:
         raise ValueError(gin_errors.explained_flag(error, bindings)) from error
@@ -134,7 +134,7 @@ _RECORDED = "the record's configuration"
 
 @contextlib.contextmanager
 def _reading_files() -> Iterator[None]:
-    """Makes gin read files, included ones too, with old names translated and without log messages.
+    """Makes gin translate old names in every file that it reads inside the block, and log nothing.
 
     gin logs an error for every search folder that lacks an included file, before it tries the next.
     """
@@ -166,7 +166,7 @@ def _find(name: str, folders: Sequence[str]) -> str:
 
 
 def read_alone(example: str) -> None:
-    """Reads as `read`, for a command that runs in one process, such as training.
+    """Reads the gin files like `read`, for a command that runs in one process only, such as training.
 
     Raises:
         ValueError: flags or the environment name other processes; as `read`.
@@ -203,7 +203,7 @@ def main(
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> None:
-    """Parses the command line and calls `function` with gin's arguments; a bad value ends in one line, not a trace.
+    """Parses the command line and calls `function` with gin's arguments; an error prints one line, not a trace.
 
     Args:
         function: the function that the gin files bind, for instance `experiment.run`.

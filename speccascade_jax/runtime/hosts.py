@@ -104,14 +104,17 @@ def _may_be_a_pod() -> bool:
 
 
 def _own_devices() -> list[int] | None:
-    """Returns all of the node's GPUs under SLURM with one task per node, where JAX would take the first only."""
+    """Returns the numbers of all GPUs of a node on which SLURM runs one task; JAX itself would use only the first GPU.
+
+    Returns `None` otherwise: JAX then chooses.
+    """
     if os.environ.get("SLURM_NTASKS_PER_NODE") != "1" or "SLURM_GPUS_ON_NODE" not in os.environ:
         return None
     return list(range(int(os.environ["SLURM_GPUS_ON_NODE"])))
 
 
 def many() -> bool:
-    """Returns whether there are several processes; a process that joined no others is not asked for its devices."""
+    """Returns whether this process joined others; does not initialize JAX's devices in a process that joined none."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -126,7 +129,7 @@ def agreed(value: Any) -> Any:
         return value
     encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
-    # few lengths, because each needs a compiled program
+    # padded to a power of two: JAX compiles one program for each length
     buffer = np.zeros(1 << max(6, (size - 1).bit_length()), np.uint8)
     if first():
         buffer[:size] = encoded
@@ -147,7 +150,7 @@ def stop_here() -> None:
 
 
 def check_alone(command: str, words: Mapping[str, Any]) -> None:
-    """Refuses flags of other processes, and an environment with other processes, for a command that runs in one.
+    """Raises ValueError if flags or the environment name other processes, for a command that runs in one process.
 
     Args:
         command: the command, for the error.
@@ -188,19 +191,19 @@ def together() -> Iterator[None]:
 def _say_done() -> None:
     """Tells the other processes that this one ends without an error."""
     for connection in _CONNECTIONS.values():
-        with contextlib.suppress(OSError):  # the process is gone already, which its own thread reports
+        with contextlib.suppress(OSError):  # that process has ended already; its `_listen` thread reports it
             connection.sendall(_DONE)
 
 
 def _status(error: BaseException) -> int:
-    """Returns a process's exit status; prints the reason."""
+    """Prints why this process ends, and returns its exit status."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if isinstance(error, KeyboardInterrupt | interrupts.Terminated):
         return interrupts.status(error, interrupts.SAME)
-    traceback.print_exception(error)  # under --debug
+    traceback.print_exception(error)  # without --debug, `one_line_errors` has replaced this error by SystemExit
     return 1
 
 

@@ -25,7 +25,7 @@ def _terminate(*_: Any) -> None:
 def told(how: str) -> Iterator[None]:
     """Ends the program on Ctrl-C with status 130 and on SIGTERM with 143, with a line on stderr and no trace.
 
-    Warnings are lines too.
+    A warning is printed as one line, too.
 
     Args:
         how: how to continue.

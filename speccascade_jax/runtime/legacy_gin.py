@@ -21,7 +21,7 @@ _IMPORT = re.compile(rf"^{_FROM}import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as
 _CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
 _MAKING = re.compile(r"\bmaking\.make$")
 _TOOK = {"method": "Method", "sampling": "Sampling"}
-"""Classes of the old arguments of functions that take `settings` today."""
+"""Old argument of functions that take `settings` today -> the class of its value."""
 _WARNED = set[str]()
 
 
@@ -137,9 +137,9 @@ def _statements(code: str) -> Iterator[Statement]:
 
 
 def _joined_parts(code: str) -> Iterator[Edit]:
-    """Yields edits for functions that are given both method and sampling.
+    """Yields edits for functions with bindings of both `method` and `sampling`, which become one.
 
-    The method stays, in the narrower of the two scopes.
+    The binding of `method` stays, in the narrower of the two scopes; that of `sampling` is removed.
     """
     parts = [(statement, statement.part) for statement in _statements(code) if statement.part is not None]
     scopes = dict[str, dict[str, str]]()

@@ -4,8 +4,8 @@ import os
 import sys
 
 # glibc reads these when a process starts, so a running process can't set them for itself: a single heap (blocks freed
-# by one thread serve the others), no block below 1 GiB mapped alone, nothing below 2 GiB returned to the kernel, and
-# more memory fetched 128 MiB at a time.
+# by one thread serve the others), no separate mapping for a block below 1 GiB, nothing below 2 GiB returned to the
+# kernel, and more memory fetched 128 MiB at a time.
 SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**30),

@@ -20,7 +20,7 @@ AXES = (DATA, MODEL)
 
 
 def checked(shape: Sequence[int]) -> tuple[int, int]:
-    """Returns a mesh's shape, (data, model).
+    """Checks a mesh's shape and returns it as two whole numbers, (data, model).
 
     Raises:
         ValueError: not two whole numbers from 1 up.
@@ -33,7 +33,7 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def fewest_rows(mesh: Mesh | None) -> int:
-    """Returns the number that divides every batch: the number of devices that rows are spread over."""
+    """Returns the number of devices along `data`; every batch size must be a multiple of it."""
     return 1 if mesh is None else int(mesh.shape[DATA])
 
 

@@ -135,7 +135,7 @@ MOVED = {
     "training.t5.export": "training.t5.loop",
     "training.t5.schedule": "training.t5.steps",
 }
-"""New places in the package by old places, for modules and whole packages."""
+"""Old path in the package -> new path, for modules and whole packages."""
 
 
 def new_place(name: str) -> str:
@@ -157,7 +157,7 @@ class _Finder:
         if place == name:
             return None
         message = f"{name} is now {place}; the old name works until {UNTIL}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)  # Python leaves out its own import machinery
+        warnings.warn(message, DeprecationWarning, stacklevel=2)  # the importing line: importlib's frames do not count
         return ModuleSpec(name, _Loader(place))
 
 

@@ -17,10 +17,10 @@ _log = logging.getLogger("speccascade_jax")
 
 @contextlib.contextmanager
 def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[None]:
-    """Says what is being done once it takes `after` seconds, and at the end how long it took: one line on stderr.
+    """Prints one line on stderr if the block takes longer than `after` seconds: what it does, then how long it took.
 
-    The line is written only if stderr is a terminal or Python is interactive (a notebook), and only if the work takes
-    longer. The log (`logging`, "speccascade_jax", INFO) gets the whole line at the end in any case.
+    The line is printed only if stderr is a terminal or Python is interactive (a notebook). The log (`logging`,
+    "speccascade_jax", INFO) gets the whole line at the end even without a terminal.
 
     Args:
         describe: returns the words; called only if something is said.
@@ -52,7 +52,7 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
 
 @contextlib.contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Prints a warning of this package as one line, without the place in the code and the line of Python there."""
+    """Prints every UserWarning inside the block as one line, without the file and the source line."""
     whole = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:

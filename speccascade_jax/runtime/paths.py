@@ -12,18 +12,21 @@ def shipped(*parts: str) -> Path:
 
 
 def share_root() -> Path:
-    """Returns the folder of gin/, configs/ and experiments/: the clone's root, or inside an installed package."""
+    """Returns the folder of gin/, configs/ and experiments/: a clone's root, or `share/` in an installed package."""
     clone = repository_root()
     return clone if (clone / "gin" / "run.gin").is_file() else Path(__file__).resolve().parents[1] / "share"
 
 
 def command(name: str, python: str = "python") -> str:
-    """Returns the command for an experiment: by Python in a clone, by the package's command in an installed wheel."""
+    """Returns the shell command of an experiment: `python -m …` in a clone, `speccascade …` in an installed wheel."""
     return f"{python} -m experiments.{name}" if share_root() == repository_root() else f"speccascade {name}"
 
 
 def interpreter() -> str:
-    """Returns the command of the running Python: `python` in its environment, else its path, relative if below."""
+    """Returns the shell command that starts the running Python: `python` if PATH leads to it, otherwise its path.
+
+    The path is relative if it lies below the current folder.
+    """
     if not sys.executable or shutil.which("python") == sys.executable:
         return "python"
     running, here = Path(sys.executable), Path.cwd()

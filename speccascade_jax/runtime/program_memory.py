@@ -1,4 +1,4 @@
-"""Address space of compiled programs: programs are dropped before the kernel refuses more."""
+"""Limit on the memory maps of compiled programs: all programs are dropped before the kernel refuses more maps."""
 
 import gc
 from pathlib import Path

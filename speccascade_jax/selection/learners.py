@@ -1,4 +1,4 @@
-"""Learners for serving: their beliefs, the numbers they give to the decoder, and the reward of a measured time.
+"""Online learners for serving: their state, the numbers they pass to the decoder, and rewards from measured times.
 
 The decoder chooses in its own program, from numbers that change from query to query and from random bits of the query's
 own round (`drafters.chooser`). So learning compiles nothing, and a choice cannot depend on its draft. A reward is minus
@@ -79,7 +79,7 @@ class Posterior:
     def empty(
         cls, whitening: Whitening, arms: int, ridge: float = 1.0, noise: float = 0.1, discount: float = 1.0
     ) -> Self:
-        """Returns a posterior without evidence.
+        """Returns a posterior that has not learnt from any query yet.
 
         Raises:
             ValueError: a number is invalid.
@@ -294,7 +294,7 @@ random arm do not.
 def thompson(
     sample: np.ndarray, arms: int, *, noise: float = 0.3, ridge: float = 1.0, discount: float = 1.0
 ) -> Thompson:
-    """Returns Thompson sampling without evidence.
+    """Returns a Thompson sampler that has not learnt from any query yet.
 
     Args:
         sample: embeddings `[N, D]` that give the spread of the features; their rewards are not known.

@@ -123,7 +123,7 @@ class Writer:
 
 @partial(jax.jit, static_argnames="model")
 def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
-    """Returns the features that a selection policy reads when it decodes, float32 `[B, D]` (METHODS section 8)."""
+    """Returns the features that a selection policy reads during decoding, float32 `[B, D]` (METHODS section 8)."""
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + 1)
     return prompt_features(model, cache).astype(jnp.float32)
 

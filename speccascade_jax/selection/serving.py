@@ -154,7 +154,7 @@ class Server:
         return dict(plain(facts))
 
     def run(self, taught: dict[str, Learner], folder: Path, clock: Callable[[], float]) -> list[Row]:
-        """Serves the rest of the stream."""
+        """Serves the queries that the file of results lacks; returns the results of all queries."""
         count = len(self.arms)
         fixed = {f"always {name}": learners.Fixed(*chooser.always(n, count)) for n, name in enumerate(self.arms)}
         log = runs.MetricsLog(folder / QUERIES, 2**62)
@@ -169,7 +169,7 @@ class Server:
         for number in range(len(rows), len(stream)):
             phase, place = stream[number]
             if phase not in warm:
-                # another task's prompts may have another width, which compiles anew
+                # another task's prompts may have another width, whose programs are compiled here, before timing
                 for learner in (taught | fixed).values():
                     jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
@@ -202,14 +202,14 @@ class Server:
         return learners.with_prior(untaught(), policy, numbers, sample)
 
     def _embeddings(self, session: Session) -> np.ndarray:
-        """Returns the embeddings of some examples for quality: the spread of the features, without rewards."""
+        """Returns the embeddings of some examples, which show the spread of the features; they have no rewards."""
         asked = session.evaluation
         rows = session.window(asked, min(self.sample, asked.quality_examples))
         prompt = session.prepare(self.point, rows).args[0]
         return np.asarray(embedded(self.loaded.target.model, self.loaded.target.params, prompt))
 
     def _served(self, ways: dict[str, Learner], number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
-        """Decodes one query in every way; the order rotates from query to query."""
+        """Decodes one query with every learner and every fixed drafter; the order rotates from query to query."""
         names = list(ways)
         first = number % len(names)
         timed = {name: self._timed(ways[name], number, phase, place, clock) for name in names[first:] + names[:first]}
@@ -259,7 +259,7 @@ def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> 
 
 
 def costs(rows: list[Row]) -> dict[str, np.ndarray]:
-    """Returns milliseconds per token of every way, float64 `[N]`, query by query."""
+    """Returns learner or fixed drafter -> milliseconds per token, float64 `[N]`, one value per query."""
     runs_of = {name: [row["runs"][name] for row in rows] for name in rows[0]["runs"]}
     return {name: np.asarray([1e3 * seconds_per_token(run) for run in runs]) for name, runs in runs_of.items()}
 

@@ -56,7 +56,7 @@ def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 
 def expected(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """Returns `−Σ_a π(a|q) r(q, a)`: the paper's `J`, exactly."""
+    """Returns `−Σ_a π(a|q) r(q, a)`: the paper's `J`, computed exactly instead of sampled."""
     return -(jax.nn.softmax(scores, -1) * rewards).sum(-1)
 
 
@@ -149,7 +149,7 @@ def optimizer(rate: float, betas: tuple[float, float], weight_decay: float) -> o
 
 
 class Queries(NamedTuple):
-    """Queries of a step: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]`, false in filling rows."""
+    """Queries of a step: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]`, false in padding."""
 
     features: np.ndarray
     rewards: np.ndarray
@@ -237,7 +237,7 @@ class Run(EpochRun):
         return posterior.params()
 
     def policy(self, params: Params) -> Policy:
-        """Returns parameters with their card."""
+        """Returns the policy with these parameters and a card that describes its training."""
         trainer, data = self.trainer, self.data
         facts: Any = {name: getattr(data, name) for name in ("arms", "prints", "target", "pair")}
         facts |= {"features": data.features.shape[1], "data": data.key}

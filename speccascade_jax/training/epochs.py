@@ -183,7 +183,7 @@ class AcceptanceRun(EpochRun):
         return self.evaluate() if self.evaluated is None else self.evaluated
 
     def facts(self) -> dict[str, Any]:
-        """Returns a card's facts about the training data and the steps."""
+        """Returns the entries about training data and steps for the card of the written file."""
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         return {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
 

@@ -132,7 +132,7 @@ def train_step(models: Any, optimizer: optax.GradientTransformation, state: Trai
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Sums over positions the divergence, the mass shared with the teacher, and the equal greedy tokens."""
+    """Returns three sums over positions: divergence, probability mass shared with the teacher, equal greedy tokens."""
     log_law = head_log_law(model, kernel, hidden)
     shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
     same = log_law.argmax(-1) == taught.argmax(-1)
@@ -179,7 +179,7 @@ class Run(AcceptanceRun):
         return {f"{layer:03}": kernel for layer, kernel in kernels.items()}, round(trainer.warmup * self.total)
 
     def settings(self) -> dict[str, Any]:
-        """Returns every run's settings; the fingerprint of the heads of `init_from` replaces their path."""
+        """Returns the run's settings, with the fingerprint of the heads in `init_from` instead of their path."""
         return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
     def lesson(self, batch: Batch) -> Lesson:

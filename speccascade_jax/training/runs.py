@@ -41,7 +41,7 @@ class TrainState:
 
     @classmethod
     def fresh(cls, params: Params, optimizer: optax.GradientTransformation) -> Self:
-        """Returns step 0 of training that starts from `params`."""
+        """Returns the state at step 0 of training that starts from `params`."""
         return cls(params, optimizer.init(params), jnp.int32(0))
 
     def updated(self, optimizer: optax.GradientTransformation, grads: Params) -> Self:
@@ -252,7 +252,7 @@ class Scalars:
                 self._writer.add_scalar(name, value, int(step))
         # a process with an active W&B run has imported wandb
         active: Any = sys.modules.get("wandb")
-        if getattr(active, "run", None) is not None:  # a folder called wandb may pass for the module
+        if getattr(active, "run", None) is not None:  # a folder called wandb can be imported too, but has no `run`
             active.log(numbers, step=int(step))
 
 

@@ -68,7 +68,7 @@ class SeqioTask(Task):
 
 
 def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
-    """Yields the examples of a split.
+    """Yields the examples of a split of a Task or Mixture of seqio.
 
     Args:
         name: the name in seqio's registry of Tasks or of Mixtures.

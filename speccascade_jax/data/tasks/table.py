@@ -69,7 +69,7 @@ def _pairs(folder: str, files: Mapping[str, str], split: str) -> list[TextPair]:
 
 
 def _read_joined(split: str, reverse: bool = False) -> list[Example]:
-    """Returns joined neighbours; German to English with another seed, so that no text is the other task's answer."""
+    """Returns joined sentence pairs; German to English has another seed, so that no text is the other task's answer."""
     pairs = _pairs(*_TATOEBA, split)
     if reverse:
         pairs = [(german, english) for english, german in pairs]
@@ -138,7 +138,7 @@ def _answered(number: int, question: str, answer: str, group: str = "") -> Recor
 
 
 def humaneval(number: int, entry: Entry) -> Record:
-    """Returns a function's head as the question, and its tests as the reference."""
+    """Returns a record of HumanEval: a function's head is the question, its tests are the reference."""
     after = f"\n{entry['test']}\ncheck({entry['entry_point']})\n"
     number, prompt = int(entry["task_id"].rpartition("/")[2]), entry["prompt"]
     reference = harness(before=prompt, after=after)
@@ -146,7 +146,7 @@ def humaneval(number: int, entry: Entry) -> Record:
 
 
 def mbpp(number: int, entry: Entry) -> Record:
-    """Returns a description and its tests as the question."""
+    """Returns a record of MBPP: a description with its tests is the question."""
     tests = "\n".join(entry["test_list"])
     question = f"{entry['text'].strip()}\n{_unix(tests)}"
     reference = harness(before="", after=_unix(f"\n{entry['test_setup_code']}\n{tests}\n"))
@@ -163,14 +163,14 @@ def _unix(text: str) -> str:
 
 
 def gsm8k(number: int, entry: Entry) -> Record:
-    """Returns a problem and its solution without the marks for a calculator, which no plain model fills in."""
+    """Returns a problem of GSM8K and its solution, without the `<<…>>` marks that are meant for a calculator."""
     solution = _CALCULATOR.sub("", entry["answer"])
     result = solution.rpartition(_RESULT)[2].strip()
     return Record(id=number, question=entry["question"].strip(), answer=solution, reference=result)
 
 
 def mmlu(number: int, entry: Entry) -> Record:
-    """Returns a multiple-choice question; exemplars are of its subject."""
+    """Returns a multiple-choice question of MMLU; its exemplars are from the same subject."""
     question = _choices(entry["question"], entry["choices"])
     return _answered(number, question, entry["answer"], entry["subject"].replace("_", " "))
 
@@ -187,7 +187,7 @@ def _choices(question: str, choices: Iterable[str]) -> str:
 
 
 def wmt22(number: int, entry: Entry) -> Record:
-    """Returns an English text, with the first human reference as its answer."""
+    """Returns an English text of WMT22, with the first human translation as its answer."""
     return _answered(entry["id"], entry["en"].strip(), entry["de_refA"])
 
 
@@ -202,7 +202,7 @@ def article(words: int) -> Callable[[int, Entry], Record]:
 
 
 def dialogue(number: int, entry: Entry) -> Record:
-    """Returns a dialogue and its summary."""
+    """Returns a dialogue of DialogSum and its summary."""
     summary = entry["summary"]
     return Record(id=number, question=entry["dialogue"].strip(), answer=summary.strip(), reference=summary)
 
@@ -224,7 +224,7 @@ def _open_question(number: int, question: str, answers: list[str]) -> Record:
 
 
 def _squad_paragraphs() -> Iterator[tuple[Entry, Record]]:
-    """Yields the entries of SQuAD 2, and each as a record."""
+    """Yields every entry of SQuAD 2 together with its record."""
     for number, entry in records_of("squad2", "dev_articles_even.jsonl.gz"):
         answers = tuple(dict.fromkeys(entry["answers"])) or (UNANSWERABLE,)
         question = f"{entry['context'].strip()}\nQuestion: {entry['question'].strip()}"
@@ -244,7 +244,7 @@ def squad_exemplars() -> dict[str, Record]:
 
 
 def squad_records() -> list[Record]:
-    """Returns all but the exemplars' paragraphs; shuffled, since neighbours share paragraph and article."""
+    """Returns the records of all paragraphs but the exemplars', shuffled because neighbours share an article."""
     shown = squad_exemplars()
     return shuffled([record for entry, record in _squad_paragraphs() if entry["context"] not in shown])
 
@@ -290,7 +290,7 @@ def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple
     )  # fmt: skip
 
 
-# outputs have the 5 tokens of METHODS section 9
+# outputs have at most 5 tokens (METHODS section 9)
 _QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "stop_strings": ("\n",)}
 _OPEN = _QA | {"template": Template(question="Q: {question}\nA:", separator="\n")}
 _CHOICE: dict[str, Any] = {"metrics": ("choice",), "stop_strings": ("\n",)}
@@ -363,7 +363,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def get_task(name: str | Task) -> Task:
-    """Returns the task of a name; a `Task` is returned as it is.
+    """Returns the task that a name stands for; returns a `Task` unchanged.
 
     Args:
         name: a name of `TASKS`, or `module.NAME`, a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;

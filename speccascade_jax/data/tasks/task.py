@@ -144,7 +144,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Template:
-    """The form of a prompt.
+    """The texts around a few-shot prompt's questions and answers.
 
     Attributes:
         question: the text of a record up to the model's output; `{question}` stands for the record's question.

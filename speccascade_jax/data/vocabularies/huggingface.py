@@ -50,7 +50,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """Decodes runs of byte pieces here: the library drops a whole run if one character is broken."""
+        """Decodes ids; runs of byte pieces without the library, which drops a whole run if one character is broken."""
         parts: list[str] = []
         for spelt, run in itertools.groupby(ids, key=self._bytes.__contains__):
             if spelt:

@@ -88,5 +88,5 @@ def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
 
 
 def _beyond(table: list[str], shared: int) -> bool:
-    """Returns whether there are pieces from id `shared` on, sentinels aside."""
+    """Returns whether a table has pieces other than sentinels from id `shared` on."""
     return any(not _SENTINEL.fullmatch(piece) for piece in table[shared:])

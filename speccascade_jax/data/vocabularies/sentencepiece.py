@@ -32,7 +32,7 @@ class SentencePieceVocabulary(FileVocabulary):
     unk_id: int
 
     def __init__(self, path: str | Path):
-        """Reads `path`; errors as `FileVocabulary`."""
+        """Reads `path`; raises the errors of `FileVocabulary`."""
         if not expanded(path).is_file():
             raise FileNotFoundError(f"vocabulary {path} does not exist; experiments/train_vocab.py trains one")
         super().__init__(path)
@@ -85,7 +85,7 @@ class SentencePieceVocabulary(FileVocabulary):
         return " ".join(self._pieces.id_to_piece([int(token) for token in ids]))
 
     def ids_of_pieces(self, pieces: str) -> list[int]:
-        """Returns the ids of `pieces` as `pieces` writes them.
+        """Returns the ids of a text that the method `pieces` wrote.
 
         Raises:
             ValueError: a name that is no piece of this vocabulary.

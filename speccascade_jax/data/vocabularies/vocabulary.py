@@ -50,7 +50,7 @@ class TextVocabulary(Protocol):
         """Returns the piece of `token` in the vocabulary's notation (`▁` for a space in sentencepiece's)."""
 
     def piece_table(self) -> list[str]:
-        """Returns `piece` of every id; "" for an unused id."""
+        """Returns the result of `piece` for every id; "" for an unused id."""
 
 
 def settled(text: str, last: bool) -> str:
@@ -77,7 +77,7 @@ _WINDOW = 8
 
 
 def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: int | None) -> list[str]:
-    """Decodes every beginning in full, or only the unsettled part.
+    """Returns the text that each id adds; decodes every prefix in full, or with `window` only its unsettled part.
 
     Args:
         vocabulary: decodes the ids.
@@ -129,7 +129,7 @@ class FileVocabulary(TextVocabulary):
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """Returns the text of ids that have text; `goes_on`: it continues another text."""
+        """Decodes ids that all have text; `goes_on` says whether the result continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
         """Returns the text of `ids`; it continues the text of `after` if the last id of `after` has text."""
@@ -150,7 +150,7 @@ class FileVocabulary(TextVocabulary):
         return kept
 
     def piece_table(self) -> list[str]:
-        """Returns `piece` of every id; calls `piece` once per id."""
+        """Returns the result of `piece` for every id, with one call per id."""
         return [self.piece(token) for token in range(self.vocab_size)]
 
     def __eq__(self, other: object) -> bool:

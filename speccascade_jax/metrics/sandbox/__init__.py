@@ -1,4 +1,4 @@
-"""A sandbox in which a generated Python program can do no harm; without protection nothing runs."""
+"""A sandbox for generated Python programs; on a system without the needed protection, no program runs."""
 
 from speccascade_jax.metrics.sandbox.running import Outcome, SandboxUnavailable, available, describe, run
 

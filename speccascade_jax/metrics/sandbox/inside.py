@@ -1,6 +1,6 @@
 """The protection around a generated program: a script started by `running.py` that needs the standard library only.
 
-There are three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new ones: it
+There are three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new namespaces: it
 builds a file system that holds Python and nothing of the caller's, then watches time and memory; when it ends, the
 kernel kills every process that the program has started. Its child gives up the user, resources and system calls that it
 does not need, and becomes the program. A step that fails ends all three: nothing continues half protected.
@@ -54,7 +54,8 @@ NUMBERS: dict[str, dict[str, int]] = {
     | {"bpf": 280, "userfaultfd": 282, "prlimit64": 261},
 }
 OURS = ("audit", "pivot_root")
-# allowed with this first argument only; process 1 may have the program's user, and has limits of its own to lose
+# Allowed with this first argument only. `prlimit64` may change the caller's limits (0), not those of another process:
+# process 1 may run as the same user as the program.
 ALLOWED = {"socket": AF_UNIX, "prlimit64": 0}
 
 
@@ -96,7 +97,7 @@ def close(path: str, flags: int) -> None:
 
 
 def map_user(outer_user: int, outer_group: int) -> None:
-    """Maps nobody, in the user namespace just entered, to this user outside."""
+    """Maps the user nobody of the user namespace just entered to the given user and group outside."""
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {outer_user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {outer_group} 1")
@@ -106,9 +107,9 @@ def map_user(outer_user: int, outer_group: int) -> None:
 
 
 def leave_namespaces() -> None:
-    """Leaves the caller's namespaces.
+    """Moves this process and its children out of the caller's Linux namespaces, into new ones.
 
-    Root mounts as root, which an interpreter below a closed home needs; other users mount in a user namespace.
+    Root enters no user namespace: only root can mount an interpreter below a home folder that others cannot read.
     """
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
@@ -118,13 +119,13 @@ def leave_namespaces() -> None:
 
 
 def launch(job: dict[str, Any], program: bytes) -> NoReturn:
-    """Leaves the namespaces of the caller, and ends as the process that supervises the program does."""
+    """Leaves the caller's namespaces, starts the process that supervises the program, and ends with its exit status."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM)
     leave_namespaces()
     child = os.fork()
     if child == 0:
         ending_all(2, supervise, job, program)
-    # waited for even then, so that nothing keeps running after the launcher
+    # on SIGTERM the child is killed and still waited for, so that nothing keeps running after the launcher
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(status if status >= 0 else CODES["killed"])
@@ -145,7 +146,7 @@ def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -
 def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
     """Runs as process 1 of the new namespaces: builds the root, starts the program and waits for its end."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    # the program may have the same user: no tracing, no descriptors, and no handler that a signal could reach
+    # The program may run as the same user: it must not trace this process, read its descriptors, or trigger a handler.
     call("prctl", PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -157,7 +158,7 @@ def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
     if child == 0:
         ending_all(writer, become_program, job)
     os.close(writer)
-    # empty when the program has started, which closes the pipe
+    # nothing to read if the program has started: execve closes the pipe
     if failure := os.read(reader, 4096):
         os.write(2, failure)
         os._exit(CODES["refused"])
@@ -206,7 +207,7 @@ def show(path: str) -> None:
 
 
 def watch(child: int, end: int, timeout: float, memory: int) -> str:
-    """Waits for `child` and reaps orphans; returns the kind of the program's end."""
+    """Waits for `child` and reaps orphans; returns how the program ended, a key of `CODES`."""
     deadline = time.monotonic() + timeout
     while (remaining := deadline - time.monotonic()) > 0:
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -268,7 +269,7 @@ def set_limits(job: dict[str, Any]) -> None:
 
 
 def filter_calls() -> None:
-    """Installs the filter: a program of 8-byte instructions (operation, steps if true, steps if false, operand)."""
+    """Installs the filter of system calls: 8-byte instructions (operation, steps if true, steps if false, operand)."""
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse, allow = (answer, 0, 0, 0x00050000 | errno.EPERM), (answer, 0, 0, 0x7FFF0000)
     known = numbers()

@@ -29,7 +29,7 @@ MECHANISM = (
 SPARE = 5.0  # seconds beyond the program's own deadline after which the caller stops waiting for the verdict
 SMALLEST_MEMORY = 64 << 20  # bytes; Python itself takes about a third
 
-# the protection as a program sees it: only this test decides, not the setup code
+# A program that tests its own protection. Only this test decides whether the sandbox is available.
 PROBE = """
 import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -44,7 +44,7 @@ assert len(open("/proc/net/route").readlines()) <= 1, "it has a network"
 
 
 class SandboxUnavailable(RuntimeError):  # noqa: N818 (a state of the system, no fault of the caller)
-    """An error: this system cannot protect itself from a generated program; says what is missing and the remedy."""
+    """Error raised if this system cannot protect itself from a generated program; names the cause and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a program.
+    """The way in which a program ended, its output, and its run time.
 
     Attributes:
         kind: one of `KINDS`.
@@ -93,7 +93,7 @@ def run(
     processes: int = 16,
     file_size: int = 16 << 20,
 ) -> Outcome:
-    """Runs `program` with this interpreter's standard library, and nothing else of this machine.
+    """Runs `program` in the sandbox, where it sees Python's standard library and nothing else of this machine.
 
     Its hash seed is 0, its standard input is empty, and its folder `/tmp` is empty and deleted afterwards.
 
@@ -162,7 +162,7 @@ def _run(program: str, limits: Limits) -> Outcome:
 
 
 def _read(process: subprocess.Popen[bytes], limit: int, deadline: float) -> tuple[bytes, str | None]:
-    """Returns the program's output until it ends, and why it has to be ended, if so."""
+    """Reads the program's output; returns it, and "output" or "timeout" if the program exceeds that limit."""
     assert process.stdout is not None
     descriptor, output = process.stdout.fileno(), bytearray()
     waiting = select.poll()
@@ -184,7 +184,7 @@ def _kind(status: int, output: bytes) -> str:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     if kind == "refused":
         raise SandboxUnavailable(_reason(lines[-1] if lines else f"its launcher ended with status {status}"))
-    # the limit on addresses shows in the program as an exception
+    # a program that exceeds the limit on its address space ends with Python's MemoryError
     return "memory" if kind == "failed" and lines and lines[-1].startswith("MemoryError") else kind
 
 
@@ -200,7 +200,7 @@ def _reason(failure: str) -> str:
 
 
 def _interpreter() -> str:
-    """Returns the interpreter below a virtual environment, whose packages the program must not see."""
+    """Returns the base interpreter, not that of a virtual environment, whose packages the program must not see."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 

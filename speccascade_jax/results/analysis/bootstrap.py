@@ -52,22 +52,22 @@ class Interval(NamedTuple):
         return Interval(1 / self.value, 1 / self.high, 1 / self.low)
 
     def text(self, form: str, unit: str = "") -> str:
-        """Returns the number, its unit after it, and its interval in a format, as `0.81 [0.75, 0.90]`."""
+        """Returns the number with its unit, and its interval, as text in a format, such as `0.81 [0.75, 0.90]`."""
         return f"{self.value:{form}}{unit} {self.brackets(form)}"
 
     def brackets(self, form: str) -> str:
-        """Returns the two ends in a format, as `[0.75, 0.90]`."""
+        """Returns the two ends of the interval as text in a format, such as `[0.75, 0.90]`."""
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
     def at_least(self, floor: float) -> "Interval":
-        """Returns a ratio's interval, at least as wide as `floor`, the log ratio (>= 0) measured between equal work."""
+        """Returns a ratio's interval, widened to at least ±`floor` in logs, the noise measured on equal work."""
         narrow = float(np.exp(-floor))
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
     def among(self, pairs: int) -> "Interval":
-        """Returns a ratio's interval, widened so that those of `pairs` comparisons hold jointly in 95% (Bonferroni).
+        """Returns a ratio's interval, widened so that all `pairs` comparisons hold jointly at 95% (Bonferroni).
 
-        It is widened as a normal interval is: quantiles this extreme need more resamples than there are.
+        The widening assumes a normal distribution, because so extreme quantiles need more resamples than there are.
         """
         normal = NormalDist()
         wider = normal.inv_cdf(1 - 0.025 / max(pairs, 1)) / normal.inv_cdf(0.975)
@@ -76,24 +76,24 @@ class Interval(NamedTuple):
 
 
 def has_quality(record: Record) -> bool:
-    """Returns whether a record holds the quality of each example, for enough examples."""
+    """Returns whether a record holds the quality of each of `LEAST_EXAMPLES` or more examples."""
     return len(record["quality"].get("per_example", {}).get("ids", ())) >= LEAST_EXAMPLES
 
 
 def judged_alike(records: Sequence[Record]) -> bool:
-    """Returns whether all records hold the quality of enough examples, and a model failed on the same ones in all."""
+    """Returns whether all records hold the quality of enough examples, and left out the same failed examples."""
     lost = {tuple(sorted(record.get("failed_examples", ()))) for record in records}
     return len(lost) <= 1 and all(map(has_quality, records))
 
 
 def has_latency(record: Record) -> bool:
-    """Returns whether a record holds the times of each example, for enough examples."""
+    """Returns whether a record holds the times of each of `LEAST_EXAMPLES` or more examples."""
     per_record = (record.get(name, {}).get("per_example_ms", ()) for name in TIMES)
     return min(np.shape(times)[-1] if len(times) else 0 for times in per_record) >= LEAST_EXAMPLES
 
 
 MOST = 50.0
-"""Bound on log ratios, beyond all measured ones and within the range of floats."""
+"""Bound on log ratios: larger than any measured one, and small enough for floats."""
 
 
 class Bootstrap:
@@ -108,11 +108,11 @@ class Bootstrap:
     def __init__(self, samples: int = 1000, seed: int = 0, confidence: float = 0.95):
         self.samples, self.seed, self.confidence = samples, seed, confidence
         self._counts: dict[int, np.ndarray] = {}
-        # Keyed by identity. The record is stored with its scores and so stays alive: its id is not used again.
+        # The key holds the record's `id()`. The record is stored with its scores, so Python does not reuse this id.
         self._scores: dict[tuple[str, int], tuple[Record, np.ndarray]] = {}
 
     def quality_difference(self, ours: Sequence[Record], theirs: Sequence[Record]) -> Interval:
-        """Returns our quality minus theirs, in points of the metric.
+        """Returns the quality of `ours` minus that of `theirs`, in points of the metric.
 
         Raises:
             ValueError: records on different examples or with different metrics, both named; a record without the
@@ -122,7 +122,7 @@ class Bootstrap:
         return self.interval(first - second)
 
     def qualities(self, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns our quality and theirs, each `[1 + samples]`: on all examples, then on the same resamples of them.
+        """Returns the quality of `ours` and `theirs`, each `[1 + samples]`: on all examples, then on shared resamples.
 
         Raises:
             ValueError: as in `quality_difference`.
@@ -150,9 +150,9 @@ class Bootstrap:
         return _scores(ours[0], sums)
 
     def latency_ratio(self, ours: Sequence[Record], theirs: Sequence[Record] | None = None) -> Interval:
-        """Returns our latency relative to the target's, divided by their relative latency if `theirs` is passed.
+        """Returns the latency of `ours` relative to the target's, divided by that of `theirs` if they are passed.
 
-        The target's times are from the runs beside each record's own.
+        The target's times are from its runs that alternated with each record's own runs.
 
         Raises:
             ValueError: as in `quality_difference`, for times per example.
@@ -161,7 +161,7 @@ class Bootstrap:
         return self.interval(ratio if theirs is None else ratio / self.latencies(theirs))
 
     def latencies(self, records: Sequence[Record], *others: Record) -> np.ndarray:
-        """Returns the latency relative to the target runs beside it, `[1 + samples]`: all examples, then resamples.
+        """Returns the latency relative to the target's interleaved runs, `[1 + samples]`: all examples, then resamples.
 
         Args:
             records: the records that are averaged.
@@ -219,7 +219,7 @@ class Bootstrap:
     def _quality_sums(self, record: Record) -> np.ndarray:
         """Returns sums of the metric's statistics, `[1 + samples, K]`."""
         name, per_example = record["quality"]["metric"], record["quality"]["per_example"]
-        # records list their examples in any order; a paired example is two equal ids
+        # records list their examples in any order: sorting by id pairs the examples of two records
         order = np.argsort(per_example["ids"])
         statistics = np.asarray(per_example["statistics"][name], np.float64).reshape(len(order), -1)[order]
         return self._resamples(len(order)) @ statistics
@@ -278,7 +278,7 @@ class Bootstrap:
 
 
 def _seed(record: Record) -> str:
-    """Returns the text that seeds a record's resamples: its key when it was measured, so that intervals are stable."""
+    """Returns the text that seeds a record's resamples: its first key, so that a migration changes no interval."""
     return str(record.get("former_key", record["key"]))
 
 
@@ -296,9 +296,9 @@ def _wider(examples: int) -> float:
 
 
 def _trial_error(influence: np.ndarray) -> float:
-    """Returns the standard error of a mean that trials cause, from two-way `[trials, examples]`.
+    """Returns the standard error of a mean that is due to whole trials, from values `[trials, examples]`.
 
-    The part that single cells cause is subtracted: the resamples of examples include it already.
+    The part that is due to single runs is subtracted: the resamples of examples include it already.
     """
     trials, examples = influence.shape
     if trials < 2:
@@ -317,7 +317,7 @@ def _scores(record: Record, sums: np.ndarray) -> np.ndarray:
 
 
 def has_counts(record: Record) -> bool:
-    """Returns whether a record holds the counts of each example, for enough examples."""
+    """Returns whether a record holds the counts of each of `LEAST_EXAMPLES` or more examples."""
     return len(record["per_example"]["ids"]) >= LEAST_EXAMPLES
 
 

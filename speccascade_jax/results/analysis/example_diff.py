@@ -55,14 +55,14 @@ def find(records: Sequence[Record], name: str) -> Record:
 
 
 def title(record: Record) -> str:
-    """Returns the name of a record's point for readers."""
+    """Returns the name of a record's point, as people read it: method, α and temperature."""
     point = record["point"]
     alpha_text = "" if point["alpha"] is None else f" (α {point['alpha']:g})"
     return f"{label(record)}{alpha_text}, T = {point['temperature']:g}"
 
 
 def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
-    """Returns every example for which both kept an output, sorted by the second's gain over the first, ascending.
+    """Returns the examples for which both records have outputs, by ascending gain of the second over the first.
 
     Raises:
         ValueError: a record's outputs were not kept, or the two were judged on different examples.
@@ -88,7 +88,7 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
 
 
 def _scores(record: Record, kept: Mapping[int, Output]) -> dict[int, float]:
-    """Returns each example's score: BLEU over the n-gram orders that fit it, or else from the record's statistics."""
+    """Returns each example's score: sentence BLEU if the metric is BLEU, else the score in the record's statistics."""
     metric = record["quality"]["metric"]
     if metric == "bleu":
         return {number: quality.sentence_bleu(output.output, str(output.reference)) for number, output in kept.items()}
@@ -98,7 +98,7 @@ def _scores(record: Record, kept: Mapping[int, Output]) -> dict[int, float]:
 
 
 def marked(text: str, other: str, style: str) -> Text:
-    """Returns a text in which the words that `other` lacks have a style."""
+    """Returns `text` with `style` on the words that differ from `other`."""
     words, theirs = (re.findall(r"\s*\S+", side) for side in (text, other))
     result = Text()
     for kind, begin, end, _, _ in difflib.SequenceMatcher(None, words, theirs, autojunk=False).get_opcodes():
@@ -107,7 +107,7 @@ def marked(text: str, other: str, style: str) -> Text:
 
 
 def shown(first: Record, second: Record, some: Sequence[Pair]) -> Iterator[Text]:
-    """Yields the lines for a terminal."""
+    """Yields lines for a terminal that show pairs of outputs, with the differing words marked."""
     for pair in some:
         reference = pair.first.reference if isinstance(pair.first.reference, str) else pair.first.reference[0]
         yield Text(f"example {pair.first.id}, {pair.scores[0]:.1f} → {pair.scores[1]:.1f}", style="bold")

@@ -131,7 +131,7 @@ def _place(record: Record) -> tuple[_Kind, float] | None:
 
 
 def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
-    """Returns the families' names; they name more than method and α only if a panel has several families of one."""
+    """Returns the families' names: method and α, and the settings that distinguish families with equal ones."""
     same = [(kind.name, kind.symbol, kind.law[1]) for kind in kinds]
     fixed, adaptive = (suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD)))
     names = []
@@ -173,7 +173,7 @@ class Comparison(NamedTuple):
 
 
 def rates(spot: Spot, bootstrap: Bootstrap) -> Rates:
-    """Returns a spot's rates.
+    """Returns the discard and verification rates of a spot, on all examples and on resamples.
 
     Raises:
         ValueError: records without counts of single examples.

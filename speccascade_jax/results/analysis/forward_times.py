@@ -83,7 +83,7 @@ class Fit:
         return self.constant * generations + self.draft * draft_steps + self.target * target_calls
 
     def draws(self, samples: int, seed: Sequence[int]) -> "Draws":
-        """Returns draws of the coefficients' errors: a multivariate t whose degrees depend on the clusters."""
+        """Draws the coefficients' errors from a multivariate t, with degrees of freedom from the number of clusters."""
         rng, degrees = np.random.default_rng(seed), max(self.clusters - 3, 1)
         normal = rng.multivariate_normal(np.zeros(3), self.covariance, samples, method="svd")
         return Draws(self, normal / np.sqrt(rng.chisquare(degrees, (samples, 1)) / degrees))
@@ -273,7 +273,7 @@ def _positive(fit: Fit, *names: str) -> Fit:
 
 
 class Best(NamedTuple):
-    """Best setting of a family.
+    """The best γ or h of a family, and its throughput.
 
     Attributes:
         number: γ or h; tokens, speed_up: tokens per second, and the speed-up over the target alone, `[1 + samples]`.
@@ -361,7 +361,7 @@ class Throughputs:
         return self.predicted(spot) / self.predicted(self.families.target)
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
-        """Returns measured throughput over that of the target's runs beside it, on the same resamples."""
+        """Returns measured throughput over that of the target's interleaved runs, on the same resamples."""
         return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:
@@ -371,13 +371,13 @@ class Throughputs:
     def best_measured(self, family: Family) -> Best:
         """Returns the setting with the highest measured speed-up.
 
-        Settings ran at different times, so they are compared by speed-up: the target ran beside each.
+        Settings ran at different times, so they are compared by speed-up: each alternated with the target.
         """
         return self._best(family, self.speed_up_measured, self.measured, self.speed_up_measured)
 
     @staticmethod
     def _best(family: Family, *scores: Callable[[Spot], np.ndarray]) -> Best:
-        """Returns the setting with the highest first score, with its tokens per second and speed-up by the others."""
+        """Returns the setting with the highest first score; the others give its tokens per second and speed-up."""
         by, tokens, speed_up = scores
         setting = max(family.spots, key=lambda candidate: by(family.spots[candidate])[0])
         return Best(setting, tokens(family.spots[setting]), speed_up(family.spots[setting]))

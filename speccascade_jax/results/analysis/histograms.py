@@ -16,7 +16,7 @@ from speccascade_jax.storage.files import expanded
 BINS = 30
 _LAST = {"js": 0.3, "tv": 0.3, "js_reference": 0.3, "kl": 1.5, "kl_reversed": 1.5}
 LAST_EDGES = {f"{name}{form}": last for name, last in _LAST.items() for form in ("", "_scaled")}
-"""Quantity of a survey -> last edge of its histogram; the paper truncates `js` at 0.3. The same for every file."""
+"""Quantity of a survey -> last edge of its histogram, equal in all files; the paper truncates `js` at 0.3."""
 UNITS = {"js": "bits", "js_reference": "nats", "kl": "nats", "kl_reversed": "nats"}
 
 

@@ -27,7 +27,7 @@ SHARES = {
     "target_share": "share of tokens that the target wrote",
     "draft_share": "share of tokens that the draft wrote",
 }
-"""Measures that qualities are plotted against."""
+"""Measures that plots of quality may have on the horizontal axis -> the axis label."""
 
 _METRICS = {
     "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "chrf": "chrF",
@@ -65,7 +65,7 @@ def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...
 
 
 MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
-"""Settings that separate panels unless a table joins them -> their form in a curve's name if it does."""
+"""Settings that separate panels unless a table joins these panels -> their text in the names of joined curves."""
 
 HEAD, POLICY = "head", "policy"
 """Fingerprints that never separate panels: acceptance heads and selection policies with other weights are other curves,
@@ -179,7 +179,7 @@ class Panel:
         return [record for spot in (*self.ends, *self.spots) for record in spot.records]
 
     def required_target(self) -> Spot:
-        """Returns the target alone.
+        """Returns the spot of the target alone, which the records must include.
 
         Raises:
             ValueError: the records hold none.
@@ -267,7 +267,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
 
 
 def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
-    """Returns the target alone at lower temperatures, on the same examples; its timing does not matter."""
+    """Returns lower temperature -> the target alone at it, on the same examples, whether it was timed or not."""
     if panel.setting["temperature"] is None:
         return {}
     free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
@@ -301,7 +301,7 @@ def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Seq
 
 
 def is_swept(record: Record) -> bool:
-    """Returns whether γ is a swept setting."""
+    """Returns whether the block size γ is a setting that sweeps vary for the record's method."""
     return record["point"]["swept_block"]
 
 
@@ -422,5 +422,5 @@ def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: floa
 
 
 def latency_of(spot: Spot) -> float:
-    """Returns the latency relative to the target's; infinite if it was not measured."""
+    """Returns a spot's latency relative to the target's; infinite if it was not measured."""
     return spot.latency.value if spot.latency else math.inf

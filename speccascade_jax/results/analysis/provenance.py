@@ -10,7 +10,7 @@ _OURS = "speccascade_jax"
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """Returns a sentence if several versions of the code meet, and one that names curves whose own code changed."""
+    """Returns a sentence if several versions of the code measured the records, and one on curves whose code changed."""
     versions = [_versions(record) for panel in panels for record in panel.records]
     several = []
     for name in dict.fromkeys(name for record_versions in versions for name in record_versions):

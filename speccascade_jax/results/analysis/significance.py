@@ -24,17 +24,17 @@ from speccascade_jax.results.store.record import Record
 BEST, TIE = "*", "≈"
 
 TIMED = ("tokens", "draft_steps", "target_calls")
-"""Counts that timed runs hold beside their milliseconds, each under `per_example_` and its name."""
+"""Counts that records hold for timed runs, each as `per_example_<name>`."""
 
 BUSY = math.log(1.1)
 """Largest log ratio of the target's latency to itself; beyond 1.1 the machine was busy with other work."""
 
 LEAST_TRIALS = 3
-"""Fewest trials for a mark: with fewer, the machine's effect on a whole trial cannot be separated from the method's."""
+"""Fewest trials for `BEST` or `TIE`: with fewer, the machine's effect on a trial cannot be told from the method's."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
-    """Returns the spot's quality minus the target's, or another's; `None` against itself or without examples."""
+    """Returns a spot's quality minus the target's or that of `over`; `None` for the same spot or unpaired examples."""
     over = panel.target if over is None else over
     if over is None or spot is over or not _judged(over, spot):
         return None
@@ -42,7 +42,7 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
 
 
 def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
-    """Returns the spot's latency over the target's, beside which it ran; `None` without single examples.
+    """Returns the spot's latency over that of the target's interleaved runs; `None` without times per example.
 
     Args:
         spot: the spot whose latency is returned.
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The places of a panel.
+    """A panel's spots as a plot shows them, with the line of random requests and the chosen spot.
 
     Attributes:
         curves: as in the panel; ends: the target's and the draft's.
@@ -87,7 +87,7 @@ class Places(NamedTuple):
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
-    """Returns the places of a panel's spots; without a record of the target alone, qualities are not differences."""
+    """Computes the places of a panel's spots; without a record of the target, `difference` is the quality itself."""
     target, bootstrap, floor = panel.target, Bootstrap(), noise(panel)
     base = target.quality.value if target else 0.0
 
@@ -115,14 +115,14 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
 
 
 class Line(NamedTuple):
-    """Relative latency and quality, `[N]`, from the target alone to the draft alone."""
+    """Relative latency and quality, `[N]`, of mixtures of draft and target, from target alone to draft alone."""
 
     latency: np.ndarray
     quality: np.ndarray
 
 
 def random_line(panel: Panel, points: int = 41) -> Line | None:
-    """Returns the line that whole requests sent at random reach, by ascending share of the draft.
+    """Returns latency and quality if whole requests go to draft or target at random, by ascending share of the draft.
 
     It is `None` without both ends, or if the draft was not timed. A corpus score (BLEU) is not linear in the share; if
     records hold no single examples, a straight line approximates it.
@@ -141,7 +141,7 @@ def random_line(panel: Panel, points: int = 41) -> Line | None:
 
 
 def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """Returns the spot's quality minus that of requests sent at random at the same latency; `None` without a line.
+    """Returns the spot's quality minus that of requests sent at random at the same latency; `None` if not measured.
 
     A spot slower than the target is compared with the target alone, one faster than the draft with the draft alone.
     """
@@ -157,7 +157,7 @@ def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval
 
 
 def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
-    """Returns sentences that list the points below the line, and those of them below it beyond their interval."""
+    """Returns sentences that list the points below the line of random requests, and those significantly below it."""
     shown = [spot for spot in panel.spots if not spot.inconclusive]
     gains = {spot.name(): gain for spot in shown if (gain := gain_over_random(panel, spot, bootstrap))}
     below = [name for name, gain in gains.items() if gain.value < 0]
@@ -187,12 +187,12 @@ def noise(panel: Panel) -> float:
 
 
 def self_noise(panel: Panel) -> float:
-    """Returns the log ratio of the target alone to itself, 0 if it was not timed."""
+    """Returns the absolute log ratio of two timings of the target alone, 0 if it was not timed."""
     return abs(math.log(latency_of(panel.target))) if panel.target and panel.target.latency else 0.0
 
 
 def noise_notes(panel: Panel) -> Iterator[str]:
-    """Yields the notes on a panel's latencies that readers need."""
+    """Yields notes on how reliable a panel's latencies are."""
     if not any(spot.latency for spot in panel.spots):
         return
     if panel.target and panel.target.latency:
@@ -237,7 +237,7 @@ def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[st
 
 
 def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: float) -> list[str]:
-    """Returns `quality_marks` for a column of latencies or speed-ups: the lowest is best, a tie's ratio includes 1.
+    """Returns marks like `quality_marks` for latencies: the lowest is best; in a tie the ratio's interval includes 1.
 
     The intervals of all pairs of the column hold jointly: otherwise the best of many equal entries is far from the
     worst by chance. An entry that did the same work as a tied entry ties too.
@@ -260,7 +260,7 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
 
 
 def uncompared(panel: Panel) -> list[str]:
-    """Returns sentences on which of a panel's spots have no interval, and which left examples out."""
+    """Returns sentences that count the spots without an interval, and name the spots that left examples out."""
     spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),
@@ -284,7 +284,7 @@ def _marks(
     compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
     equal: float,
 ) -> list[str]:
-    """Returns the marks of a column; `comparable` tests whether two spots pair, `equal` is the neutral value."""
+    """Returns the marks of a column; `comparable` tests whether spots can be paired, `equal` means no difference."""
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)

@@ -64,7 +64,7 @@ def curves_key(places: Places) -> list[Key]:
 
 
 def ends_key(places: Places, timed: bool) -> list[Key]:
-    """Returns the legend of the marks beside the curves."""
+    """Returns the legend of everything in the plot that is no curve."""
     keys = [Key("#444444", "○", "target alone and draft alone")]
     if places.random and timed:
         keys.append(Key("#bdbdbd", "▬", "whole requests sent at random"))
@@ -120,7 +120,7 @@ latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">
 
 
 def _horizontal(place: Place, timed: bool) -> Interval | None:
-    """Returns a place's horizontal position: its latency, or the rejected share, which has no bars."""
+    """Returns a place's horizontal position: its latency, or without timing the rejected share, with no error bars."""
     if timed:
         return place.latency
     rejected = place.spot.measures.get("rejection_rate")
@@ -214,7 +214,7 @@ def by_position(spot: Spot) -> list[tuple[int, float]]:
 
 
 def by_divergence(traces: Iterable[Trace]) -> list[tuple[float, float]]:
-    """Returns the rejected share of the tokens examined in each tenth of total variation, by the tenth's middle."""
+    """Returns, for each tenth of total variation, its middle and the rejected share of the tokens examined in it."""
     examined, rejected = [0] * BINS, [0] * BINS
     for step in (step for trace in traces for round_ in trace.rounds for step in round_.steps):
         if step.fate in ("kept", "rejected") and step.divergence is not None:

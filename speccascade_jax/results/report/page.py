@@ -19,7 +19,7 @@ from speccascade_jax.runtime import paths
 from speccascade_jax.storage.files import expanded, write_atomically
 
 MOST = 64
-"""Number of outputs shown of each point; all of them are in the store's folder."""
+"""Number of outputs that the page shows of each point; the store's folder of outputs holds all of them."""
 _LONGEST = 600
 _CLASSES = {letter: templates.CLASSES[name] for letter, name in LETTERS.items()}
 
@@ -143,7 +143,7 @@ def _cut(text: str) -> str:
 
 
 def _runs(output: Output) -> Iterator[tuple[str, str]]:
-    """Yields class and text of each run of adjacent tokens that have the same source and round."""
+    """Yields the CSS class and the text of each run of adjacent tokens that have the same source and round."""
     begins = set(itertools.accumulate(output.rounds))
     sources = output.sources or " " * len(output.pieces)
     shown, run, number = "", "", 0

@@ -89,7 +89,7 @@ def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _keys(record: Row, fingerprints: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the judged key and the key."""
+    """Returns a record's two keys today: that of its quality and counts (`judged_key`), and that of the record."""
     try:
         parts = parts_of(record["configuration"])
         judged = judged_key(parts, fingerprints)

@@ -80,7 +80,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 def _files_of(record: Record) -> list[str]:
     """Returns the names that a record's file may have; the first is the name it is written under."""
-    # the former record's outputs are still read until the new record is written, and in other parts of the store
+    # a file of its own: the former record's file is read until this record is written, and in other parts of the store
     if "supersedes" in record:
         return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
     return [f"{get_entry(record, name)}.jsonl" for name in ("key", "former_key") if name in record]
@@ -135,7 +135,7 @@ def _entries(path: Path) -> Iterator[Row]:
 
 
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
-    """Copies the outputs that other stores hold of a record that a store takes over."""
+    """Copies a record's outputs into a store, from the first of `others` that holds them."""
     for source in others:
         if (kept := read(source, record)) is not None:
             return write(store, record, kept)

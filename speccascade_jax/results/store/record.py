@@ -138,7 +138,7 @@ class Latency(TypedDict):
 Timed = Literal["latency", "target_latency"]
 """A name in `TIMES`."""
 TIMES: tuple[Timed, ...] = ("latency", "target_latency")
-"""A record's entries with times: of its runs, and of the target's beside them."""
+"""A record's entries with times: of its own runs, and of the target's runs that alternated with them."""
 
 
 class Record(TypedDict, total=False):

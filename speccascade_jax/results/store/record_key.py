@@ -54,7 +54,7 @@ def canonical(value: Any) -> Any:
 
 
 def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
-    """Returns the fields of a dataclass that differ from their omitted value."""
+    """Returns the fields of a dataclass that differ from their default, or from the value that metadata omits."""
     values, omitted = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(part):
         if not field.init or field.metadata.get("beside"):
@@ -82,12 +82,12 @@ def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str
 
 
 def _text(form: Any) -> str:
-    """Returns a form as JSON text, which distinguishes True from 1; Python's `==` does not."""
+    """Returns a canonical value as JSON text, which distinguishes True from 1; Python's `==` does not."""
     return json.dumps(form, sort_keys=True)
 
 
 def _inner(value: Any) -> Any:
-    """Returns the form of a nested value; a nested dataclass includes its class name."""
+    """Returns the canonical form of a nested value; a nested dataclass includes its class name."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return canonical(value)
     if any(callable(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init):
@@ -117,7 +117,7 @@ def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str
 
 
 def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any] | None) -> str:
-    """Returns the key of a record.
+    """Returns a record's key: the judged key, extended by what affects latency if `hardware` is given.
 
     Args:
         judged: the point's judged key, which is also the record's key if nothing is timed.

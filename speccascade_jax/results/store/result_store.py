@@ -277,7 +277,7 @@ class ResultStore:
         return set(self._places)
 
     def judged(self, key: str) -> Record | None:
-        """Returns the newest record with this judged key: quality and counts that hold on any hardware."""
+        """Returns the newest record with this judged key; its quality and counts hold on any hardware."""
         return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:
@@ -318,7 +318,7 @@ def fill(
     on_record: Callable[[Record], None] = lambda record: None,
     stale: Collection[str] = (),
 ) -> int:
-    """Measures the points that the store lacks, or holds measured by other code. Every sweep uses this loop.
+    """Measures the points that the store lacks or that are `stale`; every sweep uses this loop.
 
     Args:
         store: receives each record as soon as it is measured.
@@ -408,7 +408,7 @@ def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
 
 
 def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Parses the lines of a store's file; refuses other files. The beginning of a first record alone is a store."""
+    """Parses a store's file; refuses other files. A file that ends within its first record counts as a store."""
     records, damaged = parse_lines(content)
     torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
@@ -420,7 +420,7 @@ def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[Damaged
 
 
 def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:
-    """Appends lines unchanged to a file."""
+    """Appends damaged lines unchanged to the file `path`."""
     with open(path, "a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)

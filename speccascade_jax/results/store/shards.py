@@ -28,7 +28,7 @@ def checked(shard_id: int, num_shards: int) -> tuple[int, int]:
 
 
 def share(groups: Sequence[Group], shard_id: int, num_shards: int) -> list[Group]:
-    """Returns every `num_shards`-th group from `shard_id` on: neighbours cost alike, and so go to different parts."""
+    """Returns every `num_shards`-th group from `shard_id` on: neighbours take similar time, so parts do too."""
     return list(groups[shard_id::num_shards])
 
 

@@ -43,7 +43,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Step:
-    """A position of a block.
+    """A position of a block: the proposed and the committed token there, and measures of both distributions.
 
     Attributes:
         slot: its index in the block, from 0.
@@ -103,7 +103,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Trace:
-    """One output.
+    """One output, round by round.
 
     Attributes:
         rounds: of the row, in order; prompt: its input, or empty.
@@ -176,7 +176,7 @@ class Traces(list[Trace]):
 
 
 def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str = "", alone: bool = False) -> Trace:
-    """Returns a row's trace.
+    """Builds a row's trace from the facts that the engine recorded.
 
     Args:
         facts: `engine.tracing.RoundFacts` with NumPy arrays `[R, B, …]`.
@@ -249,7 +249,7 @@ def _step(facts: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -
 
 
 def _candidate(facts: Mapping[str, Any], kind: str, slot: int, token: int, text: str) -> Candidate:
-    """Returns a token with its probabilities; those that were not drawn from or scored are `None`."""
+    """Returns a token with its probabilities; those of a model that did not draft or score the position are `None`."""
     unknown = set() if slot < facts["drafted"] else {"q", "q_tilde", "rank_q"}
     unknown |= {"p", "p_tilde", "pi", "rank_p"} if facts["unverified"] else set()
     chances = {name: None if name in unknown else values[slot] for name, values in facts[kind].items()}

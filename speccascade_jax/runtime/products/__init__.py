@@ -1,4 +1,4 @@
-"""Products of a few rows with large matrices on a CPU, compiled for the processor of this machine.
+"""Matrix products of a few rows with large weight matrices on a CPU, compiled for the processor of this machine.
 
 XLA:CPU multiplies a block of 4 to 8 rows at about half the bandwidth of one row, because it packs both operands first.
 Here the weights are packed once, when they are loaded. The compiled code is a call for XLA's foreign function

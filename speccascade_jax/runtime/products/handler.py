@@ -1,4 +1,4 @@
-"""A whole product as LLVM code that XLA calls: free threads share the panels.
+"""LLVM code of a whole matrix product, which XLA calls; idle threads share the panels, blocks of columns.
 
 The arithmetic: a few rows times one panel of a matrix. Reading the weights limits the speed of a block of a few tokens,
 provided that each weight, once read, serves all rows. So a tile keeps the sums of all its rows in registers, reads the
@@ -40,16 +40,16 @@ AHEAD = 4096
 """Bytes between the data being read and the data being prefetched.
 
 Compared with no prefetching and 1, 2 and 8 KiB on matrices of 250 MB (Intel, AVX-512): one row is fastest with this
-value. A block of 4 costs more steps without prefetching, and about as many with each of the other values.
+value. Relative to one row, a block of 4 costs more without prefetching, and about as much with each other value.
 """
 LINE = 64
 
 
 @cache
 def ahead() -> int:
-    """Returns the bytes to prefetch ahead on this processor: 0, no prefetching, on AMD's.
+    """Returns how many bytes ahead this processor should prefetch; 0, no prefetching, on AMD's Zen processors.
 
-    On those, every prefetched line takes one of the few slots for lines on their way to the first cache, and lines that
+    On Zen, every prefetched line takes one of the few slots for lines on their way to the first cache, and lines that
     the second cache prefetches by itself are lost: eight matrices of 5 MB were read by 2 to 6 rows at 22 to 26 GB/s
     with prefetching and at 38 to 45 without, by one row at 37 and 43 (EPYC 9004, two cores).
     """
@@ -65,20 +65,20 @@ ELEMENTS = {"float32": (FLOAT, 4), "float16": (ir.HalfType(), 2), "bfloat16": (I
 
 
 def const(value: int) -> ir.Constant:
-    """Returns a 64-bit number."""
+    """Returns a 64-bit integer constant for LLVM code."""
     return ir.Constant(I64, value)
 
 
 def begin(
     module: ir.Module, name: str, takes: list[ir.Type], result: ir.Type = VOID
 ) -> tuple[ir.Function, ir.IRBuilder]:
-    """Returns a function of the module and a builder at its beginning."""
+    """Adds an empty function to the module; returns it, and a builder at the beginning of its body."""
     function = ir.Function(module, ir.FunctionType(result, takes), name)
     return function, ir.IRBuilder(function.append_basic_block())
 
 
 def declared(module: ir.Module, name: str, result: ir.Type, takes: list[ir.Type]) -> ir.Function:
-    """Returns a function from outside the module, declared once."""
+    """Returns an external function, after declaring it in the module if it is not declared yet."""
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, takes), name)
 
 
@@ -111,7 +111,7 @@ def counted(build: ir.IRBuilder, bound: ir.Value) -> Iterator[Loop]:
 
 
 def tile(module: ir.Module, kind: str, rows: int, width: int) -> ir.Function:
-    """Builds a tile: `rows` rows of `x` times the panel `w` `[K, width]`, written to `y`.
+    """Builds a function that multiplies `rows` rows of `x` by the panel `w` `[K, width]` and writes the result to `y`.
 
     The function is `void tile(x, w, scales, y, K, N)`.
 
@@ -163,7 +163,7 @@ def _read(module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.
 
 
 def _widened(build: ir.IRBuilder, kind: str, weights: ir.Value) -> ir.Value:
-    """Converts a vector of weights to float32: exact for every kind (int8 before its scales)."""
+    """Builds the exact conversion of a vector of weights to float32; int8 weights are not scaled yet."""
     if kind == "float16":
         return build.fpext(weights, FLOATS)
     if kind == "bfloat16":  # bfloat16 is the upper half of a float32
@@ -184,11 +184,13 @@ def _fma(module: ir.Module, build: ir.IRBuilder, *operands: ir.Value) -> ir.Valu
 
 ONE = const(1)
 FIELDS = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users", "work")
-"""Fields of 8 bytes each; `work` is the function `void work(job, helps)`. The caller's own words follow them."""
+"""Fields of a job, 8 bytes each; `work` is the function `void work(job, helps)`. Words for calls to XLA follow them
+(`_ASKED`, `_POOL`)."""
 LOOKS = 1_000
-"""Number of checks of an idle helper for the next job, some 50 ns apart: the time between two products of a step."""
+"""Number of times that an idle helper looks for the next job, some 50 ns apart: together the time between two products
+of a decoding step."""
 _BOX = (ctypes.c_int64 * 16)()
-"""The letter box, two lines of memory: the job in it or 0, and whether a helper is waiting."""
+"""The letter box, two cache lines: the address of a job, or 0 if it is empty; and whether a helper waits for a job."""
 
 
 def place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
@@ -198,7 +200,7 @@ def place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
 
 
 def read(build: ir.IRBuilder, job: ir.Value, word: str | int, kind: ir.Type = I64) -> ir.Value:
-    """Returns a field's value."""
+    """Returns the value of a job's field."""
     return build.load(place(build, job, word), typ=kind)
 
 
@@ -213,7 +215,7 @@ def drop_user(build: ir.IRBuilder, job: ir.Value, order: str = "monotonic") -> i
 
 
 def release(module: ir.Module) -> ir.Function:
-    """Builds the function with which a user of a job leaves it; the last one frees the memory."""
+    """Builds the function that a thread calls when it has finished with a job; the last one frees the job's memory."""
     if "release" in module.globals:
         return module.globals["release"]
     function, build = begin(module, "release", [POINTER])
@@ -252,7 +254,7 @@ def _box(line: int) -> ir.Constant:
 
 
 def _exchanged(build: ir.IRBuilder, place: ir.Value, expected: ir.Value, new: ir.Value) -> ir.Value:
-    """Stores `new` if the place holds `expected`; returns whether it did."""
+    """Stores `new` at the address `place` if it holds `expected`; returns whether it did."""
     return build.extract_value(build.cmpxchg(place, expected, new, "acq_rel", "acquire"), 1)
 
 
@@ -263,7 +265,10 @@ def take_back(build: ir.IRBuilder, job: ir.Value) -> None:
 
 
 def look(module: ir.Module, build: ir.IRBuilder) -> None:
-    """Helps with jobs in the letter box, unless another helper does, until none came for `LOOKS` checks."""
+    """Builds a loop that works on jobs from the letter box until it was empty `LOOKS` times in a row.
+
+    It does nothing if another helper is already waiting for jobs.
+    """
     with build.if_then(_exchanged(build, _box(1), const(0), const(1))):
         _help(module, build)
         build.store_atomic(const(0), _box(1), "release", 8)
@@ -303,15 +308,15 @@ def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 GRAIN = 65_536
-"""Bytes of weights for which one more thread pays."""
+"""One more thread makes a product faster for every so many bytes of weights."""
 _NULL = ir.Constant(POINTER, None)
-# bytes from the start of XLA's structures
+# offsets in bytes of the fields of XLA's C structures
 _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 112}
 _BUFFER = {"data": 24, "dims": 40}
 _METADATA = {"in extension": 24, "major": 24, "minor": 28, "traits": 32}
 _API_FUNCTIONS = 48
-_ASKED = len(FIELDS)  # after them, the arguments to XLA for a thread: size, extension, context, task, data
-_POOL = _ASKED + 5  # and for the number of threads: size, extension, context, place; the number
+_ASKED = len(FIELDS)  # first word of the request to XLA for a thread: size, extension, context, task, data
+_POOL = _ASKED + 5  # first word of the request for the number of threads: size, extension, context, address; number
 _WORDS = _POOL + 5
 
 
@@ -373,14 +378,14 @@ def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POIN
 
 
 def _describe(build: ir.IRBuilder, extension: ir.Value) -> None:
-    """Answers XLA's query when a handler is registered: the version that it was made for."""
+    """Builds the answer to XLA's query at registration: the version of the interface that the handler was built for."""
     metadata, version = _load(build, extension, _METADATA["in extension"]), interface()
     for field, value in (("major", version.major), ("minor", version.minor), ("traits", 0)):
         build.store(ir.Constant(I32, value), build.gep(metadata, [const(_METADATA[field])], source_etype=I8))
 
 
 def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Function, width: int) -> ir.Value:
-    """Builds a job on the heap, because helpers may outlive the call, from the call's arguments."""
+    """Allocates a job on the heap, because helpers may outlive the call, and fills it from the call's arguments."""
     arguments, results = _load(build, frame, _FRAME["arguments"]), _load(build, frame, _FRAME["results"])
     buffers = [_load(build, arguments, 8 * number) for number in range(3)] + [_load(build, results, 0)]
 
@@ -397,7 +402,7 @@ def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Funct
 
 
 def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, kind: str, width: int) -> ir.Value:
-    """Asks for a helper per `GRAIN` bytes beyond the first, at most as many as XLA has other threads.
+    """Asks for one helper per `GRAIN` bytes of weights beyond the first, at most as many as XLA has other threads.
 
     Returns:
         Whether the first of them was asked through the letter box.
@@ -418,7 +423,7 @@ def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, ki
     with build.if_then(build.icmp_signed(">", wanted, const(0))), counted(build, wanted):
         add(build, job, "users")
         refused = _call(build, _load(build, api, interface().schedule), place(build, job, _ASKED))
-        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no pool: no other thread uses the job
+        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no thread pool: no helper will use the job
             drop_user(build, job)
     return posted
 
@@ -430,7 +435,7 @@ def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Valu
 
 
 def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
-    """Builds `void work(job, helps)`: takes panels from the thread's own end and multiplies them."""
+    """Builds `void work(job, helps)`, which multiplies panels: the caller from the first one, helpers from the last."""
     function, build = begin(module, f"work_{kind}", [POINTER, I64])
     job, helps = function.args
     x, w, scales, y = [read(build, job, name, POINTER) for name in ("x", "w", "scales", "y")]

@@ -1,4 +1,4 @@
-"""From LLVM code to a call in a traced program: compiling for this processor, registering, calling."""
+"""Compilation of the LLVM code for this processor, its registration with XLA, and the call from a traced program."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ KINDS = ("float32", "float16", "bfloat16", "int8")
 SWITCH = "SPECCASCADE_PRODUCTS"
 """Environment variable: `0` leaves all products to XLA."""
 LARGE = 2**20
-"""Matrix size from which own products are noticeably faster."""
+"""Number of elements from which this package's code multiplies a matrix noticeably faster than XLA does."""
 NO_LLVMLITE = "llvmlite is not installed: pip install 'speccascade_jax[cpu]'"
 _KEPT: list[Any] = []  # compiled code lives as long as the process
 

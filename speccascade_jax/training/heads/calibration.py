@@ -59,7 +59,7 @@ def log_loss(predicted: np.ndarray, kept: np.ndarray) -> float:
 
 
 def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal_mass: bool = False) -> Bins:
-    """Returns predictions in bins of equal width over [0, 1], or of equal size as nearly as ties allow.
+    """Sorts predictions into bins of equal width over [0, 1], or of equal size as nearly as ties allow.
 
     Equal predictions share a bin: the bin of their middle rank.
 
@@ -72,7 +72,7 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     if equal_mass:
         _, group, size = np.unique(predicted, return_inverse=True, return_counts=True)
-        middle = np.cumsum(size) - (size + 2) // 2  # rank of the middle one, the lower of two
+        middle = np.cumsum(size) - (size + 2) // 2  # middle rank of equal predictions, the lower of two
         bin_index = middle[group] * bins // max(len(predicted), 1)
     else:
         bin_index = np.minimum((predicted * bins).astype(np.int64), bins - 1)

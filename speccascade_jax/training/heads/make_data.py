@@ -127,7 +127,7 @@ def examples(session: Session, point: Point) -> Examples:
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
-    """Returns one batch without the rows that fill it up."""
+    """Returns the labelled examples of one batch, without the rows that only fill it up."""
     raise_on_failure(written.generation)
     lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
     width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])

@@ -21,7 +21,7 @@ from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.shards import Examples
 
 HELD_OUT = 2**31 - 1
-"""Epoch number of the mixes that held-out prompts are evaluated on."""
+"""Epoch number that seeds the mixes for evaluation on held-out prompts."""
 
 
 class Batch(NamedTuple):
@@ -45,7 +45,7 @@ def uniforms(key: Array, rows: np.ndarray, width: int) -> Array:
 
 
 def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
-    """Returns `Z` int32 `[B, T]`, and the mask of the draft's tokens in it, bool `[B, T]`.
+    """Mixes the target's tokens with the draft's; returns them, int32 `[B, T]`, and the mask of the draft's, bool.
 
     A row's random bits depend only on `key` and its number.
     """

@@ -96,7 +96,7 @@ class Recorder:
 
 
 def collect(session: Session, point: Point) -> Blocks:
-    """Returns the blocks of a run over the evaluation's examples for quality.
+    """Decodes the evaluation's examples for quality, and returns the blocks that the engine drafted.
 
     Args:
         session: holds the pair, its examples and their prompts.
@@ -210,7 +210,7 @@ class HeadReport:
 
 
 def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
-    """Refuses prompts that are in the data, held out there or not: the baselines are fitted on all data.
+    """Refuses prompts in the training data, also held-out ones there: the baselines are fitted on all data.
 
     Raises:
         ValueError: some prompts are in the data (says how many).

@@ -74,7 +74,7 @@ class Examples:
         return Prompt(*arrays)
 
     def rows(self, chosen: np.ndarray) -> Self:
-        """Returns some of the examples."""
+        """Returns the examples of the rows `chosen`."""
         return type(self)(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 

@@ -135,7 +135,7 @@ class Run(AcceptanceRun):
         return losses
 
     def evaluate(self) -> dict[str, Any]:
-        """Returns AUC and log loss (rejection weight undone) of every head on the held-out prompts' `Y` tokens."""
+        """Returns every head's AUC and log loss (rejection weight undone) at draft tokens for held-out prompts."""
         logits, kept = self.judge(self.held_out_rows)
         scores = {}
         for name, (_, w_rej, _) in self.trainer.grid.items():
@@ -146,7 +146,7 @@ class Run(AcceptanceRun):
         return scores
 
     def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns every head's logits and the labels at the `Y` tokens of some prompts, `[N]` each."""
+        """Returns every head's logits and the labels at the draft's tokens in mixes for some prompts, `[N]` each."""
         logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
         kept = []
         for cut in self.cuts.cut(rows):

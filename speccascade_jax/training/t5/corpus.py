@@ -66,10 +66,13 @@ def _pack(examples: Sequence[TokenPair], rows: int, width: int, target_widths: S
 
 
 class _Epochs:
-    """Epochs of a corpus that provides `examples` and the settings of its batches."""
+    """Mixin that makes the epochs of a corpus, which provides `examples` and the settings of its batches."""
 
     def epoch(self: Any, pairs: Any, seed: int, epoch: int) -> list[Batch]:
-        """Returns the batches of one epoch over `pairs` (from `tokens`), shuffled (by width first: `short_first`)."""
+        """Returns the shuffled batches of one epoch over the result of `tokens`; sorted by width in the first epochs.
+
+        `short_first` is the number of sorted epochs.
+        """
         rng = np.random.default_rng((seed, epoch))
         examples = self.examples(pairs, rng)
         batches = bucketed(examples, self.widths, self.tokens_per_batch, self.target_widths)
@@ -131,7 +134,7 @@ class JoinedCorpus(_Epochs):
         return fitting
 
     def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
-        """Returns one pass over `pairs` (from `tokens`) as joined examples, in random order."""
+        """Returns one pass over `pairs`, the result of `tokens`, as joined examples in random order."""
         return [join_tokens(pairs, members) for members in group(pairs, self.max_joined, rng, self.widths[-1] - 1)]
 
 
@@ -164,7 +167,7 @@ class MixedCorpus(_Epochs):
         return [part.tokens(vocabulary) for part in self.parts]
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
-        """Returns one pass over every part (from `tokens`) as joined examples, in random order across parts."""
+        """Returns one pass over the parts' pairs, the result of `tokens`, as joined examples in random order."""
         parts = zip(self.parts, pairs, strict=True)
         examples = [example for part, inside in parts for example in part.examples(inside, rng)]
         return [examples[i] for i in rng.permutation(len(examples))]

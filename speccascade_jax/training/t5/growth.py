@@ -27,8 +27,8 @@ ENDING = ("out", "wo")
 def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> Params:
     """Returns the parameters of a `wanted` model that has the same logits as the `stored` one.
 
-    Layer `i` of a stack of `n` layers that grew from `m` is layer `i m // n`. The first layer of each origin is the
-    origin itself; the others have its input arrays and write zero.
+    Layer `i` of the `n` new layers is made from layer `i m // n` of the `m` old ones. The first layer made from an old
+    layer is its copy; the others copy only the arrays that it reads with, and write zero.
 
     The root mean square decreases when dimensions at zero are added; the scales of the norms compensate.
 
@@ -54,7 +54,7 @@ def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> P
 
 
 def _stack(part: str, tree: Params, fresh: Params, stored: T5Config, wanted: T5Config) -> Params:
-    """Returns the layers of the encoder or the decoder."""
+    """Returns the grown layers of the encoder or the decoder (`part`)."""
     old, new = (int(getattr(config, f"num_{part}_layers")) for config in (stored, wanted))
     layers = {}
     for i in range(new):
@@ -65,7 +65,7 @@ def _stack(part: str, tree: Params, fresh: Params, stored: T5Config, wanted: T5C
 
 
 def _larger(tree: Any, fresh: Any, name: str = "") -> Any:
-    """Returns the arrays of `tree` in the shapes of `fresh`; new entries are zero if `name` writes, else `fresh`'s."""
+    """Enlarges arrays to the shapes of `fresh`; new entries are zero in arrays that write, and `fresh`'s in others."""
     if isinstance(tree, Mapping):
         return {key: _larger(value, fresh[key], name if key == "kernel" else key) for key, value in tree.items()}
     if tree.shape == fresh.shape:

@@ -116,7 +116,7 @@ class Run(runs.Run):
         return self.position.minutes + (time.monotonic() - self.clock) / 60
 
     def remaining(self) -> Iterator[Batch]:
-        """Yields batches until the plan is complete."""
+        """Yields batches until the schedule is complete."""
         batches = self.batches()
         while self.trainer.schedule.progress(int(self.state.step), self.minutes()) < 1.0:
             yield next(batches)
@@ -131,7 +131,7 @@ class Run(runs.Run):
             self.evaluate(step)
 
     def finish(self) -> dict[str, float]:
-        """Trains until the plan is complete, saves, and evaluates."""
+        """Trains until the schedule is complete, saves, and evaluates."""
         self.train(60 * self.trainer.save_every_minutes)
         return self.evaluate(int(self.state.step))
 
@@ -208,7 +208,7 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
 
 
 def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
-    """Returns the model of `checkpoint`, or of the run's saved state if that is empty.
+    """Returns the model of `checkpoint`, or of the run's saved state if `checkpoint` is empty.
 
     Raises:
         ValueError: the checkpoint's vocabulary size differs from the trainer's.

@@ -161,7 +161,7 @@ def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list
 
 
 def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], outputs: Sequence[list[int]]) -> bytes:
-    """Returns a line for every finished output."""
+    """Returns the file's content: a line for every output that ended with EOS."""
     example_outputs = zip(examples, outputs, strict=True)
     ended = [(example.source, ids[:-1]) for example, ids in example_outputs if ids[-1] == vocabulary.eos_id]
     return "".join(f"{vocabulary.pieces(source)}\t{vocabulary.pieces(ids)}\n" for source, ids in ended).encode()

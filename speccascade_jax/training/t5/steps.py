@@ -36,7 +36,7 @@ class Optimizer:
     clip: float = 1.0
 
     def transformation(self) -> optax.GradientTransformation:
-        """Returns the update direction, before the learning rate."""
+        """Returns the optax transformation of gradients to updates, without the learning rate."""
         return optax.chain(
             optax.clip_by_global_norm(self.clip),
             optax.scale_by_adam(self.b1, self.b2, self.eps),
@@ -225,7 +225,7 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
 
 
 def _exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:
-    """Returns the hidden states of the layer whose turn it is, and the weight of its exit."""
+    """Returns the hidden states of one early exit, another at each step in turn, and the weight of its loss."""
     below = len(hidden) - 1  # the exit after the last layer is the model itself
     turn = step % below
     return jnp.stack(hidden[:-1])[turn], weight * (turn + 1) / len(hidden)

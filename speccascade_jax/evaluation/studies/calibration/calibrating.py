@@ -141,7 +141,7 @@ def calibrate(
 
 
 def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
-    """Returns the windows to search on, test on and hold out, with as many timed examples; ValueError for too few."""
+    """Returns the windows for search, test and held-out measurement; ValueError if one has too few examples."""
     counts = {"search_examples": search_examples, "test_examples": test_examples}
     counts |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
     searched, tested, held_out, timed = (checks.whole(name, value, 0) for name, value in counts.items())
@@ -161,7 +161,10 @@ def candidates(*, seeds: Sequence[int], **shared: Any) -> list[Point]:
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
-    """Searches, then measures the settings found on the held-out examples; on the test's if no setting passed."""
+    """Searches by successive halving, then measures the settings that it found on the held-out examples.
+
+    If no setting kept the tolerance, it measures the best ones on the test examples instead.
+    """
     target, *tried = points
     bench.session.check(point.settings for point in points)
     choice = halving.search(bench, tried, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
@@ -197,7 +200,7 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:
-    """Runs Appendix D on the examples to search on, then measures its three levels on the held-out ones."""
+    """Runs Appendix D on the search and test examples, then measures its three levels on the held-out ones."""
     searched = replace(split.search, judged=split.test.end - split.search.first)
     subset = searched.part(max(searched.judged // 4, LEAST_EXAMPLES))
     trail = thresholds.run(bench, base, settings, searched, subset)
@@ -219,7 +222,7 @@ _USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, 
 
 
 def _about(target: Point) -> list[str]:
-    """Returns the lines about the pair and task of the settings, and the use of their file."""
+    """Returns lines for the gin file: the pair and task of its settings, and how to use the file."""
     task = get_task(target.evaluation.task).name
     return [f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.", _USE]
 
@@ -307,7 +310,7 @@ def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool
 
 
 def said(entry: Entry) -> str:
-    """Returns an entry in one line of text."""
+    """Returns a setting's entry as one line of text."""
     words = [f"{entry['name']}: {entry['setting']}", f"{entry['metric']} {_cell(entry['quality'], '{:.2f}')}"]
     if entry["difference_percent"]:
         words.append(f"{_cell(entry['difference_percent'], '{:+.1f}%')} compared with the target")

@@ -1,8 +1,8 @@
 """Successive halving under a tolerance: all candidates on few examples, the better half of them on twice as many.
 
 It follows Jamieson and Talwalkar (2016), with two changes. A candidate that cannot keep the tolerance is dropped
-whatever the half is. The candidate that keeps it most surely stays, so that the search ends with an answer if there is
-one.
+even from the better half. The candidate that keeps it most surely stays, so that the search ends with an answer if
+there is one.
 
 The best of many candidates is partly the luckiest: the examples that chose it overstate it. So the remaining candidates
 are tested on fresh examples, in an order that was fixed before: the safest first, each at the full confidence, up to
@@ -50,7 +50,7 @@ class Window:
         return self.first + self.judged
 
     def of(self, evaluation: Evaluation) -> Evaluation:
-        """Returns the evaluation on these examples."""
+        """Returns a copy of `evaluation` that uses these examples."""
         return replace(evaluation, first_example=self.first, quality_examples=self.judged, latency_examples=self.timed)
 
     def part(self, judged: int) -> Window:
@@ -100,7 +100,7 @@ class Bench:
 
 
 def mean(records: Records, part: str, name: str) -> float:
-    """Returns the mean over seeds of a number of the records; undefined `measures` count as 0."""
+    """Returns the mean over seeds of entry `name` in a part of the records; undefined `measures` count as 0."""
     return statistics.fmean(get_entry(record, part)[name] or 0.0 for record in records)
 
 
@@ -137,14 +137,14 @@ class Tolerance:
             raise ValueError(f"confidence={self.confidence} is not between 0.5 and 1: 0.9 is the usual choice")
 
     def describe(self) -> str:
-        """Returns the bounds in words."""
+        """Returns the bounds of the tolerance in words."""
         loss, latency = self.max_loss, self.max_latency
         bounds = [] if loss is None else [f"at most {100 * loss:g}% of the target's quality lost"]
         bounds += [] if latency is None else [f"latency at most {latency:g} of the target's"]
         return " and ".join(bounds)
 
     def kept(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> np.ndarray:
-        """Returns whether every bound holds, bool `[1 + samples]`: first on all examples, then on each resample.
+        """Returns whether all bounds hold, bool `[1 + samples]`: first on all examples, then on each resample.
 
         Judged examples and timed examples are resampled separately.
 
@@ -172,11 +172,11 @@ class Tolerance:
             )
 
     def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
-        """Returns the share of resamples in which every bound holds; arguments and errors as for `kept`."""
+        """Returns the share of resamples in which every bound holds (arguments and errors: see `kept`)."""
         return float(self.kept(ours, target, bootstrap)[1:].mean())
 
     def cost(self, ours: Sequence[Record]) -> float:
-        """Returns the value to minimise, a mean over seeds: relative latency, or minus quality if nothing bounds it."""
+        """Returns the value to minimise, a mean over seeds: relative latency, or minus quality if it has no bound."""
         if self.max_loss is None:
             return -statistics.fmean(record["quality"]["value"] for record in ours)
         return statistics.fmean(record["relative_latency"]["value"] for record in ours)
@@ -208,7 +208,7 @@ class Choice(NamedTuple):
 
 
 def rungs(whole: Window, first: int = FIRST_RUNG) -> list[Window]:
-    """Returns windows that begin at one example, each twice as long as the last, up to `whole`; none below `first`."""
+    """Returns nested windows of at least `first` examples, each twice as long as the one before, up to `whole`."""
     sizes = [whole.judged]
     while math.ceil(sizes[0] / 2) >= first:
         sizes.insert(0, math.ceil(sizes[0] / 2))
@@ -283,7 +283,10 @@ def _safety(verdict: Verdict) -> tuple[float, float]:
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
-    """Returns half of the candidates, but at least `least`; always the safest, no other one below `1 − confidence`."""
+    """Returns the better half of the candidates, or `least` if that is more; the safest one is always among them.
+
+    No other candidate is kept if it holds the tolerance in a smaller share of resamples than `1 − confidence`.
+    """
     half, safe = max(math.ceil(len(verdicts) / 2), least), min(verdicts, key=_safety)
     possible = [verdict for verdict in ranked(verdicts) if verdict.share >= 1 - confidence][:half]
     if any(verdict is safe for verdict in possible):

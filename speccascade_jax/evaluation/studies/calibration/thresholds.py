@@ -27,12 +27,12 @@ _NUMBERS = {
     "quality": ("quality", "value"), "latency": ("relative_latency", "value"),
     "acceptance": ("measures", "acceptance_rate"), "utilisation": ("measures", "draft_utilisation"),
 }  # fmt: skip
-"""Number of a step -> its place in records."""
+"""Field of a `Step` -> part and entry of a record that hold its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppendixD:
-    """The settings of the procedure.
+    """The settings of the threshold procedure of Appendix D.
 
     Attributes:
         rule: a fuzzy rule; the paper's thresholds belong to `fuzzy_js_reference`.
@@ -63,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trail:
-    """The result of the procedure.
+    """The result of the threshold procedure: its steps, why it stopped, and the levels that follow.
 
     Attributes:
         block_size, baseline_acceptance: of the fastest baseline; the latter is the share of drafted tokens that it
@@ -116,7 +116,7 @@ def show(trail: Trail, settings: AppendixD) -> None:
 
 
 def point_of(base: Point, settings: Settings) -> Point:
-    """Returns `base` with a method; the draft is greedy, as the paper's, unless `base` sets its temperature."""
+    """Returns `base` with other settings; the draft is greedy, as in the paper, unless `base` sets its temperature."""
     sampling = sampling_of(base.settings)
     sampling["draft_temperature"] = sampling["draft_temperature"] or 0.0
     return replace(base, settings=replace(settings, **sampling))
@@ -134,7 +134,7 @@ def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Po
 
 
 def check(base: Point, settings: AppendixD) -> None:
-    """Refuses settings without a meaning before anything is loaded, with a ValueError that names value and remedy."""
+    """Refuses invalid settings, before anything is loaded, with a ValueError that names the value and the remedy."""
     rule, lengths = settings.rule, settings.lengths
     if not deferral.get(rule).name.startswith("fuzzy_"):
         raise ValueError(f"rule={rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule")
@@ -195,7 +195,7 @@ def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> 
 def _climb(
     bench: Bench, base: Point, settings: AppendixD, window: Window, start: tuple[int, float, float]
 ) -> tuple[list[Step], str]:
-    """Raises the threshold until quality is below the floor; returns every step, and why the last one is the last."""
+    """Raises the threshold until quality is below the floor; returns every step, and why the last one was the last."""
     (length, threshold, floor), steps = start, list[Step]()
     print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
     trade_off = deferral.get(settings.rule).alpha

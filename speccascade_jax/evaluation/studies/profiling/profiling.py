@@ -82,7 +82,7 @@ def profile(
 
 
 def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Row:
-    """Compiles, times without the profiler, traces into `folder`, and places every instruction.
+    """Compiles the program, times it without the profiler, traces it into `folder`, and places every instruction.
 
     Returns:
         JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same
@@ -252,7 +252,7 @@ def _notes(measured: Row) -> list[str]:
 
 
 def modules(measured: Row) -> Grid:
-    """Tabulates the parts of the models in the phases that run them: µs per round; for the prefill, per generation."""
+    """Tabulates the time of each part of the models in each phase: µs per round; for the prefill, per generation."""
     sums = _sums(measured, lambda entry: (" / ".join(entry["phase"]), entry["module"]))
     columns = sorted({phase for phase, module in sums if module})
     per = {phase: measured["generations" if phase.startswith(PREFILL) else "rounds"] for phase in columns}

@@ -117,7 +117,7 @@ def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]
 
 
 def _share(run: Sequence[Event], is_control: Callable[[str], bool], spent: dict[str, Spent]) -> None:
-    """Walks along the run's begins and ends; charges the time since the last one to the instructions that ran."""
+    """Adds the time between two consecutive begin or end times of a run to the instructions that ran in between."""
     leaves = _leaves(run, is_control)
     points = sorted(point for n, (_, begin, end) in enumerate(leaves) for point in ((begin, 1, n), (end, 0, n)))
     active: set[int] = set()
@@ -260,7 +260,7 @@ class HloText:
         return around if OTHER in named.phase else named
 
     def _enclosing(self, instruction: Instruction) -> str:
-        """Returns the path of the innermost loop or branch around an instruction that has one, or ""."""
+        """Returns the path of the innermost named loop or branch around an instruction; "jit()/" outside of all."""
         caller = self.callers.get(instruction.computation)
         while caller is not None and not caller.path:
             caller = self.callers.get(caller.computation)
@@ -302,7 +302,7 @@ class HloText:
         return ""
 
     def _element(self, instruction: Instruction) -> str:
-        """Returns the operand that the state of a loop or branch starts with at an index; "" if unknown."""
+        """Returns the operand that a get-tuple-element reads from a tuple or a loop's first state; "" if unknown."""
         state = self.instructions.get(instruction.operands[0])
         if state is not None and state.opcode == "parameter" and state.computation in self.callers:
             caller = self.callers[state.computation]
@@ -313,7 +313,7 @@ class HloText:
 
 
 def place_of(path: str) -> Place:
-    """Returns the place that an `op_name` names; for merged instructions with joined names, the first one's."""
+    """Returns the place that an `op_name` names; merged instructions have joined names, of which the first counts."""
     path = path.partition(";")[0]
     path = path[path.rindex(path.partition("/")[0]) :]  # inlining puts the caller's path before the callee's
     inside = _ROUND.match(path)

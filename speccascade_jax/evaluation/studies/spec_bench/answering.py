@@ -152,7 +152,7 @@ def _speed(choice: dict[str, Any]) -> float:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Prints the table."""
+    """Prints the table of speeds by category."""
     printed = Table("category", "questions", "tokens/s", "target alone", "speed-up", "accepted", "same answers")
     for row in rows:
         speeds = (f"{row.speed:.1f}", f"{row.target_speed:.1f}", f"{row.speed_up:.2f}", f"{row.accepted:.2f}")
@@ -257,7 +257,7 @@ class Turn:
 
 
 class ConversationTooLong(ValueError):  # noqa: N818 (no error of the caller: answers have any length)
-    """An error that names a turn without room left, and the room that it needs."""
+    """Error for a turn whose prompt and answer are too long for the models; it names the turn and the limit."""
 
 
 def committed(turn: Round) -> Array:
@@ -267,7 +267,7 @@ def committed(turn: Round) -> Array:
 
 @dataclass(eq=False)
 class Speaker:
-    """One method that holds conversations; it stops at those ends of turns that the vocabulary has as one token.
+    """One method that holds conversations; it stops at those ends of turns that are a single token.
 
     Args:
         pair: a pair with a vocabulary; settings: as for a point.
@@ -303,7 +303,7 @@ class Speaker:
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
-        """Returns all turns of a question; each prompt contains the answers before it; errors as for `prompt`."""
+        """Returns all turns of a question; prompts contain the answers before. Raises the errors of `prompt`."""
         said: list[Turn] = []
         for _ in question.turns:
             said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
@@ -360,7 +360,7 @@ class Side:
         return _key(question, self.store.path, self.settings)
 
     def answer_to(self, question: Question) -> JsonRow | None:
-        """Returns the stored answer; `None` without one."""
+        """Returns the stored answer to a question; `None` if there is none."""
         key = self.key(question)
         answers = cast(list[JsonRow], self.store.records)
         return next((answer for answer in answers if answer["key"] == key), None)
@@ -412,7 +412,7 @@ def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str
 
 
 def check_first_turns(speaker: Speaker, questions: Sequence[Question]) -> None:
-    """Refuses questions whose first turn has no room; the ValueError names the first of them."""
+    """Raises ValueError for the first question whose first turn is too long."""
     for question in questions:
         try:
             speaker.prompt(question)
@@ -471,7 +471,7 @@ def get_conversation(name: str) -> Conversation:
     )
 
 
-# Marks and spaces are those of the models' training; the tokenizer adds the beginning-of-sequence token.
+# Marks and spaces are those that the models were trained with; the tokenizer adds the beginning-of-sequence token.
 CONVERSATIONS = {
     "plain": Conversation(user="User: {text}\nAssistant:", answer=" {text}\n", stop=("\nUser:",)),
     "vicuna": Conversation(

@@ -58,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The result of one pass.
+    """Measures and every rule's rates at each surveyed position.
 
     Attributes:
         positions: name -> float32 `[N]`, one number per surveyed position: see `quantities`.
@@ -83,7 +83,7 @@ class Survey:
         return Estimate(rejection, deferral)
 
     def plan(self, rule: str, count: int) -> tuple[float, ...]:
-        """Returns `count` >= 2 α's at equal steps of the estimated rejection rate; errors as for `estimate`."""
+        """Returns `count` >= 2 α's at equal steps of the estimated rejection rate; raises the errors of `estimate`."""
         if count < 2:
             raise ValueError(f"count={count}: a curve needs at least 2 points")
         alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
@@ -152,7 +152,7 @@ def join(parts: Sequence[Survey]) -> Survey:
 
 
 def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
-    """Returns the lengths, but 0 for outputs along which the draft's or the target's logits fail."""
+    """Returns the lengths, but 0 for outputs along which the draft or the target gives NaN or infinite logits."""
     lost = [np.asarray(failing(model_logits, jnp.asarray(lengths))) for model_logits in logits]
     for name, rows in zip(("draft", "target"), lost, strict=True):
         if rows.any():
@@ -232,7 +232,7 @@ class Bound(NamedTuple):
 
 
 def bound(surveyed: Survey, rule: str, tau: float, along: str = "rule", greedy: bool = False) -> Bound:
-    """Returns the bound and the divergence that is incurred.
+    """Returns the bound of a fuzzy rule at threshold `tau`, and the divergence that is incurred.
 
     Args:
         surveyed: a survey with `rule` at `tau` in its grid.
@@ -272,12 +272,12 @@ def is_fuzzy(rule: str) -> bool:
 
 
 def outputs_of(form: Threshold) -> str:
-    """Returns the outputs to survey for the bound: "rule" or "target"."""
+    """Returns whose outputs to survey for the bound: "rule" (the method's own) or "target"."""
     return OUTPUTS.get(form.name, ("rule",))[0]
 
 
 def standing(form: Threshold, along: str, greedy: bool) -> str:
-    """Returns what `N · share · τ` is worth for a decision: "proven", "heuristic …", or why it is no bound.
+    """Returns the status of the bound `N · share · τ` for a decision: "proven", "heuristic …", or why it is no bound.
 
     A greedy draft under a decision on the scaled distributions is no exception: `q̃` is then the one-hot that tokens
     are drawn from.

@@ -204,9 +204,9 @@ def _row(surveyed: Survey, rule: str, alpha: float) -> dict[str, Any]:
 
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Runs the rule and surveys its own outputs; returns both errors.
+    """Runs the rule and surveys its own outputs; returns the errors of both estimates: along other outputs and its own.
 
-    The error along its own outputs is not due to other prefixes.
+    Along its own outputs the prefixes are those of the run, so they do not cause the second error.
     """
     real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
     validate(real)
@@ -271,7 +271,7 @@ BOUNDS = {
 
 
 def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
-    """Prints the rows as a table."""
+    """Prints the estimated rates as a table."""
     note = f"Estimated along {positions:,} positions of the {along} outputs. A rule that decodes has other prefixes."
     _print("Rejection and deferral rates", note, RATES, rows)
 

@@ -22,7 +22,7 @@ from speccascade_jax.results.report.figures import tradeoff
 from speccascade_jax.storage.files import expanded
 
 Report = dict[str, Any]
-"""File of a study: a survey, an optimised stack, or a row of a comparison of policies."""
+"""Content of a study's file: a survey, an optimised stack, or a row of a comparison of policies."""
 MARKS = ("o-", "s--", "^:", "d-.", "v-")
 
 
@@ -150,7 +150,7 @@ def _heat_map(axes: Axes, report: Report) -> None:
 
 
 def _links(report: Report) -> list[tuple[int, int]]:
-    """Returns row and column of each link of the best stack with overshoot counted, or of the last stack."""
+    """Returns row and column of each pair of neighbours in the stack "overshoot optimum", or else in the last stack."""
     if not (rows := report.get("rows")):
         return []
     best = next((row for row in rows if row.get("name") == "overshoot optimum"), rows[-1])
@@ -158,7 +158,7 @@ def _links(report: Report) -> list[tuple[int, int]]:
 
 
 def draw_curves(rows: Sequence[Report], path: Path) -> None:
-    """Draws held-out reward by the number of training queries, a line per objective.
+    """Draws held-out reward against the number of training queries, a line per objective.
 
     Dotted lines are the rewards of a single arm, of a random choice and of the best choice.
     """
@@ -183,7 +183,7 @@ def draw_curves(rows: Sequence[Report], path: Path) -> None:
 
 
 def draw_weights(rows: Sequence[Report], path: Path) -> None:
-    """Draws how often each arm is chosen by `alignment_weight`, a panel per domain."""
+    """Draws how often each arm is chosen against the alignment weight, a plot per domain."""
     domains = list(rows[0]["choices"])
     figure, plots = tradeoff.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
     weights = [row["alignment_weight"] for row in rows]

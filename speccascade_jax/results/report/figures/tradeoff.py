@@ -1,9 +1,9 @@
 """Figures of panels, a file per setting: quality against latency and rejection rate, and fronts of thresholds.
 
-Quality is minus the target's, against relative latency and against the rejection rate: one line per rule through its
-α's. Bars are paired 95% intervals of the difference to the target on the same examples, if records hold them; hollow
-markers are inconclusive points. Fronts are Figure 4 of Huang et al., 2024 (SpecDec++): verification rate over discard
-rate, a curve per family.
+Quality minus the target's is drawn against relative latency and against the rejection rate, a line per rule through
+its α's. Bars are paired 95% intervals of the difference to the target on the same examples, if records hold them;
+hollow markers are inconclusive points. Fronts are Figure 4 of Huang et al., 2024 (SpecDec++): verification rate over
+discard rate, a curve per family.
 """
 
 import io
@@ -53,7 +53,7 @@ def draw_all(
 
 
 def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Path], alone: bool) -> Path:
-    """Returns a panel's file, numbered if another figure has its name: titles leave out some settings."""
+    """Returns the path of a panel's figure, numbered if it is taken: two panels may have one title."""
     title = re.sub(r"[^A-Za-z0-9._]+", "-", panel.title().replace("γ", "g").replace(" = ", "")).strip("-")
     name = stem if alone else f"{stem}-{title}"
     path = folder / f"{name}.{form}"
@@ -61,7 +61,7 @@ def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Pa
 
 
 def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
-    """Writes one panel's figure; it replaces an old file atomically.
+    """Writes one panel's figure of quality against latency and rejection rate; replaces an old file atomically.
 
     Left: quality against latency as in Figure 4 of Narasimhan et al. (2024), left out if no latency was measured;
     right: as in its Figure 3.
@@ -111,7 +111,7 @@ def _in_speed_ups(axes: Axes) -> None:
 
 
 def _baselines(axes: Axes, panel: Panel, panel_places: Places) -> None:
-    """Draws the baselines that need no method: random requests, and the target at lower temperatures (no faster)."""
+    """Draws random requests, the target at lower temperatures (no faster), and a ring around the chosen point."""
     if panel_places.random:
         axes.plot(*panel_places.random, color="0.65", lw=2.5, zorder=0, label="Whole requests sent at random")
     if panel.cooler and panel.target:
@@ -187,7 +187,7 @@ def _ends(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal
 
 
 def bars(values: Sequence[Interval]) -> list[list[float]]:
-    """Returns distances below and above, never negative: a resampled interval may exclude the value."""
+    """Returns the lengths of error bars below and above; 0 where a resampled interval does not reach the value."""
     return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
 
 
@@ -266,7 +266,7 @@ def _iso_latency(axes: Axes, families: Families) -> str:
     """Draws lines of equal time per token by equation 2.3, slope −c_1/c_2; returns the note, or "" without lines."""
     try:
         times = forward_times.speculative(families.records)
-        forward_times.suggested_threshold(times.draft, times.target)  # refuses times without valid lines
+        forward_times.suggested_threshold(times.draft, times.target)  # raises if the times define no lines
     except ValueError:
         return ""
     (x_low, x_high), (low, high) = axes.get_xlim(), axes.get_ylim()

@@ -1,4 +1,4 @@
-"""A table independent of its form, and its forms: terminal, Markdown, LaTeX, CSV."""
+"""Tables as plain cells, and their output for a terminal, Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ _LATEX = str.maketrans(
     | {
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}",
         "<": "$<$", ">": "$>$",
-        "[": "{[}", "]": "{]}", "*": "{*}",  # else \\ reads a bracket or star that begins the next line as its argument
+        "[": "{[}", "]": "{]}", "*": "{*}",  # otherwise \\ takes one at the next row's start for its argument
         "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "π": r"$\pi$", "η": r"$\eta$", "×": r"$\times$",
         "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "−": "$-$", "–": "--", "…": r"\dots{}",
     }
@@ -27,7 +27,7 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table independent of its form: text cells, the winners of each column, and the notes below it.
+    """A table as plain text: its cells, the places of those shown in bold, and the notes below it.
 
     Attributes:
         title: above it; header, rows: one string per cell, the first column names the row; notes: below it.

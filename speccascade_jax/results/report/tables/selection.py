@@ -62,7 +62,7 @@ def _setting_title(panels: list[Panel]) -> str:
 
 
 def _sets(panels: list[Panel]) -> dict[Drafters, str]:
-    """Returns every set of drafters that was chosen from, smaller first -> the suffix of its rows; "" for one set."""
+    """Returns each set of drafters to choose from, smallest first -> the suffix of its rows; "" for a single set."""
     drafter_sets = dict.fromkeys(_drafters(spot) for panel in panels for spot in panel.spots if selects(spot))
     if len(drafter_sets) == 1:
         return dict.fromkeys(drafter_sets, "")
@@ -82,7 +82,7 @@ def _way(spot: Spot) -> str:
 
 
 def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str]:
-    """Returns the rows in order: a drafter alone, a fixed one, at random, a policy, the oracle.
+    """Returns the rows' names in order: drafters alone, fixed choices, the random choice, policies, oracles.
 
     Rows of the first set come first within each kind.
     """
@@ -110,7 +110,7 @@ def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
 
 
 def _alone(panel: Panel) -> list[tuple[str, Spot]]:
-    """Returns the spots in which a drafter of the sets is a method's only one, by the drafter's name in the sets."""
+    """Returns the spots of methods with one drafter only that is also in a set, each with the drafter's name there."""
     called: dict[str, str] = {}
     for selection in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
         drafts = selection["drafts"] if "drafts" in selection else selection["arms"]
@@ -167,7 +167,7 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
 
 
 def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> Grid | None:
-    """Returns times per token of rows that differ in one thing: selection or none, more drafters or fewer."""
+    """Returns a table of times per token of one row over another: selection over none, more drafters over fewer."""
     bootstrap, rows = Bootstrap(), list[list[str]]()
     ways = _ways(columns, sets)
     for way, over in _pairs(ways, list(sets.values())):
@@ -237,7 +237,7 @@ def _choices(spot: Spot) -> str:
 
 
 def selects(spot: Spot) -> bool:
-    """Returns whether a drafter was chosen for each query."""
+    """Returns whether a spot's method chose a drafter for each query."""
     return "selection" in spot.records[0]
 
 
@@ -279,8 +279,8 @@ def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
 def oracle(spots: Sequence[Spot]) -> Spot | None:
     """Returns a spot made of each query's best arm, from spots of `per_token`; `None` without enough trials.
 
-    The best arm is the fastest one in the other trials, as a ratio to the target beside it. The fastest arm of the same
-    trial would count luck as speed.
+    The best arm is the fastest one in the other trials, relative to the target's interleaved run. The fastest arm of
+    the same trial would count luck as speed.
 
     Args:
         spots: of one set of drafters, by one method; the best is taken from those that always use one arm.

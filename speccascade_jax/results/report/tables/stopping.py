@@ -40,7 +40,7 @@ _MEASURED = (
 
 
 def forward_time_grids(families: Families) -> list[Grid]:
-    """Returns the paper's Table 2: forward times of both models together (all, and by family), and of each alone."""
+    """Returns SpecDec++'s Table 2: forward times of both models together (all, and by family), and of each alone."""
     records, notes, rows = families.records, list[str](), list[list[str]]()
     fits = {"Both models, all": partial(forward_times.speculative, records)}
     for family in (*families.fixed, *families.adaptive):
@@ -78,7 +78,7 @@ def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
 
 
 def throughput_grids(families: Families) -> list[Grid]:
-    """Returns the paper's Table 1, every point's prediction beside its measurement, and theorem 3.1's threshold.
+    """Returns SpecDec++'s Table 1, every point's prediction beside its measurement, and theorem 3.1's threshold.
 
     Raises:
         ValueError: records without counts or without timings, no target alone, or forward times that cannot be fitted.
@@ -197,12 +197,12 @@ def _left_out(why: str, names: list[str]) -> list[str]:
 
 
 def _token_wise(families: Families) -> list[Family]:
-    """Returns the families that the theorem is about: a rejected token ends their block."""
+    """Returns the adaptive families that theorem 3.1 covers: those whose blocks end at a rejected token."""
     return [family for family in families.adaptive if family.verify == "token"]
 
 
 def dominance_grids(families: Families) -> list[Grid]:
-    """Returns Figure 4 in numbers: adaptive fronts against every fixed γ with the same output distribution.
+    """Returns SpecDec++'s Figure 4 as numbers: adaptive fronts against every fixed γ with equal output distribution.
 
     Raises:
         ValueError: records without counts, or no fixed blocks and stop thresholds with the same distribution.
@@ -282,7 +282,7 @@ _NO_PART = ("verify", "curve", "family", "details")
 
 
 class _Both(NamedTuple):
-    """A point verified both ways; `name` and `symbol` (of γ or h, whose value is `number`) name its row."""
+    """A point verified in both ways; `name` and `symbol` (of γ or h, whose value is `number`) name its row."""
 
     name: str
     symbol: str
@@ -292,7 +292,7 @@ class _Both(NamedTuple):
 
 
 def verification_grids(families: Families) -> list[Grid]:
-    """Returns block efficiency with both verifications: a column per block size; stop thresholds have their own table.
+    """Returns tables of block efficiency with both verifications: by block size, and by each kind of stop threshold.
 
     Raises:
         ValueError: no method was verified both ways; records without counts of single examples.
@@ -330,7 +330,7 @@ def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]])
 
 
 def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
-    """Returns points that were verified both ways, grouped if they differ in γ or h only."""
+    """Returns points that were verified token-wise and block-wise, in groups that differ in γ or h only."""
     alike = defaultdict[str, dict[str, Spot]](dict)
     for spot in spots:
         record = spot.records[0]

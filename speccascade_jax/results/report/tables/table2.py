@@ -143,7 +143,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
 
 
 def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
-    """Returns notes on a panel's numbers that readers need."""
+    """Returns notes on how reliable a panel's numbers are, and on its baselines."""
     notes = [*significance.uncompared(panel), *significance.noise_notes(panel)]
     notes += significance.random_notes(panel, bootstrap)
     if panel.setting["temperature"] and panel.cooler:
@@ -170,7 +170,7 @@ def _explained(brackets: str) -> list[str]:
 def points_grid(panel: Panel) -> Grid:
     """Returns the table of a panel's points: quality, relative latency if measured, rejected share, draft share."""
     ends, spots, bootstrap = panel.ends, panel.spots, Bootstrap()
-    # the target and draft alone are what points are compared with, and an inconclusive point is no result: no marks
+    # no marks for target and draft alone, which are baselines, nor for inconclusive points, which are no results
     ranked = [None if spot.inconclusive else spot for spot in spots]
     floor = significance.noise(panel)
     quality, speed = significance.quality_marks(ranked, bootstrap), significance.latency_marks(ranked, bootstrap, floor)
@@ -193,7 +193,7 @@ def points_grid(panel: Panel) -> Grid:
 
 
 def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
-    """Returns every point of a panel beside the point of one method whose share is nearest.
+    """Returns a table that compares every point of a panel with the point of one method whose share is nearest.
 
     It shows whether a point is better at equal share.
 
@@ -238,7 +238,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
 
 
 def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
-    """Returns the spots that have the share, each after its share."""
+    """Returns (share, spot) for every spot with this share."""
     return [(interval.value, spot) for spot in spots if (interval := share_of(spot, share))]
 
 
@@ -285,7 +285,7 @@ def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 
 
 
 def _csv_columns(panel: Panel, row: Row, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Returns both summaries with their spreads, and the intervals that the other forms show in brackets."""
+    """Returns the columns of one row of Table 2 in CSV, with the intervals that other forms show in brackets."""
     fast, near, best = row.fastest, row.near, row.best
     floor = significance.noise(panel)
 
