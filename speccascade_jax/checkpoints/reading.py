@@ -138,8 +138,8 @@ def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | No
     size = sum(counts) * np.dtype(dtype).itemsize
     if room is not None and size > room:
         raise ValueError(
-            f"{stored.path} needs {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, which has "
-            f"{room / 1e9:.1f} GB: use more devices, or load it in fewer bits (see experiments.describe)"
+            f"{stored.path} needs {size / 1e9:.1f} GB on each device of mesh={tuple(shape)}, but a device "
+            f"has only {room / 1e9:.1f} GB: use more devices, or load it in fewer bits (see experiments.describe)"
         )
 
 

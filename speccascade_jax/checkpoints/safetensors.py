@@ -58,7 +58,7 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
         if not all(type(size) is int for size in (*shape, begin, end)):
             raise TypeError("sizes are whole numbers")
     except (TypeError, KeyError, ValueError) as error:
-        raise _damaged(file, f"the header's entry of tensor {name} is {entry!r:.80}") from error
+        raise _damaged(file, f"the header's entry for tensor {name} is invalid: {entry!r:.80}") from error
     if not isinstance(kind, str) or kind not in DTYPES:
         raise CheckpointError(
             f"{file}: tensor {name} has dtype {kind!r}, but only {', '.join(DTYPES)} are known: its header is damaged, "

@@ -19,7 +19,7 @@ from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_obje
 
 Spec = dict[str, Any]
 METADATA = "_METADATA"
-# Enough to keep the nodes of the OCDBT tree between arrays; a larger pool would keep the arrays' chunks too.
+# Enough to cache the OCDBT tree's nodes from one array's read to the next; more would cache the arrays' chunks too.
 _CACHE_BYTES = 1_000_000
 
 

@@ -60,7 +60,7 @@ class Packed:
         return self.panels.dtype
 
     def rows(self, taken: jax.Array) -> jax.Array:
-        """Returns columns `taken` (int32, any shape) of the matrix, float32 `[*taken.shape, K]`."""
+        """Returns the matrix's columns with indices `taken` (int32, any shape), float32: rows of a turned parameter."""
         # Indexing panel and column together gathers the requested columns alone; a transpose would copy the matrix.
         width = self.panels.shape[2]
         columns = self.panels[taken // width, :, taken % width].astype(jax.numpy.float32)

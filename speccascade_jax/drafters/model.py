@@ -281,7 +281,7 @@ class ModelDrafter(PolicyDrafter):
 
 
 def _compared(carry: _Drafting, decision: Decision) -> Array | None:
-    """Returns `Draft.stop` with the value that the policy compared in this slot, in the rows that it decided on."""
+    """Returns `Draft.stop` with this slot filled in: the value that the policy compared with its threshold, by row."""
     recorded = carry.draft.stop  # absent if the policy has no threshold: traces then show no numbers
     if recorded is None or decision.value is None:
         return recorded

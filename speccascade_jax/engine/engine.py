@@ -128,7 +128,7 @@ class Engine:
         if self.tree is not None and not self.verify_final:
             raise ValueError("tree drafts are always verified: set verify_final=True")
         scoring.check_layers(self.target, self.layers)
-        # converted from whatever the caller passes, arrays too: a static argument must be hashable
+        # any sequence becomes a tuple of ints, an array too, because a static argument must be hashable
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @cached_property
@@ -232,7 +232,7 @@ class Engine:
 
     def blank_laws(self, rows: int) -> Laws:
         """Returns zeroed buffers for the distributions of this engine's blocks."""
-        # a planner's phases carry buffers of their own widths; the state then holds a stub
+        # with a planner, each run of rounds makes buffers of its own width: the state then has one-entry placeholders
         drafts = self.block > 0 and self.planner is None
         shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
         blank = Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))

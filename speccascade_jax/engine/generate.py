@@ -169,7 +169,7 @@ def model_names(draft_alone: bool) -> tuple[str, str]:
 
 
 class Failure(NamedTuple):
-    """A row that met NaN or infinite logits: the model, and the position in the row's decoder sequence.
+    """A row in which a model gave NaN or infinite logits: the row, the model, and the position in its sequence.
 
     The row's output ends with the round before the failure.
     """

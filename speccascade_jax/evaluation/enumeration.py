@@ -130,7 +130,7 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
 
 
 def _check_heads(templates: Iterable[Settings]) -> None:
-    """Refuses two files of one name, because curves and `alphas` use the file's name."""
+    """Refuses two head files with the same name, because curves and `alphas` name a head by its file."""
     files: dict[str, Path] = {}
     for file in (expanded(template.head) for template in templates if template.head is not None):
         if (former := files.setdefault(file.stem, file)) != file:

@@ -163,7 +163,7 @@ class Fake(LengthCached[FakeCache]):
             jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.num_cached)
         ]
         start = jnp.take_along_axis(cache.keys, base[:, None], axis=1)[:, 0]
-        # An entry sees itself last, so that the last but one entry of its path is its parent.
+        # The last entry that an entry sees is itself, so the one before it on the path is its parent.
         for n, sees in enumerate(branch.sees):
             path = [entry for entry, seen in enumerate(sees) if seen][:-1]
             node_keys.append(_fold(node_keys[path[-1]] if path else start, tokens[:, n]))

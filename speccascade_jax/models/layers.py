@@ -265,7 +265,7 @@ class CachedModel(LengthCached[Held]):
         rows, width = prompt.tokens.shape
         if states is None:
             return jnp.zeros((rows, width, len(layers), self.config.d_model), self.config.dtype)
-        # Rows are right-padded: states at and after `length - 1` belong to padding.
+        # Rows are right-padded, and a row's last token is not consumed: its state and those of padding are zero.
         consumed = jnp.arange(width)[None] < prompt.length[:, None] - 1
         padded = jnp.pad(states, [(0, 0), (0, 1), (0, 0), (0, 0)])
         return jnp.where(consumed[..., None, None], padded, jnp.zeros((), padded.dtype))

@@ -315,7 +315,7 @@ def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -
     windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, start)
     shifted = jnp.stack([windows[..., deepest - depth : deepest - depth + slots] for depth in branch.own], axis=2)
     committed = (jnp.arange(slots)[None] < start[:, None])[:, None, None]
-    # Among the tree's entries distance is the difference of depths, whatever slots the entries are in.
+    # Between two entries of the tree the distance is the difference of their depths, whatever slots they are in.
     distances = np.array(branch.depths)[None] - np.array(branch.own)[:, None]
     tree_bias = jnp.where(np.array(branch.sees), by_distance[..., slots - 1 + distances], MASKED)
     return put_branch(jnp.where(committed, shifted, MASKED), tree_bias, start)

@@ -59,7 +59,9 @@ def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
     name, _, value = (part.strip() for part in setting.partition("="))
     if isinstance(error, SyntaxError) and _BARE_TEXT.fullmatch(value):
         quoted = f"--gin.{name}=\"'{value}'\""
-        return f"--gin.{name}={value}: {value} is not a value; a string needs quotes inside those of the shell: {quoted}"
+        return (
+            f"--gin.{name}={value}: {value} is not a value; a string needs quotes inside those of the shell: {quoted}"
+        )
     return explained(error, f"--gin.{setting}"[:200])
 
 

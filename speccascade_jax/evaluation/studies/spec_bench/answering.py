@@ -62,7 +62,7 @@ class Question:
 
     @property
     def group(self) -> str:
-        """The category, of the six, that the question counts for."""
+        """The one of the six `CATEGORIES` that the question is counted in."""
         return "mt_bench" if self.category in MT_BENCH else self.category
 
 

@@ -111,7 +111,7 @@ def _best_grid(throughputs: Throughputs) -> Grid:
         (throughputs.measured, throughputs.speed_up_measured),
     )
     for name, spot in {families.target.label: families.target, **families.oracles}.items():
-        row = [name]  # these have no number to choose, and an oracle may not have been timed
+        row = [name]  # the target and the oracles have no γ or h to choose, and an oracle may not have been timed
         for tokens, speed_up in ways[: 1 + _timed(spot)]:
             faster = "1.00×" if spot is families.target else _rate(throughputs, speed_up(spot), ".2f", "×")
             row += [NONE, _rate(throughputs, tokens(spot)), faster, NONE]

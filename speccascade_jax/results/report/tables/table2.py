@@ -40,7 +40,7 @@ def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list
 def table2_grids(
     panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS
 ) -> list[Grid]:
-    """Returns Table 2, one grid per sampling, block size and bonus, three columns per task and pair.
+    """Returns Table 2: a grid for each combination of sampling, block size and bonus, three columns per task and pair.
 
     Arguments and errors are those of `panels.table2`; panels with only target and draft alone are left out.
     """
