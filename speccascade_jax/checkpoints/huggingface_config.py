@@ -186,7 +186,8 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
     entries = record.get(key, {})
     if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
         raise CheckpointError(
-            f"{record.file}: {key} is {entries!r:.200}: only one set of RoPE parameters, shared by all layers, is supported"
+            f"{record.file}: {key} is {entries!r:.200}, but only one set of RoPE parameters, shared by all layers, is "
+            "supported"
         )
     rope = Record(record.file, {"rope_theta": record.get("rope_theta"), **entries}, key)
     for place in (record, rope):

@@ -78,7 +78,7 @@ DAMAGES = [
     (entry(dtype="F8_E4M3"), r"tensor tensor.F32 has dtype 'F8_E4M3', but only F64, .*quantised"),
     (entry(shape=[3, 5]), r"tensor tensor.F32 of shape \[3, 5\] and dtype F32 does not fit into bytes"),
     (entry(shape=[-3, -4]), r"tensor tensor.F32 of shape \[-3, -4\]"),
-    (entry(shape=None), r"the header's entry of tensor tensor.F32 is \{'dtype': 'F32', 'shape': None"),
+    (entry(shape=None), r"the header's entry for tensor tensor.F32 is invalid: \{'dtype': 'F32', 'shape': None"),
     *((entry(**{name: value}), "tensor tensor.F32") for name, values in NO_SIZES.items() for value in values),
     # Two tensors overlap.
     (entry(name="one", data_offsets=[0, 4]), r"tensor \S+ begins at byte \d+ of the data, not at \d+"),
