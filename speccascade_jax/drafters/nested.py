@@ -112,7 +112,7 @@ class NestedDrafter(DrafterDefaults):
             q=collected.q,
             q_tilde=collected.q_tilde,
             logs=collected.logs,
-            greedy=self._greedy(inner),
+            greedy=self._greedy(inner, collected.q_tilde, length + request.complete),
             steps=state.counters.target_calls - calls,
             bad=bad,
         )
@@ -167,13 +167,15 @@ class NestedDrafter(DrafterDefaults):
         logs = Laws(pair.log("p"), pair.log("p_tilde")) if lossless else Laws(jnp.log(law), jnp.log(law))
         return replace(laws, logs=logs)
 
-    def _greedy(self, inner: Controls) -> Array:
-        """Returns bool `[B]`: whether every distribution that is passed up is one-hot.
+    def _greedy(self, inner: Controls, laws: Array, entries: Array) -> Array:
+        """Returns bool `[B]`: whether the first `entries` `[B]` of the distributions that are passed up are one-hot.
 
-        Under a lossy rule, this also depends on how the draft is sampled.
+        A lossy rule lets everything below show through: its distributions decide, not the temperatures of one level.
         """
-        greedy = inner.target.temperature <= 0
-        return greedy if self.engine.verifier.lossless else greedy & (inner.draft.temperature <= 0)
+        if self.engine.verifier.lossless:
+            return inner.target.temperature <= 0
+        unused = jnp.arange(laws.shape[1])[None] >= entries[:, None]
+        return ((laws.max(-1) >= 1.0) | unused).all(-1)
 
     def _bad(self, state: DecodeState, begin: Array) -> Array:
         """Returns bool `[B, G + 1]`: where the inner engine met non-finite logits."""

@@ -187,3 +187,37 @@ def test_planted_bugs_are_found(planted, seed, given, monkeypatch):
     """Each bug is planted in a stack whose distribution is right without it."""
     monkeypatch.setattr(build_drafter, planted.__base__.__name__, planted)
     assert p_value(*stack(seed, 4, **given)) < 1e-6
+
+
+def of_probabilities(*probabilities):
+    """Returns a model with the same distribution after every token."""
+    return sc.TableLM(np.log(np.float32([probabilities] * len(probabilities))))
+
+
+# at temperature 0, and defers nothing: such a level hands up what drafts for it
+KEEPS_ALL = {"budget": 2, "temperature": 0.0, "rule": "chow", "alpha": 0.9}
+SAMPLED = sc.Level(model="m1", block_size=2, draft_temperature=1.0, **KEEPS_ALL)
+LOSSLESS = replace(SAMPLED, rule="spec_decode", alpha=None)
+CERTAIN = sc.Level(model="m1", drafters=("m2",), block_size=2, **KEEPS_ALL)
+TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}  # either model's certain token, by a coin
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("drafting", "deferral_rate", "second_token"), [
+    ({"drafters": (sc.Level(model="m1", drafters=(SAMPLED,), **KEEPS_ALL),)}, 0, 0.4),
+    ({"drafters": (sc.Level(model="m2", block_size=2, **KEEPS_ALL | TOSSED),)}, 0, 0.4),
+    ({"drafters": (LOSSLESS,)}, 1, 0.7),
+    ({"drafters": (CERTAIN,), "tail": "m1", "tail_size": 2}, 1 / 4, 3.7 / 4),
+])  # fmt: skip
+def test_a_stack_is_greedy_only_where_all_that_it_hands_up_is_certain(drafting, deferral_rate, second_token):
+    """Reads the flag by `bild_star` with α = 1, under a target of (0.3, 0.7).
+
+    The cross entropy of (0.6, 0.4) is 0.87, and its greedy form, taken of both tokens, is 1.56. Of the lossless level's
+    (0.7, 0.3) they are 0.95 and 1.20, and so for the tail, which writes the last of four tokens.
+    """
+    others = {"m1": of_probabilities(0.7, 0.3), "m2": of_probabilities(0.3, 0.7)}
+    pair = Pair(of_probabilities(0.3, 0.7), of_probabilities(0.6, 0.4), others=others)
+    settings = {"rule": "bild_star", "alpha": 1.0, "temperature": 1.0, "max_new_tokens": 4}
+    out = sc.decode(pair, [[0]] * 2_000, **drafting, **settings)
+    assert out.stats["deferral_rate"] == deferral_rate
+    assert np.asarray(out.tokens).mean() == pytest.approx(second_token, abs=0.03)  # over five standard errors
