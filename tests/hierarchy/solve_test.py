@@ -7,6 +7,7 @@ from scipy.sparse import csr_matrix
 
 from speccascade_jax import hierarchy
 from speccascade_jax.hierarchy import rounds
+from speccascade_jax.hierarchy.solve import Blocks, _keep
 from tests.hierarchy import brute_force
 
 LAST = [0, 0, 0, 0.75, 0.55], [0, 0, 0, 0, 0.8]
@@ -126,6 +127,33 @@ def test_the_other_objective_agrees_with_enumeration_and_has_another_optimum():
         paper = hierarchy.solve(costs, acceptance, max_budget=4)
         lost.append(hierarchy.latency(costs, acceptance, paper.models, paper.budgets, "overshoot") / solution.latency)
     assert min(lost) >= 1 and max(lost) > 1.001
+
+
+def test_where_any_matrix_goes_the_search_still_finds_the_optimum_of_enumeration():
+    """Acceptance without the triangle inequality makes the search harder: once, (4, 1, 1) hid the first one's optimum.
+
+    A search of fewer levels misses two of the random ones.
+    """
+    first = [0.028, 0.05, 0.067, 1], [[0, 1, 0.5, 0.5], [0, 0, 1, 0.5], [0, 0, 0, 1], [0, 0, 0, 0]]
+    best = hierarchy.solve(*first, max_budget=4, objective="overshoot")
+    assert (best.budgets, best.latency) == ((2, 4, 1), pytest.approx(0.159875, abs=5e-7))
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        costs = np.sort(rng.lognormal(0, 1.5, 5)).tolist()
+        acceptance = np.triu(rng.choice([0, 0.25, 0.5, 0.75, 1.0], size=(5, 5)), 1).tolist()
+        solution = hierarchy.solve(costs, acceptance, max_budget=3, objective="overshoot")
+        assert solution.latency == pytest.approx(min(brute_force.overshoot(costs, acceptance, 3))[0], rel=1e-12)
+
+
+def test_of_many_blocks_the_search_keeps_the_best_for_every_level_above():
+    """Covers four levels above, from one that keeps nearly all of a long block to one that keeps hardly any."""
+    costs, acceptance = np.array([0.1, 1.0, 1.0, 1.0, 1.0]), np.zeros((5, 5))
+    acceptance[0, 1:] = kept = 0.95, 0.8, 0.5, 0.1
+    lengths = np.arange(1, 20)
+    blocks = Blocks(0.1 * lengths, np.eye(20)[1:], [((0,), (t,)) for t in lengths.tolist()])
+    best = {int(lengths[((1 + 0.1 * lengths) / ((1 - a ** (lengths + 1)) / (1 - a))).argmin()]) for a in kept}
+    chains = _keep(0, costs, acceptance, 100, [blocks]).chains  # budgets to 100: one block for each level above
+    assert len(best) == 4 and {budgets[0] for _, budgets in chains} == best
 
 
 def test_a_draft_that_never_pays_is_left_out():
