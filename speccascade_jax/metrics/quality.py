@@ -34,6 +34,7 @@ class Metric:
             version.
         several: whether an example may have several references, of which the best counts.
         executes: whether it runs a model's output; only if `Evaluation.execute_code` allows it.
+        right_or_wrong: whether an example is right or wrong, and the score the share of right ones.
 
     Examples:
         >>> import numpy as np
@@ -53,6 +54,7 @@ class Metric:
     signature: Callable[[], str]
     several: bool = False
     executes: bool = False
+    right_or_wrong: bool = False
 
 
 def score(metric_names: Sequence[str], predictions: Sequence[str], references: References) -> dict[str, float]:
@@ -163,10 +165,41 @@ def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, f
 
     sacrebleu's own bootstrap covers its own metrics only, and takes its seed from the environment.
     """
-    drawn = np.random.default_rng(0).integers(len(statistics), size=(samples, len(statistics)))
-    scores = get_metric(name).from_sums(np.stack([statistics[rows].sum(axis=0) for rows in drawn]), len(statistics))
-    low, high = np.quantile(scores, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+    rng, examples = np.random.default_rng(0), len(statistics)
+    if get_metric(name).right_or_wrong:
+        total = examples + COINS
+        sums = sums_with_coins(name, statistics, rng.multinomial(total, np.full(total, 1 / total), size=samples), rng)
+    else:
+        drawn = rng.integers(examples, size=(samples, examples))
+        sums = np.stack([statistics[rows].sum(axis=0) for rows in drawn])
+    low, high = np.quantile(get_metric(name).from_sums(sums, examples), [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)
+
+
+COINS = 2
+"""Number of made-up examples, right or wrong by a coin, among those that right-or-wrong answers are resampled from.
+
+Without them, resamples of answers that are nearly all alike are too much alike. If one side alone is right on 10% of
+the examples and the other alone on 5%, 95% intervals of the difference hold the truth in 57% of all cases with 8
+examples, in 76% with 16, in 93% with 64. With them, they hold it in 94.5 to 100%, with 8 to 200 examples of which 3 to
+40% differ. Agresti and Coull (1998) and Bonett and Price (2012) add to shares and their differences in the same way.
+"""
+
+
+def sums_with_coins(name: str, statistics: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the sums of resamples of right-or-wrong answers, `[R, K]`, scaled to the number of answers.
+
+    Args:
+        name: a metric that is `right_or_wrong`.
+        statistics: `[N, K]`.
+        drawn: `[R, N + COINS]`, how often each resample draws each answer and each coin.
+        rng: throws the coins, anew for each resample.
+    """
+    examples, width = statistics.shape
+    right = 100.0 / get_metric(name).from_sums(np.eye(1, width), 1)[0]  # the first statistic of a right answer
+    sums = drawn[:, :examples] @ statistics
+    sums[:, 0] += right * (drawn[:, examples:] * rng.integers(2, size=(len(drawn), COINS))).sum(-1)
+    return np.asarray(sums * examples / (examples + COINS))
 
 
 def _compact(statistics: np.ndarray) -> list:
@@ -234,9 +267,18 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
     return [100.0 * (prediction.strip() == reference.strip())]
 
 
-def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
+def _mean_of(statistics: Callable[[str, str], list[float]], described: str, right_or_wrong: bool = False) -> Metric:
     """Returns a metric whose corpus score is the mean over examples, each scored by its best reference."""
-    return Metric(statistics, lambda sums, examples: sums[:, 0] / examples, lambda: described, several=True)
+    return Metric(
+        statistics,
+        from_sums=lambda sums, examples: sums[:, 0] / examples,
+        signature=lambda: described,
+        several=True,
+        right_or_wrong=right_or_wrong,
+    )
+
+
+_right_or_wrong = functools.partial(_mean_of, right_or_wrong=True)
 
 
 _ROUGE_VERSION = metadata.version("rouge-score")
@@ -249,15 +291,16 @@ METRICS = {
         kind: _mean_of(functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{_ROUGE_VERSION}")
         for kind in ("rouge1", "rouge2", "rougeL")
     },
-    "exact_match": _mean_of(_exact_match, "exact_match|surrounding spaces ignored"),
-    "final_number": _mean_of(answers.final_number, "final_number|last number, compared as decimals"),
-    "answer_exact_match": _mean_of(answers.answer_exact_match, f"answer_exact_match|{_SQUAD}"),
+    "exact_match": _right_or_wrong(_exact_match, "exact_match|surrounding spaces ignored"),
+    "final_number": _right_or_wrong(answers.final_number, "final_number|last number, compared as decimals"),
+    "answer_exact_match": _right_or_wrong(answers.answer_exact_match, f"answer_exact_match|{_SQUAD}"),
     "answer_f1": _mean_of(answers.answer_f1, f"answer_f1|{_SQUAD}|no answer: all or nothing"),
-    "choice": _mean_of(answers.choice, "choice|first letter from A to E that stands alone"),
+    "choice": _right_or_wrong(answers.choice, "choice|first letter from A to E that stands alone"),
     "pass_at_1": Metric(
         statistics=code.pass_at_1,
         from_sums=lambda sums, examples: 100.0 * sums[:, 0] / examples,
         signature=lambda: f"pass@1|one program per example, {code.SECONDS:g} s|counts:{','.join(code.KINDS)}",
         executes=True,
+        right_or_wrong=True,
     ),
 }

@@ -3,7 +3,8 @@
 Both sides are measured on the same examples, and every resample of the examples scores both. An example's difficulty or
 length affects both sides and cancels, so the interval of a difference is much narrower than the intervals of the two
 scores. All resamples are one matrix of counts; its product with a record's statistics is the sums of every resample.
-sacrebleu's own paired test needs texts, which records do not hold, and supports no other metrics.
+sacrebleu's own paired test needs texts, which records do not hold, and supports no other metrics. Answers that are
+right or wrong are resampled together with a few made-up ones (`metrics.quality.COINS`).
 
 Each side is a list of records that differ in their seed only. A side's score is the mean over its records, on every
 resample and in the tables; the seeds themselves are not resampled.
@@ -222,7 +223,11 @@ class Bootstrap:
         # records list their examples in any order: sorting by id pairs the examples of two records
         order = np.argsort(per_example["ids"])
         statistics = np.asarray(per_example["statistics"][name], np.float64).reshape(len(order), -1)[order]
-        return self._resamples(len(order)) @ statistics
+        if not quality.get_metric(name).right_or_wrong:
+            return self._resamples(len(order)) @ statistics
+        drawn = self._resamples(len(order) + quality.COINS)[1:]
+        rng = np.random.default_rng((self.seed, zlib.crc32(_answerer(record).encode())))
+        return np.vstack([statistics.sum(0), quality.sums_with_coins(name, statistics, drawn, rng)])
 
     def _latency(self, record: Record) -> np.ndarray:
         method, target = (np.atleast_2d(record[name]["per_example_ms"]) for name in TIMES)
@@ -280,6 +285,16 @@ class Bootstrap:
 def _seed(record: Record) -> str:
     """Returns the text that seeds a record's resamples: its first key, so that a migration changes no interval."""
     return str(record.get("former_key", record["key"]))
+
+
+def _answerer(record: Record) -> str:
+    """Returns the text that seeds the coins of a record's answers (`quality.COINS`).
+
+    Lossless records share their coins with the target, because it would answer any further example alike. So do the
+    seeds of one setting.
+    """
+    point = record["point"]
+    return "target" if point.get("lossless") else str(sorted((k, v) for k, v in point.items() if k != "seed"))
 
 
 def _wider(examples: int) -> float:
