@@ -82,7 +82,7 @@ def _pairs(target, layer):
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
-@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.laws), 2])
+@pytest.mark.parametrize("layer", [2, *(pytest.param(n, marks=pytest.mark.laws) for n in (0, 1, 3))])  # odd: windows
 def test_drafting_in_the_targets_cache_equals_a_separate_draft(target, layer, temperature):
     """Compares tokens and counts with a separate draft; the greedy output is the target's."""
     shared, copied = _pairs(target, layer)

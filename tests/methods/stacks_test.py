@@ -221,3 +221,33 @@ def test_a_stack_is_greedy_only_where_all_that_it_hands_up_is_certain(drafting, 
     out = sc.decode(pair, [[0]] * 2_000, **drafting, **settings)
     assert out.stats["deferral_rate"] == deferral_rate
     assert np.asarray(out.tokens).mean() == pytest.approx(second_token, abs=0.03)  # over five standard errors
+
+
+COOLED = sc.Level(model="same", budget=2, block_size=2, temperature=0.4)
+TAILED = {"block_size": 1, "tail": "same", "tail_size": 2, "draft_temperature": 0.4}
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("rule", "alpha", "deferral_rate"), [("chow", 0.33, 1), ("fuzzy_kl", 0.3, 0)])
+@pytest.mark.parametrize("drafting", [{"drafters": (COOLED,)}, TAILED])
+def test_a_rule_reads_the_raw_distribution_of_a_cooled_level_or_tail(drafting, rule, alpha, deferral_rate):
+    """The largest of (0.6, 0.4) is below 1 − α, and that at temperature 0.4, 0.73, is not; KL is 0.18 and 0.41."""
+    draft = of_probabilities(0.6, 0.4)
+    pair = Pair(of_probabilities(0.3, 0.7), draft, others={"same": draft})
+    out = sc.decode(pair, [[0]] * 20, rule=rule, alpha=alpha, temperature=1.0, max_new_tokens=9, **drafting)
+    assert out.stats["kept"] > 0 and out.stats["deferral_rate"] == deferral_rate
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("rule", [None, "chow"])
+def test_a_level_that_fails_after_its_block_is_found_where_a_rule_reads_it(rule):
+    """The level writes 1 and 2 and has no distribution after 2; the target alone does without it."""
+    follows = 20 * np.eye(4, dtype=np.float32)[[1, 2, 3, 0]]
+    broken = np.where(np.arange(4)[:, None] == 2, np.nan, follows)
+    pair = Pair(sc.TableLM(follows), sc.TableLM(follows), others={"level": sc.TableLM(broken)})
+    settings = {"drafters": (sc.Level(model="level", budget=1, block_size=1),), "max_new_tokens": 3}
+    if rule is None:
+        assert np.asarray(sc.decode(pair, [[0]], **settings).tokens).tolist() == [[1, 2, 3]]
+        return
+    with pytest.raises(FloatingPointError, match="the draft model gave NaN .* at position 3 of"):
+        sc.decode(pair, [[0]], rule=rule, alpha=0.5, **settings)

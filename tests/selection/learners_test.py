@@ -174,6 +174,8 @@ def test_the_posterior_is_ridge_regression():
         np.testing.assert_allclose(posterior.inverse[arm], np.linalg.inv(precision), rtol=1e-8, atol=1e-12)
     scores = chooser.ridge(jax.tree.map(jnp.asarray, posterior.params()), jnp.asarray(features, jnp.float32))
     np.testing.assert_allclose(scores.mean, white @ posterior.weights().T, atol=1e-5)
+    variances = 0.3**2 * np.einsum("nd,kde,ne->nk", white, posterior.inverse, white)
+    np.testing.assert_allclose(scores.deviation, variances**0.5, rtol=1e-4)
     with pytest.raises(ValueError, match="the reward of query 1 is nan"):
         posterior.learn(features[:2], arms[:2], np.array([0.0, np.nan]))
     with pytest.raises(ValueError, match="discount=0 in"):
