@@ -60,7 +60,7 @@ class Session:
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
-            quality.get_metric(name)  # a misspelt name fails now, not after the last example
+            quality.get_metric(name).signature()  # a misspelt name or a lacking package fails now, not at the end
         examples = load_examples(self.task, self.evaluation)  # before the weights, which take longer
         self.pair = load_source(source) if pair is None else pair
         # a task cuts its prompts itself, so its limit replaces a lower one of the pair

@@ -7,6 +7,8 @@ records can be compared example by example without their texts (`results.analysi
 
 import dataclasses
 import functools
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -209,14 +211,26 @@ def _compact(statistics: np.ndarray) -> list:
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
+<<<<<<< HEAD
 # Without effective order sacrebleu warns about single sentences; the counts for a corpus score are the same.
 _BLEU = BLEU(effective_order=True)
+=======
+# Scripts that put no spaces between words: Thai to Khmer, kana, Chinese characters.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+>>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
 _CHRF = CHRF()
 
 
-def sentence_bleu(prediction: str, reference: str) -> float:
+@functools.cache
+def _bleu(metric: str, effective_order: bool = True) -> BLEU:
+    """Returns sacrebleu's BLEU with the tokeniser after the colon of a metric's name, or its default."""
+    # Without effective order it warns about single sentences; the counts for a corpus score are the same.
+    return BLEU(effective_order=effective_order, tokenize=metric.partition(":")[2] or None)
+
+
+def sentence_bleu(prediction: str, reference: str, metric: str = "bleu") -> float:
     """Returns BLEU of one sentence, 0 to 100, over the n-gram orders that its length allows (effective order)."""
-    return float(_BLEU.sentence_score(prediction, [reference]).score)
+    return float(_bleu(metric).sentence_score(prediction, [reference]).score)
 
 
 def sentence_rouge_l(prediction: str, reference: str) -> float:
@@ -224,9 +238,15 @@ def sentence_rouge_l(prediction: str, reference: str) -> float:
     return _rouge_f1("rougeL", prediction, reference)[0] / 100.0
 
 
-def _bleu_statistics(prediction: str, reference: str) -> list[float]:
+def _bleu_statistics(metric: str, prediction: str, reference: str) -> list[float]:
     """Returns n-gram matches and totals for n = 1 to 4, then the lengths of prediction and reference."""
-    counted = _BLEU.sentence_score(prediction, [reference])
+    if metric == "bleu" and _UNSPACED.search(reference):
+        warnings.warn(
+            "bleu compares words between spaces, and a reference is of a script without them: choose one of "
+            f"{', '.join(_TOKENISED)}",
+            stacklevel=2,
+        )
+    counted = _bleu(metric).sentence_score(prediction, [reference])
     return [*counted.counts, *counted.totals, counted.sys_len, counted.ref_len]
 
 
@@ -236,8 +256,8 @@ def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
     return np.asarray([BLEU.compute_bleu(c[:4], c[4:8], c[8], c[9], smooth_method="exp").score for c in corpora])
 
 
-def _bleu_signature() -> str:
-    bleu = BLEU()
+def _bleu_signature(metric: str) -> str:
+    bleu = _bleu(metric, effective_order=False)
     bleu.corpus_score(["one"], [["one"]])  # the number of references is known only after a score
     return f"BLEU|{bleu.get_signature()}"
 
@@ -260,6 +280,12 @@ def _rouge(kind: str) -> Any:
 
 
 def _rouge_f1(kind: str, prediction: str, reference: str) -> list[float]:
+    if any(any(map(str.isalnum, text)) and not _ASCII_WORD.search(text) for text in (prediction, reference)):
+        warnings.warn(
+            "rouge counts words of ASCII letters and digits, and a text has none, so its score is 0: choose chrf or a "
+            f"bleu ({', '.join(_TOKENISED)})",
+            stacklevel=2,
+        )
     return [100.0 * _rouge(kind).score(reference, prediction)[kind].fmeasure]
 
 
@@ -267,7 +293,15 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
     return [100.0 * (prediction.strip() == reference.strip())]
 
 
+<<<<<<< HEAD
 def _mean_of(statistics: Callable[[str, str], list[float]], described: str, right_or_wrong: bool = False) -> Metric:
+=======
+def _bleu_metric(name: str) -> Metric:
+    return Metric(functools.partial(_bleu_statistics, name), _bleu_from, functools.partial(_bleu_signature, name))
+
+
+def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
+>>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
     """Returns a metric whose corpus score is the mean over examples, each scored by its best reference."""
     return Metric(
         statistics,
@@ -281,15 +315,18 @@ def _mean_of(statistics: Callable[[str, str], list[float]], described: str, righ
 _right_or_wrong = functools.partial(_mean_of, right_or_wrong=True)
 
 
+# sacrebleu's tokenisers besides its default; some need a package or a download, which its error names
+_TOKENISED = tuple(f"bleu:{name}" for name in ("zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200"))
+_ASCII_WORD = re.compile("[a-zA-Z0-9]")
 _ROUGE_VERSION = metadata.version("rouge-score")
 _SQUAD = "SQuAD: lower case, no punctuation, no articles|best reference"
 
 METRICS = {
-    "bleu": Metric(_bleu_statistics, _bleu_from, _bleu_signature),
+    "bleu": _bleu_metric("bleu"),
     "chrf": Metric(_chrf_statistics, _chrf_from, lambda: f"chrF2|version:{metadata.version('sacrebleu')}"),
     **{
         kind: _mean_of(functools.partial(_rouge_f1, kind), f"{kind}|f1|stemmer:porter|version:{_ROUGE_VERSION}")
-        for kind in ("rouge1", "rouge2", "rougeL")
+        for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")
     },
     "exact_match": _right_or_wrong(_exact_match, "exact_match|surrounding spaces ignored"),
     "final_number": _right_or_wrong(answers.final_number, "final_number|last number, compared as decimals"),
@@ -303,4 +340,5 @@ METRICS = {
         executes=True,
         right_or_wrong=True,
     ),
+    **{name: _bleu_metric(name) for name in _TOKENISED},
 }

@@ -1,5 +1,6 @@
 """Readers of untrusted files: errors name file, line and remedy, and implausible sizes are refused."""
 
+import codecs
 import gzip
 import json
 import zlib
@@ -51,6 +52,8 @@ def check_unpacked(size: int, packed: int) -> None:
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields number (from 1) and text of every line of a UTF-8 file, which is gzipped if its name ends in `.gz`.
 
+    The byte order mark that spreadsheets write is no part of the text.
+
     Raises:
         ValueError: the file is not UTF-8, is no complete gzip file, or unpacks to implausibly many bytes; names file
             and line.
@@ -63,10 +66,12 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             while line := file.readline(longest):
                 unpacked, number = unpacked + len(line), number + 1
                 check_unpacked(unpacked, packed)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}:{number} is not UTF-8 ({error.reason}): convert the file, or copy it again"
-        ) from error
+        utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and number == 1
+        kind = "UTF-16" if utf16 else f"not UTF-8 ({error.reason})"
+        raise ValueError(f"{path}:{number} is {kind}: convert the file to UTF-8, or copy it again") from error
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise ValueError(f"{path} is damaged after line {number} ({error}): copy it again") from error

@@ -79,6 +79,41 @@ def test_corpus_scores_equal_those_of_sacrebleu(name, theirs):
     assert quality.score([name], predictions, references)[name] == pytest.approx(expected, abs=1e-9)
 
 
+CHINESE = (["今天天气很好我们去公园散步吧"], ["今天天气很好我们去公园散步呀"])
+
+
+@pytest.mark.parametrize("tokeniser", ["zh", "char"])
+def test_bleu_has_the_tokenisers_of_sacrebleu(tokeniser):
+    expected = sacrebleu.corpus_bleu(CHINESE[0], [CHINESE[1]], tokenize=tokeniser).score
+    measured = quality.measure([f"bleu:{tokeniser}"], [0], *CHINESE)
+    assert measured["value"] == pytest.approx(expected) and f"tok:{tokeniser}|" in measured["signature"]
+    assert quality.sentence_bleu(CHINESE[0][0], CHINESE[1][0], "bleu:zh") == pytest.approx(91.93, abs=0.01)
+
+
+@pytest.mark.parametrize(("metric", "texts", "said"), [
+    ("bleu", CHINESE, "a script without them: choose one of bleu:zh, bleu:ja-mecab"),
+    ("rouge1", (["पूर्व प्रधान"], ["पूर्व प्रधान"]), "ASCII letters and digits, and a text has none, so its score is 0: choose chrf"),
+    ("rougeLsum", (["你好"], ["hello"]), "so its score is 0"),
+])  # fmt: skip
+def test_a_score_of_zero_for_its_script_is_not_silent(metric, texts, said):
+    with pytest.warns(UserWarning, match=said):
+        assert quality.score([metric], *texts)[metric] == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metric", ["bleu", "rouge2", "bleu:zh"])
+def test_texts_with_ascii_letters_and_empty_ones_are_scored_without_a_warning(metric):
+    long = "der Zug fährt heute nach München"
+    texts = CHINESE if metric == "bleu:zh" else ([long, "", "…"], [long, "a", "b"])
+    assert quality.score([metric], *texts)[metric] > 0.0
+
+
+def test_rouge_lsum_is_over_the_lines_of_a_summary():
+    texts = "the cat sat\nthe dog ran home", "the dog ran home\nthe cat sat"
+    scores = quality.score(["rougeL", "rougeLsum"], [texts[0]], [texts[1]])
+    assert scores["rougeL"] < scores["rougeLsum"] == pytest.approx(100.0)
+
+
 @pytest.mark.parametrize("name", [*ROUGE, "exact_match"])
 def test_other_metrics_are_means_over_examples(name):
     predictions, references = noisy_corpus()

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,10 @@ ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
 _SPLITS = "dataset_dict.json"  # `datasets` writes it for several splits, and "state.json" for one
 _LONGEST_FIELD = 1 << 30
+_REMEDIES = {
+    ".json": "write one object per line (jq -c '.[]' data.json > data.jsonl)",
+    ".parquet": "write it as lines (pandas.read_parquet(…).to_json('data.jsonl', orient='records', lines=True))",
+}
 
 Row = Mapping[str, Any]
 
@@ -140,6 +145,8 @@ class FileTask(Task):
 
     def _record(self, number: int, row: Row, location: str) -> Record:
         source, reference = (_column(row, column, location) for column in (self.source, self.reference))
+        # NaN is what pandas writes where a table has nothing.
+        source, reference = (None if _is_nan(value) else value for value in (source, reference))
         if source is None or reference is None or isinstance(reference, list | tuple) and not reference:
             raise ValueError(f"{location} has no source or no reference: remove the row")
         references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
@@ -161,6 +168,10 @@ class FileTask(Task):
     def postprocess(self, text: str) -> str:
         """Returns the output up to the first stop string."""
         return self._shown.postprocess(text)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _found(path: str) -> Path:
@@ -187,13 +198,18 @@ def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
         yield from _rows_of_table(path, header)
     else:
         endings = f"{', '.join(ENDINGS)} (or these with .gz)"
-        raise ValueError(f"{path} is neither a file that ends in {endings} nor a folder saved by datasets")
+        remedy = _REMEDIES.get(path.suffix, "save the table as one of these")
+        raise ValueError(f"{path} is neither a file that ends in {endings} nor a folder saved by datasets: {remedy}")
 
 
 def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
     tabs = ".tsv" in path.suffixes[-2:]
+<<<<<<< HEAD
     # without the byte order mark that spreadsheets write
     texts = (line.removeprefix("\ufeff") + "\n" for _, line in readers.lines(path))
+=======
+    texts = (line + "\n" for _, line in readers.lines(path))
+>>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     csv.field_size_limit(_LONGEST_FIELD)
     table, names = csv.reader(texts, **style), list[str]()
@@ -227,9 +243,12 @@ def _column(row: Row, wanted: str | int, location: str) -> Any:
     name = str(wanted)
     if name not in dict(row):
         names_from = "columns are counted from 0" if name.isdecimal() else "the first line names the columns"
-        commas = ", separated by commas" * (len(row) == 1 and ";" in next(iter(row)))
+        (only, *more), separators = row, {";": "semicolons", "\t": "tabs"}
+        if not more and (other := next((word for sign, word in separators.items() if sign in only), None)):
+            remedy = "save the file with commas, or with tabs as .tsv"
+            raise ValueError(f"{location} has one column, {only!r}, because {other} separate its columns: {remedy}")
         say = "FileTask's source and reference choose the columns, by number for a file without a header"
-        known = f"{hint(name, row)}its columns are {', '.join(row)} ({names_from}{commas}; {say})"
+        known = f"{hint(name, row)}its columns are {', '.join(row)} ({names_from}; {say})"
         raise ValueError(f"{location} has no column {name!r}: {known}")
     value = row[name]
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value

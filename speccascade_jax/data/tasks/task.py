@@ -248,11 +248,13 @@ class Entry(dict[str, Any]):
 
 
 def json_lines(path: Path) -> Iterator[Entry]:
-    """Yields the objects of a file with one object per line, gzipped if its name ends in `.gz`.
+    """Yields the objects of a file with one object per line, gzipped if its name ends in `.gz`; skips blank lines.
 
     Raises:
         ValueError: a line without an object, or without a requested field; names file and line.
     """
     for number, line in readers.lines(path):
+        if not line.strip():
+            continue
         location = f"{path}:{number}"
         yield Entry(location, readers.parsed(line, location, "copy the file again"))

@@ -90,8 +90,9 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
 def _scores(record: Record, kept: Mapping[int, Output]) -> dict[int, float]:
     """Returns each example's score: sentence BLEU if the metric is BLEU, else the score in the record's statistics."""
     metric = record["quality"]["metric"]
-    if metric == "bleu":
-        return {number: quality.sentence_bleu(output.output, str(output.reference)) for number, output in kept.items()}
+    if metric.startswith("bleu"):
+        texts = {number: (output.output, str(output.reference)) for number, output in kept.items()}
+        return {number: quality.sentence_bleu(*pair, metric) for number, pair in texts.items()}
     per_example = record["quality"]["per_example"]
     rows = np.asarray(per_example["statistics"][metric], np.float64).reshape(len(per_example["ids"]), -1)
     return dict(zip(per_example["ids"], quality.get_metric(metric).from_sums(rows, 1).tolist(), strict=True))

@@ -30,14 +30,16 @@ SHARES = {
 """Measures that plots of quality may have on the horizontal axis -> the axis label."""
 
 _METRICS = {
-    "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "chrf": "chrF",
+    "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum", "chrf": "chrF",
     "exact_match": "exact match",
 }  # fmt: skip
 
 
 def metric_name(metric: str) -> str:
     """Returns a metric's name for readers."""
-    return _METRICS.get(metric, metric)
+    name, _, tokeniser = metric.partition(":")
+    return f"BLEU ({tokeniser})" if tokeniser else _METRICS.get(name, name)
 
 
 def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:

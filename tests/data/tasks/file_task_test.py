@@ -49,6 +49,27 @@ def test_columns_templates_and_byte_order_marks_are_read(tmp_path):
     assert task.build_prompt(example) == "sums: How many? {now}" and example.reference == "4"
 
 
+def test_json_lines_may_have_a_mark_and_blank_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        '\ufeff{"source": "a\u2028b", "reference": "c"}\r\n\n \n{"source": "d", "reference": "e"}\n\n'.encode()
+    )
+    examples = FileTask(path=path).load()
+    assert [(e.id, e.source, e.reference) for e in examples] == [(0, "a\u2028b", "c"), (1, "d", "e")]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("a.csv", "source,reference\na,b\n".encode("utf-16"), "a.csv:1 is UTF-16: convert the file to UTF-8"),
+    ("a.csv", "source,reference\nMünchen,b\n".encode("latin-1"), "a.csv:2 is not UTF-8 .*: convert the file to UTF-8"),
+    ("a.json", b"[]", r"a.json is neither .*: write one object per line \(jq"),
+    ("a.parquet", b"PAR1", r"a.parquet is neither .*: write it as lines \(pandas"),
+])  # fmt: skip
+def test_other_formats_and_encodings_are_named(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        FileTask(path=tmp_path / name).load()
+
+
 def test_columns_of_files_without_a_header_are_numbered(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("eins\tone\nzwei\ttwo\n")
@@ -63,7 +84,8 @@ def test_a_field_may_hold_several_references_but_not_none(tmp_path):
     path.write_text(json.dumps({"source": "a", "reference": ["b", "c"]}) + "\n")
     (example,) = get_task(str(path)).load()
     assert example.reference == ("b", "c")
-    for row in ({"source": None, "reference": "b"}, {"source": "a", "reference": []}):
+    nan = {"source": "a", "reference": float("nan")}
+    for row in ({"source": None, "reference": "b"}, {"source": "a", "reference": []}, nan):
         path.write_text(json.dumps(row) + "\n")
         with pytest.raises(ValueError, match=r"a.jsonl, row 0 has no source or no reference"):
             get_task(str(path)).load()
@@ -91,7 +113,7 @@ def test_shuffled_files_keep_their_ids(tmp_path):
 
 @pytest.mark.parametrize(("text", "more", "said"), [
     ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
-    ("source;reference\na;b\n", {}, r"the first line names the columns, separated by commas"),
+    ("source;reference\na;b\n", {}, r"one column, 'source;reference', because semicolons separate .*commas, or with tabs"),
     ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, but the first line has 2"),
     ('source,reference\n"a,b\n', {}, r"a.csv:2 is not valid .csv"),
     ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),
