@@ -1,19 +1,24 @@
-"""Reader of transformers directories (`config.json` and safetensors files) of T5, Gemma 2, Llama and Qwen 2.5.
+"""Reader of transformers directories (`config.json`, safetensors files) of T5, mT5, Gemma 2, Llama and Qwen 2.5.
 
 Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. If the configuration ties the output
-layer to the embedding, a stored `lm_head.weight` is ignored, as in transformers.
+layer to the embedding and another `lm_head.weight` is stored, it is read as stored, as in transformers 5.
 """
 
+import dataclasses
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from speccascade_jax.checkpoints import safetensors
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensor, Tensors, check_tensors, translate, whole
 from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
 from speccascade_jax.models.families import Config
+from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.storage import checksums, errors
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, listing
 from speccascade_jax.storage.readers import json_object, parsed
@@ -21,6 +26,7 @@ from speccascade_jax.storage.readers import json_object, parsed
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_HEAD = "lm_head.weight"
 _OTHER_WEIGHTS = (
     "flax_model.msgpack", "flax_model.msgpack.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "tf_model.h5",
@@ -55,8 +61,36 @@ def open_directory(path: Path) -> Stored:
     tensors = open_tensors(path)
     check_layers(path / CONFIG, config, len(tensors))
     wanted = plan(config, entries, tensors)
+    other = config.tied and _another_head(wanted["token_embedder/embedding"][0].source, tensors)
+    if other:
+        warnings.warn(
+            f"{path / CONFIG} ties the output layer to the embedding, but another {_HEAD} is stored, which is read: "
+            "set tie_word_embeddings to false",
+            stacklevel=5,
+        )
+        wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
     check_tensors(path, wanted, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
-    return Stored(path, f"Hugging Face, {entries['model_type']}", verified(path, tensors), config, wanted)
+    tensors = verified(path, tensors)
+    if other and isinstance(config, T5Config):
+        tensors[_HEAD] = _scaled(tensors[_HEAD], config.d_model**-0.5)
+    return Stored(path, f"Hugging Face, {entries['model_type']}", tensors, config, wanted)
+
+
+def _another_head(embedding: str, tensors: Tensors) -> bool:
+    """Returns whether an output layer is stored beside the embedding, with other values."""
+    if embedding not in tensors or _HEAD not in tensors or embedding == _HEAD:
+        return False
+    try:
+        return not np.array_equal(tensors[embedding].read(), tensors[_HEAD].read())
+    except UnreadableError:
+        return False  # The reader of the embedding names it.
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    """Returns a tensor times a factor: a T5 that says tied scales the states before its output layer."""
+    return dataclasses.replace(
+        tensor, dtype="float32", read=lambda: tensor.read().astype(np.float32) * np.float32(factor)
+    )
 
 
 def open_tensors(path: Path) -> Tensors:
@@ -197,7 +231,7 @@ def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tens
     names: tuple[str, ...] = ()
     if source == "shared.weight":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) * config.tied))
-    elif source == "lm_head.weight" and "scale_decoder_outputs" in entries:
+    elif source == _HEAD and ("scale_decoder_outputs" in entries or entries["model_type"] == "mt5"):
         names = ("shared.weight",)  # Release 5 always ties T5's output; the entry says whether it scales it.
     elif source.endswith("embed_tokens.weight") and config.tied:
         names = ("lm_head.weight",)
@@ -253,5 +287,5 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.pre_feedforward_layernorm",
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
-_NAMES = {"t5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
+_NAMES = {"t5": _T5, "mt5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
 """`model_type` -> our module name -> the name in transformers."""

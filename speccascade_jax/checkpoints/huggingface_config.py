@@ -4,6 +4,7 @@ Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2),
 omits have the default of their class.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.t5_config import PADDED_VOCABULARIES
-from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.storage.readers import json_object
 
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 
@@ -99,7 +101,9 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
 
 def _t5(record: Record) -> T5Config:
     rows, layers = record.size("vocab_size"), record.layers("num_layers")
-    gated = record.get("feed_forward_proj") == "gated-gelu"
+    gated = (
+        record.get("feed_forward_proj", _SUPPORTED[record.get("model_type")]["feed_forward_proj"][0]) == "gated-gelu"
+    )
     record.only("dense_act_fn", ("gelu_new",) if gated else ("relu",), "gelu_new" if gated else "relu")
     return T5Config(
         vocab_size=PADDED_VOCABULARIES.get(rows, rows),
@@ -116,7 +120,27 @@ def _t5(record: Record) -> T5Config:
         # Release 5 stores here what release 4 stored in tie_word_embeddings.
         tied=record.flag("scale_decoder_outputs", record.flag("tie_word_embeddings", True)),
         layer_norm_epsilon=record.number("layer_norm_epsilon", 1e-6),
+        start_id=_start_id(record),
+        pad_id=pad if (pad := record.get("pad_token_id", 0)) in range(rows) else 0,
     )
+
+
+def _mt5(record: Record) -> T5Config:
+    # Whatever the file says, transformers never scales mT5's output layer, which is not tied in Google's weights.
+    return dataclasses.replace(_t5(record), tied=False)
+
+
+def _start_id(record: Record) -> int:
+    """Returns the token that decoding starts from, as `generate` of transformers chooses it."""
+    file = record.file.parent / "generation_config.json"
+    generation = json_object(file, COPY_AGAIN, CheckpointError) if file.is_file() else {}
+    tables = (generation, record.entries)
+    names = ("decoder_start_token_id", "bos_token_id")
+    chosen = [table[name] for name in names for table in tables if table.get(name) is not None]
+    start = [*chosen, record.get("pad_token_id", 0)][0]
+    if type(start) is not int:
+        raise CheckpointError(f"{record.file}: decoder_start_token_id is {start!r}: give one id")
+    return start
 
 
 def _decoder(record: Record, max_length: int, layer_types: Sequence[str] = (), **options: Any) -> DecoderConfig:
@@ -200,11 +224,14 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
     return base, RopeScaling(factor, low, high, rope.size("original_max_position_embeddings"))
 
 
-MODELS: dict[str, Callable[[Record], Config]] = {"t5": _t5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2}
+MODELS: dict[str, Callable[[Record], Config]] = {
+    "t5": _t5, "mt5": _mt5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2,
+}  # fmt: skip
 """`model_type` -> the function that reads its configuration."""
 
 _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
+    "mt5": {"feed_forward_proj": ("gated-gelu", "relu")},
     "llama": {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
     "qwen2": {"hidden_act": ("silu", "swish")},
     "gemma2": {

@@ -61,7 +61,7 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
         size, least = getattr(config, name), 0 if name == layers else 1
         if size < least:
             raise ValueError(f"{name} is {size}: give {'a positive number' if least else '0 or more'}")
-    if config.num_embeddings < config.vocab_size:
+    if config.num_embeddings + config.missing_rows < config.vocab_size:
         raise ValueError(
             f"num_embeddings is {config.num_embeddings}, below vocab_size {config.vocab_size}: "
             "the embedding needs a row for every real token"

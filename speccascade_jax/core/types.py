@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int32
 
@@ -63,7 +64,7 @@ class Packed:
         """Returns the matrix's columns with indices `taken` (int32, any shape), float32: rows of a turned parameter."""
         # Indexing panel and column together gathers the requested columns alone; a transpose would copy the matrix.
         width = self.panels.shape[2]
-        columns = self.panels[taken // width, :, taken % width].astype(jax.numpy.float32)
+        columns = self.panels[taken // width, :, taken % width].astype(jnp.float32)
         return columns if self.scales is None else columns * self.scales[taken][..., None]
 
     def dense(self) -> np.ndarray:
@@ -101,6 +102,7 @@ class Prompt:
             start token of an encoder-decoder.
         length: int32 `[B]`, how many of `tokens` are real; at least 1.
         encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
+        encoder_length: int32 `[B]`, how many of `encoder_tokens` are real; `None`: those up to the last that is not 0.
 
     Examples:
         >>> import numpy as np
@@ -113,6 +115,20 @@ class Prompt:
     tokens: Int32[Array, "B P"]
     length: Int32[Array, " B"]
     encoder_tokens: Int32[Array, "B N"] | None = None
+    encoder_length: Int32[Array, " B"] | None = None
+
+    @property
+    def encoder_real(self) -> Array:
+        """Mask `[B, N]` of the encoder's real tokens. An id 0 within a prompt is real."""
+        assert self.encoder_tokens is not None
+        if self.encoder_length is None:
+            return real_tokens(self.encoder_tokens)
+        return jnp.arange(self.encoder_tokens.shape[1])[None] < self.encoder_length[:, None]
+
+
+def real_tokens(padded: Array) -> Array:
+    """Returns the mask `[B, N]` of the ids up to the last one that is not 0: rows that were right-padded with 0."""
+    return jnp.cumsum(padded[:, ::-1] != 0, axis=1)[:, ::-1] > 0
 
 
 class LMOutput(NamedTuple):

@@ -168,8 +168,8 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     evaluation = points[0].evaluation
     check_code(evaluation)
     examples = session.window(evaluation, evaluation.quality_examples)
-    encoded = session.prompts.encoder_tokens
-    lengths = np.asarray(session.prompts.length) if encoded is None else np.count_nonzero(encoded, axis=1)
+    encoded = session.prompts.encoder_length
+    lengths = np.asarray(session.prompts.length if encoded is None else encoded)
     # A batch runs until its longest row is done, so rows of similar length share one. Traced rows come first, so that
     # few batches contain any.
     plain = examples >= evaluation.first_example + evaluation.keep_traces

@@ -211,13 +211,8 @@ def _compact(statistics: np.ndarray) -> list:
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-<<<<<<< HEAD
-# Without effective order sacrebleu warns about single sentences; the counts for a corpus score are the same.
-_BLEU = BLEU(effective_order=True)
-=======
 # Scripts that put no spaces between words: Thai to Khmer, kana, Chinese characters.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
->>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
 _CHRF = CHRF()
 
 
@@ -293,15 +288,11 @@ def _exact_match(prediction: str, reference: str) -> list[float]:
     return [100.0 * (prediction.strip() == reference.strip())]
 
 
-<<<<<<< HEAD
-def _mean_of(statistics: Callable[[str, str], list[float]], described: str, right_or_wrong: bool = False) -> Metric:
-=======
 def _bleu_metric(name: str) -> Metric:
     return Metric(functools.partial(_bleu_statistics, name), _bleu_from, functools.partial(_bleu_signature, name))
 
 
-def _mean_of(statistics: Callable[[str, str], list[float]], described: str) -> Metric:
->>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
+def _mean_of(statistics: Callable[[str, str], list[float]], described: str, right_or_wrong: bool = False) -> Metric:
     """Returns a metric whose corpus score is the mean over examples, each scored by its best reference."""
     return Metric(
         statistics,

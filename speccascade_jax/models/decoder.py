@@ -22,7 +22,7 @@ from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import empty_slots, put_branch
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
-from speccascade_jax.models.products import Dense, Embed
+from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
 from speccascade_jax.runtime.mesh import DATA
 
@@ -353,10 +353,7 @@ class DecoderModule(nn.Module):
         c = self.config
         logits = self.token_embedder.attend(hidden) if c.tied else self.decoder.logits_dense(hidden)
         logits = soft_cap(logits, c.output_cap)
-        if c.num_embeddings == c.vocab_size:
-            return logits
-        # Rows that pad the vocabulary for sharding must never be sampled.
-        return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
+        return real_entries(logits, c.vocab_size)
 
     def exit_logits(self, hidden: Array) -> Array:
         """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""

@@ -6,7 +6,7 @@ Llama Team, 2024; Qwen Team, 2024).
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class DecoderConfig:
             ("local", "global").
         max_length: the longest sequence that the model was trained for.
         dtype: dtype of computation; norms, softmax and logits are always float32.
+        missing_rows: ids at the end of the vocabulary without a row, which the model never draws.
 
     Raises:
         ValueError: the sizes do not fit together.
@@ -90,6 +91,7 @@ class DecoderConfig:
     pattern: tuple[str, ...] = ("global",)
     max_length: int = 8192
     dtype: str = "float32"
+    missing_rows: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         # JSON has lists and objects; a static argument of jit needs hashable values.

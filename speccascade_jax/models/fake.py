@@ -137,7 +137,7 @@ class Fake(LengthCached[FakeCache]):
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)
         if prompt.encoder_tokens is not None:
-            base = _fold_along(base, prompt.encoder_tokens, skip=prompt.encoder_tokens == 0)[:, -1]
+            base = _fold_along(base, prompt.encoder_tokens, skip=~prompt.encoder_real)[:, -1]
         # One slot more than tokens: slot 0 is the key before any token.
         keys = jnp.zeros((rows, max_len + 1), jnp.uint32).at[:, 0].set(base)
         cache = FakeCache(keys=keys, length=jnp.zeros((rows,), jnp.int32))

@@ -57,9 +57,10 @@ class Grams(LengthCached[GramCache]):
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> GramCache:
         """Stores the prompt and the encoder's input; the last token of each row's prompt does not count as consumed."""
         rows, width = prompt.tokens.shape
-        source = jnp.full((rows, 1), _NONE) if prompt.encoder_tokens is None else prompt.encoder_tokens
-        # Token 0 pads the encoder's input; it must match nothing.
-        source = jnp.where(source > 0, source, _NONE)
+        source = jnp.full((rows, 1), _NONE)
+        # Padding of the encoder's input must match nothing.
+        if prompt.encoder_tokens is not None:
+            source = jnp.where(prompt.encoder_real, prompt.encoder_tokens, _NONE)
         tokens = jnp.pad(prompt.tokens, [(0, 0), (0, max_len - width)], constant_values=_NONE)
         return GramCache(source, tokens, prompt.length - 1)
 

@@ -91,7 +91,8 @@ class Embed(nn.Module):
         """Returns the table's rows `tokens` (int32, any shape), `[*tokens.shape, E]`."""
         if isinstance(self.embedding, Packed):
             return self.embedding.rows(tokens).astype(self.dtype)
-        return jnp.take(self.embedding, tokens, axis=0).astype(self.dtype)
+        # An id without a row, which only a draft may lack (`missing_rows`), reads the last one, as with packed rows.
+        return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
         """Returns the float32 products of `x` `[B, T, E]` with all rows of the table, `[B, T, V]`."""
@@ -99,6 +100,17 @@ class Embed(nn.Module):
             return multiply(x, self.embedding, self.dtype)
         table = jnp.asarray(self.embedding, self.dtype)
         return jnp.einsum("bte,ve->btv", x, table, preferred_element_type=jnp.float32)
+
+
+def real_entries(logits: Array, entries: int) -> Array:
+    """Returns the logits `[B, T, rows]` of a vocabulary of `entries` ids, at least as wide, with all others at -inf."""
+    # A draft may lack rows for the last ids of its target.
+    if missing := max(0, entries - logits.shape[-1]):
+        return jnp.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=-jnp.inf)
+    # Rows that pad the vocabulary for sharding must never be sampled.
+    return (
+        logits if logits.shape[-1] == entries else jnp.where(jnp.arange(logits.shape[-1]) < entries, logits, -jnp.inf)
+    )
 
 
 def pack(params: Params, config: Any, weights: str | None = None) -> Params:

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.trees import Branch
-from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
+from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
-from speccascade_jax.models.products import Dense, Embed
+from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.runtime.mesh import AXES
@@ -283,9 +283,9 @@ def _distances(length: int) -> np.ndarray:
     return np.arange(length)[None, :] - np.arange(length)[:, None]
 
 
-def _padding_bias(encoder_tokens: Array) -> Array:
-    """Returns the float32 bias `[B, 1, 1, N]` that masks padding (token 0)."""
-    return jnp.where(encoder_tokens > 0, 0.0, MASKED)[:, None, None, :]
+def _padding_bias(real: Array) -> Array:
+    """Returns the float32 bias `[B, 1, 1, N]` that masks padding; `real` is bool `[B, N]`."""
+    return jnp.where(real, 0.0, MASKED)[:, None, None, :]
 
 
 def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Array:
@@ -422,21 +422,20 @@ class T5Module(nn.Module):
         """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            encoder_tokens: int32 `[B, N]`, 0 where padded (masked).
-            decoder_input_tokens: int32 `[B, T]`, the targets shifted right behind a start token 0 (positions after the
+            encoder_tokens: int32 `[B, N]`, right-padded with 0 (masked).
+            decoder_input_tokens: int32 `[B, T]`, the targets shifted right behind the start token (positions after the
                 targets need a loss mask).
             deterministic: whether to compute without dropout.
         """
-        encoded = self.encode(encoder_tokens, deterministic)
-        return self.decode(encoded, encoder_tokens, decoder_input_tokens, deterministic)
+        real = real_tokens(encoder_tokens)
+        encoded = self.encode(encoder_tokens, real, deterministic)
+        return self.decode(encoded, real, decoder_input_tokens, deterministic)
 
-    def encode(self, encoder_tokens: Array, deterministic: bool = True) -> Array:
-        """Returns the encoder's output `[B, N, E]`."""
-        return self.encoder(self.token_embedder(encoder_tokens), _padding_bias(encoder_tokens), deterministic)
+    def encode(self, encoder_tokens: Array, real: Array, deterministic: bool = True) -> Array:
+        """Returns the encoder's output `[B, N, E]`; `real` bool `[B, N]` says which tokens are no padding."""
+        return self.encoder(self.token_embedder(encoder_tokens), _padding_bias(real), deterministic)
 
-    def decode(
-        self, encoded: Array, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True
-    ) -> Array:
+    def decode(self, encoded: Array, real: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
         """Returns teacher-forced logits for `encoded` `[B, N, E]` (see `__call__`)."""
         length = decoder_input_tokens.shape[1]
         # numpy, so that the mask and the distances are constants of the compiled program.
@@ -444,7 +443,7 @@ class T5Module(nn.Module):
         bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
         x = self.token_embedder(decoder_input_tokens)
         cross = self.decoder.cross(encoded)
-        hidden, _ = self.decoder(x, bias, cross, _padding_bias(encoder_tokens), None, deterministic)
+        hidden, _ = self.decoder(x, bias, cross, _padding_bias(real), None, deterministic)
         return self.logits(hidden)
 
     def embed(self, tokens: Array) -> Array:
@@ -459,27 +458,25 @@ class T5Module(nn.Module):
             logits = self.token_embedder.attend(hidden * c.d_model**-0.5)
         else:
             logits = self.decoder.logits_dense(hidden)
-        if c.num_embeddings == c.vocab_size:
-            return logits
-        return jnp.where(jnp.arange(c.num_embeddings) < c.vocab_size, logits, -jnp.inf)
+        return real_entries(logits, c.vocab_size)
 
     def exit_logits(self, hidden: Array) -> Array:
         """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
-    def start(self, encoder_tokens: Array, slots: int) -> T5Static:
+    def start(self, encoder_tokens: Array, real: Array, slots: int) -> T5Static:
         """Runs the encoder and computes everything that stays fixed while decoding into `slots` cache slots."""
         # Distances from -(S - 1) to S - 1: every pair of a query and a key in the cache.
         bias = self.decoder.bias(np.arange(1 - slots, slots))
-        rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens)
+        rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens, real)
         # The mean ignores padding, so that it does not depend on the width of the batch.
-        real = (encoder_tokens > 0)[..., None]
+        counted = real[..., None]
         return T5Static(
             cross=self.decoder.cross(encoded),
-            cross_bias=_padding_bias(encoder_tokens),
+            cross_bias=_padding_bias(real),
             # One copy per row, because rows are the first axis of every leaf of a cache.
             bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
-            summary=jnp.where(real, encoded, 0.0).sum(1) / jnp.maximum(real.sum(1), 1),
+            summary=jnp.where(counted, encoded, 0.0).sum(1) / jnp.maximum(counted.sum(1), 1),
         )
 
     def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:
@@ -504,7 +501,7 @@ class T5(CachedModel[KVCache]):
 
     config: T5Config
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = True  # Prompts go to the encoder; decoding starts from id 0.
+    is_encoder_decoder: ClassVar[bool] = True  # Prompts go to the encoder; decoding starts from `config.start_id`.
 
     @property
     def module(self) -> T5Module:
@@ -520,7 +517,7 @@ class T5(CachedModel[KVCache]):
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
         c = self.config
-        static = self._apply(params, prompt.encoder_tokens, max_len, method="start")
+        static = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, max_len, method="start")
         with under(self.mesh):
             keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)

@@ -1,7 +1,7 @@
 """T5 as data: its configuration, its parameters' shapes, and the configuration that such shapes imply."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from speccascade_jax.core.checks import check_sizes
@@ -31,6 +31,9 @@ class T5Config:
             read omits it.
         dtype: computation dtype; parameters of another dtype are cast at their use. Norms, softmax and logits are
             always float32.
+        start_id: the token that decoding starts from.
+        missing_rows: ids at the end of the vocabulary without a row, which the model never draws.
+        pad_id: the token that others pad prompts with; `pairs.prompts` takes it off the ends of ids.
     """
 
     vocab_size: int
@@ -49,9 +52,20 @@ class T5Config:
     layer_dropout: float = field(default=0.0, repr=False, kw_only=True)
     layer_norm_epsilon: float = 1e-6
     dtype: str = "float32"
+    start_id: int = field(default=0, repr=False, kw_only=True)
+    pad_id: int = field(default=0, repr=False, kw_only=True)
+    missing_rows: int = field(default=0, repr=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        # Fingerprints read this text, which is therefore fixed for models that start from 0.
+        shown = [f.name for f in fields(self) if f.repr] + ["start_id"] * (self.start_id != 0)
+        return f"T5Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_decoder_layers", "num_encoder_layers")
+        for name in ("start_id", "pad_id"):
+            if not 0 <= getattr(self, name) < self.num_embeddings:
+                raise ValueError(f"{name} is {getattr(self, name)}: give one of the {self.num_embeddings} ids")
         if not 0 <= self.layer_dropout < 1:
             raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
 

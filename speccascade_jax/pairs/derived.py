@@ -91,7 +91,8 @@ def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
     if vocabulary is not None and of != vocabulary.fingerprint:
         raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")
     try:
-        return ngrams.widened(table, size if vocabulary is None else vocabulary.vocab_size, size)
+        # A vocabulary of T5 may have sentinels that its file, which was counted with, has not.
+        return ngrams.widened(table, size if vocabulary is None else len(table.get("next", ())), size)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -15,7 +15,9 @@ from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import directory as data_directory
+from speccascade_jax.data.vocabularies.beside import Beside
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
+from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files, policy_files
@@ -81,7 +83,7 @@ class Pair:
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
         if self.vocabulary is not None:
-            _check_room("the models", self.vocabulary.vocab_size, self.target.model.vocab_size)
+            _check_room("the models", self.vocabulary, self.target.model.vocab_size)
         if self.head is not None:
             self.head.check(self.draft, self.name)
 
@@ -97,7 +99,8 @@ class Pair:
         if target != draft:
             raise ValueError(
                 f"the {called}'s vocabulary has {draft} entries and the target's {target}: speculation compares the "
-                f"two distributions token by token; choose models trained with the same vocabulary"
+                f"two distributions token by token; choose models trained with the same vocabulary. If the models are "
+                f"padded to different sizes, give the vocabulary, or its number of ids: Pair.load(vocab_size=…)"
             )
 
     @property
@@ -194,20 +197,26 @@ class Pair:
         draft_dtype: str | None = None,
         mesh: Sequence[int] | Mesh | None = None,
         draft_whole: bool = False,
+        vocab_size: int | None = None,
         max_prompt_length: int = 1024,
         name: str = "custom",
     ) -> Self:
         """Loads a target, a draft and any further drafts as a pair, from checkpoints that `checkpoints.load` reads.
 
-        Rows of a model's embedding beyond the vocabulary's pieces are padding, never sampled, unless the checkpoint
-        itself knows how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore
-        fit together.
+        A model's rows beyond the vocabulary's pieces are padding and never sampled, unless the checkpoint itself knows
+        how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore fit together.
+        A T5 with rows for its sentinels has them as pieces. A draft that lacks a few of the target's rows never
+        proposes their ids, and pieces that were only added to a tokenizer may lack rows everywhere.
+
+        Prompts are the target's, and outputs end with the vocabulary's stop ids and with those in the target's own
+        `generation_config.json` or `config.json`, wherever the vocabulary lies.
 
         Args:
             target: a path for `checkpoints.load`.
             draft: a path for `checkpoints.load`, or a word (`pairs.derived`: "exit:2").
             vocabulary: a file or folder for `load_vocabulary`; without it, the vocabularies beside the models. If there
-                are several, all are compared. If there is none, the pair reads and returns ids only.
+                are several, all are compared; names of control pieces may differ. If there is none, the pair reads and
+                returns ids only.
             others: further drafts by name, like `draft`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
             draft_dtype: dtype of every checkpoint but the target; `None`: the same. Exactness holds for any draft: a
@@ -217,6 +226,7 @@ class Pair:
                 vocabulary (`runtime.mesh.make`); batch sizes must be multiples of the first. `None`: one device.
             draft_whole: replicate drafts on every device of the mesh: communication costs a small draft more than a
                 split saves.
+            vocab_size: the number of ids that are real, for models without a vocabulary whose rows are padded.
             max_prompt_length: prompts with more tokens are refused.
             name: the pair's name in records.
 
@@ -230,13 +240,11 @@ class Pair:
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
-        if text is not None:
-            # Checked before the weights are read, which may take minutes.
-            for path in read.values():
-                _check_entries(path, checkpoints.model_of(path).config, text)
+        # Before the weights, which may take minutes to read.
+        text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (draft_dtype or dtype, draft_whole) for name in read}
-        models = {name: _bound(path, text, grid, *ways[name]) for name, path in read.items()}
+        models = {name: _bound(path, entries, grid, *ways[name]) for name, path in read.items()}
         large = models.pop("target")
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
@@ -267,39 +275,75 @@ def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> 
     return clear or [files[0].parent for files in file_lists[:1]]
 
 
-def _bound(
-    path: str | Path, vocabulary: FileVocabulary | None, mesh: Mesh | None, dtype: str, whole: bool
-) -> BoundModel:
+def _fitted(
+    vocabulary: FileVocabulary | None, entries: int | None, paths: Sequence[str | Path]
+) -> tuple[FileVocabulary | None, int | None]:
+    """Returns the target's vocabulary and number of ids, which all models have rows for; the first path is its."""
+    if vocabulary is None and entries is None:
+        return None, None
+    target, *drafts = (checkpoints.model_of(path).config for path in paths)
+    if vocabulary is not None:
+        vocabulary = _for_target(vocabulary, expanded(paths[0]), target)
+        entries = _entries(target, vocabulary) if entries is None else entries
+    for path, config in zip(paths, (target, *drafts), strict=True):
+        _check_entries(path, config, int(entries or 0), vocabulary, is_target=config is target)
+    return vocabulary, entries
+
+
+def _for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
+    """Returns the vocabulary with the sentinels that the target has rows for, and with the target's own stop ids."""
+    if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
+        vocabulary = vocabulary.with_sentinels(config.vocab_size)
+    # An id without a row ends nothing.
+    return vocabulary.ending_with(token for token in Beside(target).stop_numbers() if 0 <= token < config.vocab_size)
+
+
+def _entries(config: Any, vocabulary: FileVocabulary) -> int:
+    """Returns the number of ids that a target draws from: its vocabulary's pieces, unless it knows better."""
+    known = config.vocab_size if config.vocab_size < config.num_embeddings else 0
+    return min(max(vocabulary.vocab_size, known), config.num_embeddings)
+
+
+def _bound(path: str | Path, entries: int | None, mesh: Mesh | None, dtype: str, whole: bool) -> BoundModel:
     model: Any
     model, params = checkpoints.load(path, dtype=dtype, prepared=True, mesh=mesh, whole=whole)
-    config = model.config
-    if vocabulary is not None and vocabulary.vocab_size < config.vocab_size == config.num_embeddings:
-        model = dataclasses.replace(model, config=dataclasses.replace(config, vocab_size=vocabulary.vocab_size))
+    if entries is not None and entries != model.config.vocab_size:
+        sizes = {"vocab_size": entries, "missing_rows": max(0, entries - model.config.num_embeddings)}
+        model = dataclasses.replace(model, config=dataclasses.replace(model.config, **sizes))
     return BoundModel(params=params, model=model)
 
 
-def _check_room(owner: str | Path, pieces: int, entries: int) -> None:
-    if pieces > entries:
+def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_target: bool = True) -> None:
+    """Checks that pieces without a row are few and only added to the tokenizer, and that no row of a target ends it."""
+    lacking = range(rows, vocabulary.vocab_size)
+    controls: frozenset[int] = getattr(vocabulary, "controls", frozenset())
+    spare = controls.difference(vocabulary.stop_ids if is_target else ())
+    if len(lacking) > _padding(rows) or not spare.issuperset(lacking):
         raise ValueError(
-            f"the text vocabulary has {pieces} pieces, but {owner} only {entries} entries; give the vocabulary that "
-            "the models were trained with"
+            f"the text vocabulary has {vocabulary.vocab_size} pieces, but {owner} only {rows} entries; give the "
+            "vocabulary that the models were trained with"
         )
 
 
-def _check_entries(path: str | Path, config: Any, vocabulary: FileVocabulary) -> None:
-    """Checks that a model's embedding has one row for each piece of the vocabulary, plus a little padding.
+def _padding(rows: int) -> int:
+    """Returns how many rows padding may be, at most: models are padded to a multiple of a power of two."""
+    return max(128, rows // 100)
 
-    Models are padded to a multiple of a power of two: if many more rows are unused, the vocabulary is wrong.
-    """
-    _check_room(path, vocabulary.vocab_size, config.vocab_size)
-    if config.vocab_size < config.num_embeddings:
-        return  # The checkpoint itself knows how many of its rows are real.
-    rows = config.num_embeddings
-    padding, allowed = rows - vocabulary.vocab_size, max(128, rows // 100)
-    if padding > allowed:
+
+def _check_entries(
+    path: str | Path, config: Any, entries: int, vocabulary: FileVocabulary | None, is_target: bool
+) -> None:
+    """Checks that a model has rows for its `entries`, and not many more: then the vocabulary would be a wrong one."""
+    rows, lacking = config.num_embeddings, entries - config.num_embeddings
+    if vocabulary is not None:
+        _check_room(path, vocabulary, rows, is_target)
+    elif lacking > (0 if is_target else _padding(rows)):
+        raise ValueError(f"vocab_size is {entries}, but {path} has {rows} rows: give the number of real ones")
+    # A checkpoint may itself know how many of its rows are real.
+    if config.vocab_size == rows and -lacking > _padding(rows):
         raise ValueError(
-            f"{path} has {rows} entries, but the text vocabulary only {vocabulary.vocab_size} pieces: {padding} rows "
-            f"are too many for padding (at most {allowed}); give the vocabulary that the models were trained with"
+            f"{path} has {rows} entries, but the text vocabulary only {entries} pieces: {-lacking} rows are too many "
+            f"for padding (at most {_padding(rows)}); give the vocabulary that the models were trained with"
         )
 
 

@@ -1,5 +1,6 @@
 """Conversion of texts or token ids to a `Prompt`, right-padded to a bucket's width and checked before compilation."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
     Its arrays are on the host; a compiled program moves them to the device with its other arguments. A caller that
     passes the same prompt many times should put it on the device once.
 
-    `text_ids` turns texts into ids; ids stay as they are. For encoder-decoder models they are the encoder's input, and
-    decoding starts from id 0.
+    `text_ids` turns texts into ids; ids stay as they are. For encoder-decoder models they are the encoder's input,
+    without padding at their ends, and decoding starts from the target's start token.
 
     Args:
         pair: determines the architecture and the vocabulary.
@@ -44,16 +45,52 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
         ((2, 8), [[1, 2, 0], [3, 0, 0]], [2, 1])
     """
     rows = _ids(pair, prompts)
+    config = getattr(pair.target.model, "config", None)
+    if pair.encoder_decoder:
+        rows = [_unpadded(row, getattr(config, "pad_id", 0)) for row in rows]
+    elif not _are_texts(prompts):
+        _warn_of_padding(pair, rows)
     lengths = [len(row) for row in rows]
     longest = max(lengths)
     _check_lengths(pair, lengths, longest, max_new_tokens)
     _check_ids(rows, pair.target.model.vocab_size)
     padded: Any = right_pad(rows, bucket(max(min_length, longest)))
-    if pair.encoder_decoder:
-        start: Any = np.zeros((len(rows), 1), np.int32)
-        return Prompt(start, start[:, 0] + 1, padded)
     read: Any = np.array(lengths, np.int32)
+    if pair.encoder_decoder:
+        start: Any = np.full((len(rows), 1), getattr(config, "start_id", 0), np.int32)
+        return Prompt(start, np.ones_like(start[:, 0]), padded, read)
     return Prompt(padded, read)
+
+
+def _unpadded(row: Sequence[int], pad_id: int) -> Sequence[int]:
+    """Returns an encoder's ids without padding before or after them, as tokenizers write it; one id stays."""
+    begin, end = 0, len(row)
+    while begin < end - 1 and row[begin] == pad_id:
+        begin += 1
+    while begin < end - 1 and row[end - 1] == pad_id:
+        end -= 1
+    return row[begin:end]
+
+
+def _warn_of_padding(pair: Pair, rows: Sequence[Sequence[int]]) -> None:
+    """Warns if rows of one length look padded: some begin, or end, with a control piece, and others do not.
+
+    Without a vocabulary, any id counts that is there twice.
+    """
+    if len(rows) < 2 or not rows[0] or len({len(row) for row in rows}) > 1:
+        return
+    controls, bos_id = (getattr(pair.vocabulary, name, None) for name in ("controls", "bos_id"))
+    for place, verb in ((0, "begins"), (-1, "ends")):
+        for number, row in enumerate(rows):
+            token, twice = row[place], row[place] == row[1 if place == 0 else -2] if len(row) > 1 else False
+            padding = twice if controls is None else token in controls and (twice or token != bos_id)
+            if padding and any(other[place] != token for other in rows):
+                warnings.warn(
+                    f"prompt {number} {verb} with id {token}, as padding does, which is read as part of the prompt: "
+                    "give lists of ids without padding",
+                    stacklevel=3,
+                )
+                return
 
 
 def _check_lengths(pair: Pair, lengths: list[int], longest: int, max_new_tokens: int) -> None:
@@ -121,6 +158,10 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
     return prompts
 
 
+def _are_texts(prompts: Any) -> bool:
+    return isinstance(prompts, str) or isinstance(prompts[0], str)
+
+
 def _kind(prompt: Any) -> str:
     if isinstance(prompt, Mapping):
         raise ValueError(f"{prompt!r:.60} is no prompt: give the text of the tokenizer's chat template, or its ids")
@@ -142,9 +183,10 @@ def text_ids(
     """Returns the ids that a pair's models read for a text.
 
     Encoder-decoder models read the text and the end of sequence. Decoder-only models continue the text: they read the
-    beginning of sequence, if the vocabulary has one, and the text without an end. An empty text becomes the beginning
-    of sequence alone. If the vocabulary has none, it becomes the end of sequence, which such vocabularies put between
-    documents (Qwen's `<|endoftext|>`).
+    beginning of sequence, if the vocabulary has one, and the text without an end. A text that names its beginning or
+    its end itself, as chat templates do, gets no second one. An empty text becomes the beginning of sequence alone. If
+    the vocabulary has none, it becomes the end of sequence, which such vocabularies put between documents (Qwen's
+    `<|endoftext|>`).
 
     Args:
         pair: the models and their vocabulary.
@@ -161,6 +203,9 @@ def text_ids(
         raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
     begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
+    # Taken out and put back, so that a cut text keeps them.
+    ids = ids[len(begin) :] if begin and ids[:1] == begin else ids
+    ids = ids[:-1] if end and ids[-1:] == end else ids
     if longest is not None:
         room = longest - len(begin) - len(end)
         ids = cut(ids, room) if cut else ids[:room]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, write_checksums
+from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, save, write_checksums
 from speccascade_jax.checkpoints.array_plan import stream
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.models.decoder_config import RopeScaling
@@ -148,6 +148,56 @@ def test_tied_output_layers_are_read_with_or_without_copies(written):
     assert same(load(written("gemma2", arrays=alone))[1], expected)
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "t5_1.0"])
+def test_another_output_layer_than_the_tied_embedding_is_read_as_stored(written, kind):
+    """Checks the values that transformers 5 computes with: its T5 scales the states before this layer too."""
+    expected, factor = hf.random_parameters(kind), 8**-0.5 if kind == "t5_1.0" else 1
+    head = np.roll(expected["token_embedder/embedding"], 1, axis=0)
+    path = written(kind, arrays={"lm_head.weight": head})
+    with pytest.warns(UserWarning, match="config.json ties the output layer .* another lm_head.weight is stored"):
+        model, params = load(path)
+    assert not model.config.tied
+    assert same(params, expected | {"decoder/logits_dense/kernel": head.T * np.float32(factor)})
+
+
+def test_mt5_is_t5_1_1_and_never_scaled(written):
+    expected = hf.random_parameters("t5_1.1")
+    model, params = load(
+        written("t5_1.1", {"model_type": "mt5", "tie_word_embeddings": True}, absent=["feed_forward_proj"])
+    )
+    assert (model.config, same(params, expected)) == (hf.KINDS["t5_1.1"], True)
+    path = written("t5_1.1", {"model_type": "mt5"}, arrays={"lm_head.weight": None})  # as release 5 writes a tied one
+    logits = {"decoder/logits_dense/kernel": expected["token_embedder/embedding"].T}
+    assert same(load(path)[1], expected | logits)
+
+
+@pytest.mark.parametrize(("config", "generation", "start"), [
+    ({"decoder_start_token_id": 3, "pad_token_id": 1}, {}, 3),
+    ({"decoder_start_token_id": 3}, {"decoder_start_token_id": 5}, 5),
+    ({"bos_token_id": 4, "pad_token_id": 1}, {"pad_token_id": 2}, 4),
+    ({"pad_token_id": 1}, {}, 1),
+    ({}, {}, 0),
+])  # fmt: skip
+def test_a_t5_starts_where_transformers_starts_it(written, tmp_path, config, generation, start):
+    path = written("t5_1.1", config)
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    loaded = model_of(path).config
+    assert (loaded.start_id, loaded.pad_id) == (start, config.get("pad_token_id", 0))
+    # fingerprints, and with them records, are of this text
+    assert repr(loaded) == repr(hf.KINDS["t5_1.1"])[:-1] + (f", start_id={start})" if start else ")")
+    save(tmp_path / "ours", *load(path))
+    assert model_of(tmp_path / "ours").config == loaded
+
+
+def test_a_start_that_is_no_id_is_named(written):
+    for odd, message in (
+        ([3, 4], r"decoder_start_token_id is \[3, 4\]: give one id"),
+        (99, "start_id is 99: give one of"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            load(written("t5_1.1", {"decoder_start_token_id": odd}))
+
+
 def test_a_stack_without_its_output_layer_has_no_prefix(written):
     stored = hf.tensors("gemma2", hf.random_parameters("gemma2"))
     bare = {name.removeprefix("model."): array for name, array in stored.items()}
@@ -184,7 +234,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "change", "said"), [
-    ("llama2", {"model_type": "mistral"}, r"model_type 'mistral' is an unknown architecture; known: t5, llama"),
+    ("llama2", {"model_type": "mistral"}, r"model_type 'mistral' is an unknown architecture; known: t5, mt5, llama"),
     ("llama2", {"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only 'silu' or 'swish' is supported"),
     ("llama2", {"attention_bias": True}, r"attention_bias is True, but only False"),
     ("llama2", {"mlp_bias": True}, r"mlp_bias is True, but only False"),

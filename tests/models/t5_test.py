@@ -9,7 +9,7 @@ import pytest
 
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.core.protocols import LanguageModel
-from speccascade_jax.core.types import Prompt
+from speccascade_jax.core.types import Prompt, real_tokens
 from speccascade_jax.models import t5
 from speccascade_jax.models.t5 import T5, T5Config, T5Module, relative_buckets, teacher_forced_logits
 from tests.support.random_t5 import parameters
@@ -124,6 +124,36 @@ def test_padding_of_the_encoder_changes_nothing():
     np.testing.assert_allclose(out.logits, narrow, atol=1e-5)
 
 
+def test_padding_is_masked_by_length_whatever_the_ids():
+    """Compares rows that hold and end with id 0, padded with another id, with the same rows alone."""
+    encoder, tokens = encoder_rows(TINY, 2, 5), decoder_rows(TINY, 2, 4)
+    encoder[:, [1, 3, 4]] = 0
+    padded = np.pad(encoder, ((0, 0), (0, 4)), constant_values=7)
+    wanted = forced_by_length(encoder, [5, 5], tokens)
+    np.testing.assert_allclose(forced_by_length(padded, [5, 5], tokens), wanted, atol=1e-5)
+    without = forced_by_length(encoder, [3, 3], tokens)
+    assert np.abs((without - wanted)[..., : TINY.vocab_size]).max() > 0.01  # the zeros are read
+
+
+def forced_by_length(encoder: np.ndarray, lengths, tokens: np.ndarray):
+    rows = len(encoder)
+    prompt = Prompt(
+        jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), jnp.asarray(encoder), jnp.asarray(lengths)
+    )
+    return extend(T5(TINY), parameters(TINY), prefill(T5(TINY), parameters(TINY), prompt, 8), tokens)[0].logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ids_without_a_row_are_never_drawn_and_read_without_a_fault(tied):
+    whole = dataclasses.replace(TINY, tied=tied)
+    lacking = dataclasses.replace(whole, vocab_size=40, missing_rows=8)
+    encoder, tokens = encoder_rows(TINY, 2, 4), np.full((2, 2), 39)
+    logits = forced(T5(lacking), parameters(whole), encoder, tokens)
+    assert logits.shape[-1] == 40 and np.isneginf(logits[..., 32:]).all() and np.isfinite(logits[..., :32]).all()
+    with pytest.raises(ValueError, match="num_embeddings is 32, below vocab_size 40"):
+        dataclasses.replace(whole, vocab_size=40)
+
+
 def test_logits_are_float32_finite_and_minus_infinity_beyond_the_vocabulary():
     """Checks cached and teacher-forced logits, in float32 and bfloat16, with an empty encoder input too."""
     encoder, tokens = encoder_rows(TINY, 2, 4), decoder_rows(TINY, 2, 3)
@@ -191,7 +221,7 @@ def test_encoding_a_long_prompt_in_chunks_changes_no_bit(monkeypatch):
 
     def compiled():
         def encode(params, tokens):
-            return model.module.apply({"params": params}, tokens, method="encode")
+            return model.module.apply({"params": params}, tokens, real_tokens(tokens), method="encode")
 
         program = jax.jit(encode).lower(params, tokens).compile()
         return np.asarray(program(params, tokens)), program.memory_analysis().temp_size_in_bytes

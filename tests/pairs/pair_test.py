@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from speccascade_jax.evaluation.session import load_source
 from speccascade_jax.models.fingerprints import of_model
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import head_files
+from speccascade_jax.pairs.prompts import checked_stop_ids
 from tests.support import text_pair, tiny_pair, tokenizer_files
 from tests.support.acceptance_heads import head_for
 
@@ -90,14 +92,90 @@ def test_rows_without_a_piece_count_as_padding(models, vocabulary):
     pair = sc.Pair.load(models[352], models[344], vocabulary)
     assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
     assert pair.target.model.config.num_embeddings == 352
-    with pytest.raises(ValueError, match="the draft's vocabulary has 344 entries and the target's 352"):
+    message = r"the draft's vocabulary has 344 entries and the target's 352: .*number of ids: Pair.load\(vocab_size=…\)"
+    with pytest.raises(ValueError, match=message):
         sc.Pair.load(models[352], models[344])  # Without a vocabulary the padding is unknown.
+
+
+def test_pairs_over_ids_can_be_told_how_many_are_real(models):
+    pair = sc.Pair.load(models[352], models[344], vocab_size=340)
+    assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
+    wide = sc.Pair.load(models[352], models[340], vocab_size=350)
+    assert [(b.model.vocab_size, b.model.config.missing_rows) for b in (wide.target, wide.draft)] == [
+        (350, 0),
+        (350, 10),
+    ]
+    for sizes, message in (
+        ((344, 352), "vocab_size is 350, but .*344 has 344 rows"),
+        ((352, 352), "has 352 entries, but"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sc.Pair.load(*(models[rows] for rows in sizes), vocab_size=350 if sizes[0] < 350 else 5)
 
 
 def test_the_padding_recorded_in_a_checkpoint_is_used(vocabulary, tmp_path):
     """Checks a case like T5's 32,100 real of 32,128 rows, while the sentencepiece file has 32,000 pieces."""
     path = _save(tmp_path / "model", T5Config(345, 352, 8, 1, 8, 8, 1, 1))
     assert sc.Pair.load(path, path, vocabulary).target.model.vocab_size == 345
+
+
+def _added(folder: Path, names: list[str], **files) -> None:
+    """Writes pieces 340 and on beside the vocabulary of a folder, which becomes its `tokenizer.model`."""
+    for name, content in {"added_tokens": {n: 340 + i for i, n in enumerate(names)}, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(params=[(344, 340), (352, 344), (340, 340)], ids=str)
+def lacking(request, models, vocabulary, tmp_path) -> sc.Pair:
+    """Returns a pair whose draft lacks rows for the target's added pieces, or whose models both lack some."""
+    folders = [shutil.copytree(models[n], tmp_path / name) for n, name in zip(request.param, "td", strict=True)]
+    shutil.copy(vocabulary, folders[0] / "tokenizer.model")
+    _added(folders[0], ["<|a|>", "<|b|>", "[PAD]"])
+    pair = sc.Pair.load(*folders)
+    assert pair.target.model.vocab_size == min(343, request.param[0])
+    return pair
+
+
+def test_a_model_may_lack_rows_for_pieces_that_were_only_added(lacking, tmp_path):
+    sizes = [b.model.vocab_size for b in (lacking.target, lacking.draft)]
+    assert sizes == [lacking.target.model.vocab_size] * 2 and lacking.vocabulary.vocab_size == 343
+    _added(tmp_path / "t", ["<|a|>", "[END]"], generation_config={"eos_token_id": [1, 341]})
+    if sizes[0] == 340:
+        with pytest.raises(ValueError, match="has 342 pieces, .*t only 340 entries"):  # it could not write its end
+            sc.Pair.load(tmp_path / "t", tmp_path / "d")
+
+
+@pytest.mark.laws
+def test_a_draft_that_lacks_rows_changes_no_token(lacking):
+    prompts, settings = [[9, lacking.target.model.vocab_size - 1, 5, 1]], {"temperature": 0.0, "max_new_tokens": 12}
+    alone = sc.decode(lacking, prompts, method="autoregressive", **settings)
+    assert np.array_equal(sc.decode(lacking, prompts, block_size=3, **settings).tokens, alone.tokens)
+
+
+def test_pieces_in_the_spare_rows_of_a_t5_are_entries(vocabulary, tmp_path):
+    """Checks a case like "{" and "}" added as 32,100 and 32,101 of T5's 32,128 rows (transformers#14727)."""
+    path = _save(tmp_path / "model", T5Config(341, 352, 8, 1, 8, 8, 1, 1))
+    shutil.copy(vocabulary, path / "tokenizer.model")
+    _added(path, ["{", "}", "\n"])
+    pair = sc.Pair.load(path, path)
+    assert pair.target.model.vocab_size == pair.draft.model.vocab_size == pair.vocabulary.vocab_size == 343
+    assert pair.vocabulary.encode("{\n}") == [340, 342, 341]
+
+
+def test_a_t5_with_rows_for_them_has_sentinels(vocabulary, tmp_path):
+    path = _save(tmp_path / "model", T5Config(464, 464, 8, 1, 8, 8, 1, 1))
+    pair = sc.Pair.load(path, path, vocabulary)
+    assert pair.vocabulary.vocab_size == pair.target.model.vocab_size == 440
+    assert pair.vocabulary.encode("<extra_id_0>") == [439] and pair.vocabulary == load.Vocabulary(vocabulary)
+
+
+def test_outputs_end_with_the_targets_own_ids_wherever_the_vocabulary_lies(folders, vocabulary):
+    (folders[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9, 999]}))
+    (folders[1] / "generation_config.json").write_text(json.dumps({"eos_token_id": [8]}))
+    pair = sc.Pair.load(*folders, vocabulary)
+    assert pair.vocabulary.stop_ids == (1, 9) and pair.vocabulary == load.Vocabulary(vocabulary)
+    assert pair.vocabulary.decode([20, 9, 20]) == pair.vocabulary.decode([20])
+    assert checked_stop_ids(pair, None) == (1, 9)
 
 
 @pytest.mark.parametrize("rows, message", [

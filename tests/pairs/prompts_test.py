@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ class Encoding:
 
     vocab_size: int
     is_encoder_decoder: bool = True
+    config: object = None
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,52 @@ def test_the_encoder_reads_the_text_and_the_decoder_a_start_token(encoding, voca
     assert prompt.tokens.tolist() == [[0]] and prompt.length.tolist() == [1]
     ids = [*vocabulary.encode("a"), EOS]
     assert prompt.encoder_tokens[0, : len(ids)].tolist() == ids
+
+
+def test_encoders_start_and_pad_as_their_configuration_says(vocabulary):
+    config = SimpleNamespace(start_id=3, pad_id=1)
+    model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size, config=config))
+    pair = sc.Pair(target=model, draft=model, vocabulary=vocabulary)
+    prompt = make_prompt(pair, np.array([[5, 0, 7, 0, 1], [1, 1, 5, 0, 2], [1, 1, 1, 1, 1]]))
+    assert prompt.tokens.tolist() == [[3]] * 3 and prompt.encoder_length.tolist() == [4, 3, 1]
+    assert prompt.encoder_tokens[:, :4].tolist() == [[5, 0, 7, 0], [5, 0, 2, 0], [1, 0, 0, 0]]
+
+
+def test_a_text_that_names_its_beginning_or_its_end_gets_no_second_one(tmp_path):
+    """Chat templates begin with BOS (llama-cpp-python#1501); a T5's prompt may end with "</s>"."""
+    vocabulary = load_vocabulary(tokenizer_files.metaspace(tmp_path))
+    model = sc.FakeLM(vocabulary.vocab_size)
+    pair, once = sc.Pair(target=model, draft=model, vocabulary=vocabulary), vocabulary.encode("Once")
+    assert text_ids(pair, "<s>Once") == text_ids(pair, "Once") == [BOS, *once]
+    assert text_ids(pair, "<s>Once", 2) == [BOS, *once[:1]] and text_ids(pair, "<s><s>Once") == [BOS, BOS, *once]
+    model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size))
+    pair = sc.Pair(target=model, draft=model, vocabulary=vocabulary)
+    assert text_ids(pair, "Once</s>") == text_ids(pair, "Once") == [*once, EOS]
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([[2, 2, 2, 70], [70, 71, 72, 73]], "prompt 0 begins with id 2, as padding does"),
+    (np.array([[1, 70, 71, 72], [2, 1, 70, 71]]), "prompt 1 begins with id 2"),
+    ([[1, 70, 71, 72], [1, 70, 2, 2]], "prompt 1 ends with id 2"),
+])  # fmt: skip
+def test_padded_ids_are_noticed(pair, rows, said):
+    with pytest.warns(UserWarning, match=f"{said}.*give lists of ids without padding"):
+        make_prompt(pair, rows)
+    bare = sc.Pair(target=sc.FakeLM(99), draft=sc.FakeLM(99))
+    with pytest.warns(UserWarning, match="prompt 1 begins with id 0"):
+        make_prompt(bare, [[7, 8, 9], [0, 0, 9]])
+
+
+@pytest.mark.filterwarnings("error")
+def test_ids_without_padding_give_no_warning(pair):
+    for rows in (
+        [[1, 70, 70], [1, 71, 72]],
+        [[70, 70, 71], [71, 72, 72]],
+        [[2, 70], [70, 2, 2]],
+        [[2, 2, 70]],
+        ["a", "b"],
+    ):
+        make_prompt(pair, rows)
 
 
 def test_a_pair_without_a_vocabulary_rejects_text():

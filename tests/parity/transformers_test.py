@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models.t5 import T5Config, teacher_forced_logits
@@ -161,3 +162,54 @@ def test_a_t5s_greedy_generation_equals_transformers(t5s):
     prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32), jnp.asarray(encoder))
     our_tokens = parity_greedy.tokens(model, params, prompt, NEW)
     parity_greedy.assert_equal_but_for_near_ties(our_tokens, written.numpy()[:, 1:], logits)
+
+
+def their_odd_t5(kind: str):
+    """Returns a T5 of transformers with another start, another padding, another output layer, or mT5's name."""
+    theirs = their_t5(T5Config(61, 61, 24, 3, 8, 40, 2, 2, gated=kind == "mt5", tied=True))
+    if kind == "mt5":
+        settings = transformers.MT5Config(**{**theirs.config.to_dict(), "model_type": "mt5"})
+        other = transformers.MT5ForConditionalGeneration(settings).eval()
+        other.load_state_dict(theirs.state_dict())
+        theirs = other
+    if kind == "ids":
+        ids = {"decoder_start_token_id": 3, "pad_token_id": 1, "eos_token_id": 2}
+        for config in (theirs.config, theirs.generation_config):
+            for name, value in ids.items():
+                setattr(config, name, value)
+    else:
+        theirs.lm_head.weight = torch.nn.Parameter(torch.randn(61, 24) * 0.5)
+    return theirs
+
+
+@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+@pytest.mark.parametrize("kind", ["ids", "head", "mt5"])
+def test_odd_t5s_write_what_transformers_writes(kind, tmp_path):
+    """Compares greedy tokens through `decode`: id 0 is in the prompts, and one of them is padded."""
+    their_odd_t5(kind).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    pad = theirs.config.pad_token_id
+    ids = np.random.default_rng(1).integers(4, 61, (2, 24), dtype=np.int64)
+    ids[:, 5], ids[1, 17:] = 0, pad
+    mask = torch.tensor(np.arange(24) < np.array([[24], [17]]), dtype=torch.long)
+    with torch.no_grad():
+        written = theirs.generate(
+            torch.tensor(ids), attention_mask=mask, max_new_tokens=60, do_sample=False, eos_token_id=None
+        )
+        logits = theirs(input_ids=torch.tensor(ids), attention_mask=mask, decoder_input_ids=written).logits.numpy()
+    pair = sc.Pair.load(tmp_path, tmp_path)
+    out = sc.decode(pair, ids, temperature=0.0, max_new_tokens=60, block_size=3, stop_ids=())
+    parity_greedy.assert_equal_but_for_near_ties(out.tokens, written.numpy()[:, 1:], logits)
+
+
+@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+def test_another_output_layer_beside_a_tied_embedding_is_read_as_transformers_reads_it(tmp_path):
+    theirs = their_decoder("gemma2")
+    theirs.lm_head.weight = torch.nn.Parameter(torch.randn(99, 32) * 0.3)
+    theirs.save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.random.default_rng(0).integers(3, 99, (2, 12))
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor(tokens)).logits.numpy()
+    model, params = checkpoints.load(tmp_path, prepared=True)
+    np.testing.assert_allclose(model._apply(params, jnp.asarray(tokens), method="__call__"), wanted, atol=2e-4, rtol=0)

@@ -58,8 +58,8 @@ def gemma(folder: Path) -> Path:
     return sentencepiece(folder, add_dummy_prefix=False, pad_id=0, eos_id=1, bos_id=2, unk_id=3)
 
 
-def byte_level(folder: Path, merges: int = 60, **beside: Any) -> Path:
-    """Writes a byte-level BPE, as of GPT-2, Qwen and Llama 3, whose post-processor puts a BOS before texts.
+def byte_level(folder: Path, merges: int = 60, front: str = "<|begin|>", **beside: Any) -> Path:
+    """Writes a byte-level BPE, as of GPT-2, Qwen and Llama 3, whose post-processor puts `front` before texts.
 
     `beside`: maps a JSON file's name without its ending to its content; by default those of Qwen 2.5's kind.
     """
@@ -75,11 +75,12 @@ def byte_level(folder: Path, merges: int = 60, **beside: Any) -> Path:
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<|begin|>"])
     begin = tokenizer.token_to_id("<|begin|>")
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
+        single=f"{front} $A".strip(), special_tokens=[("<|begin|>", begin)]
     )
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
-    return _beside(folder, beside or {"tokenizer_config": {"eos_token": "<|endoftext|>", "bos_token": None}})
+    qwen = {"eos_token": "<|endoftext|>", "bos_token": None, "add_bos_token": False}
+    return _beside(folder, beside or {"tokenizer_config": qwen})
 
 
 def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
@@ -107,6 +108,7 @@ def metaspace(folder: Path, merges: int = 60, **beside: Any) -> Path:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return _beside(folder, beside or {"tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}})
 

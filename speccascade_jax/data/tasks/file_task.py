@@ -204,12 +204,7 @@ def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
 
 def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
     tabs = ".tsv" in path.suffixes[-2:]
-<<<<<<< HEAD
-    # without the byte order mark that spreadsheets write
-    texts = (line.removeprefix("\ufeff") + "\n" for _, line in readers.lines(path))
-=======
     texts = (line + "\n" for _, line in readers.lines(path))
->>>>>>> 8adae37 (Score texts of scripts without spaces or ASCII letters audibly)
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
     csv.field_size_limit(_LONGEST_FIELD)
     table, names = csv.reader(texts, **style), list[str]()

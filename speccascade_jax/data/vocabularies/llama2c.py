@@ -34,7 +34,7 @@ class Llama2cVocabulary(FileVocabulary):
     bos_id = 1
     eos_id = 2
     stop_ids = (1, 2)
-    specials = frozenset((1, 2))
+    specials = controls = frozenset((1, 2))
 
     def _read(self, content: bytes) -> bytes:
         table = read_pieces(self.path)

@@ -3,13 +3,12 @@
 `TextVocabulary` defines a vocabulary; each kind has its own file.
 """
 
-import re
 from pathlib import Path
 
 from speccascade_jax.data.vocabularies.huggingface import TOKENIZER, HuggingFaceVocabulary
 from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary, read_pieces
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
-from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary, TextVocabulary
+from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabulary, TextVocabulary
 from speccascade_jax.storage import checksums
 from speccascade_jax.storage.errors import POINTER, PULL
 from speccascade_jax.storage.files import expanded
@@ -19,8 +18,6 @@ __all__ += ["load_vocabulary", "train"]
 
 NAMES = (TOKENIZER, "tokenizer.model", "spiece.model", "vocabulary.model")
 LOOKED_FOR = f"{', '.join(NAMES)}, or one tokenizer of llama2.c (*.bin)"
-# T5's sentinels: pieces of its tokenizer.json, but entries beyond its sentencepiece file
-_SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def load_vocabulary(path: str | Path) -> FileVocabulary:
@@ -66,27 +63,18 @@ def candidates(path: Path) -> list[Path]:
 
 
 def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
-    """Describes the first difference of two vocabularies, or returns `None` if there is none.
+    """Describes the first difference of two vocabularies, a piece or else their sizes; `None` if there is none.
 
-    It is a piece, else the sizes, else a special id. T5's sentinels beyond the end of the other vocabulary are no
-    difference.
+    Control pieces may have other names, or be missing at the end: texts don't contain them, and speculation is exact
+    whatever the draft makes of an id. Nor do special ids count: prompts and stop ids are the target's.
     """
     if a == b:
         return None
     ours, theirs = a.piece_table(), b.piece_table()
     for token, (our_value, their_value) in enumerate(zip(ours, theirs, strict=False)):
-        if our_value != their_value:
+        if our_value != their_value and not (token in a.controls and token in b.controls):
             return f"id {token} is {our_value!r} in {a.path} and {their_value!r} in {b.path}"
-    shared = min(len(ours), len(theirs))
-    if _beyond(ours, shared) or _beyond(theirs, shared):
-        return f"{a.path} has {len(ours)} pieces and {b.path} {len(theirs)}"
-    for name in ("bos_id", "eos_id"):
-        our_value, their_value = getattr(a, name), getattr(b, name)
-        if our_value != their_value:
-            return f"{name} is {our_value} in {a.path} and {their_value} in {b.path}"
-    return None
-
-
-def _beyond(table: list[str], shared: int) -> bool:
-    """Returns whether a table has pieces other than sentinels from id `shared` on."""
-    return any(not _SENTINEL.fullmatch(piece) for piece in table[shared:])
+    longer, shared = max((a, b), key=lambda vocabulary: vocabulary.vocab_size), min(len(ours), len(theirs))
+    if all(n in longer.controls or SENTINEL.fullmatch(longer.piece(n)) for n in range(shared, longer.vocab_size)):
+        return None
+    return f"{a.path} has {len(ours)} pieces and {b.path} {len(theirs)}"

@@ -1,28 +1,34 @@
 """Sentencepiece files: any with an end of sequence (T5, Llama 2, Gemma), and those with T5's ids that we train."""
 
+import copy
 import io
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import sentencepiece
 
-from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
+from speccascade_jax.data.vocabularies.beside import Added, Beside
+from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabulary
 from speccascade_jax.storage.files import expanded
+
+HUGGING_FACE = ("tokenizer.model", "spiece.model")
+"""Names of sentencepiece files in the layout of Hugging Face, whose other files count too."""
 
 
 class SentencePieceVocabulary(FileVocabulary):
-    """A sentencepiece vocabulary with its file's special ids.
+    """A sentencepiece vocabulary, with the special ids and added pieces of its file and of those beside it (`Beside`).
 
-    T5's 100 sentinels are no pieces of its file: models may have more entries than `vocab_size`.
+    T5's 100 sentinels are no pieces of its file: `with_sentinels` adds them for a model that has rows for them.
 
     Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as with a `tokenizer.json`; the
     library itself does not do so. The text between two of them is encoded separately, with the space that many files
     put before a text's first word: chat models such as Llama 2's and Vicuna were trained on turns encoded so, and
-    `decode` drops the space after such a piece. Without a BOS, as in T5, the names are ordinary text.
+    `decode` drops the space after such a piece. Without a BOS, as in T5, the names are ordinary text. Names of added
+    pieces are always read.
 
     Attributes:
         unk_id: the id of characters without a piece.
@@ -39,43 +45,88 @@ class SentencePieceVocabulary(FileVocabulary):
 
     def _read(self, content: bytes) -> bytes:
         self._pieces = _parse(self.path, content)
-        self.vocab_size = int(self._pieces.get_piece_size())
-        self._take_special_ids()
-        self.stop_ids = (self.eos_id,)
-        controls = np.flatnonzero(self._pieces.is_control(list(range(self.vocab_size))))
-        self.specials = frozenset(controls.tolist())
-        self._controls = {self.piece(token): token for token in self.specials if self.bos_id is not None}
+        self.unk_id = self._pieces.unk_id()
         self._anchor = list(self._pieces.encode("a"))
-        return b""
+        bos, eos = (token if token >= 0 else None for token in (self._pieces.bos_id(), self._pieces.eos_id()))
+        # Files beside a model of another name need not be its own.
+        beside = Beside(self.path, read=self.path.name in HUGGING_FACE)
+        ids = {name: token for token, name in enumerate(self._own_pieces())}
+        added = beside.added(ids)
+        ids |= {piece.name: token for token, piece in added.items()}
+        self.bos_id, self.stop_ids = beside.bos_id(ids, bos), beside.stop_ids(ids, eos)
+        self.eos_id = self.stop_ids[0]
+        self._take(added)
+        # A file alone has the digest of its bytes, as before files beside it were read.
+        special_ids = (self.bos_id, self.stop_ids, added)
+        return b"" if special_ids == (bos, (eos,), {}) else repr(special_ids).encode()
 
-    def _take_special_ids(self) -> None:
-        bos, self.eos_id, self.unk_id = self._pieces.bos_id(), self._pieces.eos_id(), self._pieces.unk_id()
-        self.bos_id = bos if bos >= 0 else None
-        if self.eos_id < 0:
-            remedy = "use one with an eos_id, like those of T5, Llama and Gemma"
-            raise ValueError(f"vocabulary {self.path} has no end of sequence, so outputs would never end: {remedy}")
+    def _take(self, added: Mapping[int, Added]) -> None:
+        """Sets everything that depends on the added pieces."""
+        own = range(self._pieces.get_piece_size())
+        self._added, self.vocab_size = added, max(len(own), max(added, default=-1) + 1)
+        controls = np.flatnonzero(self._pieces.is_control(list(own))).tolist()
+        unused = set(range(self.vocab_size)).difference(own, added)
+        hidden = [token for token, piece in added.items() if piece.special and not SENTINEL.fullmatch(piece.name)]
+        self.specials = frozenset([*controls, *hidden, *unused, *self.stop_ids])
+        self.controls = frozenset([*controls, *added, *unused, self.unk_id])
+        named = {} if self._pieces.bos_id() < 0 else {self.piece(token): Added("", True) for token in controls}
+        self._named = named | {piece.name: piece for piece in added.values()}
+        self._ids = {self.piece(token): token for token in self.controls}
+        longest_first = sorted(self._named.items(), key=lambda item: -len(item[0]))
+        strips = ((re.escape(name), r"\s*" * p.lstrip, r"\s*" * p.rstrip) for name, p in longest_first)
+        self._pattern = re.compile("|".join(f"{before}({name}){after}" for name, before, after in strips))
+
+    def _own_pieces(self) -> list[str]:
+        return list(self._pieces.id_to_piece(list(range(self._pieces.get_piece_size()))))
+
+    def with_sentinels(self, entries: int) -> Self:
+        """Returns the vocabulary with T5's 100 sentinels after its pieces, if it is T5's and a model has the entries.
+
+        Sentinel `n`, "<extra_id_n>", has the id `pieces + 99 - n`, as in transformers and in seqio.
+        """
+        first = self._pieces.get_piece_size()
+        known = any(map(SENTINEL.search, self.piece_table())) or not self._added.keys().isdisjoint(
+            range(first, first + 100)
+        )
+        if known or self._pieces.bos_id() >= 0 or entries < first + 100:
+            return self
+        other = copy.copy(self)
+        other._take({first + 99 - n: Added(f"<extra_id_{n}>", True) for n in range(100)} | dict(self._added))
+        return other
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`; BOS and EOS only if the text names them."""
-        if not self._controls:
-            return list(self._pieces.encode(text))
-        names = "|".join(map(re.escape, sorted(self._controls, key=len, reverse=True)))
-        parts = re.split(f"({names})", text)  # text and names in turns
-        ids = [[self._controls[p]] if n % 2 else self._pieces.encode(p) for n, p in enumerate(parts)]
-        return list(itertools.chain.from_iterable(ids))
+        ids, begin = list[int](), 0
+        for match in self._pattern.finditer(text) if self._named else ():
+            ids += [*self._pieces.encode(text[begin : match.start()]), self._ids[match[match.lastindex or 0]]]
+            begin = match.end()
+        return [*ids, *self._pieces.encode(text[begin:])]
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
+        parts = list[str]()
+        for added, tokens in itertools.groupby(ids, key=self._added.__contains__):
+            run = list(tokens)
+            parts.append("".join(self._added[token].name for token in run) if added else self._plain(run, goes_on))
+            goes_on = True
+        return "".join(parts)
+
+    def _plain(self, ids: list[int], goes_on: bool) -> str:
         if not goes_on:
             return str(self._pieces.decode(ids))
         return str(self._pieces.decode(self._anchor + ids))[len(self._pieces.decode(self._anchor)) :]
 
     def piece(self, token: int) -> str:
-        """Returns the piece of `token` as the file stores it, with `▁` for a space."""
-        return str(self._pieces.id_to_piece(int(token)))
+        """Returns the piece of `token` as the file stores it, with `▁` for a space; "" for an unused id."""
+        if token in self._added:
+            return self._added[token].name
+        return str(self._pieces.id_to_piece(int(token))) if token < self._pieces.get_piece_size() else ""
 
     def piece_table(self) -> list[str]:
         """Returns all pieces with a single call of the library."""
-        return list(self._pieces.id_to_piece(list(range(self.vocab_size))))
+        own = self._own_pieces()
+        return [
+            self._added[n].name if n in self._added else own[n] if n < len(own) else "" for n in range(self.vocab_size)
+        ]
 
     def pieces(self, ids: Iterable[int]) -> str:
         """Returns the pieces of `ids`, separated by spaces; `ids_of_pieces` turns them into the same ids again.
@@ -111,15 +162,16 @@ class Vocabulary(SentencePieceVocabulary):
     eos_id = 1
     unk_id = 2
 
-    def _take_special_ids(self) -> None:
+    def _read(self, content: bytes) -> bytes:
+        more = super()._read(content)
         ids = (self._pieces.pad_id(), self._pieces.eos_id(), self._pieces.unk_id())
-        wanted = (self.pad_id, self.eos_id, self.unk_id)
+        wanted = (Vocabulary.pad_id, Vocabulary.eos_id, Vocabulary.unk_id)
         if ids != wanted:
             remedy = "train it with experiments/train_vocab.py or with --pad_id=0 --eos_id=1 --unk_id=2"
             raise ValueError(
                 f"vocabulary {self.path} has (pad, eos, unk) ids {ids}, but training needs {wanted}: {remedy}"
             )
-        super()._take_special_ids()
+        return more
 
 
 def is_sentencepiece(content: bytes) -> bool:

@@ -1,10 +1,12 @@
 """The vocabulary protocol, and the code that all kinds of vocabularies share."""
 
+import copy
 import hashlib
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from speccascade_jax.storage import checksums
 from speccascade_jax.storage.files import expanded
 
 Ids = Sequence[int] | np.ndarray
+# pieces of T5 that stand for a gap in a prompt and begin its filling in an output
+SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 class TextVocabulary(Protocol):
@@ -106,10 +110,12 @@ class FileVocabulary(TextVocabulary):
     Attributes:
         path: the file.
         specials: ids that have no text.
+        controls: ids that no text without names of pieces has: control pieces, added pieces, unused ids.
     """
 
     path: Path
     specials: frozenset[int]
+    controls: frozenset[int]
 
     def __init__(self, path: str | Path):
         """Reads `path`, and checks it against the digests next to it (`checksums.read`).
@@ -126,6 +132,17 @@ class FileVocabulary(TextVocabulary):
     @abstractmethod
     def _read(self, content: bytes) -> bytes:
         """Sets pieces and special ids from the content; returns other bytes that the fingerprint depends on."""
+
+    def ending_with(self, stop_ids: Iterable[int]) -> Self:
+        """Returns the vocabulary with further ids that end an output: those of a model that uses it.
+
+        The fingerprint stays: it is that of the files. A record's key holds the stop ids besides.
+        """
+        if not (more := [token for token in dict.fromkeys(stop_ids) if token not in self.stop_ids]):
+            return self
+        other = copy.copy(self)
+        other.stop_ids, other.specials = (*self.stop_ids, *more), self.specials.union(more)
+        return other
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:

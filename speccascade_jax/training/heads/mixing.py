@@ -15,7 +15,7 @@ import numpy as np
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import bucket
-from speccascade_jax.core.types import Array, Params, Prompt
+from speccascade_jax.core.types import Array, Params, Prompt, real_tokens
 from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.shards import Examples
@@ -120,7 +120,7 @@ class Batches:
 
     def __init__(self, examples: Examples, positions: int):
         self.examples, self.positions = examples, positions
-        encoder = np.count_nonzero(examples.encoder_tokens, axis=1)
+        encoder = np.asarray(real_tokens(jnp.asarray(examples.encoder_tokens)).sum(axis=1))
         longest = np.maximum(np.maximum(examples.lengths, examples.prompt_lengths), encoder)
         self.widths = np.asarray([bucket(int(length)) for length in longest])
         if self.widths.max() > positions:

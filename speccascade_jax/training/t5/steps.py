@@ -153,9 +153,9 @@ def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_siz
     return jnp.sum(jnp.where(targets > 0, divergence, 0.0))
 
 
-def shift_right(targets: Array) -> Array:
-    """Returns decoder inputs `[B, T]` for `targets`: the start token 0, then all but the last target."""
-    return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+def shift_right(targets: Array, start_id: int = 0) -> Array:
+    """Returns decoder inputs `[B, T]` for `targets`: the start token, then all but the last target."""
+    return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=start_id)
 
 
 def init_state(config: T5Config, optimizer: Optimizer, key: Array) -> TrainState:
@@ -196,7 +196,7 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
     def step(
         state: TrainState, teacher_params: Params, source: Array, target: Array, rate: Array, key: Array
     ) -> tuple[TrainState, dict[str, Array]]:
-        tokens, inputs = jnp.sum(target > 0), shift_right(target)
+        tokens, inputs = jnp.sum(target > 0), shift_right(target, config.start_id)
         rngs = {"dropout": jax.random.fold_in(key, state.step)}
 
         def mean_loss(params: Params) -> Array:
@@ -237,7 +237,7 @@ def make_eval_step(config: T5Config) -> Callable[..., tuple[Array, Array]]:
 
     @jax.jit
     def evaluate(params: Params, source: Array, target: Array) -> tuple[Array, Array]:
-        logits = teacher_forced_logits(T5(config), params, source, shift_right(target))
+        logits = teacher_forced_logits(T5(config), params, source, shift_right(target, config.start_id))
         return smoothed_cross_entropy(logits, target, config.vocab_size), jnp.sum(target > 0)
 
     return evaluate

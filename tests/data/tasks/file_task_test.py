@@ -113,7 +113,7 @@ def test_shuffled_files_keep_their_ids(tmp_path):
 
 @pytest.mark.parametrize(("text", "more", "said"), [
     ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
-    ("source;reference\na;b\n", {}, r"one column, 'source;reference', because semicolons separate .*commas, or with tabs"),
+    ("source;reference\na;b\n", {}, r"one column, 'source;reference', because semicolons separate .*or with tabs"),
     ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, but the first line has 2"),
     ('source,reference\n"a,b\n', {}, r"a.csv:2 is not valid .csv"),
     ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),

@@ -37,12 +37,16 @@ def test_names_take_precedence_over_ids_and_every_eos_id_ends_an_output(tmp_path
 @pytest.mark.parametrize(("beside", "expected"), [
     ({"config": {"bos_token_id": 318, "eos_token_id": 316}}, (318, 316, (316,))),
     ({"special_tokens_map": {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|im_end|>"}}, (318, 317, (317,))),
-    ({"generation_config": {"eos_token_id": [317, 316]}, "config": {"eos_token_id": 3}}, (None, 317, (317, 316))),
+    ({"generation_config": {"eos_token_id": [317, 316]}, "config": {"eos_token_id": 3}}, (318, 317, (317, 316))),
     ({"tokenizer_config": {"bos_token": "<|begin|>", "add_bos_token": False, "eos_token": "<|im_end|>"}},
      (None, 317, (317,))),
     ({"tokenizer_config": {"bos_token": None, "eos_token": "<|endoftext|>"}, "config": {"bos_token_id": 316}},
-     (None, 316, (316,))),
-    ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (None, 316, (316,))),
+     (318, 316, (316,))),
+    ({"tokenizer_config": {"model_max_length": 9}, "config": {"eos_token_id": 316}}, (318, 316, (316,))),
+    ({"front": "", "tokenizer_config": {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"},
+      "config": {"bos_token_id": 318}}, (None, 317, (317,))),  # SmolLM2: it names a BOS that nothing puts before texts
+    ({"front": "", "tokenizer_config": {"bos_token": "<|begin|>", "add_bos_token": True, "eos_token": "<|im_end|>"}},
+     (318, 317, (317,))),
 ])  # fmt: skip
 def test_special_ids_are_read_from_several_files(tmp_path, beside, expected):
     vocabulary = HuggingFaceVocabulary(tokenizer_files.byte_level(tmp_path, **beside))
@@ -53,7 +57,12 @@ def test_special_ids_are_read_from_several_files(tmp_path, beside, expected):
     ({"config": {"vocab_size": 9}}, "defines the end of sequence: add eos_token in tokenizer_config.json"),
     ({"tokenizer_config": {"eos_token": "<eos>"}}, "eos_token '<eos>' in the folder of .* is not one of its pieces"),
     ({"config": {"eos_token_id": 128001}}, "eos_token_id 128001 in the folder of .* is not one of its pieces"),
-    ({"config": {"eos_token_id": 3, "bos_token_id": 999}}, "bos_token_id 999 in the folder of .* is not one"),
+    ({"tokenizer_config": {"bos_token": "<s>", "add_bos_token": True}}, "bos_token '<s>' in the folder of .*"),
+    ({"front": "<|begin|> <|begin|>", "config": {"eos_token_id": 316}}, "puts 2 pieces before a text: only one"),
+    ({"added_tokens": {"<new>": 400}, "config": {"eos_token_id": 316}},
+     "gives '<new>' the id 400, but tokenizer.json 319: the files belong to different models"),
+    ({"added_tokens": {"<new>": 4_000_000_000}}, "an added piece in the folder of .* has id 4,000,000,000: copy"),
+    ({"added_tokens": {"<new>": None}}, r"added_tokens.json\) has an invalid entry"),
     ({"config": [1]}, r"config.json is damaged \(not a JSON object, but \[1\]\)"),
     ({"config": {"eos_token_id": {"a": 1}}}, r"in the folder of .*tokenizer.json \(config.json\) has an invalid entry"),
     ({"tokenizer_config": {"eos_token": {"x": 1}}}, r"tokenizer_config.json\) has an invalid entry"),

@@ -58,7 +58,7 @@ def _llama2c(folder, name, **pieces):
     return load_vocabulary(tokenizer_files.llama2c(folder / name, {"a": -1.0, " a": -2.0} | pieces))
 
 
-def test_differences_are_reported_in_the_order_piece_size_special_id(tmp_path):
+def test_differences_are_reported_in_the_order_piece_size(tmp_path):
     original, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
     assert first_difference(original, same) is None
     assert first_difference(original, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # equal pieces are enough
@@ -69,14 +69,28 @@ def test_differences_are_reported_in_the_order_piece_size_special_id(tmp_path):
     assert first_difference(longer, original) == f"{tmp_path}/longer has 264 pieces and {tmp_path}/one 263"
 
 
-def test_special_ids_are_compared(tmp_path):
-    files = []
-    for name, begin in (("base", None), ("chat", "<|begin|>")):
+def test_control_pieces_may_differ_in_name_and_number_and_special_ids_too(tmp_path):
+    """Compares a base model's vocabulary with that of a model trained for chats (vllm#10913, llama.cpp#3812)."""
+    files = {}
+    for name, eos in (
+        ("base", "<|endoftext|>"),
+        ("chat", "<|im_end|>"),
+        ("renamed", "<|eot|>"),
+        ("text", "<|im_end|>"),
+    ):
         (tmp_path / name).mkdir()
-        names = {"eos_token": "<|im_end|>", "bos_token": begin}
-        files.append(tokenizer_files.byte_level(tmp_path / name, tokenizer_config=names))
-    said = f"bos_id is None in {files[0]} and 318 in {files[1]}"
-    assert first_difference(*map(load_vocabulary, files)) == said
+        files[name] = tokenizer_files.byte_level(tmp_path / name, tokenizer_config={"eos_token": eos})
+    renamed = files["renamed"].read_text().replace("<|im_end|>", "<|eot|>")
+    files["renamed"].write_text(renamed)
+    (tmp_path / "renamed" / "added_tokens.json").write_text('{"<tool>": 319}')
+    table = json.loads(files["text"].read_text())
+    token = table["model"]["vocab"]["es"]
+    table["model"]["vocab"] = {"xq" if n == token else name: n for name, n in table["model"]["vocab"].items()}
+    table["model"]["merges"] = []
+    files["text"].write_text(json.dumps(table))
+    base, chat, renamed, text = map(load_vocabulary, files.values())
+    assert first_difference(base, chat) is first_difference(chat, renamed) is first_difference(renamed, base) is None
+    assert first_difference(chat, text) == f"id {token} is 'es' in {files['chat']} and 'xq' in {files['text']}"
 
 
 def test_vocabularies_of_different_kinds_with_equal_pieces_do_not_differ(tmp_path):

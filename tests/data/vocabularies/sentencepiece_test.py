@@ -1,5 +1,7 @@
 """The sentencepiece wrapper and its training."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,7 +139,63 @@ def test_special_ids_have_no_text(llama):
     assert llama.decode([1, *ids[:1], 1, *ids[1:], 2, *ids]) == "Tom sees"
 
 
+def beside(folder, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return SentencePieceVocabulary(folder / "tokenizer.model")
+
+
+CHATML = {"<|im_end|>": 370, "<|im_start|>": 371}
+
+
+def test_pieces_that_files_beside_it_add_count(tmp_path):
+    """Reads ChatML's additions to a Llama, as in llama.cpp#7271; ids as of transformers' `added_tokens.json`."""
+    plain = SentencePieceVocabulary(tokenizer_files.llama(tmp_path))
+    decoder = {"370": {"content": "<|im_end|>", "special": True}, "372": {"content": "{", "special": False},
+               "373": {"content": "<|user|>", "special": True, "rstrip": True}}  # fmt: skip
+    named = {"eos_token": "<|im_end|>", "added_tokens_decoder": decoder, "additional_special_tokens": ["<|im_start|>"]}
+    chat = beside(tmp_path, added_tokens=CHATML, tokenizer_config=named)
+    assert (chat.vocab_size, chat.eos_id, chat.stop_ids, chat.bos_id) == (374, 370, (370,), 1)
+    assert chat.fingerprint != plain.fingerprint and chat.piece_table()[369:] == [
+        plain.piece(369),
+        *CHATML,
+        "{",
+        "<|user|>",
+    ]
+    tom, sees = plain.encode("Tom"), plain.encode("sees")
+    assert chat.encode("<|im_start|>Tom<|im_end|>sees") == [371, *tom, 370, *sees]
+    assert chat.encode("Tom{sees<|user|> \nTom") == [*tom, 372, *sees, 373, *tom]
+    assert chat.decode([371, *tom, 372, *sees, 370, *tom]) == "Tom{ sees"
+    assert chat.controls >= {1, 2, 370, 371, 372, 373} and 372 not in chat.specials
+
+
+@pytest.mark.parametrize(("files", "bos", "stops"), [
+    ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 7}}, 1, (2, 5)),  # Gemma 2 for chats
+    ({"config": {"eos_token_id": 7}}, 1, (2, 7)),
+    ({"tokenizer_config": {"add_bos_token": False, "bos_token": "<s>"}}, None, (2,)),  # Yi
+    ({"tokenizer_config": {"bos_token": "<s>", "eos_token": "</s>"}, "config": {"eos_token_id": 2}}, 1, (2,)),
+])  # fmt: skip
+def test_files_beside_it_say_where_texts_begin_and_end(tmp_path, files, bos, stops):
+    plain = SentencePieceVocabulary(tokenizer_files.llama(tmp_path))
+    vocabulary = beside(tmp_path, **files)
+    assert (vocabulary.bos_id, vocabulary.stop_ids) == (bos, stops)
+    # what was measured with this vocabulary before stays found, if it encodes and ends texts as before
+    assert (vocabulary == plain) == ((bos, stops) == (1, (2,)))
+
+
+def test_sentinels_of_t5_are_pieces_where_a_model_has_entries_for_them(vocabulary, llama):
+    """Compares ids and text with transformers' and seqio's vocabularies of T5 (transformers#4021, llama.cpp#8938)."""
+    whole = vocabulary.with_sentinels(296 + 100)
+    assert vocabulary.with_sentinels(395) is vocabulary and llama.with_sentinels(1000) is llama
+    assert whole.with_sentinels(1000) is whole and whole == vocabulary and whole.vocab_size == 396
+    ids = whole.encode("Tom <extra_id_0> the house <extra_id_12>.")
+    tom, rest, dot = vocabulary.encode("Tom"), vocabulary.encode("the house"), vocabulary.encode(".")
+    assert ids == [*tom, 395, *rest, 383, *dot]
+    assert whole.decode(ids) == "Tom<extra_id_0> the house<extra_id_12>" + vocabulary.decode(dot, after=tom)
+    assert load.first_difference(vocabulary, whole) is None
+
+
 def test_a_vocabulary_without_an_end_of_sequence_is_rejected(tmp_path):
     path = tokenizer_files.sentencepiece(tmp_path, eos_id=-1)
-    with pytest.raises(ValueError, match="tokenizer.model has no end of sequence, so outputs would never end"):
+    with pytest.raises(ValueError, match="tokenizer.model defines the end of sequence: add eos_token in"):
         SentencePieceVocabulary(path)
