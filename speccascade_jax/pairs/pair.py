@@ -333,7 +333,7 @@ def _padding(rows: int) -> int:
 def _check_entries(
     path: str | Path, config: Any, entries: int, vocabulary: FileVocabulary | None, is_target: bool
 ) -> None:
-    """Checks that a model has rows for its `entries`, and not many more: then the vocabulary would be a wrong one."""
+    """Checks that a model has rows for its `entries`, and few more: many more are a sign of a wrong vocabulary."""
     rows, lacking = config.num_embeddings, entries - config.num_embeddings
     if vocabulary is not None:
         _check_room(path, vocabulary, rows, is_target)
