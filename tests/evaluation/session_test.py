@@ -18,7 +18,7 @@ from speccascade_jax.evaluation import environment, experiment, measuring, sessi
 from speccascade_jax.evaluation.points import ModelPair, Point, Settings
 from speccascade_jax.pairs import prompts
 from speccascade_jax.results.analysis import panels
-from speccascade_jax.results.analysis.significance import TIMED
+from speccascade_jax.results.analysis.significance import CALLS
 from speccascade_jax.results.report import printing
 from speccascade_jax.results.store import migration, outputs
 from speccascade_jax.results.store.record_key import judged_key
@@ -87,7 +87,7 @@ def test_a_record_has_all_entries(loaded):
     counted = record["per_example"]
     assert counted["ids"] == scores["ids"] and set(counted) == {"ids", *PER_EXAMPLE}
     assert all(sum(counted[name]) == record["counts"][name] for name in PER_EXAMPLE)
-    assert all(np.shape(timed[f"per_example_{name}"]) == (2, 2) for timed in times for name in TIMED)
+    assert all(np.shape(timed[f"per_example_{name}"]) == (2, 2) for timed in times for name in ("tokens", *CALLS))
     assert np.min(times[0]["per_example_draft_steps"]) > 0 and not np.any(times[1]["per_example_draft_steps"])
     assert times[1]["per_example_tokens"] == times[1]["per_example_target_calls"]
     method_ms, target_ms = (np.sum(timed["per_example_ms"]) for timed in times)

@@ -10,24 +10,24 @@ for T > 0: rules gain a part of their quality by sharpening the distribution, wh
 lower temperature (`Panel.cooler`). Needs no JAX.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, judged_alike
 from speccascade_jax.results.analysis.panels import LOSS, Panel, Spot, latency_of
-from speccascade_jax.results.store.record import Record
+from speccascade_jax.results.store.record import TIMES, Record, get_entry
 
 BEST, TIE = "*", "≈"
 
-TIMED = ("tokens", "draft_steps", "target_calls")
-"""Counts that records hold for timed runs, each as `per_example_<name>`."""
+CALLS = ("draft_steps", "target_calls")
+"""Counts of timed runs that determine their time, each under `per_example_` and its name."""
 
-BUSY = math.log(1.1)
-"""Largest log ratio of the target's latency to itself; beyond 1.1 the machine was busy with other work."""
+BUSY, BUSY_TRIAL = math.log(1.1), math.log(1.2)
+"""Largest log ratios between equal work, over all trials and between single trials, of a machine that is not busy."""
 
 LEAST_TRIALS = 3
 """Fewest trials for `BEST` or `TIE`: with fewer, the machine's effect on a trial cannot be told from the method's."""
@@ -75,8 +75,8 @@ class Places(NamedTuple):
     Attributes:
         curves: as in the panel; ends: the target's and the draft's.
         random: relative latencies and differences of whole requests sent at random, or `None`.
-        margin: the accepted loss of quality; chosen: the fastest place within it, `None` if none is faster than the
-            target.
+        margin: the accepted loss of quality; chosen: the place that measured fastest within it, `None` if none is
+            faster than the target; certain: whether the whole interval of its quality is within the margin.
     """
 
     curves: dict[str, list[Place]]
@@ -84,6 +84,12 @@ class Places(NamedTuple):
     random: tuple[list[float], list[float]] | None
     margin: float
     chosen: Place | None
+    certain: bool
+
+    @property
+    def ring(self) -> str:
+        """The legend of the ring around the chosen place."""
+        return f"Fastest within {self.margin:g} of the target's quality" + (not self.certain) * " (not certain)"
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
@@ -111,7 +117,9 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
         and not candidate.spot.inconclusive
     ]
     chosen = min(within, key=lambda pair: pair[0])[1] if target and within else None
-    return Places(curves, [place(spot) for spot in panel.ends], drawn, margin, chosen)
+    gain = quality_gain(panel, chosen.spot, bootstrap) if chosen else None
+    certain = gain is not None and gain.low >= -margin
+    return Places(curves, [place(spot) for spot in panel.ends], drawn, margin, chosen, certain)
 
 
 class Line(NamedTuple):
@@ -175,15 +183,34 @@ def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
 def noise(panel: Panel) -> float:
     """Returns the largest log ratio between latencies of equal work in a panel, 0 if no equal work was timed.
 
-    The target alone is timed against itself; and methods may produce the same tokens by the same calls, which happens
-    if their distributions agree.
+    The target alone is timed against itself; and methods may make the same calls, which happens if their distributions
+    agree.
     """
-    seen = [self_noise(panel)]
-    by_work = sorted((spot for spot in panel.spots if _work(spot)), key=_work)
-    for _, same in itertools.groupby(by_work, key=_work):
-        logs = [math.log(latency_of(spot)) for spot in same]
-        seen.append(max(logs) - min(logs))
-    return max(seen)
+    logs = defaultdict[Hashable, list[float]](list)
+    for spot in panel.spots:
+        if work := _work(spot):
+            logs[work].append(math.log(latency_of(spot)))
+    return max([self_noise(panel), *_widths(logs)])
+
+
+def trial_noise(panel: Panel) -> float:
+    """Returns the largest log ratio between single trials of equal work, of one point or of several.
+
+    Ratios over all trials hide a machine that was busy for a while: trials of 1.22, 0.89 and 1.05 average to 1.04.
+    """
+    logs = defaultdict[Hashable, list[float]](list)
+    for spot in (*panel.ends, *panel.spots):
+        for record in filter(has_latency, spot.records):
+            if spot is panel.target:  # all of its trials should be 1
+                logs[spot.method] += [0.0, *_trial_logs(record)]
+                continue
+            for work, log in zip(_trial_work(record), _trial_logs(record), strict=False):
+                logs[work].append(log)
+    return max(_widths(logs), default=0.0)
+
+
+def _widths(logs: Mapping[Hashable, Sequence[float]]) -> list[float]:
+    return [max(values) - min(values) for values in logs.values()]
 
 
 def self_noise(panel: Panel) -> float:
@@ -195,35 +222,49 @@ def noise_notes(panel: Panel) -> Iterator[str]:
     """Yields notes on how reliable a panel's latencies are."""
     if not any(spot.latency for spot in panel.spots):
         return
-    if panel.target and panel.target.latency:
-        ratio = latency_of(panel.target)
-        if abs(math.log(ratio)) > BUSY:
-            yield (
-                f"The target timed against itself gave {ratio:.2f}: the machine was busy, and the latencies are "
-                "unreliable."
-            )
-    if floor := noise(panel):
+    floor, trial = noise(panel), trial_noise(panel)
+    if floor > BUSY or trial > BUSY_TRIAL:
+        yield "The machine was busy, and the latencies are unreliable: measure again when nothing else runs."
+    if floor or trial:
         yield (
-            f"Times of equal work differ by up to {math.expm1(floor):.1%} (the target against itself, methods that "
-            "made the same calls): no interval of a latency is narrower, and smaller differences are ties."
+            f"Times of equal work (the target against itself, methods that made the same calls) differ by up to "
+            f"{math.expm1(floor):.1%} over all trials, and by up to {math.expm1(trial):.1%} between single trials: no "
+            f"interval of a latency is narrower than {math.expm1(floor):.1%}, and smaller differences are ties."
         )
     if any(_trials(spot) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
         yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
 
 
-def _work(spot: Spot) -> tuple:
-    """Returns the work of a spot's timed runs, seed by seed: tokens and calls of each run; `()` if it is not recorded.
+_COSTS = ("block_size", "tree", "verify", "drafters", "tail")
+"""Settings that determine the cost of a call."""
 
-    The block size is included, because call counts alone do not determine the work if block lengths differ.
+
+def _work(spot: Spot) -> tuple:
+    """Returns the work of a spot's timed runs, seed by seed; `()` if a record does not hold it."""
+    work = [(record["point"]["seed"], *_trial_work(record)) for record in spot.records]
+    return tuple(work) if all(len(entry) > 1 for entry in work) else ()
+
+
+def _trial_work(record: Record) -> list[tuple]:
+    """Returns the work of each trial: the calls of both models, and the settings that determine their cost.
+
+    The target's calls beside it are included, because latencies are relative to them. The list is empty if the record
+    does not hold the calls.
     """
-    work = []
-    for record in spot.records:
-        timed: Mapping[str, Any] = record.get("latency") or {}
-        if any(f"per_example_{name}" not in timed for name in TIMED):
-            return ()
-        counts = b"".join(np.ravel(timed[f"per_example_{name}"]).astype(np.int64).tobytes() for name in TIMED)
-        work.append((record["point"]["block_size"] or 0, record["point"]["seed"], counts))
-    return tuple(work)
+    times = [record.get(name) or {} for name in TIMES]
+    if any(f"per_example_{name}" not in times[0] for name in CALLS):
+        return []
+    cost = repr([record["point"].get(name) for name in _COSTS])
+    calls = [times[0].get(f"per_example_{name}") for name in CALLS] + [times[1].get(f"per_example_{CALLS[1]}", [])]
+    totals = [np.sum(np.atleast_2d(np.asarray(count, np.int64)), 1) for count in calls]
+    return [(cost, *work) for work in zip(*map(np.ndarray.tolist, np.broadcast_arrays(*totals)), strict=True)]
+
+
+def _trial_logs(record: Record) -> list[float]:
+    """Returns the log of each trial's latency relative to the target's."""
+    ours, alone = (np.sum(np.atleast_2d(get_entry(record[name], "per_example_ms")), 1) for name in TIMES)
+    logs: list[float] = np.log(ours / alone).tolist()
+    return logs
 
 
 def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:

@@ -69,7 +69,7 @@ def ends_key(places: Places, timed: bool) -> list[Key]:
     if places.random and timed:
         keys.append(Key("#bdbdbd", "▬", "whole requests sent at random"))
     if places.chosen and timed:
-        keys.append(Key("#2e7d32", "◯", f"fastest within {places.margin:g} of the target's quality"))
+        keys.append(Key("#2e7d32", "◯", places.ring))
     return keys
 
 

@@ -168,10 +168,13 @@ def _verdict(panel: Panel, places: Places) -> str:
         return f"No point is faster than the target and within {places.margin:g} of its {metric_name(panel.metric)}."
     quick, loss = places.chosen.latency, places.chosen.difference
     speed = charts.spanned(quick.inverse(), ".2f")
+    near = f"within {places.margin:g} of the target's quality"
+    doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * (quick.high >= 1)
     return (
         f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
-        f"{metric_name(panel.metric)}: the fastest of these points within {places.margin:g} of the target's quality. "
-        f"It was chosen on the same examples that it is judged on."
+        f"{metric_name(panel.metric)}: the fastest of the points that measured {near}. "
+        + (f"It is not certain {' and '.join(doubts)}. " if doubts else "")
+        + "It was chosen on the same examples that it is judged on."
     )
 
 

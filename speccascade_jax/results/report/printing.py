@@ -14,6 +14,7 @@ from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.report.tables.grid import NONE
+from speccascade_jax.results.store.record import Point, get_entry
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
 
@@ -60,8 +61,7 @@ def clock_time(seconds: float) -> str:
 def one_line(record: Record) -> str:
     """Returns a record's point and its main numbers in one line."""
     point, quality = record["point"], record["quality"]
-    alpha = "" if point["alpha"] is None else f" α={point['alpha']:g}"
-    parts = [f"{point['curve'] + alpha:<24}", f"{quality['metric']} {quality['value']:6.2f}"]
+    parts = [f"{' '.join([point['curve'], *_numbers(point)]):<30}", f"{quality['metric']} {quality['value']:6.2f}"]
     if relative := record.get("relative_latency"):
         parts.append(f"latency {relative['value']:5.2f}×")
     rejection = record["measures"].get("rejection_rate")
@@ -74,6 +74,19 @@ def one_line(record: Record) -> str:
     if early := record.get("failed_timings"):
         parts.append(f"no latency: NaN or infinite logits in {early} timed runs")
     return "  ".join(parts)
+
+
+_SWEPT = {"block_size": "γ", "top_p": "top-p", "top_k": "top-k", "draft_temperature": "draft T", "seed": "seed"}
+"""Settings that a sweep varies -> their names in lines, which leave out the usual values."""
+_USUAL = {"top_p": 1, "top_k": 0, "seed": 0}
+
+
+def _numbers(point: Point) -> list[str]:
+    """Returns the numbers that distinguish the points of a sweep: α, the temperature, and others that are not usual."""
+    values = {"α": point["alpha"], "T": point["temperature"]}
+    values |= {word: value for name, word in _SWEPT.items() if (value := get_entry(point, name)) != _USUAL.get(name)}
+    known = {name: value for name, value in values.items() if value is not None}
+    return [f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in known.items()]
 
 
 def print_record(record: Record) -> None:

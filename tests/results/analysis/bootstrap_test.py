@@ -14,7 +14,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.metrics import quality
 from speccascade_jax.results.analysis import bootstrap as paired
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
-from speccascade_jax.results.analysis.significance import TIMED
+from speccascade_jax.results.analysis.significance import CALLS
 from speccascade_jax.storage.files import plain
 
 
@@ -189,8 +189,8 @@ def test_rates_count_the_tokens_of_both_sides():
     rng = np.random.default_rng(0)
     target, tokens = rng.uniform(50, 150, (3, 12)), rng.integers(5, 50, (3, 12))
     sampled = record(ms=target, target_ms=target / 2)
-    sampled["latency"] |= {f"per_example_{name}": 2 * tokens for name in TIMED}
-    sampled["target_latency"] |= {f"per_example_{name}": tokens for name in TIMED}
+    sampled["latency"] |= {f"per_example_{name}": 2 * tokens for name in ("tokens", *CALLS)}
+    sampled["target_latency"] |= {f"per_example_{name}": tokens for name in ("tokens", *CALLS)}
     rate, over = Bootstrap().rates([sampled])
     assert rate[0] == pytest.approx(2 * tokens.sum() / target.sum() * 1e3) and over == pytest.approx(np.ones(1001))
     assert Bootstrap().rates([sampled, sampled])[0][0] == pytest.approx(rate[0])

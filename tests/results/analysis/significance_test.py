@@ -118,10 +118,61 @@ def test_the_target_timed_against_itself_is_the_noise_floor():
     assert significance.noise(loud) == pytest.approx(np.log(1.17))
     wide = significance.latency(shown[1], Bootstrap(), significance.noise(loud))
     assert wide.low <= wide.value / 1.17 and wide.high >= wide.value * 1.17 * 0.999
-    (said, *_), quiet_said = significance.noise_notes(loud), list(significance.noise_notes(quiet))
-    assert said == "The target timed against itself gave 1.17: the machine was busy, and the latencies are unreliable."
+    (said, widths), quiet_said = significance.noise_notes(loud), list(significance.noise_notes(quiet))
+    assert said == BUSY and "differ by up to 17.0% over all trials" in widths
     assert len(quiet_said) == 1 and "differ by up to 1.0%" in quiet_said[0]
-    assert any("busy" in note for note in significance.noise_notes(busy(1 / 1.12)))
+    assert BUSY in significance.noise_notes(busy(1 / 1.12))
+
+
+BUSY = "The machine was busy, and the latencies are unreliable: measure again when nothing else runs."
+
+
+def in_trials(record, *ratios, work=0):
+    """Returns the record with these latencies relative to the target's by trial, and the calls that `work` stands for.
+
+    Outputs differ in length between methods, as those of lossy rules do.
+    """
+    alone = np.asarray(record["target_latency"]["per_example_ms"])
+    record["latency"]["per_example_ms"] = (alone * np.asarray(ratios)[:, None]).tolist()
+    record["relative_latency"]["value"] = float(np.mean(ratios))
+    record = working(record, work) if work else record
+    if work:
+        record["latency"]["per_example_tokens"][0][0] += len(record["point"]["method"])
+    return record
+
+
+QUIET = {"target": (1.02, 0.98, 1.01), "first": (0.60, 0.61, 0.59), "second": (0.60, 0.59, 0.61)}
+
+
+@pytest.mark.parametrize(("changes", "warned"), [
+    ({}, False),
+    # two methods that made the same calls are 1.10 and 1.43 times as fast as the target: a pair of equal work
+    ({"first": (1 / 1.10,) * 3, "second": (1 / 1.43,) * 3}, True),
+    # trials of the target against itself: together they read 1.04
+    ({"target": (1.22, 0.89, 1.05)}, True),
+    # one trial of one method, beside another that made the same calls
+    ({"first": (0.48, 0.50, 0.76)}, True),
+])  # fmt: skip
+def test_a_busy_machine_is_noticed_by_every_pair_of_equal_work(changes, warned):
+    ratios = QUIET | changes
+    target = in_trials(point("autoregressive", noise=0), *ratios["target"])
+    first, second = (in_trials(point(name), *ratios[key], work=1) for name, key in
+                     (("chow", "first"), ("token_v3", "second")))  # fmt: skip
+    (panel,) = panels.panels([target, first, second])
+    said = list(significance.noise_notes(panel))
+    assert (BUSY in said) == warned, said
+    if not warned:
+        assert "2.0% over all trials" not in said[0] and "by up to 4.1% between single trials" in said[0]
+
+
+def test_trials_of_one_point_with_equal_calls_are_equal_work():
+    """Checks a greedy method, which makes the same calls in every trial."""
+    record = in_trials(point("chow"), 0.48, 0.50, 0.76, work=1)
+    for name in significance.CALLS:
+        record["latency"][f"per_example_{name}"] = [record["latency"][f"per_example_{name}"][0]] * 3
+    (panel,) = panels.panels([TARGET, record])
+    assert significance.trial_noise(panel) == pytest.approx(np.log(0.76 / 0.48))
+    assert significance.noise(panel) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_methods_that_made_the_same_calls_are_always_tied():

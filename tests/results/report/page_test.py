@@ -1,19 +1,21 @@
 """Tests of the report: its contents, the escaping of every text, and its size; progress with the time left."""
 
 import dataclasses
+import html
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
+from speccascade_jax.results.analysis import significance
 from speccascade_jax.results.analysis.panels import panels
 from speccascade_jax.results.report import charts, page, printing
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.results.store.trace import Candidate, Round, Step, Trace
-from tests.support import fake_records
+from tests.support import fake_records, made_records
 from tests.support.stores import written
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} </script>"
@@ -141,6 +143,20 @@ def test_every_panel_has_a_verdict_even_without_outputs_or_times(tmp_path):
     assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 1
 
 
+@pytest.mark.parametrize(("noise", "certain"), [(0.1, True), (9.0, False)])
+def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain):
+    """Checks a point 0.5 below the target whose interval is within 1, and one whose interval reaches beyond."""
+    records = [made_records.TARGET, made_records.point("diff", gain=-0.5, ratio=0.7, noise=noise, own=4)]
+    (panel,) = panels(records)
+    places = significance.places(panel)
+    assert (places.chosen.difference.low > -1) == certain and places.chosen.difference.value > -1
+    text = html.unescape(page.write([panel], tmp_path / "a.jsonl").read_text())
+    doubt = "It is not certain that its quality is within 1 of the target's quality."
+    assert "the fastest of the points that measured within 1 of the target's quality." in text
+    assert (doubt in text) == (not certain)
+    assert places.ring.endswith("(not certain)") == (not certain)
+
+
 def test_damaged_outputs_raise_a_warning_and_the_rest_is_shown(tmp_path, trace):
     path = stored(tmp_path, sweep()[:8], trace)
     outputs_file = outputs.folder(path) / f"{read_records(path)[3]['key']}.jsonl"
@@ -182,6 +198,16 @@ def test_progress_estimates_the_time_left_from_points_of_this_process(capsys):
     assert "[ 5/10] spec_decode" in said and "(0:10 elapsed, 0:50 left)" in said
     assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, 0:40 left)" in said
     assert "2 points measured in 0:20" in said
+
+
+def test_progress_lines_name_the_numbers_that_a_sweep_varies():
+    """Checks the target alone at two temperatures and seeds, whose lines were equal."""
+    record = fake_records.run(fake_records.coordinates(temperature=0.0)[0])
+    hot = record | {"point": record["point"] | {"temperature": 0.5, "seed": 3, "top_p": 0.9}}
+    assert printing.one_line(record).startswith("autoregressive T=0  ")
+    assert printing.one_line(hot).startswith("autoregressive T=0.5 top-p=0.9 seed=3  ")
+    (chow, *_) = (r for r in map(fake_records.run, fake_records.coordinates()) if r["point"]["method"] == "chow")
+    assert printing.one_line(chow).startswith("chow α=0.1 T=1 γ=5  ")
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])

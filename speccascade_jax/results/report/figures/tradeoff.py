@@ -122,7 +122,7 @@ def _baselines(axes: Axes, panel: Panel, panel_places: Places) -> None:
     if panel_places.chosen and panel_places.chosen.latency:
         axes.scatter([panel_places.chosen.latency.value], [panel_places.chosen.difference.value], s=420,
                      facecolors="none", edgecolors="#2E7D32", lw=2, zorder=4,
-                     label=f"Fastest within {panel_places.margin:g} of the target's quality")  # fmt: skip
+                     label=panel_places.ring)  # fmt: skip
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, Any]:

@@ -1,0 +1,93 @@
+"""CPU time of recipes, with nothing compiled (cold) and with every program compiled (warm), for their `Time:` lines.
+
+    python -m benchmarks.recipe_times configs/paper4_table3.gin configs/paper5_table1.gin --write
+
+Runs the commands of each recipe's header twice, in new folders that share a compilation cache, which is empty at first.
+CPU seconds of the processes are counted: unlike the clock's, they hardly depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from speccascade_jax.evaluation.environment import device
+from speccascade_jax.runtime.paths import repository_root
+
+_COMMANDS = re.compile(r"^# Command: .*\n(?:#  .*\n)*", re.MULTILINE)
+_TIME = re.compile(r"^# Time: .*\n(?:#  .*\n)*", re.MULTILINE)
+
+
+def commands(recipe: Path) -> list[list[str]]:
+    """Returns the commands of a recipe's header, each as words, without the one for published sizes."""
+    block = _COMMANDS.search(recipe.read_text(encoding="utf-8"))
+    lines = re.findall(r"\bpython -m experiments\..*", block[0]) if block else []
+    if not lines:
+        raise ValueError(f"{recipe}: its header has no line '# Command: python -m experiments.…'; add one")
+    return [[sys.executable, *shlex.split(line)[1:]] for line in lines]
+
+
+def cpu_seconds(recipe: Path, cache: Path) -> float:
+    """Runs a recipe's commands in a new folder; returns the CPU seconds of their processes."""
+    # Its own paths come first: the commands do not run in the project's folder.
+    python_path = os.pathsep.join(filter(None, (str(repository_root()), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"SPECCASCADE_COMPILATION_CACHE": str(cache), "PYTHONPATH": python_path}
+    before = _of_children()
+    with tempfile.TemporaryDirectory() as folder:
+        for words in commands(recipe):
+            subprocess.run(words, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return _of_children() - before
+
+
+def _of_children() -> float:
+    """Returns the CPU seconds of all child processes that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(recipe: Path) -> tuple[float, float]:
+    """Returns a recipe's CPU seconds, cold and warm."""
+    with tempfile.TemporaryDirectory() as cache:
+        return cpu_seconds(recipe, Path(cache)), cpu_seconds(recipe, Path(cache))
+
+
+def time_line(old: str, cold: float, warm: float, processor: str) -> str:
+    """Returns the `Time:` line of a header; the number of points is that of the line that it replaces."""
+    points = re.search(r" for \d+ points", old)
+    spent = f"CPU time {clock(cold)} cold (nothing compiled), {clock(warm)} warm"
+    return f"# Time:      {spent}{points[0] if points else ''}, on 2 cores ({processor})\n"
+
+
+def clock(seconds: float) -> str:
+    """Returns a duration as headers write it, `3 min 16 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures the recipes that the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", type=Path)
+    parser.add_argument("--write", action="store_true", help="replace the Time: line of each recipe")
+    options = parser.parse_args(arguments)
+    for recipe in options.recipes:
+        text = recipe.read_text(encoding="utf-8")
+        cold, warm = measure(recipe)
+        old = _TIME.search(text)
+        line = time_line(old[0] if old else "", cold, warm, device()["processor"])
+        print(f"{recipe}\n{line}", end="", flush=True)
+        if options.write and old:
+            recipe.write_text(text.replace(old[0], line), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
