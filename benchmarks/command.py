@@ -53,7 +53,7 @@ from benchmarks import (
 )
 from benchmarks.setting import Bench, Sizes, quick
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.types import DTYPES
+from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.report.printing import clock_time
@@ -202,7 +202,7 @@ def _settings(args: argparse.Namespace) -> Sizes:
     examples = whole("examples", args.examples, 1)
     settings = Sizes(
         pair=args.pair, task=args.task or Sizes().task, acceptance_task=args.task, acceptance_examples=examples,
-        draft_dtype=args.draft_dtype,
+        draft_dtypes=tuple(runs.picked("draft dtype", args.draft_dtype, (STORED, *DTYPES))),
     )  # fmt: skip
     if args.thorough:
         settings = dataclasses.replace(settings, lossy_block_sizes=settings.block_sizes)
@@ -233,8 +233,8 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.acceptance_examples,
         help="examples for `acceptance` (default %(default)s)",
     )
-    help_text = "dtype of the draft's matrices in `decode` (default %(default)s)"
-    parser.add_argument("--draft_dtype", choices=list(DTYPES), default=defaults.draft_dtype, help=help_text)
+    help_text = "dtypes of the draft's matrices in `decode`, timed in turns (default %(default)s, which load_pair has)"
+    parser.add_argument("--draft_dtype", default=STORED, help=help_text)
     parser.add_argument(
         "--thorough", action="store_true", help="also measure lossy rules with every γ: takes twice the time"
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from benchmarks.setting import Bench, Rows
 from speccascade_jax.api import decode
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.points import Settings, recorded
-from speccascade_jax.pairs.pair import load_pair
+from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from speccascade_jax.results.store.record import Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
@@ -27,10 +29,11 @@ Otherwise `decode` could drop them while it is timed.
 
 @dataclass(frozen=True)
 class Row:
-    """The entries of a call that `latency.interleave` reads: its tokens and forward passes."""
+    """The entries of a call that `latency.interleave` reads, its length and forward passes, and its tokens."""
 
     lengths: Any
     stats: Any
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -42,53 +45,56 @@ class Passes:
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per method and temperature; groups of two methods share the calls of the target."""
-    methods, settings = bench.settings.decoded, bench.settings
+    """Measures one row per temperature, method and dtype of the draft.
+
+    Groups share the calls of the target: all dtypes of a method, or two methods in one dtype.
+    """
+    settings = bench.settings
+    pairs = {dtype: bench.pair for dtype in settings.draft_dtypes}
     if bench.pair.name == Path(settings.pair).name:  # a pair made in memory cannot be loaded again
-        bench = bench.with_pair(load_pair(settings.pair, draft_dtype=settings.draft_dtype), settings.examples)
-    groups = [methods[n : n + 2] for n in range(0, len(methods), 2)]
-    chosen = [(heat, group) for heat in bench.settings.temperatures for group in groups]
-    return {"decode": [row for heat, group in bench.track(chosen) for row in _rows(bench, group, heat)]}
+        pairs = {dtype: load_pair(settings.pair, draft_dtype=dtype) for dtype in pairs}
+    variants = [(method, dtype) for method in settings.decoded for dtype in pairs]
+    size = max(2, len(pairs))
+    groups = [variants[n : n + size] for n in range(0, len(variants), size)]
+    chosen = [(heat, group) for heat in settings.temperatures for group in groups]
+    return {"decode": [row for heat, group in bench.track(chosen) for row in _rows(bench, pairs, group, heat)]}
 
 
-def _rows(bench: Bench, methods: Sequence[Settings], temperature: float) -> list[dict[str, Any]]:
+def _rows(
+    bench: Bench, pairs: Mapping[str, Pair], variants: Sequence[tuple[Settings, str]], temperature: float
+) -> list[dict[str, Any]]:
     texts, trials = bench.decoded, bench.settings.repeats
-    calls = [
-        partial(_call, bench, texts, point, temperature) for point in (recorded(Settings(method=TARGET)), *methods)
-    ]
+    target = recorded(Settings(method=TARGET)), next(iter(pairs))
+    calls = [partial(_call, bench, pairs[dtype], method, temperature) for method, dtype in (target, *variants)]
     release_when_crowded(share=CROWDED)
-    for call in calls:
-        for example in range(len(texts)):
-            call(example, 0)  # compiles a program for each bucket of prompts
+    # compiles a program for each bucket of prompts
+    outputs = [[call(example, 0).tokens for example in range(len(texts))] for call in calls]
     alone, timed = latency.interleave(calls[0], calls[1:], examples=len(texts), trials=trials)
-    facts = {"draft_dtype": bench.settings.draft_dtype, "temperature": temperature}
-    return [facts | _row(method, timings, alone) for method, timings in zip(methods, timed, strict=True)]
+    rows = []
+    for number, (method, dtype) in enumerate(variants):
+        row = {"draft_dtype": dtype, "temperature": temperature} | _row(method, timed[number], alone)
+        if len(pairs) > 1:
+            equal = [np.array_equal(*tokens) for tokens in zip(outputs[number + 1], outputs[1], strict=True)]
+            row |= {"over_first": _speed_up(timed[number], timed[0]), "same_as_first": float(np.mean(equal))}
+        rows.append(row)
+    return rows
 
 
-def _call(bench: Bench, texts: Sequence[str], method: Settings, temperature: float, example: int, trial: int) -> Row:
+def _call(bench: Bench, pair: Pair, method: Settings, temperature: float, example: int, trial: int) -> Row:
     """Runs one call; each trial has its own seed, each example its own id."""
     options: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
     if method.alpha is not None:
         options["alpha"] = method.alpha
     out = decode(
-        bench.pair, texts[example], method=method.method, temperature=temperature, seed=trial, example_ids=[example],
+        pair, bench.decoded[example], method=method.method, temperature=temperature, seed=trial, example_ids=[example],
         max_new_tokens=bench.settings.max_new_tokens, **options,
     )  # fmt: skip
-    return Row(out.lengths, Passes(out.stats["draft_steps"], out.stats["target_calls"]))
+    return Row(out.lengths, Passes(out.stats["draft_steps"], out.stats["target_calls"]), np.asarray(out.tokens))
 
 
 def _row(method: Settings, timings: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
-    """Returns a row; `speed_up` is the target's time per call over the method's, with an interval.
-
-    The interval is over examples and trials.
-    """
-    same: dict[str, Any] = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
-    record = same | {"latency": latency.latency(timings), "target_latency": latency.latency(alone)}
-    ratio = Bootstrap().latency_ratio([cast(Record, record)]) if timings.seconds.shape[1] >= 8 else None
-    value = float(alone.seconds.sum() / timings.seconds.sum())
-    interval = {"value": value, "low": value, "high": value}
-    if ratio is not None:
-        interval = {"value": 1 / ratio.value, "low": 1 / ratio.high, "high": 1 / ratio.low}
+    """Returns a row; `speed_up` is the target's time per call over the method's."""
+    speed_up = _speed_up(timings, alone)
     tokens = float(timings.tokens.mean()), float(alone.tokens.mean())
     return {
         "rule": method.method,
@@ -99,6 +105,16 @@ def _row(method: Settings, timings: latency.Timings, alone: latency.Timings) -> 
         "target_ms": 1e3 * float(alone.seconds.mean()),
         "ms": 1e3 * float(timings.seconds.mean()),
         "tokens_per_call": float(timings.tokens.sum() / timings.target_calls.sum()),
-        "speed_up": interval,
-        "per_token": value * tokens[0] / tokens[1],
+        "speed_up": speed_up,
+        "per_token": speed_up["value"] * tokens[0] / tokens[1],
     }
+
+
+def _speed_up(timings: latency.Timings, baseline: latency.Timings) -> dict[str, float]:
+    """Returns the baseline's time over that of the timings beside it, with an interval over examples and trials."""
+    same: dict[str, Any] = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
+    record = same | {"latency": latency.latency(timings), "target_latency": latency.latency(baseline)}
+    if timings.seconds.shape[1] < 8:
+        return dict.fromkeys(("value", "low", "high"), float(baseline.seconds.sum() / timings.seconds.sum()))
+    ratio = Bootstrap().latency_ratio([cast(Record, record)])
+    return {"value": 1 / ratio.value, "low": 1 / ratio.high, "high": 1 / ratio.low}

@@ -292,8 +292,13 @@ LAYOUTS = {
             Column("ms", "ms", number(1)),
             Column("speed-up", "speed_up", spread(2)),
             Column("per token", "per_token", number(2)),
+            Column("/ first dtype", "over_first", spread(2)),
+            Column("outputs as there", "same_as_first", percent),
         ),
-        ("In brackets the 95% confidence interval over prompts and trials. Per token: sampled lengths differ.",),
+        (
+            "In brackets the 95% confidence interval over prompts and trials. Per token: sampled lengths differ.",
+            "/ first dtype: speed over that of the row with the first --draft_dtype, timed in turns with it.",
+        ),
     ),
     "growth": Layout(
         "Time of a call of a small decoder as one size grows",

@@ -15,7 +15,7 @@ from benchmarks import measure
 from benchmarks.loops import ORDERS, stream_loop
 from benchmarks.random_models import SIZES
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.core.types import Controls, Params, Prompt
+from speccascade_jax.core.types import STORED, Controls, Params, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import Generation, generate
@@ -75,8 +75,8 @@ class Sizes:
             lossy rules.
         capacity: of short blocks in `stopping`; head_depths: depths of acceptance heads there.
         temperatures: of draft and target; methods: rules with their α's.
-        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtype: the type of the draft's
-            matrices there.
+        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtypes: the types of the draft's
+            matrices there, timed in turns.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
         widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; either_way, whole_rounds: rules in
@@ -107,7 +107,7 @@ class Sizes:
     methods: tuple[Settings, ...] = METHODS
     decoded: tuple[Settings, ...] = DECODED
     decoded_examples: int = 64
-    draft_dtype: str = "int8"
+    draft_dtypes: tuple[str, ...] = (STORED,)
     engine_sizes: tuple[str, ...] = ("T5 29 M", "T5 77 M")
     sizes: tuple[str, ...] = tuple(SIZES)
     size_widths: tuple[int, ...] = (1, 4, 6, 8)

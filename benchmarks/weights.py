@@ -46,9 +46,8 @@ def run(bench: Bench) -> Rows:
 
 
 def loaded(pair: Pair, dtype: str) -> Pair:
-    """Returns a pair in another dtype; a pair that is not shipped stays as it is."""
-    known = pair.name in shipped_pairs()
-    return load_pair(pair.name, dtype=dtype) if known and dtype != MADE_IN else pair
+    """Returns a pair with both models in a dtype; a pair that is not shipped stays as it is."""
+    return load_pair(pair.name, dtype=dtype, draft_dtype=None) if pair.name in shipped_pairs() else pair
 
 
 def outputs_of(bench: Bench, task: Task) -> Outputs:

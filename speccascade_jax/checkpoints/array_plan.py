@@ -166,6 +166,7 @@ class Stored:
         config: the model's configuration, stored or inferred.
         plan: mapping from the arrays to the model's parameters.
         fingerprint: digest of all parameters, if the format stores one.
+        eight_bits: whether its matrices are stored in 8 bits, which `tensors` widen.
     """
 
     path: Path
@@ -174,6 +175,7 @@ class Stored:
     config: Config
     plan: Plan
     fingerprint: str | None = None
+    eight_bits: bool = False
 
     @property
     def dtypes(self) -> frozenset[str]:

@@ -276,7 +276,8 @@ def open_ours(path: Path) -> Stored:
             f"{path / CONFIG} is damaged (its text has changed); {COPY_AGAIN}, or remove its blake2b entry "
             "if it was edited on purpose"
         )
-    return Stored(path, f"speccascade_jax, format {record['format']}", tensors, config, plan, _fingerprint(table))
+    form, narrow = f"speccascade_jax, format {record['format']}", record["format"] == EIGHT_BITS
+    return Stored(path, form, tensors, config, plan, _fingerprint(table), narrow)
 
 
 def _record(path: Path) -> dict[str, Any]:

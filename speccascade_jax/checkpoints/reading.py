@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, t5x, zarr
 from speccascade_jax.checkpoints.array_plan import Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.infer import check_shapes
-from speccascade_jax.core.types import DTYPES
+from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, model_from
 from speccascade_jax.models.products import held
+from speccascade_jax.runtime import products
 from speccascade_jax.runtime.mesh import MODEL
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.files import expanded
@@ -68,7 +69,7 @@ def load(
             CPU computation is then in float32 whatever the dtype of the weights: a processor that multiplies bfloat16
             by converting to float32 gains nothing, and most take many times as long. "int8" is for decoding only:
             matrices have 8 bits and a scale per column (`models.products.quantised`), and everything else has the dtype
-            of computation.
+            of computation. "stored": `_stored_dtype`.
         mesh: the devices that the parameters, which must be `prepared`, are split over. No device and no host holds
             more than its parts and the array that is being read.
         whole: whether every device of the mesh holds all parameters.
@@ -82,7 +83,7 @@ def load(
         CheckpointError: `path` is not a checkpoint, is still being written, is incomplete or damaged, has an unknown
             architecture or has values that are not finite; names the arrays and the remedy.
     """
-    if dtype is not None and dtype not in DTYPES:
+    if dtype not in (None, STORED, *DTYPES):
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(DTYPES)}, or None to keep the stored one")
     if dtype == "int8" and not prepared:
         raise ValueError("dtype is 'int8', which is for decoding only: load it with prepared=True, as load_pair does")
@@ -91,6 +92,7 @@ def load(
             f"mesh={tuple(mesh.shape.values())} needs prepared parameters in 16 or 32 bits: use int8 on one device only"
         )
     stored = find(path)
+    dtype = _stored_dtype(stored, prepared and mesh is None) if dtype == STORED else dtype
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
     # Matrices are quantized after reading, so they are read in the dtype of all other parameters.
@@ -111,6 +113,15 @@ def load(
         flat[name] = jax.block_until_ready(put(name, array))
         del array  # Frees the host's copy before the next array is read.
     return model, unflatten_dict(flat, sep="/")
+
+
+def _stored_dtype(stored: Stored, packs: bool) -> str:
+    """Returns "int8" if the checkpoint stores 8 bits and this processor's own code multiplies them, else "float32".
+
+    Stored scales are those that `quantised` computes again, so both dtypes hold the same values. Elsewhere 8 bits would
+    be widened at every call, or the computation would be in bfloat16.
+    """
+    return "int8" if stored.eight_bits and packs and products.available() else "float32"
 
 
 def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bool) -> Any:

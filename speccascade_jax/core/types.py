@@ -23,6 +23,8 @@ Params = Any
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """The types that parameters may be loaded in; int8 with one scale per column of each matrix."""
+STORED = "stored"
+"""Instead of a dtype of drafts: the stored one where it changes no value and costs no time (`checkpoints.load`)."""
 
 
 @flax.struct.dataclass

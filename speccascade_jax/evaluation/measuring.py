@@ -137,6 +137,7 @@ def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], jud
 def describe(session: Session, point: Point) -> Row:
     """Returns the part of a point's record that is known before anything is measured."""
     key, judged, provenance = session.identity(point)
+    point = session.held(point)
     return {
         "key": key,
         "judged_key": judged,

@@ -17,7 +17,7 @@ from speccascade_jax.core import checks, validate_types
 from speccascade_jax.core.checks import integer
 from speccascade_jax.core.names import DRAFT, TARGET, shown
 from speccascade_jax.core.protocols import StopPolicy
-from speccascade_jax.core.types import DTYPES
+from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
@@ -66,7 +66,7 @@ class ModelPair:
         target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
         others: name -> path of further drafts, which a method's `drafters` name.
         dtype: of the parameters, a name in `core.types.DTYPES`; `checkpoints.load` describes the computation.
-        draft_dtype: of the drafts' parameters, if it differs (`sc.Pair.load`).
+        draft_dtype: of the drafts' parameters, as for `sc.Pair.load`. A record holds the one that "stored" stood for.
         mesh: (data, model), the numbers of devices over which rows and models are split; draft_whole: whether drafts
             are not split (`sc.Pair.load`).
 
@@ -80,7 +80,7 @@ class ModelPair:
     vocabulary: str | None = None
     others: Mapping[str, str] = field(default_factory=dict, hash=False)
     dtype: str = "float32"
-    draft_dtype: str | None = None
+    draft_dtype: str | None = field(default=STORED, metadata={"omitted": None})
     mesh: tuple[int, int] = (1, 1)
     draft_whole: bool = False
 
@@ -92,8 +92,9 @@ class ModelPair:
             object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
         validate_types.check(ModelPair, vars(self))
         for name in ("dtype", "draft_dtype"):
-            if (dtype := getattr(self, name)) is not None and dtype not in DTYPES:
-                raise ValueError(f"{name}={dtype!r} is not one of {', '.join(DTYPES)}")
+            known = DTYPES if name == "dtype" else (*DTYPES, STORED)
+            if (dtype := getattr(self, name)) is not None and dtype not in known:
+                raise ValueError(f"{name}={dtype!r} is not one of {', '.join(known)}")
         if (self.target is None) != (self.draft is None):
             missing = "draft" if self.draft is None else "target"
             raise ValueError(f"the pair {self.name!r} has no {missing}: give both target and draft, or the name alone")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from speccascade_jax.core.types import Controls, Prompt
+from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
@@ -26,6 +26,8 @@ from speccascade_jax.methods.build_drafter import models_of
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
+from speccascade_jax.models import fingerprints
+from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.pairs.pair import Pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from speccascade_jax.results.store.record import Provenance
@@ -112,11 +114,26 @@ class Session:
 
     def identity(self, point: Point) -> Identity:
         """Returns the keys of the point's record, and the provenance that it would have."""
+        point = self.held(point)
         parts = {name: getattr(point, name) for name in ("pair", "evaluation", "settings", "seed")}
         judged = key = judged_key(parts, self.fingerprints(point.settings))
         if point.evaluation.latency_examples and point.method.timed:
             key = timed_key(judged, parts, hardware(self.pair.mesh))
         return Identity(key, judged, Provenance(code=self.code(point.settings), toolchain=toolchain()))
+
+    def held(self, point: Point) -> Point:
+        """Returns the point with the dtype that its drafts are held in, in place of "stored".
+
+        So a record of drafts in 8 bits has the key of `draft_dtype="int8"`, and one of drafts in float32 that of
+        `draft_dtype=None`: the two never share a key. Only if drafts differ, "stored" remains.
+        """
+        if point.pair.draft_dtype != STORED:
+            return point
+        paths = {"draft": point.pair.draft, **point.pair.others}
+        drafts = [bound for name, bound in self.pair.drafts.items() if not is_derived(paths.get(name) or "")]
+        narrow = {fingerprints.in_eight_bits(bound) for bound in drafts} if point.pair.dtype == "float32" else {False}
+        dtype = STORED if len(narrow) == 2 else "int8" if True in narrow else None
+        return replace(point, pair=replace(point.pair, draft_dtype=dtype))
 
     def key(self, point: Point) -> str:
         """Returns the key of the point's record (`results.store.record_key`)."""

@@ -12,10 +12,20 @@ from speccascade_jax.runtime.mesh import MODEL
 
 
 def of_model(bound: BoundModel) -> str:
-    """Returns the hash of a model and its weights as loaded, 32 hex digits; bfloat16 and float32 weights differ."""
+    """Returns the hash of a model and the values of its weights, 32 hex digits; bfloat16 and float32 weights differ.
+
+    Weights in 8 bits count as the float32 values that products are made with. So what belongs to a model (a head, a
+    policy) also belongs to the same model loaded in the 8 bits that it is stored in.
+    """
     digest = begin()
-    add(digest, bound)
+    add(digest, bound, as_stored=False)
     return digest.hexdigest()
+
+
+def in_eight_bits(bound: BoundModel) -> bool:
+    """Returns whether a model holds matrices in 8 bits."""
+    leaves = jax.tree.leaves(bound.params, is_leaf=is_packed)
+    return any(is_packed(leaf) and leaf.scales is not None for leaf in leaves)
 
 
 def begin() -> hashlib.blake2b:
@@ -33,14 +43,17 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
     return array if widths is None else np.concatenate(split_fused(array, widths, mesh.shape[MODEL]), axis=-1)
 
 
-def add(digest: hashlib.blake2b, bound: BoundModel) -> None:
-    """Adds a model and its weights, as loaded, to a hash."""
+def add(digest: hashlib.blake2b, bound: BoundModel, as_stored: bool = True) -> None:
+    """Adds a model and its weights to a hash, in the dtype that they are held in or as the values of 8 bits."""
     digest.update(repr(bound.model).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
         # The layout of a packed matrix depends on the processor, so the hash reads the plain matrix.
-        array = leaf.dense() if is_packed(leaf) else _regrouped(bound, path, np.asarray(replicate(leaf)))
+        if is_packed(leaf):
+            array = leaf.dense() if as_stored else np.asarray(leaf)
+        else:
+            array = _regrouped(bound, path, np.asarray(replicate(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         # For 8 bits `dense` returns the stored integers without their scales, which therefore follow below.
         digest.update(np.ascontiguousarray(array).tobytes())
-        if is_packed(leaf) and leaf.scales is not None:
+        if as_stored and is_packed(leaf) and leaf.scales is not None:
             digest.update(np.asarray(leaf.scales)[: leaf.columns].tobytes())

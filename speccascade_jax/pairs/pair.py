@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
-from speccascade_jax.core.types import BoundModel
+from speccascade_jax.core.types import STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.beside import Beside
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -194,7 +194,7 @@ class Pair:
         *,
         others: Mapping[str, str | Path] | None = None,
         dtype: str = "float32",
-        draft_dtype: str | None = None,
+        draft_dtype: str | None = STORED,
         mesh: Sequence[int] | Mesh | None = None,
         draft_whole: bool = False,
         vocab_size: int | None = None,
@@ -219,9 +219,10 @@ class Pair:
                 returns ids only.
             others: further drafts by name, like `draft`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
-            draft_dtype: dtype of every checkpoint but the target; `None`: the same. Exactness holds for any draft: a
-                draft in 8 bits changes the acceptance rate only, and a lossless rule still samples from the target's
-                distribution.
+            draft_dtype: dtype of every checkpoint but the target; `None`: `dtype`; "stored": `dtype`, but drafts that
+                are stored in 8 bits stay in 8 bits where this changes no value and costs no time (with float32, on one
+                CPU device with the extra `cpu`). Exactness holds for any draft: other values change the acceptance
+                rate only, and a lossless rule still samples from the target's distribution.
             mesh: (data, model): the numbers of devices that split the rows, and that split heads, units and the
                 vocabulary (`runtime.mesh.make`); batch sizes must be multiples of the first. `None`: one device.
             draft_whole: replicate drafts on every device of the mesh: communication costs a small draft more than a
@@ -243,12 +244,18 @@ class Pair:
         # Before the weights, which may take minutes to read.
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
-        ways = {name: (dtype, False) if name == "target" else (draft_dtype or dtype, draft_whole) for name in read}
+        small_dtype = _dtype_of_drafts(dtype, draft_dtype)
+        ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
         models = {name: _bound(path, entries, grid, *ways[name]) for name, path in read.items()}
         large = models.pop("target")
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
+
+
+def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
+    """Returns the dtype for `checkpoints.load`; in fewer than 32 bits, the user chose other values than the stored."""
+    return dtype if draft_dtype is None or (draft_dtype == STORED and dtype != "float32") else draft_dtype
 
 
 def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
@@ -370,7 +377,7 @@ def load_pair(
     *,
     others: Mapping[str, str | Path] | None = None,
     dtype: str = "float32",
-    draft_dtype: str | None = None,
+    draft_dtype: str | None = STORED,
     mesh: Sequence[int] | Mesh | None = None,
     draft_whole: bool = False,
 ) -> Pair:
@@ -379,9 +386,9 @@ def load_pair(
     The directory holds `target/` and `draft/`. The directory, or the models' folders, hold the vocabulary
     (`vocabulary.model` or another file that `load_vocabulary` accepts). The directory may also hold:
 
-    - an acceptance head (`acceptance_head.msgpack`), which belongs to the draft's weights in one dtype. In another
-      dtype (`dtype`, `draft_dtype`, as in `Pair.load`) the pair has no head. A head of other weights is ignored with a
-      warning;
+    - an acceptance head (`acceptance_head.msgpack`), which belongs to the values of the draft's weights. In a dtype
+      with other values (`dtype`, `draft_dtype`, as in `Pair.load`) the pair has no head. A head of other weights is
+      ignored with a warning;
     - further drafts, one in each folder of `drafts/` and with the folder's name. `others` adds more, as in `Pair.load`;
     - a selection policy (`selection_policy.msgpack`).
 
@@ -436,7 +443,7 @@ def load_pair(
     if (policy := directory / policy_files.FILE).is_file():
         pair = dataclasses.replace(pair, policy=policy_files.load(policy))
     head = directory / head_files.FILE
-    return _with_head(pair, head, draft_dtype or dtype) if head.is_file() else pair
+    return _with_head(pair, head, _dtype_of_drafts(dtype, draft_dtype)) if head.is_file() else pair
 
 
 def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
@@ -448,6 +455,6 @@ def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
     try:
         return dataclasses.replace(pair, head=head)
     except ValueError as error:
-        if dtype == "float32":  # In another dtype the pair is not expected to have a head.
+        if dtype in ("float32", STORED):  # In another dtype the pair is not expected to have a head.
             warnings.warn(f"{file} is ignored: {error}", stacklevel=3)
         return pair

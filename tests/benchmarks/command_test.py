@@ -24,7 +24,8 @@ def record(tabular, tmp_path_factory):
         patch.setattr(command, "load_pair", lambda name: tabular)
         # every layer takes long to compile
         patch.setitem(SIZES, next(iter(SIZES)), T5Config(4096, 4096, 64, 2, 16, 64, 1, 1))
-        assert command.main(["--quick", f"--output={output}", f"--sections={','.join(SECTIONS)}"]) == 0
+        arguments = ["--quick", f"--output={output}", f"--sections={','.join(SECTIONS)}", "--draft_dtype=stored,int8"]
+        assert command.main(arguments) == 0
     return json.loads(output.read_text())
 
 
@@ -42,7 +43,7 @@ def test_every_section_writes_its_tables(record):
 
 @pytest.mark.tools
 def test_all_columns_except_optional_ones_have_values(record):
-    optional = {"alpha", "block_size", "same_output"}
+    optional = {"alpha", "block_size", "same_output", "over_first", "same_as_first"}
     for section in record["sections"].values():
         for name, table in section["tables"].items():
             assert table, name
@@ -74,6 +75,14 @@ def test_greedy_speculation_is_compared_with_the_target(record):
         assert row["same_output"] == (1.0 if must else None)
         assert 1 <= row["tokens_per_round"] <= row["block_size"] + 1
         assert row["of_predicted"] == pytest.approx(row["speed_up"]["value"] / row["predicted"])
+
+
+@pytest.mark.tools
+def test_dtypes_of_the_draft_are_timed_in_turns_and_compared_with_the_first(record):
+    (first, second, *_) = rows(record, "decode")
+    assert (first["draft_dtype"], second["draft_dtype"]) == ("stored", "int8")
+    assert first["over_first"]["value"] == pytest.approx(1) and second["over_first"]["value"] > 0
+    assert second["same_as_first"] == 1.0  # a pair in memory, for both
 
 
 @pytest.mark.tools

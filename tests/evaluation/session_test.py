@@ -10,6 +10,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, PER_EXAMPLE, TARGET
+from speccascade_jax.core.types import STORED
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.data.tasks.task import FewShotTask, Record
@@ -25,7 +26,7 @@ from speccascade_jax.results.store.record_key import judged_key
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.storage import files
-from tests.support import golden_points, text_pair
+from tests.support import golden_points, text_pair, tiny_pair
 
 SMALL = text_pair.evaluation(quality_examples=7, quality_batch=5, latency_examples=2, latency_trials=2)
 SOURCE = text_pair.SOURCE
@@ -281,8 +282,27 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     monkeypatch.setattr(sc.Pair, "load", classmethod(lambda cls, *parts, **named: asked.append((parts, named)) or pair))
     source = ModelPair(name="two", target="a", draft="b", vocabulary="c", dtype="bfloat16")
     assert session.Session(source, SMALL).pair.vocabulary is pair.vocabulary
-    more = {"draft_dtype": None, "mesh": (1, 1), "draft_whole": False}
+    more = {"draft_dtype": STORED, "mesh": (1, 1), "draft_whole": False}
     assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two", "others": {}} | more)]
+
+
+@pytest.mark.parametrize(("stored", "middle", "held"), [
+    ("float32", False, None), ("int8", False, "int8"), ("int8", True, STORED),
+])  # fmt: skip
+def test_a_record_says_how_its_drafts_were_held_and_no_two_ways_share_a_key(tmp_path, stored, middle, held):
+    """Checks `draft_dtype="stored"`, which has the key of what it stands for; a middle draft is stored in float32."""
+    path = str(tiny_pair.write(tmp_path, draft_dtype=stored, middle=middle))
+    keys = {}
+    for dtype in (STORED, None, "int8"):
+        point = replace(_point(), pair=ModelPair(name=path, draft_dtype=dtype))
+        opened = session.Session(point.pair, SMALL)
+        identity, described = opened.identity(point), measuring.describe(opened, point)
+        keys[dtype] = identity.key, identity.judged_key
+        assert described["key"] == keys[dtype][0]
+        assert described["point"]["draft_dtype"] == (held if dtype == STORED else dtype)
+        assert f"draft_dtype = {described['point']['draft_dtype']!r}" in described["configuration"]
+    assert len({*keys[None], *keys["int8"]}) == 4 and (held == STORED or keys[STORED] == keys[held])
+    assert len({key for pair in keys.values() for key in pair}) == (6 if held == STORED else 4)
 
 
 def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):

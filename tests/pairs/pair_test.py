@@ -14,6 +14,7 @@ from flax.traverse_util import unflatten_dict
 import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.infer import expected_shapes
+from speccascade_jax.core.types import is_packed
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.evaluation.points import ModelPair
@@ -22,6 +23,7 @@ from speccascade_jax.models.fingerprints import of_model
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import head_files
 from speccascade_jax.pairs.prompts import checked_stop_ids
+from speccascade_jax.runtime import products
 from tests.support import text_pair, tiny_pair, tokenizer_files
 from tests.support.acceptance_heads import head_for
 
@@ -265,6 +267,26 @@ def test_a_draft_can_be_stored_in_fewer_bits_than_the_target(tmp_path):
     alone = sc.decode(plain, ["Hello.", "a b"], method="autoregressive", **settings)
     lossless = sc.decode(light, ["Hello.", "a b"], method="spec_decode", block_size=3, **settings)
     assert np.array_equal(lossless.tokens, alone.tokens)
+
+
+def _kinds(bound):
+    return {leaf.dtype.name for leaf in jax.tree.leaves(bound.params)}
+
+
+def test_a_draft_that_is_stored_in_8_bits_stays_in_8_bits_and_keeps_its_values_and_head(tmp_path, monkeypatch):
+    path = tiny_pair.write(tmp_path, draft_dtype="int8")
+    wide = sc.load_pair(path, draft_dtype=None)
+    head_files.save(path / head_files.FILE, head_for(wide))
+    pair, wide = sc.load_pair(path), sc.load_pair(path, draft_dtype=None)
+    assert "int8" in _kinds(pair.draft) and "int8" not in _kinds(pair.target) | _kinds(wide.draft)
+    leaves = [jax.tree.leaves(loaded.draft.params, is_leaf=is_packed) for loaded in (pair, wide)]
+    assert all(np.array_equal(*map(np.asarray, values)) for values in zip(*leaves, strict=True))
+    assert of_model(pair.draft) == of_model(wide.draft) and pair.head is not None and wide.head is not None
+    assert pair.fingerprint == sc.load_pair(path, draft_dtype="int8").fingerprint != wide.fingerprint
+    # other values, other devices, or slower products: the draft is as the target
+    assert _kinds(sc.load_pair(path, dtype="bfloat16").draft) == {"bfloat16"}
+    monkeypatch.setattr(products, "available", lambda: False)
+    assert _kinds(sc.load_pair(path).draft) == {"float32"}
 
 
 def test_two_models_of_llama2c_write_stories():

@@ -16,10 +16,13 @@ from speccascade_jax.models.t5 import T5, T5Config
 PIECES = 340  # includes all bytes
 
 
-def write(folder: Path, vocabulary: Path | None = None, *, middle: bool = False, more: int = 0) -> Path:
+def write(
+    folder: Path, vocabulary: Path | None = None, *, middle: bool = False, more: int = 0, draft_dtype: str = "float32"
+) -> Path:
     """Writes a pair into `folder`: `vocabulary.model` (a copy of `vocabulary`, or a new one), `target/` and `draft/`.
 
     `middle`: adds a further draft of that name. `more`: number of ids beyond the vocabulary's, and of rows of padding.
+    `draft_dtype`: in which the draft is stored.
     """
     path = folder / "vocabulary.model"
     path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())
@@ -28,7 +31,8 @@ def write(folder: Path, vocabulary: Path | None = None, *, middle: bool = False,
     draws = np.random.default_rng(0)
     for part in ("target", "draft", *(["drafts/middle"] if middle else [])):
         flat = {name: draws.normal(size=shape) / 4 for name, shape in expected_shapes(config).items()}
-        checkpoints.save(folder / part, T5(config), unflatten_dict(flat, sep="/"))
+        stored = draft_dtype if part == "draft" else "float32"
+        checkpoints.save(folder / part, T5(config), unflatten_dict(flat, sep="/"), dtype=stored)
     return folder
 
 

@@ -1,0 +1,124 @@
+"""The README's picture and table, both from one committed store: measures the quickstart and writes all three.
+
+python -m benchmarks.front_page            measures anew (two minutes on 2 cores), into docs/results/quickstart.jsonl
+python -m benchmarks.front_page --draw     writes picture and table from the store that is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.analysis import panels, significance
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.panels import Panel, Spot
+from speccascade_jax.results.report.figures import tradeoff
+from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.files import write_atomically
+
+ROOT = repository_root()
+STORE, PICTURE, PAGE = ROOT / "docs/results/quickstart.jsonl", ROOT / "docs/quickstart.png", ROOT / "README.md"
+SHOWN = (
+    (TARGET, None), (DRAFT, None), ("spec_decode", None), ("chow", 0.3), ("diff", -0.1), ("diff", 0.0), ("diff", 0.1),
+    ("token_v3", 0.5), ("token_v3", 0.95),
+)  # fmt: skip
+"""Method and α of each row of the table."""
+_NAMES = {TARGET: "target alone", DRAFT: "draft alone"}
+
+
+def measure() -> None:
+    """Runs the quickstart's sweep in an empty folder and keeps its store."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / STORE.name
+        settings = [f"--gin.sweep.output='{output}'", "--gin.Evaluation.keep_outputs=False"]
+        command = [sys.executable, "-m", "experiments.sweep", "--gin_file=configs/quickstart.gin", *settings]
+        subprocess.run(command, cwd=ROOT, check=True)
+        write_atomically(STORE, output.read_bytes())
+
+
+def parts(panel: Panel) -> dict[str, str]:
+    """Returns the README's measured parts: the name of a marker -> the text below it."""
+    return {"caption": _caption(panel), "table": _table(panel)}
+
+
+def _caption(panel: Panel) -> str:
+    places = significance.places(panel)
+    ring = f" Green ring: {places.ring[0].lower()}{places.ring[1:]}." if places.chosen else ""
+    examples = panel.setting["quality_examples"]
+    return (
+        f"({_source(panel)} Bars are paired 95% intervals over {examples} examples. The grey line shows the result\n"
+        f"of sending each whole request at random to the draft or to the target.{ring})"
+    )
+
+
+def _source(panel: Panel) -> str:
+    """Returns a sentence on the run that the numbers come from."""
+    record = panel.required_target().records[0]
+    device = record["device"]
+    return f"Measured by `make quickstart` on {device['cpus']} cores ({device['processor']}), {record['started'][:10]}."
+
+
+def _table(panel: Panel) -> str:
+    head = ["method", panels.metric_name(panel.metric), "minus the target's [95%]", "speed-up [95%]"]
+    head += ["rejected draft tokens"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    bootstrap, floor = Bootstrap(), significance.noise(panel)
+    lines += ["| " + " | ".join(_row(panel, spot, bootstrap, floor)) + " |" for spot in _shown(panel)]
+    return "\n".join([*lines, "", _source(panel), *significance.noise_notes(panel)])
+
+
+def _shown(panel: Panel) -> list[Spot]:
+    spots = {(spot.records[0]["point"]["method"], spot.alpha): spot for spot in (*panel.ends, *panel.spots)}
+    return [spots[point] for point in SHOWN]
+
+
+def _row(panel: Panel, spot: Spot, bootstrap: Bootstrap, floor: float) -> list[str]:
+    method = spot.records[0]["point"]["method"]
+    name = _NAMES.get(method) or f"`{method}`" + ("" if spot.alpha is None else f", α {spot.alpha:g}")
+    gain = significance.quality_gain(panel, spot, bootstrap)
+    ratio = None if spot is panel.target else significance.latency(spot, bootstrap, floor)
+    rejected = spot.measures.get("rejection_rate")
+    return [
+        name,
+        f"{spot.quality.value:.2f}",
+        gain.text("+.2f") if gain else "",
+        ratio.inverse().text(".2f") if ratio else "1",
+        f"{rejected.value:.0%}" if rejected else "",
+    ]
+
+
+def written(page: str, texts: dict[str, str]) -> str:
+    """Returns the page with these texts between its markers `<!-- measured: NAME -->` and `<!-- end -->`.
+
+    Raises:
+        ValueError: the page has no such marker.
+    """
+    for name, text in texts.items():
+        marker = re.compile(rf"(<!-- measured: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        if not marker.search(page):
+            raise ValueError(f"the page has no marker '<!-- measured: {name} -->' with '<!-- end -->': add both")
+        page = marker.sub(lambda match, text=text: match[1] + text + match[2], page)
+    return page
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures if asked to, then writes picture and table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    if not parser.parse_args(arguments).draw:
+        measure()
+    (panel,) = panels.panels(panels.read_points(STORE))
+    tradeoff.draw(panel, PICTURE)
+    write_atomically(PAGE, written(PAGE.read_text(encoding="utf-8"), parts(panel)))
+    print(f"written: {PICTURE}, {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
