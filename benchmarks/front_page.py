@@ -103,7 +103,7 @@ def written(page: str, texts: dict[str, str]) -> str:
         marker = re.compile(rf"(<!-- measured: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         if not marker.search(page):
             raise ValueError(f"the page has no marker '<!-- measured: {name} -->' with '<!-- end -->': add both")
-        page = marker.sub(lambda match, text=text: match[1] + text + match[2], page)
+        page = marker.sub(rf"\g<1>{text}\g<2>", page)
     return page
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
-from speccascade_jax.core.types import STORED, BoundModel
+from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.beside import Beside
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -255,6 +255,10 @@ class Pair:
 
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
     """Returns the dtype for `checkpoints.load`; in fewer than 32 bits, the user chose other values than the stored."""
+    if draft_dtype not in (None, STORED, *DTYPES):
+        raise ValueError(
+            f"draft_dtype={draft_dtype!r} is not one of {', '.join((STORED, *DTYPES))}; None gives the target's dtype"
+        )
     return dtype if draft_dtype is None or (draft_dtype == STORED and dtype != "float32") else draft_dtype
 
 

@@ -286,10 +286,10 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
     assert asked == [(("a", "b", "c"), {"dtype": "bfloat16", "name": "two", "others": {}} | more)]
 
 
-@pytest.mark.parametrize(("stored", "middle", "held"), [
+@pytest.mark.parametrize(("stored", "middle", "expected"), [
     ("float32", False, None), ("int8", False, "int8"), ("int8", True, STORED),
 ])  # fmt: skip
-def test_a_record_says_how_its_drafts_were_held_and_no_two_ways_share_a_key(tmp_path, stored, middle, held):
+def test_a_record_says_how_its_drafts_were_held_and_no_two_ways_share_a_key(tmp_path, stored, middle, expected):
     """Checks `draft_dtype="stored"`, which has the key of what it stands for; a middle draft is stored in float32."""
     path = str(tiny_pair.write(tmp_path, draft_dtype=stored, middle=middle))
     keys = {}
@@ -299,10 +299,10 @@ def test_a_record_says_how_its_drafts_were_held_and_no_two_ways_share_a_key(tmp_
         identity, described = opened.identity(point), measuring.describe(opened, point)
         keys[dtype] = identity.key, identity.judged_key
         assert described["key"] == keys[dtype][0]
-        assert described["point"]["draft_dtype"] == (held if dtype == STORED else dtype)
+        assert described["point"]["draft_dtype"] == (expected if dtype == STORED else dtype)
         assert f"draft_dtype = {described['point']['draft_dtype']!r}" in described["configuration"]
-    assert len({*keys[None], *keys["int8"]}) == 4 and (held == STORED or keys[STORED] == keys[held])
-    assert len({key for pair in keys.values() for key in pair}) == (6 if held == STORED else 4)
+    assert len({*keys[None], *keys["int8"]}) == 4 and (expected == STORED or keys[STORED] == keys[expected])
+    assert len({key for pair in keys.values() for key in pair}) == (6 if expected == STORED else 4)
 
 
 def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):

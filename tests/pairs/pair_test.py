@@ -285,6 +285,8 @@ def test_a_draft_that_is_stored_in_8_bits_stays_in_8_bits_and_keeps_its_values_a
     assert pair.fingerprint == sc.load_pair(path, draft_dtype="int8").fingerprint != wide.fingerprint
     # other values, other devices, or slower products: the draft is as the target
     assert _kinds(sc.load_pair(path, dtype="bfloat16").draft) == {"bfloat16"}
+    with pytest.raises(ValueError, match="draft_dtype=5 is not one of stored, float32, .*; None gives the target's"):
+        sc.load_pair(path, draft_dtype=5)
     monkeypatch.setattr(products, "available", lambda: False)
     assert _kinds(sc.load_pair(path).draft) == {"float32"}
 

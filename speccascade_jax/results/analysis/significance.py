@@ -13,7 +13,7 @@ lower temperature (`Panel.cooler`). Needs no JAX.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -251,7 +251,7 @@ def _trial_work(record: Record) -> list[tuple]:
     The target's calls beside it are included, because latencies are relative to them. The list is empty if the record
     does not hold the calls.
     """
-    times = [record.get(name) or {} for name in TIMES]
+    times: list[Mapping[str, Any]] = [record.get(name) or {} for name in TIMES]
     if any(f"per_example_{name}" not in times[0] for name in CALLS):
         return []
     cost = repr([record["point"].get(name) for name in _COSTS])
@@ -293,9 +293,9 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
     def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> Interval:
         return bootstrap.latency_ratio(ours, theirs).among(pairs).at_least(floor)
 
-    marks = _marks(spots, lambda spot: -latency_of(spot), _tried, compare, 1)
+    marks = _marks(spots, lambda spot: -latency_of(spot), tried, compare, 1)
     ties = {work for spot, mark in zip(spots, marks, strict=True) if spot and mark and (work := _work(spot))}
-    alike = [TIE if spot and not mark and _work(spot) in ties and _tried(spot) else mark
+    alike = [TIE if spot and not mark and _work(spot) in ties and tried(spot) else mark
              for spot, mark in zip(spots, marks, strict=True)]  # fmt: skip
     return [TIE if mark == BEST and TIE in alike else mark for mark in alike]
 
@@ -348,7 +348,8 @@ def _judged(*spots: Spot) -> bool:
     return judged_alike([record for spot in spots for record in spot.records])
 
 
-def _tried(*spots: Spot) -> bool:
+def tried(*spots: Spot) -> bool:
+    """Returns whether spots were timed on enough examples and in enough trials to call one of them faster."""
     return _timed(*spots) and min(map(_trials, spots)) >= LEAST_TRIALS
 
 

@@ -169,7 +169,8 @@ def _verdict(panel: Panel, places: Places) -> str:
     quick, loss = places.chosen.latency, places.chosen.difference
     speed = charts.spanned(quick.inverse(), ".2f")
     near = f"within {places.margin:g} of the target's quality"
-    doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * (quick.high >= 1)
+    slow = quick.high >= 1 or not significance.tried(places.chosen.spot)
+    doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * slow
     return (
         f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
         f"{metric_name(panel.metric)}: the fastest of the points that measured {near}. "

@@ -155,6 +155,11 @@ def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain)
     assert "the fastest of the points that measured within 1 of the target's quality." in text
     assert (doubt in text) == (not certain)
     assert places.ring.endswith("(not certain)") == (not certain)
+    assert "certain that it is faster" not in text
+    for entry in ("latency", "target_latency"):  # one trial has no interval over trials
+        records[1][entry]["per_example_ms"] = records[1][entry]["per_example_ms"][:1]
+    once = html.unescape(page.write(panels(records), tmp_path / "b.jsonl").read_text())
+    assert re.search("It is not certain (that its quality .* and )?that it is faster", once)
 
 
 def test_damaged_outputs_raise_a_warning_and_the_rest_is_shown(tmp_path, trace):
