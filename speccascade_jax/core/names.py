@@ -95,9 +95,8 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
     """
     if not isinstance(name, str):
         names = table_name or ", ".join(table)
-        raise ValueError(
-            f"{noun}={shown(name)} is not a name: give a text, {f'one of {names}' if names else 'module.NAME'}"
-        )
+        known = f"one of {names}, or " if names else ""
+        raise ValueError(f"{noun}={shown(name)} is not a name: give a text, {known}module.NAME of your own")
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:

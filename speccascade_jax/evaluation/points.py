@@ -29,8 +29,7 @@ from speccascade_jax.methods.build_selection import selects
 from speccascade_jax.methods.method import Method
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
-from speccascade_jax.metrics import sandbox
-from speccascade_jax.metrics.quality import METRICS
+from speccascade_jax.metrics import quality, sandbox
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
@@ -406,7 +405,7 @@ def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
 def check_code(evaluation: Evaluation) -> None:
     """Refuses metrics that run code written by models if `execute_code` is not set or there is no sandbox."""
     task = get_task(evaluation.task)
-    running = ", ".join(name for name in task.metrics if name in METRICS and METRICS[name].executes)
+    running = ", ".join(name for name in task.metrics if quality.get_metric(name).executes)
     if not running:
         return
     if not evaluation.execute_code:

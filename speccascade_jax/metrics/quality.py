@@ -63,7 +63,7 @@ def score(metric_names: Sequence[str], predictions: Sequence[str], references: R
     """Computes each named metric over the whole corpus, 0 to 100.
 
     Args:
-        metric_names: keys of `METRICS`.
+        metric_names: keys of `METRICS`, or `module.NAME`.
         predictions: one text per example; may be empty strings.
         references: one text per example, in the same order, or a tuple of texts if a metric takes several.
 
@@ -87,7 +87,7 @@ def measure(
     """Returns a record's entry `quality`: the scores, the first metric's interval, and every example's statistics.
 
     Args:
-        metric_names: keys of `METRICS`, the main one first.
+        metric_names: keys of `METRICS` or `module.NAME`, the main one first.
         ids: the examples' ids, in the order of the texts.
         predictions: one text per example, as in `score`.
         references: one text per example, or a tuple of texts, as in `score`.
@@ -125,14 +125,13 @@ def measure(
 
 
 def get_metric(name: str) -> Metric:
-    """Returns the metric called `name`.
+    """Returns the metric of a name in `METRICS`, or a user's own metric of the form `module.NAME`.
 
     Raises:
-        ValueError: there is none; names the nearest and all of them.
+        ValueError: there is none; names the nearest, and how to name one's own.
     """
-    if name in METRICS:
-        return METRICS[name]
-    raise ValueError(f"unknown metric {name!r}; {names.hint(name, METRICS)}All metrics: {', '.join(METRICS)}")
+    metric: Metric = names.look_up("metric", name, METRICS, Metric)
+    return metric
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:

@@ -105,7 +105,9 @@ def test_errors_do_not_list_many_names():
     for table_name, end in (("a.TABLE", r"all 60 are in a\.TABLE"), ("", r"there are (name\d+, ){12}…")):
         with pytest.raises(ValueError, match=rf"^unknown thing 'nam7': did you mean (name\d+,? ?)+\? {end};"):
             names.look_up("thing", "nam7", many, int, table_name)
-    with pytest.raises(ValueError, match=r"^thing=\(1,\) is not a name: give a text, one of a\.TABLE$"):
+    with pytest.raises(
+        ValueError, match=r"^thing=\(1,\) is not a name: give a text, one of a\.TABLE, or module.NAME of your own$"
+    ):
         names.look_up("thing", (1,), many, int, "a.TABLE")
 
 

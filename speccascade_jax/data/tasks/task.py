@@ -54,7 +54,7 @@ class Task:
         splits: the names that `load` accepts, the default one first.
         read: maps a split to all of its examples, in an order of which any beginning is a fair sample. `load` takes no
             more of them than it needs, so a large split may come from a generator.
-        metrics: names in `metrics.quality.METRICS`, the main one first.
+        metrics: names in `metrics.quality.METRICS`, or `module.NAME` of your own (`Metric`), the main one first.
         max_input_length: the most tokens in a prompt, EOS included.
         max_output_length: the most tokens to generate, EOS included.
         prefix: text before every source; empty for models trained on plain pairs.

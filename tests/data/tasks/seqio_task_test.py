@@ -208,5 +208,5 @@ def test_a_tasks_input_length_may_exceed_the_pairs_limit(register, tmp_path):
 
 
 def test_an_unknown_metric_is_rejected_before_loading():
-    with pytest.raises(ValueError, match="unknown metric 'rogue2'; did you mean"):
+    with pytest.raises(ValueError, match="unknown metric 'rogue2': did you mean"):
         Session(ModelPair(name="no/such/pair"), Evaluation(task=own_task(metrics=("rogue2",))))
