@@ -1,16 +1,20 @@
-"""Digests of a method's rule, stop policy and drafter, for the provenance of records.
+"""Digests of a method's rule, stop policy and drafter, and of a user's task and metrics, for records' provenance.
 
 A digest is taken of the programs that JAX lowers. Another constant, operation or closed-over value gives another
-digest. A comment, a file's location and the process do not matter. Models, tasks and the engine's loop are not part of
-the digest; for them, a record names the revision (`environment.package`). Nothing is compiled.
+digest. A comment, a file's location and the process do not matter. Models, the package's tasks and the engine's loop
+are not part of the digest; for them, a record names the revision (`environment.package`). Nothing is compiled.
 """
 
 import ast
+import functools
 import hashlib
 import inspect
+import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from types import FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -18,13 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.controls import make_controls
+from speccascade_jax.core.names import without_addresses
 from speccascade_jax.core.protocols import DraftStep
 from speccascade_jax.core.types import Array, BoundModel, Controls, LawPair, LogPair, Params
+from speccascade_jax.data.tasks.file_task import FileTask, is_file
+from speccascade_jax.data.tasks.seqio_task import SeqioTask
+from speccascade_jax.data.tasks.table import TASKS, get_task
+from speccascade_jax.data.tasks.task import Task
 from speccascade_jax.drafters.model import BranchingDrafter, ModelDrafter, NoDrafter, PlannedDrafter
 from speccascade_jax.drafters.nested import NestedDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.methods.generations import SCORES, OracleStopping, SequenceCascade
 from speccascade_jax.methods.method import Decoder, run
+from speccascade_jax.metrics.quality import METRICS, get_metric
 from speccascade_jax.models import fingerprints, teacher_forcing
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.verification import TokenWise
@@ -50,6 +60,87 @@ def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
     plain = {name: value for name, value in row.items() if isinstance(value, str | bool | int | float)}
     kind = "" if type(method).__module__.startswith("speccascade_jax.") else _source(type(method))
     return point_key(row=plain, kind=kind, parts=list(_program(decoder, controls)))
+
+
+def task_digest(asked: str | Task) -> str:
+    """Returns a digest of everything in a user's task and metrics that scores depend on; "" if they have no such code.
+
+    Empty for the package's tasks, and for files and registered tasks: their settings are part of a record's key. The
+    readers are not covered, because the examples that they return are part of the key.
+    """
+    task, parts = get_task(asked), list[str]()
+    if not _is_known(asked):
+        values = {field.name: getattr(task, field.name) for field in fields(task) if field.name not in _READERS}
+        plain = {name: value for name, value in values.items() if isinstance(value, _PLAIN)}
+        parts += [without_addresses(repr(plain))]
+        parts += [text for value in values.values() if callable(value) for text in _user_code(value)]
+        parts += [text for kind in type(task).__mro__ if not _in_package(kind) for text in _user_code(kind)]
+    for metric in (get_metric(name) for name in task.metrics if name not in METRICS):
+        parts += [f"{metric.signature()} {metric.several}"]
+        parts += [text for part in (metric.statistics, metric.from_sums) for text in _user_code(part)]
+    return point_key(task=parts) if parts else ""
+
+
+_PLAIN = str | int | float | tuple | None
+_READERS = ("read", "records", "pool")
+
+
+def _is_known(asked: str | Task) -> bool:
+    if isinstance(asked, str):
+        return asked.partition(":")[0] in TASKS or is_file(asked)
+    return type(asked) in (FileTask, SeqioTask) or asked in TASKS.values()
+
+
+def _in_package(part: Any) -> bool:
+    return part is object or part.__module__.startswith("speccascade_jax.")
+
+
+def _user_code(part: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yields the syntax of a function or class with what it uses of its own file, and the values that it closes over.
+
+    What it imports from other files is not covered.
+    """
+    if isinstance(part, functools.partial):
+        yield without_addresses(f"{part.args} {part.keywords}")
+        yield from _user_code(part.func, seen)
+    elif isinstance(part, MethodType):
+        yield from _user_code(part.__self__, seen)
+    elif not isinstance(part, FunctionType | type):
+        yield without_addresses(repr(part))
+        if callable(part):
+            yield from _user_code(type(part), seen)
+    elif part not in seen and part.__module__ != "builtins":
+        yield part.__qualname__
+        if not _in_package(part):
+            yield from _with_uses(part)
+        for cell in getattr(part, "__closure__", None) or ():
+            yield from _user_code(cell.cell_contents, (*seen, part))
+
+
+def _with_uses(part: Any) -> Iterator[str]:
+    """Yields the syntax of a function or class, and of the top-level statements of its file that it uses by name."""
+    waiting: list[Any] = [_tree(part)]
+    try:
+        statements = ast.parse(inspect.getsource(sys.modules[part.__module__])).body
+    except (KeyError, OSError, TypeError, SyntaxError):
+        statements = []
+    bound = {name: statement for statement in statements for name in _names(statement, ast.Store)}
+    used = dict[str, str]()
+    while waiting:
+        for name in _names(waiting.pop(), ast.Load):
+            if name in bound and name not in used:
+                used[name] = _dump(bound[name])
+                waiting.append(bound[name])
+        # the order in which a file defines its names does not matter
+    yield _dump(_tree(part))
+    yield from (used[name] for name in sorted(used))
+
+
+def _names(tree: ast.AST, context: type) -> set[str]:
+    """Returns the names that a tree reads (`ast.Load`), or that it binds at its top level (`ast.Store`)."""
+    if context is ast.Store and isinstance(tree, ast.FunctionDef | ast.ClassDef):
+        return {tree.name}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
 
 
 def _program(decoder: Decoder, controls: Callable[[], Controls]) -> Iterator[str]:
@@ -160,9 +251,26 @@ def _shape(*shape: int, dtype: Any = jnp.float32) -> Any:
 def _source(kind: type) -> str:
     """Returns a class's syntax tree as text, without comments and docstrings; empty if its source is not available."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        return _dump(ast.parse(textwrap.dedent(inspect.getsource(kind))))
     except (OSError, TypeError, SyntaxError):
         return ""
+
+
+def _tree(part: Any) -> ast.AST:
+    """Returns the syntax tree of a function or class, or a tree of the words in a lambda's lines."""
+    try:
+        text = textwrap.dedent(inspect.getsource(part))
+        return ast.parse(text)
+    except (OSError, TypeError):  # made at a prompt: its compiled form
+        functions = [value for value in (part, *vars(part).values()) if isinstance(value, FunctionType)]
+        codes = [(f.__code__.co_code, f.__code__.co_consts, f.__code__.co_names) for f in functions]
+        return ast.Constant(without_addresses(repr(codes)))
+    except SyntaxError:  # a lambda's lines may be no whole statement
+        words: list[ast.expr] = [ast.Name(word, ast.Load()) for word in re.findall(r"[^\W\d]\w*", text)]
+        return ast.Tuple([ast.Constant(text), *words], ast.Load())
+
+
+def _dump(tree: ast.AST) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]

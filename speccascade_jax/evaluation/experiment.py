@@ -427,6 +427,8 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
 def compare_rerun(old: Record, old_store: Path, new: Record, new_store: str | Path) -> str:
     """Describes how a record that was run again differs from the old one."""
     remarks = ["the same key"] if old["key"] == new["key"] else [f"another key, {new['key']}: {_changed(old, new)}"]
+    if old["key"] == new["key"] and is_stale(old, **new["provenance"]):
+        remarks = ["the same key, but other code: the method, the task or a metric has changed"]
     before, after = outputs.read(old_store, old), outputs.read(new_store, new)
     if before is None or after is None:
         return "; ".join([*remarks, "outputs were not kept, so they cannot be compared"])

@@ -79,6 +79,7 @@ class Session:
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._decoders: dict[Settings, Decoder] = {}
         self._code: dict[Settings, str] = {}
+        self._task_code = code_digests.task_digest(evaluation.task)
         self._stop_ids = stop_ids(self.vocabulary, self.task.stop_strings)
         self.loaded = {
             "weights": self.pair.fingerprint,
@@ -144,12 +145,16 @@ class Session:
         return self.loaded | self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
 
     def code(self, settings: Settings) -> str:
-        """Returns the digest of rule, stop policy and drafter (`code_digests`); numbers such as α do not change it."""
+        """Returns the digest of rule, stop policy, drafter and a user's task (`code_digests`).
+
+        Numbers such as α do not change it.
+        """
         kind = without_numbers(settings)
         if kind not in self._code:
             decoder = self.decoder(settings)
             controls = partial(decoder.method.controls, settings, fewest_rows(self.pair.mesh))
-            self._code[kind] = code_digests.digest(decoder, controls)
+            code, task = code_digests.digest(decoder, controls), self._task_code
+            self._code[kind] = point_key(code=code, task=task) if task else code
         return self._code[kind]
 
     def decoder(self, settings: Settings) -> Decoder:

@@ -1,6 +1,7 @@
 """Digests of code: another rule, policy or drafter changes them; comments, places and processes do not."""
 
 import importlib
+import linecache
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import jax
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import code_digests, experiment, session
 from speccascade_jax.evaluation.points import Level, Settings
 from speccascade_jax.methods import generations, table
@@ -199,6 +202,100 @@ def test_a_changed_rule_is_measured_again(pair, tmp_path, monkeypatch):
     second = experiment.run(**arguments)
     assert second["key"] == first["key"] and second["counts"] != first["counts"]
     assert second["configuration"] == first["configuration"]
+
+
+_TASK = '''
+"""A task of a user's own, with a metric."""
+from speccascade_jax.extend import Example, Metric, Task
+
+LIMIT = 3
+
+
+def read(split):
+    return (Example(n, f"Satz {n}.", f"Sentence {n}.") for n in range(8))
+
+
+def nouns(text):
+    # a comment
+    return sum(word.istitle() for word in text.split()[:LIMIT])
+
+
+def share(prediction, reference):
+    """Counts nouns."""
+    return [float(nouns(prediction) == nouns(reference))]
+
+
+NOUN = Metric(share, lambda sums, examples: 100.0 * sums[:, 0] / examples, lambda: "nouns|1")
+
+
+class Upper(Task):
+    def postprocess(self, text):
+        return text.strip()
+
+
+UPPER = Upper(name="upper", splits=("test",), read=read, prefix="de: ", metrics=("my_task.NOUN",))
+'''
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Returns a function that writes the task's file with a replaced text and imports it anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write_task(old="", new=""):
+        assert old in _TASK
+        (tmp_path / "my_task.py").write_text(_TASK.replace(old, new, 1) if old else _TASK)
+        sys.modules.pop("my_task", None)
+        importlib.invalidate_caches()
+        linecache.checkcache()
+        return importlib.import_module("my_task")
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield write_task
+    sys.modules.pop("my_task", None)
+
+
+@pytest.mark.parametrize(("old", "new", "changes"), [
+    ('prefix="de: "', 'prefix="en: "', True), ("text.strip()", "text.upper()", True), ("nouns|1", "nouns|2", True),
+    ("LIMIT = 3", "LIMIT = 4", True), ("istitle", "isupper", True), ("100.0 *", "99.0 *", True),
+    ("# a comment", "# another", False), ("Counts nouns", "Compares nouns", False), ("Satz", "Ein Satz", False),
+])  # fmt: skip
+def test_a_users_task_and_metric_change_the_digest(written, old, new, changes):
+    digests = []
+    for texts in (("", ""), (old, new)):
+        written(*texts)
+        digests.append(code_digests.task_digest("my_task.UPPER"))
+    assert digests[0] and (digests[0] != digests[1]) == changes
+
+
+def test_a_task_at_a_prompt_is_in_the_digest_and_the_packages_tasks_are_not(tmp_path):
+    namespace = dict(globals())
+    digests = set()
+    for text in ("text.strip()", "text.upper()"):
+        exec(_TASK.replace("text.strip()", text), namespace)
+        digests.add(code_digests.task_digest(replace(namespace["UPPER"], metrics=("bleu",))))
+    assert len(digests) == 2
+    for task in ("xsum", "gsm8k:4", "a.csv", get_task("stories"), FileTask(path=str(tmp_path / "a.csv"))):
+        assert code_digests.task_digest(task) == ""
+
+
+def test_a_changed_task_is_measured_again_and_its_record_says_so(written, pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    evaluation = text_pair.evaluation(task="my_task.UPPER", max_new_tokens=4, quality_examples=2)
+    arguments = {
+        "pair": SOURCE, "evaluation": evaluation, "settings": Settings(method="autoregressive"),
+        "output": str(tmp_path / "runs.jsonl"),
+    }  # fmt: skip
+    records = []
+    for texts in (("", ""), ("", ""), ("sums[:, 0] / examples", "(sums[:, 0] + 1.0) / examples")):
+        written(*texts)
+        records.append(experiment.run(**arguments))
+    first, again, changed = records
+    assert again == first
+    assert changed["key"] == first["key"] and changed["quality"]["value"] == first["quality"]["value"] + 50
+    said = capsys.readouterr().out
+    assert said.count("measured by other code and are measured again") == 1
+    assert "the same key, but other code" in experiment.compare_rerun(first, tmp_path, changed, tmp_path)
 
 
 _CHILD = """
