@@ -56,13 +56,17 @@ def run(
     validate(point)
     with opened(output) as store:
         result_store.check_format(store.records, output)
-        session = open_session([point])
+        session, known = open_session([point]), list(store.records)
         (key,) = measure([[point]], store, session, progress=False)
         record: Record = next((record for record in store.records if record["key"] == key), cast(Record, {}))
         tell_without_outputs(store, point.evaluation, [key])
     if hosts.first():
         printing.print_record(record)
-    print(f"stored in {output}")
+    if any(record is earlier for earlier in known):
+        measured = f"key {key[:8]}…, measured {record.get('started', 'earlier')[:10]}"
+        print(f"already in {output} ({measured}): nothing was measured")
+    else:
+        print(f"stored in {output}")
     return record
 
 

@@ -295,6 +295,8 @@ def test_a_changed_task_is_measured_again_and_its_record_says_so(written, pair, 
     assert changed["key"] == first["key"] and changed["quality"]["value"] == first["quality"]["value"] + 50
     said = capsys.readouterr().out
     assert said.count("measured by other code and are measured again") == 1
+    assert said.count("stored in ") == 2
+    assert said.count(f"already in {tmp_path / 'runs.jsonl'} (key {first['key'][:8]}…, measured 20") == 1
     assert "the same key, but other code" in experiment.compare_rerun(first, tmp_path, changed, tmp_path)
 
 
