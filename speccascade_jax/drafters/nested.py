@@ -24,6 +24,7 @@ from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, L
 from speccascade_jax.drafters.model import DrafterDefaults, ModelDrafter, with_laws
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.loop import run_rounds
+from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.models.teacher_forcing import catch_up
 
 
@@ -280,7 +281,7 @@ class AppendedDrafter(DrafterDefaults):
         The tail gives the distribution at the bonus position.
         """
         # no distribution is wanted after the first block: the tail's first one takes that entry
-        draft, first, cache = self.first.propose(params["first"], state.first, replace(request, complete=False))
+        draft, first, cache = proposed(self.first, params["first"], state.first, replace(request, complete=False))
         last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
         ended = is_stop(last, request.stop_ids) & (draft.length > 0)
         rows = request.active & ~ended  # a stop id ends the row if it is kept: a tail would be thrown away

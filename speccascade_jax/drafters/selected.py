@@ -22,6 +22,7 @@ from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.drafters.model import in_buffers, with_laws
 from speccascade_jax.drafters.nested import NestedDrafter
+from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.engine.scoring import at_most_once, widths
 
 
@@ -195,7 +196,7 @@ def _turn(
             target=request.target._replace(cache=cache),
             block=draft.laws,
         )
-        new, state, cache = drafter.propose(params, state, asked)
+        new, state, cache = proposed(drafter, params, state, asked)
         return state, _merged(rows, new, draft, protected), cache
 
     return at_most_once(jnp.any(active), turn, carry)

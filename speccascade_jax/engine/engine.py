@@ -28,6 +28,7 @@ from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
 from speccascade_jax.engine import scoring
 from speccascade_jax.engine.counters import Counters, Tally, count_round
+from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.engine.scoring import Judged, Scored, cut, prompt_features
 from speccascade_jax.rules.verification import Verifier
 
@@ -255,7 +256,7 @@ class Engine:
             stop_ids=self.stop_ids,
         )
         with jax.named_scope("draft"):
-            draft, drafter, cache = self.round_drafter.propose(params["drafter"], state.drafter, request)
+            draft, drafter, cache = proposed(self.round_drafter, params["drafter"], state.drafter, request)
             # drafters without logits give distributions only; float32 is then all the precision there is
             if self.verifier.reads_logs and draft.logs is None:
                 draft = replace(draft, logs=Laws(jnp.log(draft.q), jnp.log(draft.q_tilde)))

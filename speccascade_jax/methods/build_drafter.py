@@ -4,6 +4,7 @@ A user's drafter is a function `(pair, block_size) -> (drafter, parameters)` in 
 `module.NAME`; docs/extending.md shows one.
 """
 
+import inspect
 from types import FunctionType
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.protocols import Drafter, StopPolicy
+from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.model import BranchingDrafter, ExitDrafter, ModelDrafter
@@ -194,12 +195,35 @@ def drafter_of(
     elif name in pair.models:
         drafter, params = _model_drafter(pair, pair.models[name], policy, head, pair.model(above))
     else:
-        drafter, params = names.look_up("drafter", name, pair.models, FunctionType)(pair, policy.block)
+        drafter, params = _own_drafter(name, pair, policy.block)
     if drafting.tail is None:
         return drafter, params
     bound = pair.model(drafting.tail)
     tail = ModelDrafter(bound.model, STOPS["fixed"](drafting.tail_size))
     return AppendedDrafter(drafter, tail), {"first": params, "tail": {"model": bound.params}}
+
+
+_MEMBERS = ("block", "adaptive", "reads_features", "init", "stats", "propose", "commit")
+
+
+def _own_drafter(name: str, pair: Pair, block_size: int) -> tuple[Drafter, Params]:
+    """Calls a user's function; refuses a result that is no drafter with parameters, with a ValueError."""
+    make = names.look_up("drafter", name, pair.models, FunctionType)
+    try:
+        inspect.signature(make).bind(pair, block_size)
+    except TypeError as error:
+        raise ValueError(f"{name!r} is called as f(pair, block_size): {error}") from error
+    made = make(pair, block_size)
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise ValueError(f"{name!r} must return (drafter, params), not {names.shown(made)}")
+    drafter = made[0]
+    members = _MEMBERS[:5] if isinstance(drafter, Planner) else _MEMBERS
+    if lacking := [member for member in members if not hasattr(drafter, member)]:
+        shown = f"drafter {name!r}: {type(drafter).__name__} has no {' and no '.join(lacking)}"
+        raise ValueError(f"{shown}; help(speccascade_jax.extend.Drafter) lists what a drafter needs")
+    if type(drafter).__hash__ is None:
+        raise ValueError(f"drafter {name!r}: {type(drafter).__name__} must be hashable: use @dataclass(frozen=True)")
+    return drafter, made[1]
 
 
 def _model_drafter(
