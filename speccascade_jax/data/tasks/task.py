@@ -99,7 +99,7 @@ class Task:
             limit: at least 1.
 
         Raises:
-            ValueError: an unknown split, or a limit below 1.
+            ValueError: an unknown split, a limit below 1, items that are no `Example`, or an id that occurs twice.
             FileNotFoundError: the data directory, or TensorFlow Datasets' folder, lacks the data.
             ImportError: the task comes through seqio, which is not installed.
         """
@@ -108,7 +108,13 @@ class Task:
             raise ValueError(f"task {self.name} has no split {split!r}; its splits: {', '.join(self.splits)}")
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: give at least 1, or None for all examples")
-        return list(itertools.islice(self.read(split), limit))
+        examples = list(_instances(self, "read", itertools.islice(self.read(split), limit), Example))
+        ids = set[int]()
+        for example in examples:
+            if example.id in ids:
+                raise ValueError(f"task {self.name!r}: Example.id {example.id} stands twice; ids must be unique")
+            ids.add(example.id)
+        return examples
 
     def build_prompt(self, example: Example) -> str:
         """Returns the model's input text."""
@@ -121,6 +127,15 @@ class Task:
     def postprocess(self, text: str) -> str:
         """Returns the text that is scored, from a model's output."""
         return text.strip()
+
+
+def _instances(task: Task, reader: str, items: Iterable[Any], kind: type[T]) -> Iterator[T]:
+    """Yields what a task's reader gives; refuses items of another kind, such as tuples, with a ValueError."""
+    for number, item in enumerate(items):
+        if not isinstance(item, kind):
+            given = f"item {number} is a {type(item).__name__}"
+            raise ValueError(f"task {task.name!r}: {reader} must give {kind.__name__}s; {given}")
+        yield item
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,9 +227,9 @@ class FewShotTask(Task):
         return text[: min(ends, default=len(text))].rstrip()
 
     def _read(self, split: str) -> Iterator[Example]:
-        exemplars = list(self.pool())
+        exemplars = list(_instances(self, "pool", self.pool(), Record))
         reserved = {_spelt(exemplar.question) for exemplar in exemplars}
-        for record in self.records(split):
+        for record in _instances(self, "records", self.records(split), Record):
             if _spelt(record.question) not in reserved:
                 shown = [exemplar for exemplar in exemplars if exemplar.group == record.group][: self.shots]
                 if len(shown) < self.shots:

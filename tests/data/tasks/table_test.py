@@ -13,7 +13,7 @@ import pytest
 
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks import table
-from speccascade_jax.data.tasks.task import FewShotTask, Record, Template
+from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template
 from speccascade_jax.metrics import answers, code, quality, sandbox
 from tests.support.data_sets import load_or_skip
 
@@ -129,6 +129,17 @@ def toy(**changes) -> FewShotTask:
         "shots": 2,
     }
     return FewShotTask(**defaults | changes)
+
+
+@pytest.mark.parametrize(("task", "message"), [
+    (Task(name="t", splits=("a",), read=lambda _: [("a", "b")]), "^task 't': read must give Examples; item 0 is a tuple"),
+    (Task(name="t", splits=("a",), read=lambda _: [Example(0, "a", "b")] * 2), "^task 't': Example.id 0 stands twice;"),
+    (toy(records=lambda _: [*RECORDS, "x"]), "^task 'toy': records must give Records; item 6 is a str"),
+    (toy(pool=lambda: [{}]), "^task 'toy': pool must give Records; item 0 is a dict"),
+])  # fmt: skip
+def test_readers_of_other_things_are_refused(task, message):
+    with pytest.raises(ValueError, match=message):
+        task.load()
 
 
 def spelt(text: str) -> str:
