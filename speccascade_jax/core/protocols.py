@@ -288,6 +288,12 @@ class _Drafting(Protocol):
 class Drafter(_Drafting, Protocol):
     """A component that writes blocks of tokens and reports the distribution of each token. Frozen and hashable.
 
+    Attributes:
+        block: the longest block that it proposes (static); `propose` pads its arrays to this length.
+        adaptive: whether blocks are often shorter than `block`; the target then scores no more positions than needed.
+        reads_features: whether it reads the target's features, in `Start.features` and `Outcome.features`; otherwise
+            these are `None`.
+
     Examples:
         >>> from dataclasses import dataclass
         >>> from types import SimpleNamespace
