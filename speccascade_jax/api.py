@@ -90,7 +90,7 @@ def decode(
         example_ids: `[B]`, default `0 … B − 1`; rows with the same id draw the same bits.
         stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
         trace: whether to return a trace for every row; the tokens are the same, and the call takes longer.
-        settings: how tokens are made; `help(sc.decode)` lists them, and `methods.settings.Settings` describes each.
+        settings: how tokens are made; `help(speccascade_jax.extend.Settings)` describes each.
 
     Returns:
         A `DecodeOutput`.

@@ -1,5 +1,6 @@
 """Terminal output of the experiments: progress with the time left, a record, the tables. Needs no JAX."""
 
+import re
 import shlex
 import sys
 import time
@@ -128,7 +129,15 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     if len(keys) > 1:
         print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     compare two points")
     print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     run one point again")
-    print("  use your own data and rule (docs/extending.md): --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+    if not any(_uses_own(spot.records[0]) for spot in spots):
+        own = "use your own data and rule (docs/extending.md)"
+        print(f"  {own}: --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+
+
+def _uses_own(record: Record) -> bool:
+    """Returns whether a record is of the user's own data, rule or method."""
+    named = re.compile(r"^  (task = (@|'[^']*\.)|(method|rule|stop) = '[^']*\.)", re.MULTILINE)
+    return bool(record.get("imports") or named.search(record.get("configuration", "")))
 
 
 def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:

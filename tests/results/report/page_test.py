@@ -193,6 +193,18 @@ def test_intervals_with_equal_ends_are_written_as_one_number():
     assert charts.spanned(charts.Interval(-0.5, -1.0, 0.25), "+.1f") == "-0.5 [-1.0, +0.2]"
 
 
+@pytest.mark.parametrize(("changes", "said"), [
+    ({}, True), ({"imports": {"my_rules": "my_rules.py"}}, False),
+    ({"configuration": "points.Evaluation:\n  task = 'mine.csv'\n"}, False),
+    ({"configuration": "points.Evaluation:\n  task = 'gsm8k:4'\npoints.Settings:\n  stop = 'fixed'\n"}, True),
+    ({"configuration": "points.Settings:\n  method = 'my_rules.FAVOURITE'\n"}, False),
+])  # fmt: skip
+def test_the_next_steps_name_your_own_data_unless_they_are_in_use(tmp_path, capsys, changes, said):
+    path = stored(tmp_path, [record | changes for record in sweep()])
+    printing.print_next(panels(read_records(path)), path, tmp_path)
+    assert ("use your own data and rule" in capsys.readouterr().out) == said
+
+
 def test_progress_estimates_the_time_left_from_points_of_this_process(capsys):
     now = iter([0.0, 10.0, 20.0, 20.0])
     with printing.Progress(10, present=4, store="store.jsonl", clock=lambda: next(now)) as progress:
