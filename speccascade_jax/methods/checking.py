@@ -4,6 +4,7 @@
 """
 
 import itertools
+import warnings
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,8 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     distributions, at three α's, and compares the values at single tokens (`kept_at`) with it. It checks the
     distribution: tokens are generated with blocks of 3, verified token by token and jointly, on tables of 6 entries at
     temperatures 1 and 0.5 and with top-p 0.8, and are compared with `π` by a chi-square test given the token before
-    (all p-values together, Holm; below 1e-5 it fails).
+    (all p-values together, Holm; below 1e-5 it fails). A rule that keeps every draft on these tables passes whatever it
+    does elsewhere: a warning says so.
 
     Args:
         rule: a `Rule`, or a name.
@@ -65,7 +67,11 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     tried = alphas or _usual(rule)
     samplings = _GREEDY if rule.greedy_only else _SAMPLINGS
     accepts = [Speculative(rule), *([Deferral(rule)] if rule.deferral is not None else [])]
-    worst = max(_identity(rule, accept, alpha) for accept in accepts for alpha in tried)
+    identities = [_identity(rule, accept, alpha) for accept in accepts for alpha in tried]
+    worst, moved = map(max, zip(*identities, strict=True))
+    if moved <= _WORST:
+        keeps = f"rule {rule.name!r} keeps every draft (π = q̃) on tables of {_ENTRIES} tokens"
+        warnings.warn(f"{keeps}, so this check shows little: try other alphas, and trust it less", stacklevel=2)
     cases = itertools.product((TOKEN, *JOINT), tried)
     p_values = np.sort([p for way, alpha in cases for p in _p_values(rule, way, alpha, samplings, seed)])
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
@@ -101,8 +107,12 @@ def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
     return jnp.stack([law, kept]), jnp.stack([accept.law(pair, alpha), of_each])
 
 
-def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
-    """Returns the largest deviation from the identity; raises a ValueError if it is larger than rounding explains."""
+def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float]:
+    """Returns the largest deviation from the identity, and the largest difference between π and q̃.
+
+    Raises:
+        ValueError: the deviation is larger than rounding explains.
+    """
     rng = np.random.default_rng(0)
     p = rng.normal(size=(24, _ENTRIES)).astype(np.float32) * 2
     q = p + rng.normal(size=p.shape).astype(np.float32)
@@ -116,7 +126,7 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> float:
             f"rule {rule.name!r} at alpha={alpha:g}: kept + (1 - Σ kept) · replacement, or kept of single tokens, is "
             f"up to {worst:.1e} away from what π requires under {type(accept).__name__}: see its deferral, law and kept"
         )
-    return worst
+    return worst, float(np.abs(law[0] - np.asarray(pair.q_tilde)).max())
 
 
 def _p_values(rule: Rule, verify: str, alpha: float, samplings: Any, seed: int) -> list[float]:

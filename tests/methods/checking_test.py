@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax.numpy as jnp
 import pytest
 
@@ -44,6 +46,18 @@ def by_position(pair, alpha):
 def test_mistakes_in_rules_are_found(rule, said):
     with pytest.raises(ValueError, match=said):
         sc.check_rule(rule)
+
+
+def test_a_rule_that_keeps_every_draft_is_said_to_be_hardly_checked(monkeypatch):
+    from speccascade_jax.methods import checking
+
+    monkeypatch.setattr(checking, "_p_values", lambda *_: [1.0])
+    rules = [sc.Rule(name="r", deferral=lambda pair, alpha, n=n: pair.q.max(-1, keepdims=True) < n) for n in (0.0, 0.9)]
+    with pytest.warns(UserWarning, match=r"rule 'r' keeps every draft \(π = q̃\) on tables of 6 tokens"):
+        checking.check_rule(rules[0], alphas=(0.5,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checking.check_rule(rules[1], alphas=(0.5,))
 
 
 @pytest.mark.laws
