@@ -18,6 +18,7 @@ from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
+from speccascade_jax.runtime.gin_flags import on_command_line
 from speccascade_jax.storage.files import expanded
 
 
@@ -47,7 +48,8 @@ def enumerate_points(
         methods: names of methods and rules, or `Settings` with their own rule, stop threshold or drafters; the sampling
             of such settings is ignored.
         alphas: `curves.curve`, or a name that several curves share -> its α's. Names of known methods that are not
-            swept are ignored with a warning, so that a file's `methods` can be replaced alone.
+            swept are ignored, so that a file's `methods` can be replaced alone; with a warning, unless the command line
+            replaces them.
         stop_thresholds: name of a method with a stop threshold -> its thresholds.
         heads: files of acceptance heads; each method that needs a head is measured with each of them instead of the
             pair's own.
@@ -125,7 +127,8 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
         raise ValueError(
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )
-    if stray:
+    # a file's alphas for methods that the command line replaces are expected to be left over
+    if stray and (on_command_line("alphas") or not on_command_line("methods")):
         warnings.warn(f"the alphas of {', '.join(stray)} are not used: these are not among the methods", stacklevel=3)
 
 

@@ -194,6 +194,12 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
 
 
+def on_command_line(parameter: str) -> bool:
+    """Returns whether the command line sets a parameter of this name, as `--gin.sweep.methods=…` sets `methods`."""
+    bindings = flags.FLAGS.gin_bindings if "gin_bindings" in flags.FLAGS and flags.FLAGS.is_parsed() else ()
+    return any(text.partition("=")[0].strip().rpartition(".")[2] == parameter for text in bindings or ())
+
+
 def main(
     function: Callable[..., Any],
     example: str,

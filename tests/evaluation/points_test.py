@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speccascade_jax.evaluation import experiment, points
+from speccascade_jax.evaluation import enumeration, experiment, points
 from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded, validate
@@ -20,6 +20,15 @@ from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a 
 def _points(**changes):
     arguments = {"pair": ModelPair(name="pair"), "evaluation": Evaluation(task="tiny_translation"), "methods": ("opt",)}
     return enumerate_points(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(("flags_set", "said"), [((), 1), (("methods",), 0), (("methods", "alphas"), 1)])
+def test_unused_alphas_of_a_file_are_expected_if_the_command_line_replaces_its_methods(monkeypatch, flags_set, said):
+    monkeypatch.setattr(enumeration, "on_command_line", lambda name: name in flags_set)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _points(alphas={"chow": (0.5,)})
+    assert sum("the alphas of chow are not used" in str(warning.message) for warning in caught) == said
 
 
 def test_target_and_draft_alone_come_first_for_every_sampling_and_seed():
