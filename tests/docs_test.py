@@ -14,6 +14,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation import experiment
+from speccascade_jax.metrics import quality
 from speccascade_jax.pairs import drafter_files
 from speccascade_jax.runtime import cli, gin_flags
 from speccascade_jax.runtime.paths import repository_root
@@ -80,6 +81,9 @@ def test_the_pages_policy_and_drafters_keep_the_targets_distribution(ideas, chos
 def test_the_pages_task_is_found_by_name(ideas):
     task = get_task("my_ideas.SMALL_TALK")
     assert task is ideas.SMALL_TALK and len(task.load()) == 10
+    examples = task.load()
+    outputs = [task.postprocess(f"{example.reference}. ") for example in examples]
+    assert quality.score(task.metrics, outputs, [example.reference for example in examples])[task.metrics[1]] == 100
 
 
 @pytest.mark.laws
