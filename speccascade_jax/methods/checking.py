@@ -60,7 +60,7 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
         >>> def favourite(pair, alpha):
         ...     return pair.q.max(-1, keepdims=True) < 1.0 - alpha
         >>> sc.check_rule(sc.Rule(name="favourite", deferral=favourite), alphas=(0.5,))
-        'favourite at alpha 0.5: shapes hold, ...'
+        'favourite at alpha 0.5: shapes correct, ...'
     """
     rule = deferral.get(rule)
     checking.check(rule)
