@@ -15,9 +15,9 @@ from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
-from speccascade_jax.data.vocabularies.beside import Beside
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
+from speccascade_jax.data.vocabularies.tokenizer_files import TokenizerFiles
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import head_files, policy_files
@@ -306,7 +306,9 @@ def _for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVo
     if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
     # An id without a row ends nothing.
-    return vocabulary.ending_with(token for token in Beside(target).stop_numbers() if 0 <= token < config.vocab_size)
+    return vocabulary.ending_with(
+        token for token in TokenizerFiles(target).stop_numbers() if 0 <= token < config.vocab_size
+    )
 
 
 def _entries(config: Any, vocabulary: FileVocabulary) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.data.vocabularies.beside import Added, Beside
+from speccascade_jax.data.vocabularies.tokenizer_files import Added, TokenizerFiles
 from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabulary
 
 TOKENIZER = "tokenizer.json"
@@ -26,8 +26,8 @@ class HuggingFaceVocabulary(FileVocabulary):
         self._tokenizer = _parse(self.path, content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        beside = Beside(self.path)
-        more = beside.added(self._tokenizer.get_vocab(with_added_tokens=True))
+        files = TokenizerFiles(self.path)
+        more = files.added(self._tokenizer.get_vocab(with_added_tokens=True))
         self._add(more)
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self._names = {token: name for name, token in ids.items()}
@@ -35,7 +35,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         if self.vocab_size > len(content) + len(more):
             sizes = f"{len(content):,} bytes, too few for {self.vocab_size:,} pieces"
             raise ValueError(f"{self.path} has {sizes}: copy it again")
-        self.bos_id, self.stop_ids = beside.bos_id(ids, self._front()), beside.stop_ids(ids)
+        self.bos_id, self.stop_ids = files.bos_id(ids, self._front()), files.stop_ids(ids)
         self.eos_id = self.stop_ids[0]
         added = self._tokenizer.get_added_tokens_decoder()
         hidden = [token for token, piece in added.items() if piece.special and not SENTINEL.fullmatch(piece.content)]

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import sentencepiece
 
-from speccascade_jax.data.vocabularies.beside import Added, Beside
+from speccascade_jax.data.vocabularies.tokenizer_files import Added, TokenizerFiles
 from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabulary
 from speccascade_jax.storage.files import expanded
 
@@ -20,7 +20,7 @@ HUGGING_FACE = ("tokenizer.model", "spiece.model")
 
 
 class SentencePieceVocabulary(FileVocabulary):
-    """A sentencepiece vocabulary, with the special ids and added pieces of its file and of those beside it (`Beside`).
+    """A sentencepiece vocabulary, with the special ids and added pieces of its file and of those beside it (`TokenizerFiles`).
 
     T5's 100 sentinels are no pieces of its file: `with_sentinels` adds them for a model that has rows for them.
 
@@ -49,11 +49,11 @@ class SentencePieceVocabulary(FileVocabulary):
         self._anchor = list(self._pieces.encode("a"))
         bos, eos = (token if token >= 0 else None for token in (self._pieces.bos_id(), self._pieces.eos_id()))
         # Files beside a model of another name need not be its own.
-        beside = Beside(self.path, read=self.path.name in HUGGING_FACE)
+        files = TokenizerFiles(self.path, read=self.path.name in HUGGING_FACE)
         ids = {name: token for token, name in enumerate(self._own_pieces())}
-        added = beside.added(ids)
+        added = files.added(ids)
         ids |= {piece.name: token for token, piece in added.items()}
-        self.bos_id, self.stop_ids = beside.bos_id(ids, bos), beside.stop_ids(ids, eos)
+        self.bos_id, self.stop_ids = files.bos_id(ids, bos), files.stop_ids(ids, eos)
         self.eos_id = self.stop_ids[0]
         self._take(added)
         # A file alone has the digest of its bytes, as before files beside it were read.
@@ -62,10 +62,10 @@ class SentencePieceVocabulary(FileVocabulary):
 
     def _take(self, added: Mapping[int, Added]) -> None:
         """Sets everything that depends on the added pieces."""
-        own = range(self._pieces.get_piece_size())
-        self._added, self.vocab_size = added, max(len(own), max(added, default=-1) + 1)
-        controls = np.flatnonzero(self._pieces.is_control(list(own))).tolist()
-        unused = set(range(self.vocab_size)).difference(own, added)
+        pieces = range(self._pieces.get_piece_size())
+        self._added, self.vocab_size = added, max(len(pieces), max(added, default=-1) + 1)
+        controls = np.flatnonzero(self._pieces.is_control(list(pieces))).tolist()
+        unused = set(range(self.vocab_size)).difference(pieces, added)
         hidden = [token for token, piece in added.items() if piece.special and not SENTINEL.fullmatch(piece.name)]
         self.specials = frozenset([*controls, *hidden, *unused, *self.stop_ids])
         self.controls = frozenset([*controls, *added, *unused, self.unk_id])

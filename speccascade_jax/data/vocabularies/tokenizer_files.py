@@ -29,7 +29,7 @@ class Added(NamedTuple):
     rstrip: bool = False
 
 
-class Beside:
+class TokenizerFiles:
     """The files beside a tokenizer or a model.
 
     Raises:
