@@ -20,7 +20,7 @@ HUGGING_FACE = ("tokenizer.model", "spiece.model")
 
 
 class SentencePieceVocabulary(FileVocabulary):
-    """A sentencepiece vocabulary, with the special ids and added pieces of its file and of those beside it (`TokenizerFiles`).
+    """A sentencepiece vocabulary, with the special ids and added pieces of its own file and of its `TokenizerFiles`.
 
     T5's 100 sentinels are no pieces of its file: `with_sentinels` adds them for a model that has rows for them.
 
