@@ -56,7 +56,7 @@ def load(
     memory holds about two arrays of the checkpoint.
 
     Args:
-        path: a directory written by `save`; a Hugging Face directory (`config.json` and safetensors: T5, Gemma 2,
+        path: a directory written by `save`; a Hugging Face directory (`config.json` and safetensors: T5, mT5, Gemma 2,
             Llama, Qwen 2.5); a `*.bin` file of llama2.c or the directory that holds it; Gemma 2 of Google's JAX
             releases; a T5X `checkpoint_<step>` directory (native or Orbax) or its parent, of which the newest complete
             step is loaded; or a T5X checkpoint in one msgpack file.
