@@ -43,6 +43,8 @@ def test_greedy_takes_the_best_mean_and_optimistic_the_best_bound():
     assert (np.asarray(chooser.greedy(told(), UNIFORMS)) == 1).all()
     assert (np.asarray(chooser.optimistic(told(np.array([0.9, 0.1, 0.1], np.float32)), UNIFORMS)) == 0).all()
     assert int(chooser.greedy(Scores(jnp.array([[2.0, 2.0]])), jnp.zeros((1, 2)))[0]) == 0
+    near = Scores(jnp.array([[0.0, 1.0], [0.0, 1.0]]), jnp.array([[1.0, 0.4], [1.0, 0.6]]))  # bounds 2, 1.8 and 2, 2.2
+    assert chooser.optimistic(near, jnp.zeros((2, 2))).tolist() == [0, 1]
 
 
 def test_perceptron_equals_the_published_formula():

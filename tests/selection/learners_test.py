@@ -72,6 +72,17 @@ def test_a_wrong_prior_is_overruled():
     assert (taken[:10] == 2).mean() > 0.5 and (taken[200:] == domain[200:]).mean() > 0.8
 
 
+def test_a_prior_is_as_sure_of_each_arm_whatever_the_discount():
+    features = np.random.default_rng(0).normal(size=(30, 12))
+    numbers = {"layers_0": {"kernel": np.zeros((12, 3), np.float32), "bias": np.zeros(3, np.float32)}}
+    learner = learners.thompson(features, ARMS, discount=0.9)
+    posterior = learners.with_prior(learner, Policy(numbers, CARD), numbers, features).posterior
+    white = posterior.whitening(features)
+    for inverse in posterior.inverse:
+        np.testing.assert_allclose(inverse, np.linalg.inv(white.T @ white + np.eye(13)), atol=1e-9)
+    assert posterior.discount == 0.9
+
+
 def exp3_regret(learner, phases, queries, seed=0):
     """Returns each query's regret against the best arm, in units of its time, without a decoder."""
     rng, spent = np.random.default_rng(seed), []
