@@ -199,6 +199,7 @@ KEEPS_ALL = {"budget": 2, "temperature": 0.0, "rule": "chow", "alpha": 0.9}
 SAMPLED = sc.Level(model="m1", block_size=2, draft_temperature=1.0, **KEEPS_ALL)
 LOSSLESS = replace(SAMPLED, rule="spec_decode", alpha=None)
 CERTAIN = sc.Level(model="m1", drafters=("m2",), block_size=2, **KEEPS_ALL)
+WARM = replace(CERTAIN, temperature=1.0, draft_temperature=0.0)  # certain too, but what follows it is sampled
 TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}  # either model's certain token, by a coin
 
 
@@ -208,6 +209,7 @@ TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}  # either
     ({"drafters": (sc.Level(model="m2", block_size=2, **KEEPS_ALL | TOSSED),)}, 0, 0.4),
     ({"drafters": (LOSSLESS,)}, 1, 0.7),
     ({"drafters": (CERTAIN,), "tail": "m1", "tail_size": 2}, 1 / 4, 3.7 / 4),
+    ({"drafters": (WARM,), "tail": "m1", "tail_size": 2}, 0, 3.3 / 4),
 ])  # fmt: skip
 def test_a_stack_is_greedy_only_where_all_that_it_hands_up_is_certain(drafting, deferral_rate, second_token):
     """Reads the flag by `bild_star` with α = 1, under a target of (0.3, 0.7).
