@@ -120,7 +120,7 @@ def test_a_checkpoint_too_large_for_a_device_is_refused(t5x, arrays):
     reading._check_room(stored, "float32", (1, 2), int(0.6 * size))
     reading._check_room(stored, "float32", (1, 1), None)
     with pytest.raises(
-        ValueError, match=r"needs .* GB on each device of mesh=\(2, 1\), which has .*: use more devices"
+        ValueError, match=r"needs .* GB on each device of mesh=\(2, 1\), but a device has only .*: use more devices"
     ):
         reading._check_room(stored, "float32", (2, 1), int(0.6 * size))
 
