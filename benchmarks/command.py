@@ -59,7 +59,7 @@ from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import compilation_cache
-from speccascade_jax.storage.files import plain, write_atomically
+from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 FORMAT = 1
 
@@ -113,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = runs.picked("section", args.sections, SECTIONS)
         settings = _settings(args)
         output = Path(args.output or default_output(names, args.quick))
+        check_replaceable(output, '"sections":', '"settings":')
         measure_all(names, settings, output)
     except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -28,7 +28,7 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import interrupts
-from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.storage.files import expanded, rewrite, write_atomically
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+INDEX = "points.tsv"
+
+
 def _line(text: str) -> str:
     return " ".join(text.split()) + "\n"
 
@@ -50,14 +53,17 @@ def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> No
     ids = [output.id for output in points[0][1]]
     if any([output.id for output in kept] != ids for _, kept in points):
         raise ValueError("the points were judged on different examples: give a store of one task")
+    if folder.exists() and not (folder / INDEX).is_file() and any(folder.iterdir()):
+        raise ValueError(f"{folder} holds files that this command did not make: name another folder")
     first = points[0][1]
+    # the first file marks the folder as made by this command
+    rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in points)
+    rewrite(folder / INDEX, rows, start=r"[0-9a-f]{12}\.out\.txt\t")
     write_atomically(folder / "sources.txt", *(_line(output.prompt) for output in first))
     references = [output.reference if isinstance(output.reference, str) else output.reference[0] for output in first]
     write_atomically(folder / "references.txt", *map(_line, references))
     for record, kept in points:
         write_atomically(folder / f"{record['key'][:12]}.out.txt", *(_line(output.output) for output in kept))
-    rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in points)
-    write_atomically(folder / "points.tsv", rows)
     print(f"{len(points)} points × {len(ids)} examples: {folder}")
 
 
@@ -93,7 +99,7 @@ def _score(store: str, points: Sequence[tuple[Record, list[Output]]], metrics: S
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([["key", "point", *metrics], *rows])
     path = expanded(store).with_suffix(".scores.csv")
-    write_atomically(path, out.getvalue())
+    rewrite(path, out.getvalue(), start="key,point,")
     print(f"written: {path}")
 
 

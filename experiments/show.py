@@ -22,7 +22,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -34,7 +33,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.results.store.trace import Step, Trace
 from speccascade_jax.runtime import gin_flags, interrupts
-from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.files import check_replaceable, rewrite
 
 PAIR = flags.DEFINE_string("pair", "tatoeba_en_de", "A shipped pair, or the folder of one (sc.load_pair).")
 TARGET_PATH = flags.DEFINE_string(
@@ -80,6 +79,8 @@ LOOKS = {
     "target": ("bold yellow", ("<", ">")),
 }
 ROUND, END = "|", "■"
+_MARKS = ("rich-terminal", *LOOKS)
+"""Texts in every picture: its format and its legend."""
 
 
 class Page:
@@ -127,12 +128,12 @@ def show(tokens: Iterable[sc.StreamedToken], page: Page) -> tuple[list[sc.Stream
     return seen, arrival_times
 
 
-def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: Path, title: str) -> None:
+def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: str, title: str) -> None:
     """Writes an output as an SVG picture, in colours and wrapped, with the legend above it."""
     page = Page(Console(file=io.StringIO(), record=True, force_terminal=True, width=96, highlight=False))
     page.console.print(page.legend(), "")
     page.console.print(Text.assemble((prompt, "dim"), *(page.text(token) for token in tokens), END))
-    page.console.save_svg(str(path), title=title)
+    rewrite(path, page.console.export_svg(title=title), *_MARKS)
 
 
 def summary(
@@ -210,8 +211,9 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(f"error: unexpected argument {argv[1]!r}; flags look like --method=chow; --help explains")
     with gin_flags.one_line_errors():
         begin = time.perf_counter()
+        if PICTURE.value:
+            check_replaceable(PICTURE.value, *_MARKS)
         pair, settings = _pair(), _settings()
-        picture = expanded(PICTURE.value) if PICTURE.value else None
         tokens = sc.stream(pair, PROMPT.value, **settings)
         page = Page(Console(highlight=False))
         page.console.print(Text.assemble(("prompt: ", "dim"), PROMPT.value))
@@ -223,8 +225,8 @@ def main(argv: Sequence[str]) -> None:
         if TRACE.value:
             wide = Console(highlight=False, width=max(page.console.width, 116))
             wide.print(positions(sc.decode(pair, [PROMPT.value], trace=True, **settings).trace[0]))
-        if picture:
-            draw(seen, PROMPT.value, picture, f"{PAIR.value}, {METHOD.value}, T = {TEMPERATURE.value:g}")
+        if PICTURE.value:
+            draw(seen, PROMPT.value, PICTURE.value, f"{PAIR.value}, {METHOD.value}, T = {TEMPERATURE.value:g}")
 
 
 if __name__ == "__main__":

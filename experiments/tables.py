@@ -36,6 +36,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,13 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             printing.show(shown, args.points, *_limits(args))
             return 0
         text = _text(records, shown, args)
+        if args.output is not None:
+            files.rewrite(args.output, text, start=_start(text, args.format))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.output is None:
         sys.stdout.write(text)
     else:
-        files.write_atomically(args.output, text)
         print(f"written: {args.output}")
     return 0
 
@@ -90,6 +92,19 @@ def _text(records: Sequence[result_store.Record], shown: Sequence[panels.Panel],
     for grid in grids:
         Console(width=160, file=text).print(grid.rich())
     return text.getvalue()
+
+
+_STARTS = {
+    "markdown": r"\*\*[^\n]+\*\*\n\n\| ",
+    "latex": re.escape("% \\usepackage{booktabs}\n\\begin{table}"),
+    "terminal": r".*\n┏━",
+}
+"""Beginning of the tables of a form: --output replaces such files only."""
+
+
+def _start(text: str, form: str) -> str:
+    """Returns the pattern of the files that a table may replace; for CSV, those with the same first columns."""
+    return _STARTS.get(form) or re.escape(",".join(text.split("\n", 1)[0].split(",")[:3]))
 
 
 def _limits(args: argparse.Namespace) -> tuple[float, float, float]:

@@ -32,10 +32,12 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --output=PATH")
     with gin_flags.one_line_errors():
+        output = expanded(OUTPUT.value)
         pairs = sentence_pairs.read_pairs(INPUT.value)
         logging.info("training %d pieces on %d pairs", VOCAB_SIZE.value, len(pairs))
         content = load.train((side for pair in pairs for side in pair), VOCAB_SIZE.value)
-        output = expanded(OUTPUT.value)
+        if output.exists() and output.read_bytes() != content:
+            raise ValueError(f"{output} exists and is another file: name another --output, or remove it")
         write_atomically(output, content)
         checksums.update(output)  # the digest file is beside the output, and moves with it into a pair's folder
         logging.info("wrote %r", load.Vocabulary(output))

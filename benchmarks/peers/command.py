@@ -32,7 +32,7 @@ from speccascade_jax.evaluation.environment import device
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime.paths import repository_root
-from speccascade_jax.storage.files import plain, write_atomically
+from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 FORMAT = 1
 BATCHES = (1, 8, 32)
@@ -54,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "batch_turns": 1 if args.quick else min(BATCH_TURNS, args.turns),
             "examples": 25 if args.quick else EXAMPLES,
         }
-        measure_all(settings, Path(args.output), resume=args.resume)
+        output = Path(args.output)
+        check_replaceable(output, '"pairs":', '"versions":')
+        check_replaceable(output.with_suffix(".md"), "number is the median of")
+        if output.suffix != ".json":
+            raise ValueError(f"--output={output} must end in .json: the tables have the same name with .md")
+        measure_all(settings, output, resume=args.resume)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,7 +28,7 @@ from speccascade_jax.models.products import quantised
 from speccascade_jax.storage import checksums, locks
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
-from speccascade_jax.storage.files import expanded, naming, write_atomically
+from speccascade_jax.storage.files import expanded, make_folder, naming, write_atomically
 from speccascade_jax.storage.readers import json_object
 
 CONFIG = "config.json"
@@ -200,7 +200,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
     If the process is killed at any moment, `target` is the old or the new one, or `put_back` restores the old one.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     token = uuid.uuid4().hex[:8]
     temporary, old = (target.with_name(f".{target.name}.tmp-{token}{end}") for end in ("", _OLD))
     temporary.mkdir()

@@ -27,13 +27,14 @@ from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.panels import SHARES
 from speccascade_jax.results.report import page, printing
+from speccascade_jax.results.report.figures import FIGURE
 from speccascade_jax.results.store import outputs, result_store, shards
 from speccascade_jax.results.store.record import Record, Row
 from speccascade_jax.results.store.record_key import is_stale
 from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.runtime import gin_errors, hosts
-from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 
 def run(
@@ -54,6 +55,7 @@ def run(
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
+    result_store.check_name(output)
     with opened(output) as store:
         result_store.check_format(store.records, output)
         session, known = open_session([point]), list(store.records)
@@ -151,7 +153,7 @@ def sweep(
     validate_types.check(sweep, locals())
     workers = whole("workers", workers, 0)
     _check_workers(workers, worker_device, ray_address, plan)
-    _check_shown(together, share)
+    _check_shown(output, together, share)
     samplings = _samplings(top_k, temperatures=temperatures, top_ps=top_ps, draft_temperatures=draft_temperatures)
     shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
     shared |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
@@ -201,11 +203,24 @@ def _check_workers(workers: int, device: str | None, address: str | None, plan: 
         raise ValueError(f"workers={workers} needs a single driver process: leave workers out, or start one process")
 
 
-def _check_shown(together: Sequence[str], share: str) -> None:
-    """Refuses names that tables and plots cannot put side by side or on an axis."""
+def _check_shown(output: str, together: Sequence[str], share: str) -> None:
+    """Refuses names that tables and plots cannot put side by side or on an axis, and calls `_check_output`."""
+    _check_output(output)
     for name, chosen, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in chosen if value not in known]:
             raise ValueError(f"{name}: {hint(unknown[0], known)}{unknown[0]!r} is not one of {', '.join(known)}")
+
+
+_OPERATIVE = r"from __gin__ import dynamic_registration\n.*\n# Parameters for [\w.]+:\n# ={70}"
+"""Beginning of the settings that a sweep writes beside its store."""
+
+
+def _check_output(output: str) -> None:
+    """Refuses an output whose plot, report or settings would have the name of a file that no sweep made."""
+    result_store.check_name(output)
+    store = page.default_path(output)
+    check_replaceable(store.with_suffix(".settings.gin"), start=_OPERATIVE)
+    check_replaceable(store.with_suffix(".png"), start=FIGURE)
 
 
 def _samplings(top_k: int, **lists: Sequence[Any]) -> list[dict[str, Any]]:
@@ -322,7 +337,7 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
         for path in tradeoff.draw_all(all_panels, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
     if text := gin_errors.operative():  # gin's values of this run; empty if no gin file was read
-        write_atomically(store.path.with_suffix(".settings.gin"), f"{text}\n")
+        rewrite(store.path.with_suffix(".settings.gin"), f"{text}\n", start=_OPERATIVE)
     if any(panel.target for panel in all_panels):
         report = page.write(all_panels, store.path)
         print(f"report: {report}")

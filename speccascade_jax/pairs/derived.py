@@ -22,7 +22,7 @@ from speccascade_jax.models.products import held
 from speccascade_jax.pairs import exit_files
 from speccascade_jax.storage import archives
 from speccascade_jax.storage.errors import CheckpointError
-from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.files import check_replaceable, expanded
 
 LONGEST = 8
 """Default for the largest number of last tokens that are matched."""
@@ -50,6 +50,7 @@ def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> 
 
 def save_bigrams(path: str | Path, table: dict[str, np.ndarray], vocabulary: TextVocabulary) -> None:
     """Writes a table of `ngrams.count_bigrams` with the fingerprint of its vocabulary."""
+    check_replaceable(path, f"{archives.KEY}.npy", *(f"{name}.npy" for name in table))
     archives.write(expanded(path), vocabulary.fingerprint, table)
 
 

@@ -25,7 +25,7 @@ from speccascade_jax.methods.settings import Arm, Level, sampling_of
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.selection import selection_grids
-from speccascade_jax.results.store.result_store import ResultStore, check_format
+from speccascade_jax.results.store.result_store import ResultStore, check_format, check_name
 from speccascade_jax.storage.files import expanded
 
 
@@ -88,6 +88,7 @@ def compare(
         ValueError: a value is invalid, before any model is loaded; a policy belongs to other drafters or to another
             target, before any program is compiled.
     """
+    check_name(output)
     several("domains", domains, 1)
     sets = [Among(drafters=tuple(drafters), policies=tuple(policies)), *further]
     methods = list(dict.fromkeys(itertools.chain(*(methods_of(among, ways, alone) for among in sets))))

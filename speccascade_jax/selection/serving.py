@@ -36,7 +36,7 @@ from speccascade_jax.results.store.record import Row
 from speccascade_jax.selection import learners
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.make_data import embedded
-from speccascade_jax.storage.files import claim, expanded, plain, point_key, write_atomically
+from speccascade_jax.storage.files import claim, expanded, plain, point_key, rewrite
 from speccascade_jax.training import runs
 
 QUERIES = "queries.jsonl"
@@ -326,7 +326,7 @@ def report(rows: list[Row], folder: Path) -> Row:
         halves = [", ".join(f"{value:+.4f}" for value in values[half]) for half in ("first", "last")]
         table.add_row(name, f"{values['regret']:+.4f}", *halves, f"{values['over_knowing']:+.1%}")
     console.print(table)
-    write_atomically(folder / "regret.json", json.dumps(plain(result), indent=1).encode())
+    rewrite(folder / "regret.json", json.dumps(plain(result), indent=1), '"learners":', '"phases":')
     figures.draw_regret(rows, result, folder / "regret.png")
     print(f"queries: {folder / 'queries.jsonl'}\nplot: {folder / 'regret.png'}")
     return result

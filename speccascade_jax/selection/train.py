@@ -347,7 +347,7 @@ def _keep(trainer: PolicyTrainer, name: str, rows: list[Row]) -> None:
     from speccascade_jax.results.report.figures import studies as figures
 
     folder = files.expanded(trainer.run_dir)
-    files.write_atomically(folder / f"{name}.json", json.dumps(files.plain(rows), indent=1).encode())
+    files.rewrite(folder / f"{name}.json", json.dumps(files.plain(rows), indent=1), '"reward":')
     getattr(figures, f"draw_{name}")(rows, folder / f"{name}.png")
     print(f"rows: {folder / name}.json\nplot: {folder / name}.png")
 

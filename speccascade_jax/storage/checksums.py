@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.storage.files import write_atomically
+from speccascade_jax.storage.files import rewrite, write_atomically
 from speccascade_jax.storage.readers import json_object
 
 CHECKSUMS = "checksums.json"
@@ -58,7 +58,7 @@ def write(folder: Path, names: Iterable[str], **more: Any) -> Path:
     """Writes `checksums.json` for files of a folder and returns its path; `more` are further entries."""
     digests = {name: digest((folder / name).read_bytes()) for name in names}
     text = json.dumps({"format": FORMAT, "algorithm": ALGORITHM, BYTES: digests, **more}, indent=1)
-    write_atomically(folder / CHECKSUMS, text + "\n")
+    rewrite(folder / CHECKSUMS, text + "\n", f'"{ALGORITHM}"')
     return folder / CHECKSUMS
 
 

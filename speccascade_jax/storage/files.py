@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -41,15 +42,19 @@ def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
         remedy: the end of the error's sentence.
 
     Raises:
-        ValueError: names the settings that differ.
+        ValueError: names the settings that differ, or files in a folder without settings, which it did not make.
     """
     if path.exists():
         begun = json_object(path, f"the settings of {path.parent} are unknown; {remedy}")
         names = dict.fromkeys([*settings, *begun])
         if changed := [name for name in names if begun.get(name) != settings.get(name)]:
             raise ValueError(f"{path.parent} was started with other values of {', '.join(changed)}: {remedy}")
-    else:
-        write_atomically(path, json.dumps(settings, indent=1).encode())
+        return
+    kinds = (".json", ".jsonl", ".msgpack", ".npz")
+    if path.parent.is_dir() and (files := sorted(x.name for x in path.parent.iterdir() if x.suffix in kinds)):
+        others = f"{files[0]}{' and others' * (len(files) > 1)}"
+        raise ValueError(f"{path.parent} holds files that this command did not make ({others}): {remedy}")
+    write_atomically(path, json.dumps(settings, indent=1).encode())
 
 
 def point_key(**parts: Any) -> str:
@@ -74,6 +79,8 @@ def plain(value: Any) -> Any:
 def write_atomically(path: str | Path, *content: str | bytes) -> None:
     """Writes a file so that it holds the old or the new content, never a part, at any moment and after a kill.
 
+    A temporary file that a killed writer of the same path left is removed first.
+
     Args:
         path: the file to write; missing parents are created.
         content: parts of the content, in order.
@@ -83,40 +90,98 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
     """
     path = expanded(path)
     with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)
+        make_folder(path.parent)
+        _remove_leftovers(path)
+        handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=_TEMPORARY, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
+                _lock(file.fileno())  # until the file is renamed: it tells a live writer from a killed one
                 for part in content:
                     file.write(part.encode() if isinstance(part, str) else part)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
+                os.chmod(temporary, 0o644)
+                os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
 
 
-def check_replaceable(path: str | Path, *marks: str) -> None:
-    """Checks, before anything is measured, that a report would not overwrite a file of another kind.
+_TEMPORARY = ".tmp"
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes the temporary files of this path whose writers were killed: their locks are free."""
+    name = re.compile(re.escape(path.name) + r"\.[a-z0-9_]{8}" + re.escape(_TEMPORARY))
+    for leftover in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
+        with contextlib.suppress(OSError):  # another writer finished or removed it meanwhile, or the lock is held
+            handle = os.open(leftover, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                # `mkstemp` makes files for their owner alone, unlike most files of a user; an empty file may belong to
+                # a writer that has not locked it yet
+                entry = os.fstat(handle)
+                if entry.st_mode & 0o777 == 0o600 and entry.st_size and _lock(handle):
+                    leftover.unlink()
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Locks an open file if its file system has locks; returns whether this process holds the lock now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and the folders above it.
+
+    Raises:
+        NotADirectoryError: a file has the name of one of them; names the file and the remedy.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(place for place in (folder, *folder.parents) if place.exists())
+        reason = f"{file} is a file, so nothing can be written below it: name another output, or move it away"
+        raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
+
+
+def check_replaceable(path: str | Path, *marks: str, start: str = "") -> None:
+    """Refuses to overwrite a file that this command did not make; commands call it before they measure anything.
 
     Args:
-        path: the report's path.
-        marks: texts that every such report contains.
+        path: the path of the report.
+        marks: texts that every file of the command contains.
+        start: a regular expression that the beginning of every such file matches.
 
     Raises:
         ValueError: names the file and the remedy.
     """
     path = expanded(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a file, so no report can be written to it: name another output")
+        raise ValueError(f"{path} is not a file, so nothing can be written to it: name another output")
     content = path.read_bytes() if path.exists() else b""
-    if content.strip() and not all(mark.encode() in content for mark in marks):
-        raise ValueError(
-            f"{path} is not a report of an earlier run, so it is not replaced: name another output, or move it"
-        )
+    ours = all(mark.encode() in content for mark in marks) and re.match(start.encode(), content, re.DOTALL)
+    if content.strip() and (content.startswith(STORE) or not ours):
+        raise ValueError(f"{path} was not made by this command, so it is not replaced: name another output, or move it")
+
+
+STORE = b'{"key":"'
+"""Beginning of every line of a store of results, which no other output replaces."""
+
+
+def rewrite(path: str | Path, content: str | bytes, *marks: str, start: str = "") -> None:
+    """Writes an output of a command atomically; it replaces only an older output of the same command.
+
+    Raises:
+        ValueError, OSError: as `check_replaceable` (with the same arguments) and `write_atomically`.
+    """
+    check_replaceable(path, *marks, start=start)
+    write_atomically(path, content)
 
 
 @contextlib.contextmanager

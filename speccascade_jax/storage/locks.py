@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from speccascade_jax.storage.files import make_folder
+
 
 class LockedError(RuntimeError):
     """Error raised if another process is writing the same output."""
@@ -37,7 +39,7 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
         LockedError: as `held`.
         ValueError: the file exists and is not a lock; it stays unchanged.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         owner = os.pread(handle, 32, 0).decode(errors="replace").strip()

@@ -258,6 +258,24 @@ def test_nothing_is_loaded_for_a_sweep_with_a_bad_value(changes, message, monkey
         experiment.sweep(**{"pair": SOURCE, "evaluation": SMALL, "methods": ["opt"]} | changes)
 
 
+@pytest.mark.parametrize("name", ["first.html", "first.png", "first.settings.gin", "first"])
+def test_a_store_shares_its_name_with_no_other_output(name, tmp_path):
+    shared = {"pair": SOURCE, "evaluation": SMALL, "output": str(tmp_path / name)}
+    with pytest.raises(ValueError, match=r"must end in \.jsonl: the plot, the report and the outputs"):
+        experiment.sweep(**shared, methods=["opt"])
+    with pytest.raises(ValueError, match=r"must end in \.jsonl"):
+        experiment.run(**shared, settings=Settings(method="opt", alpha=0.4))
+
+
+@pytest.mark.parametrize("name", ["thesis.html", "thesis.png", "thesis.settings.gin"])
+def test_a_sweep_refuses_files_of_others_beside_its_store_before_loading(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"{name} was not made by this command"):
+        experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["opt"], output=str(tmp_path / "thesis.jsonl"))
+    assert [*tmp_path.iterdir()] == [tmp_path / name]
+
+
 def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
     arguments = {

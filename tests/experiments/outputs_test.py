@@ -84,6 +84,37 @@ def test_a_report_is_written_to_the_named_file(run, store, tmp_path, capsys):
     assert "<!DOCTYPE html>" in (tmp_path / "b.html").read_text()
 
 
+@pytest.mark.parametrize(("command", "file"), [
+    ("report {store}", "a.html"), ("report {store} --output {file}", "page.html"),
+    ("plots {store}", "a.png"), ("plots {store} --format svg", "a.svg"),
+    ("score {store}", "a.scores.csv"), ("score {store} --hand_over {folder}/mine", "mine/points.tsv"),
+    ("tables {store} --format csv --points --output {file}", "t.csv"),
+    *((f"tables {{store}} --format {form} --output {{file}}", "t") for form in ("markdown", "latex", "terminal")),
+])  # fmt: skip
+def test_commands_replace_their_own_outputs_and_nothing_else(run, store, tmp_path, command, file, capsys):
+    records, target = (tmp_path / "a.jsonl").read_bytes(), tmp_path / file
+    arguments = command.format(store=store, file=target, folder=tmp_path).split()
+    target.parent.mkdir(exist_ok=True)
+    target.write_text("my thesis")
+    assert run(*arguments) == 1
+    assert target.read_text() == "my thesis" and "was not made by this command" in capsys.readouterr().err
+    target.unlink()
+    assert run(*arguments) == 0 and target.stat().st_size
+    target.touch()
+    assert run(*arguments) == 0, "its own output is replaced"
+    if "{file}" in command:
+        assert run(*command.format(store=store, file=store).split()) == 1
+    assert (tmp_path / "a.jsonl").read_bytes() == records
+
+
+def test_texts_are_not_exported_among_files_of_others(run, store, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sources.txt").write_text("mine")
+    assert run("score", store, f"--hand_over={tmp_path / 'mine'}") == 1
+    assert "mine holds files that this command did not make" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "sources.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["report", "tables", "plots", "score"])
 def test_foreign_and_empty_files_are_refused(run, tmp_path, name, capsys):
     (tmp_path / "a.jsonl").write_text("")

@@ -7,12 +7,15 @@ import errno
 import gzip
 import json
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.tasks.task import json_lines
-from speccascade_jax.storage import files, readers
+from speccascade_jax.storage import files, locks, readers
 from tests.support import memory
 
 
@@ -31,8 +34,37 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path, monkeypatch)
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "a").write_text("")
-    with pytest.raises(OSError, match=r"a/b\.json"):
-        files.write_atomically(tmp_path / "a" / "b.json", "new")
+    said = r"tmp.*/a is a file, so nothing can be written below it: name another output"
+    with pytest.raises(OSError, match=said):
+        files.write_atomically(tmp_path / "a" / "b" / "c.json", "new")
+    with pytest.raises(OSError, match=said), locks.held(tmp_path / "a" / "c.lock", "c"):
+        pass
+
+
+def test_the_next_writer_removes_what_a_killed_writer_left_and_nothing_else(tmp_path):
+    writer = "import sys, time, os; from speccascade_jax.storage import files; os.fsync = lambda _: time.sleep(60); "
+    writer += "files.write_atomically(sys.argv[1], 'new')"
+    process = subprocess.Popen([sys.executable, "-c", writer, str(tmp_path / "a.json")])
+    while not (left := [file for file in tmp_path.glob("a.json.*.tmp") if file.stat().st_size]):
+        time.sleep(0.02)
+    mine = [tmp_path / name for name in ("a.json.my_notes.tmp", "a.json.tmp", "b.json.abcdefgh.tmp")]
+    for file in mine:
+        file.write_text("mine")
+    files.write_atomically(tmp_path / "a.json", "first")
+    assert left[0].exists(), "the file of a live writer was removed"
+    process.kill()
+    process.wait()
+    files.write_atomically(tmp_path / "a.json", "second")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "a.json", *mine])
+
+
+def test_a_folder_that_holds_files_of_others_is_not_claimed(tmp_path):
+    (tmp_path / "README.md").write_text("")
+    files.claim(tmp_path / "settings.json", {"a": 1}, "name another run_dir")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"b holds files that this command did not make .metrics.jsonl.: name"):
+        files.claim(tmp_path / "b" / "settings.json", {"a": 1}, "name another run_dir")
 
 
 @pytest.mark.parametrize(
@@ -69,18 +101,18 @@ def test_unreadable_settings_are_refused(tmp_path, text):
         files.claim(tmp_path / "settings.json", {"a": 1}, "name another run_dir")
 
 
-def test_files_that_are_not_reports_are_not_replaced(tmp_path):
+def test_files_that_a_command_did_not_make_are_not_replaced(tmp_path):
     file = tmp_path / "out.json"
     files.check_replaceable(file, '"a":')
     file.write_text("\n")
     files.check_replaceable(file, '"a":')
     file.write_text(json.dumps({"a": 1}))
     files.check_replaceable(file, '"a":')
-    for content in (b"\x89PNG\r\n", b'{"b": "a"}', b"import gin\n"):
+    for content in (b"\x89PNG\r\n", b'{"b": "a"}', b"import gin\n", b'{"key":"a","a":1}\n'):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"out\.json is not a report of an earlier run, so it is not replaced"):
+        with pytest.raises(ValueError, match=r"out\.json was not made by this command, so it is not replaced"):
             files.check_replaceable(file, '"a":')
-    with pytest.raises(ValueError, match="is not a file, so no report can be written to it"):
+    with pytest.raises(ValueError, match="is not a file, so nothing can be written to it"):
         files.check_replaceable(tmp_path)
 
 

@@ -16,11 +16,13 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import LETTERS, Output
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import paths
-from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 MOST = 64
 """Number of outputs that the page shows of each point; the store's folder of outputs holds all of them."""
 _LONGEST = 600
+_MARK = '<body class="sc">'
+"""A text in every report."""
 _CLASSES = {letter: templates.CLASSES[name] for letter, name in LETTERS.items()}
 
 
@@ -39,8 +41,15 @@ def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, 
     shown = [panel for panel in panels if panel.target]
     if not shown:
         panels[0].required_target()
-    path = path or expanded(store).with_suffix(".html")
-    write_atomically(path, _page(shown, expanded(store), most))
+    path = path or default_path(store)
+    rewrite(path, _page(shown, expanded(store), most), _MARK)
+    return path
+
+
+def default_path(store: str | Path) -> Path:
+    """Returns the path of a store's report, after a check that no other file has it (`ValueError`: names the file)."""
+    path = expanded(store).with_suffix(".html")
+    check_replaceable(path, _MARK)
     return path
 
 

@@ -115,6 +115,15 @@ def to_line(record: Record) -> str:
     return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
 
 
+def check_name(output: str | Path) -> None:
+    """Refuses an output whose name does not end in .jsonl (`ValueError`): plots, reports and more share its stem."""
+    if Path(output).suffix != ".jsonl":
+        raise ValueError(
+            f"output={str(output)!r} must end in .jsonl: the plot, the report and the outputs beside it have the same "
+            f"name with other endings"
+        )
+
+
 class ResultStore:
     """A JSON-lines file that one process at a time appends records to.
 

@@ -32,7 +32,7 @@ from speccascade_jax.pairs import head_files
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.rules import deferral
 from speccascade_jax.stopping import acceptance_head as heads
-from speccascade_jax.storage.files import expanded, plain, write_atomically
+from speccascade_jax.storage.files import expanded, plain, rewrite
 from speccascade_jax.training.heads import calibration, shards
 from speccascade_jax.training.heads.make_data import judged
 from speccascade_jax.training.heads.shards import Examples
@@ -200,7 +200,7 @@ class HeadReport:
 
     def _present(self, report: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
         folder = expanded(self.trainer.run_dir) / "report"
-        write_atomically(folder / "report.json", json.dumps(plain(report), indent=1))
+        rewrite(folder / "report.json", json.dumps(plain(report), indent=1), '"shown":', '"block_size":')
         console = Console(width=140)
         for table in (overall(report), *(by_group(report, kind) for kind in ("slot", "label"))):
             console.print(table.rich())

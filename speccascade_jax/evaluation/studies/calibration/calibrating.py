@@ -25,7 +25,7 @@ from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import ResultStore, check_format
+from speccascade_jax.results.store.result_store import ResultStore, check_format, check_name
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 MODES = ("halving", "appendix_d")
@@ -105,9 +105,7 @@ def calibrate(
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
-    if not output.endswith(".jsonl"):
-        remedy = "the report and the gin file have the same name with .json and .gin"
-        raise ValueError(f"output={output!r} must end in .jsonl: {remedy}")
+    check_name(output)
     for name, values in {"methods": methods, "block_sizes": block_sizes, "seeds": seeds}.items():
         checks.several(name, values)
     check_replaceable(Path(output).with_suffix(".json"), '"mode":', '"settings":')

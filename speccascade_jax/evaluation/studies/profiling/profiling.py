@@ -66,7 +66,7 @@ def profile(
         whole(name, value, 1)
     whole("top", top, 0)
     if output:
-        check_replaceable(output, '"instructions":')
+        check_replaceable(output, '"instructions":', '"generations":', '"rounds":')
     evaluation = replace(evaluation, quality_examples=batch * generations, latency_examples=0).resolved()
     point = Point(pair=pair, evaluation=evaluation, settings=settings, seed=seed)
     validate(point)

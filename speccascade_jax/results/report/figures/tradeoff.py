@@ -28,8 +28,9 @@ from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.families import GAMMA, Families, Family, rates
 from speccascade_jax.results.analysis.panels import SHARES, Panel, Spot, metric_name, share_of
 from speccascade_jax.results.analysis.significance import Place, Places, places
+from speccascade_jax.results.report.figures import FIGURE, MAKER
 from speccascade_jax.results.report.figures.styles import styles
-from speccascade_jax.storage.files import write_atomically
+from speccascade_jax.storage.files import rewrite
 
 Horizontal = Callable[[Place], Interval | None]
 
@@ -137,11 +138,12 @@ def plain(axes: Axes, **grid: Any) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure, replacing an old file atomically, and closes it."""
-    content = io.BytesIO()
-    figure.savefig(content, dpi=150, format=path.suffix.removeprefix("."))
+    """Writes a figure, replacing an old figure of this package atomically, and closes it."""
+    form, content = path.suffix.removeprefix("."), io.BytesIO()
+    author = {("Software" if form == "png" else "Creator"): MAKER}
+    figure.savefig(content, dpi=150, format=form, metadata=author)
     plt.close(figure)
-    write_atomically(path, content.getvalue())
+    rewrite(path, content.getvalue(), start=FIGURE)
 
 
 def _axes(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal) -> None:

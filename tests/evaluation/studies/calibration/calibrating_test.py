@@ -190,7 +190,7 @@ def test_a_calibration_does_not_overwrite_its_own_input_file(calibrate, suffix):
     calibrate.folder.mkdir()
     config_file = calibrate.folder / f"found{suffix}"
     config_file.write_text("# a configuration\ncalibrating.calibrate.mode = 'halving'\n")
-    with pytest.raises(ValueError, match=rf"found\{suffix} is not a report of an earlier run"):
+    with pytest.raises(ValueError, match=rf"found\{suffix} was not made by this command"):
         calibrate(max_loss=0.1)
     assert config_file.read_text().startswith("# a configuration") and list(calibrate.folder.iterdir()) == [config_file]
 

@@ -139,7 +139,7 @@ def test_survey_and_profile_do_not_overwrite_a_store(tmp_path):
     store.write_text('{"key":"x","point":{}}\n')
     kwargs = {"pair": ModelPair(name="nowhere"), "evaluation": EVALUATION, "settings": Settings(), "output": str(store)}
     for call in (partial(surveying.survey, rules=("opt",)), profiling.profile):
-        with pytest.raises(ValueError, match=r"sweep\.jsonl is not a report"):
+        with pytest.raises(ValueError, match=r"sweep\.jsonl was not made by this command"):
             call(**kwargs)
     assert store.read_text() == '{"key":"x","point":{}}\n'
 
