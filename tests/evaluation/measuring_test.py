@@ -293,7 +293,7 @@ def test_points_that_were_measured_without_outputs_are_counted(records, path, ca
 def test_damaged_outputs_are_named(records, path):
     output_file = outputs.folder(path) / f"{records[0]['key']}.jsonl"
     output_file.write_text(output_file.read_text()[:-20])
-    with pytest.raises(ValueError, match=rf"{output_file.name}:10 is damaged .*measure its point into another store"):
+    with pytest.raises(ValueError, match=rf"{output_file.name}:11 is damaged .*measure its point into another store"):
         outputs.read(path, records[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 
@@ -127,3 +128,45 @@ def test_foreign_and_empty_files_are_refused(run, tmp_path, name, capsys):
     ):
         assert run(name, tmp_path / file) == 1
         assert said in capsys.readouterr().err
+
+
+def broken(store, text):
+    """Rewrites the lines of the first record's outputs: `text` is a function of the lines without the seal."""
+    file = outputs.folder(store) / f"{RECORDS[0]['key']}.jsonl"
+    *lines, seal = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(text(lines, seal)))
+    return file
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (lambda lines, seal: [*lines[:4], seal], r"incomplete, or another record's \(4 lines\): delete the file"),
+    (lambda lines, seal: [*lines[:-1], lines[-1].replace("number", "word"), seal], "is damaged, incomplete, or"),
+    (lambda lines, seal: [*lines, '{"id":77,"output":"","tokens":[],"pieces":[],"sources":"","rounds":[]}\n'],
+     "holds example 77, which examples-.* lacks"),
+    (lambda lines, seal: [line.replace('"output"', '"text"') for line in lines], ":1 is damaged .* no valid 'output'"),
+    (lambda lines, seal: [line.replace('"tokens":[1]', '"tokens":1') for line in lines], "no valid 'tokens'"),
+    (lambda lines, seal: [lines[0][:30]], "is damaged .not JSON"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["score", "compare"])
+def test_damaged_outputs_are_refused_in_one_line(run, store, text, said, name, capsys):
+    broken(store, text)
+    more = ["autoregressive", "autoregressive_draft"] if name == "compare" else []
+    assert run(name, store, *more) == 1
+    error = capsys.readouterr().err
+    assert re.search(f"error: .*{said}", error) and error.count("\n") == 1
+
+
+def test_outputs_of_another_record_are_refused(run, store, capsys):
+    first, second = (outputs.folder(store) / f"{record['key']}.jsonl" for record in RECORDS[:2])
+    first.write_bytes(second.read_bytes())
+    assert run("score", store) == 1 and "another record's" in capsys.readouterr().err
+
+
+def test_outputs_of_earlier_versions_have_no_seal_and_are_complete(run, store, capsys):
+    ids = {"per_example": {"ids": [*range(9)]}}
+    record = RECORDS[0] | {"quality": RECORDS[0]["quality"] | ids}
+    broken(store, lambda lines, seal: lines)
+    assert outputs.read(store, record) == kept(0)
+    broken(store, lambda lines, seal: [*lines, seal][:5])
+    with pytest.raises(ValueError, match="holds 5 outputs, not those of its record's 9 examples"):
+        outputs.read(store, record)

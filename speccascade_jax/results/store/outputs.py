@@ -4,12 +4,14 @@ The folder `results/a.outputs` is beside `results/a.jsonl`. It holds one JSON-li
 key, and one of the prompts and references that its records share, named by the hash of the examples (the record's
 `fingerprints.examples`). A record's outputs are written before the record. The outputs of a record that was migrated on
 reading may be stored under its former key; those of a record that supersedes another have a file beside the former one.
+A file's last line seals it: its name, its number of lines and their checksum. Files of earlier versions have no seal.
 Nothing here imports JAX.
 """
 
+import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -65,8 +67,19 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
     known = _read_examples(shared) if shared.exists() else {}
     if not shared.exists() or not {output.id for output in outputs} <= set(known):
         known |= {output.id: {name: getattr(output, name) for name in GIVEN} for output in outputs}
-        write_atomically(shared, *map(_line, known.values()))
-    write_atomically(outputs_folder / _files_of(record)[0], *map(_line, map(_to_entry, outputs)))
+        _write(shared, known.values())
+    _write(outputs_folder / _files_of(record)[0], map(_to_entry, outputs))
+
+
+def _write(path: Path, entries: Iterable[Row]) -> None:
+    lines = [_line(entry) for entry in entries]
+    write_atomically(path, *lines, _line({SEAL: _seal(path, lines)}))
+
+
+def _seal(path: Path, lines: Sequence[str]) -> Row:
+    """Returns what binds lines to their file, and so to their record."""
+    checksum = hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
+    return {"file": path.stem, "lines": len(lines), "checksum": checksum}
 
 
 def _to_entry(output: Output) -> Row:
@@ -94,12 +107,20 @@ def read(store: str | Path, record: Record) -> list[Output] | None:
     """Returns a record's outputs, from a store or one of its parts; `None` if none were kept.
 
     Raises:
-        ValueError: a damaged file; the message names it and the line.
+        ValueError: a file is damaged or incomplete, or belongs to another record; the message names it.
     """
     if (files := _files(store, record)) is None:
         return None
     outputs_file, known = files[0], _read_examples(files[1])
-    return [_output(entry, known[entry["id"]]) for entry in _entries(outputs_file) if entry["id"] in known]
+    entries, sealed = _entries(outputs_file, WRITTEN)
+    if unknown := [entry["id"] for entry in entries if entry["id"] not in known]:
+        raise ValueError(f"{outputs_file} holds example {unknown[0]!r}, which {files[1].name} lacks: {_REMEDY}")
+    ids = record.get("quality", {}).get("per_example", {}).get("ids")
+    if not sealed and ids is not None and {entry["id"] for entry in entries} != set(ids):
+        raise ValueError(
+            f"{outputs_file} holds {len(entries)} outputs, not those of its record's {len(ids)} examples: {_REMEDY}"
+        )
+    return [_output(entry, known[entry["id"]], outputs_file) for entry in entries]
 
 
 def kept(store: str | Path, record: Record) -> bool:
@@ -118,20 +139,40 @@ def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
     return None
 
 
-def _output(entry: Row, example: Row) -> Output:
-    trace = entry.get("trace")
+def _output(entry: Row, example: Row, path: Path) -> Output:
     values = {name: entry[name] for name in WRITTEN} | {name: example[name] for name in GIVEN}
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Output(**values | lists, trace=trace and Trace.from_json(trace))
+    try:
+        trace = entry.get("trace") and Trace.from_json(entry["trace"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged (the trace of example {entry['id']}: {error!r}): {_REMEDY}") from error
+    return Output(**values | lists, trace=trace)
 
 
 def _read_examples(path: Path) -> dict[int, Row]:
-    return {entry["id"]: entry for entry in _entries(path)}
+    return {entry["id"]: entry for entry in _entries(path, GIVEN)[0]}
 
 
-def _entries(path: Path) -> Iterator[Row]:
-    for number, line in readers.lines(path):
-        yield readers.parsed(line, f"{path}:{number}", "delete the file, and measure its point into another store")
+def _entries(path: Path, names: Sequence[str]) -> tuple[list[Row], bool]:
+    """Returns the entries of a file, which have these fields, and whether the file has a seal, which is checked."""
+    lines = [f"{line}\n" for _, line in readers.lines(path)]
+    entries = [readers.parsed(line, f"{path}:{number}", _REMEDY) for number, line in enumerate(lines, 1)]
+    seal = entries.pop()[SEAL] if entries and SEAL in entries[-1] else None
+    if seal is not None and seal != _seal(path, lines[:-1]):
+        raise ValueError(f"{path} is damaged, incomplete, or another record's ({len(entries)} lines): {_REMEDY}")
+    for number, entry in enumerate(entries, 1):
+        if wrong := [name for name in names if not isinstance(entry.get(name), _TYPES.get(name, str))]:
+            raise ValueError(f"{path}:{number} is damaged (it has no valid {wrong[0]!r}): {_REMEDY}")
+    return entries, seal is not None
+
+
+SEAL: Final = "sealed"
+"""Entry of the last line of a file."""
+_REMEDY = "delete the file, and measure its point into another store"
+_TYPES: dict[str, Any] = {
+    "id": int, "reference": (str, list), "tokens": list, "pieces": list, "rounds": list,
+}  # fmt: skip
+"""Type of the fields that are not texts."""
 
 
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
