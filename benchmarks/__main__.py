@@ -3,6 +3,8 @@
 import sys
 
 from benchmarks.command import main
+from speccascade_jax.runtime import interrupts
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interrupts.told(interrupts.ANEW):
+        sys.exit(main())

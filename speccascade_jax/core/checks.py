@@ -49,6 +49,15 @@ def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def check_text(name: str, text: str) -> None:
+    """Refuses a text with half of a surrogate pair, which no vocabulary and no file can encode (`ValueError`)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} at character {error.start}, half of a surrogate pair"
+        raise ValueError(f"{name} holds {half}: remove it, text.encode('utf-8', 'replace').decode() does") from error
+
+
 def check_sizes(config: Any, layers: str, *more: str) -> None:
     """Refuses a model configuration with a size below 1, or with too few rows in its embedding.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
@@ -256,7 +257,10 @@ def load_examples(task: Task, asked: Evaluation) -> list[Example]:
 
 
 def _check_references(task: Task, examples: Sequence[Example]) -> None:
-    """Refuses several references if a metric compares with one, before anything is decoded."""
+    """Refuses empty references, and several if a metric compares with one, before anything is decoded."""
+    texts = ((case.reference,) if isinstance(case.reference, str) else case.reference for case in examples)
+    if examples and not any(text.strip() for references in texts for text in references):
+        raise ValueError(f"{task.name}: all references are empty, so every score would be 0: choose another column")
     alone = [name for name in task.metrics if not quality.get_metric(name).several]
     for case in examples if alone else ():
         if not isinstance(case.reference, str) and len(case.reference) > 1:
@@ -283,7 +287,9 @@ def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Ex
             said += [True] * (len(ids) > room)
             return task.cut(ids, room)
 
-        ids = text_ids(pair, task.build_prompt(example), longest, cut)
+        prompt = task.build_prompt(example)
+        check_text(f"{task.name}: the prompt of example {example.id}", prompt)
+        ids = text_ids(pair, prompt, longest, cut)
         long += bool(too_long)
         if not (skip and too_long):
             kept.append(example)

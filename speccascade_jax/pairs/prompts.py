@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from speccascade_jax.core.arrays import bucket, right_pad
+from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
@@ -128,7 +129,7 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
 def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
     """Returns the ids of each row, as integers."""
     if isinstance(prompts, str):
-        return [text_ids(pair, prompts)]
+        prompts = [prompts]
     array = bool(getattr(prompts, "ndim", 0))
     if array and (values := np.asarray(prompts)).dtype.kind in "OU":
         array, prompts = False, values.tolist()
@@ -142,6 +143,8 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
             f"prompts hold {prompts[0]!r:.60} and {prompts[odd]!r:.60}: give texts only, or lists of ids only"
         )
     if "text" in kinds:
+        for number, text in enumerate(prompts):
+            check_text(f"prompt {number}", text)
         return [text_ids(pair, text) for text in prompts]
     if array or "one id" in kinds:
         table = np.atleast_2d(np.asarray(prompts))
@@ -201,6 +204,7 @@ def text_ids(
     vocabulary = pair.vocabulary
     if vocabulary is None:
         raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
+    check_text("the prompt", text)
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
     begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
     # Taken out and put back, so that a cut text keeps them.
@@ -221,6 +225,7 @@ def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
     """
     before, string_ids = vocabulary.encode("a"), []
     for text in strings:
+        check_text("a stop string", text)
         last = vocabulary.encode(text)[-1:]
         # A special piece has a name but no text, and the name of a byte piece is not its text.
         if last and text in (vocabulary.piece(last[0]), vocabulary.decode(last, after=before)):

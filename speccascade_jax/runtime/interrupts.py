@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: one line that says how to continue, and the exit status that shells expect."""
 
 import contextlib
+import io
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ def told(how: str) -> Iterator[None]:
     Args:
         how: how to continue.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an output in ASCII shows ? for γ; it does not end the run
+            stream.reconfigure(errors="replace")
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with one_line_warnings():

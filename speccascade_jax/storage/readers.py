@@ -4,7 +4,7 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,34 @@ def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -
     return parsed(path.read_bytes(), str(path), remedy, error)
 
 
-def parsed(content: bytes | str, location: str, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Parses the JSON object in a text; `location` (file, or file and line) begins the error's sentence."""
+def parsed(
+    content: bytes | str, location: str, remedy: str, error: type[ValueError] = ValueError, *, unique: bool = False
+) -> dict[str, Any]:
+    """Parses the JSON object in a text.
+
+    Args:
+        location: the beginning of the error's sentence: file, or file and line.
+        unique: whether an object with two entries of one name is refused; otherwise the last one counts.
+    """
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_pairs_hook=_unique if unique else None)
     except (ValueError, RecursionError) as reason:
         raise error(f"{location} is damaged (not JSON: {reason}): {remedy}") from reason
     if not isinstance(value, dict):
         raise error(f"{location} is damaged (not a JSON object, but {value!r:.40}): {remedy}")
     return value
+
+
+def _unique(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in entries]
+    check_unique(names)
+    return dict(entries)
+
+
+def check_unique(names: Sequence[str]) -> None:
+    """Refuses names of columns or fields that occur twice (`ValueError`); columns without a name are never read."""
+    if twice := [name for name in dict.fromkeys(names) if name and names.count(name) > 1]:
+        raise ValueError(f"{twice[0]!r} is the name of {names.count(twice[0])} columns")
 
 
 def check_unpacked(size: int, packed: int) -> None:

@@ -159,6 +159,8 @@ def test_a_pair_without_a_vocabulary_rejects_text():
     ([[float("nan")]], "prompt 0 holds nan, which is not a token id"),
     ([[1], [2**40]], "prompt 1 holds id 1099511627776, outside the vocabulary"),
     (np.array([[1, 2**32 + 1]]), "prompt 0 holds id 4294967297, outside the vocabulary"),
+    (["a", "b\ud83d"], r"prompt 1 holds '\\ud83d' at character 1, half of a surrogate pair: remove it"),
+    ("\udc00", r"prompt 0 holds '\\udc00' at character 0"),
     (np.array([[1], [-1]]), "prompt 1 holds id -1, outside the vocabulary"),
 ])  # fmt: skip
 def test_invalid_prompts_are_rejected(pair, prompts, message):

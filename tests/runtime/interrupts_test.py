@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: one line that says how to continue, the status that shells expect, no trace."""
 
+import io
 import os
 import signal
 import subprocess
@@ -64,3 +65,11 @@ def test_a_stopped_script_says_how_to_continue(script, said, number, tmp_path):
     error = running.communicate(timeout=30)[1]
     assert running.returncode == NUMBERS[number], error
     assert error.strip() == f"stopped: {said}"
+
+
+def test_an_output_without_greek_letters_does_not_end_the_run(monkeypatch):
+    bytes_written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_written, encoding="ascii"))
+    with interrupts.told(interrupts.ANEW):
+        print("γ = 5, 1.4×", flush=True)
+    assert bytes_written.getvalue() == b"? = 5, 1.4?\n"

@@ -6,11 +6,12 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.checks import check_text, several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
@@ -114,12 +115,21 @@ class FileTask(Task):
         if isinstance(self.source, int) != isinstance(self.reference, int):
             remedy = "give two names for a file with a header, or two numbers for a file without one"
             raise ValueError(f"source={self.source!r} and reference={self.reference!r}: {remedy}")
+        self._check_fields()
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)
         if self.shots and self.pool is None:
             raise ValueError(f"shots={self.shots} needs a file of exemplars: give pool, its path")
         if self.too_long not in ("cut", "skip"):
             raise ValueError(f"too_long={self.too_long!r} is unknown: give 'cut' or 'skip'")
+
+    def _check_fields(self) -> None:
+        """Refuses a template that gives all rows the same prompt, and exemplars without their answers."""
+        needed = {"template": "{source}"} | ({"answer": "{answer}"} if self.shots else {})
+        for name, field in needed.items():
+            if not _has_field(text := getattr(self, name)):
+                where = f"so all rows would give the same text: write {field} where the row's text belongs"
+                raise ValueError(f"{name}={text!r} names no column, {where}")
 
     @property
     def _shown(self) -> FewShotTask:
@@ -147,9 +157,13 @@ class FileTask(Task):
         source, reference = (_column(row, column, location) for column in (self.source, self.reference))
         # NaN is what pandas writes where a table has nothing.
         source, reference = (None if _is_nan(value) else value for value in (source, reference))
-        if source is None or reference is None or isinstance(reference, list | tuple) and not reference:
-            raise ValueError(f"{location} has no source or no reference: remove the row")
-        references = tuple(map(str, reference)) if isinstance(reference, list | tuple) else str(reference)
+        many = isinstance(reference, list | tuple)
+        texts = tuple(map(str, reference if many else () if reference is None else (reference,)))
+        if source is None or not any(text.strip() for text in texts):
+            raise ValueError(f"{location} has no source or no reference: remove the row, or write the missing text")
+        references = texts if many else texts[0]
+        for name, text in (("source", str(source)), *(("reference", text) for text in texts)):
+            check_text(f"{location}: the {name}", text)
         try:
             numbered = {f"c{name}": value for name, value in row.items()}  # a template cannot name a number
             question = self.template.format_map({**numbered, **row, "source": source})
@@ -172,6 +186,13 @@ class FileTask(Task):
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
+
+
+def _has_field(template: str) -> bool:
+    try:
+        return any(name is not None for _, name, *_ in string.Formatter().parse(template))
+    except ValueError:  # malformed: refused when the first row is filled in
+        return True
 
 
 def _found(path: str) -> Path:
@@ -213,6 +234,7 @@ def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
             if not names:
                 names = fields if header else [str(number) for number in range(len(fields))]
                 if header:
+                    _check_header(names, path)
                     continue
             if len(fields) != len(names):
                 counts = f"{len(fields)} columns, but the first line has {len(names)}"
@@ -221,6 +243,13 @@ def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
             yield dict(zip(names, fields, strict=True))
     except csv.Error as error:
         raise ValueError(f"{path}:{table.line_num} is not valid {path.suffix} ({error}): correct the line") from error
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    try:
+        readers.check_unique(names)
+    except ValueError as error:
+        raise ValueError(f"{path}:1: {error}, of which only one could be read: rename the others") from error
 
 
 def _rows_of_folder(path: Path, split: str) -> Iterator[Row]:

@@ -272,4 +272,4 @@ def json_lines(path: Path) -> Iterator[Entry]:
         if not line.strip():
             continue
         location = f"{path}:{number}"
-        yield Entry(location, readers.parsed(line, location, "copy the file again"))
+        yield Entry(location, readers.parsed(line, location, "correct the line", unique=True))

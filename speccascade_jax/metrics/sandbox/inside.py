@@ -26,8 +26,9 @@ from typing import Any, NoReturn
 CODES = {"passed": 40, "failed": 41, "timeout": 42, "memory": 43, "killed": 44, "refused": 45}
 # The program shows by this status that it reached its last line: leaving earlier, with status 0, passes no test. The
 # status differs in every run, so that another exit status passes only with a probability of 1/64. It is in the
-# program's own file: a program that means to pass can read it there, as it could replace its tests.
-LAST_LINE = '\nif __name__ == "__main__":\n    raise SystemExit({end})\n'
+# program's own file: a program that means to pass can read it there, as it could replace its tests. `__debug__` is
+# false if Python was started again without assert statements (-O).
+LAST_LINE = '\nif __name__ == "__main__" and __debug__:\n    raise SystemExit({end})\n'
 ENDS = range(192, 256)
 NOBODY = 65534
 POLL = 0.05  # seconds between two checks of the memory

@@ -118,6 +118,10 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     ('source,reference\n"a,b\n', {}, r"a.csv:2 is not valid .csv"),
     ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),
     ("source,reference\n ,b\n", {}, r"row 0 gives an empty prompt"),
+    ("source,reference\na,\n", {}, r"row 0 has no source or no reference: remove the row"),
+    ("source,reference,source\na,b,c\n", {}, r"a.csv:1: 'source' is the name of 2 columns, of which only one"),
+    ("source,reference\na,b\n", {"template": "Say:"}, r"template='Say:' names no column.*write \{source\} where"),
+    ("source,reference\na,b\n", {"shots": 1, "pool": "a.csv", "answer": " yes"}, r"answer=' yes' .*write \{answer\}"),
     ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),
     ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*give pool"),
     ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is unknown"),
@@ -129,6 +133,23 @@ def test_wrong_files_and_settings_raise_errors_that_name_them(tmp_path, text, mo
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         FileTask(path=path, **more).load()
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ('{"source": "a", "reference": "b", "source": "c"}', r"a.jsonl:1 is damaged .*'source' is the name of 2 columns"),
+    (r'{"source": "a\ud83d", "reference": "b"}', r"row 0: the source holds '\\ud83d' at character 1, half of a surro"),
+    (r'{"source": "a", "reference": ["b", "\udc00"]}', r"row 0: the reference holds '\\udc00' at character 0"),
+    ('{"source": "a", "reference": ["", " "]}', r"row 0 has no source or no reference"),
+])  # fmt: skip
+def test_rows_that_would_be_misread_are_refused(tmp_path, row, said):
+    (tmp_path / "a.jsonl").write_text(row + "\n")
+    with pytest.raises(ValueError, match=said):
+        get_task(str(tmp_path / "a.jsonl")).load()
+
+
+def test_columns_without_a_name_may_repeat(tmp_path):
+    (tmp_path / "a.csv").write_text("source,reference,,\na,b,,\n")
+    assert len(get_task(str(tmp_path / "a.csv")).load()) == 1
 
 
 def test_missing_and_unsupported_files_are_rejected(tmp_path):

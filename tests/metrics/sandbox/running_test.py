@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason=str(sand
 LIMITS = running.Limits(timeout=5.0, memory=1 << 30, output_limit=1000, processes=4, file_size=1 << 20)
 
 
+WITHOUT_ASSERTS = "import os, sys\nif __debug__:\n    {}\nassert False"
+
+
 @pytest.mark.parametrize(("program", "kind"), [
     ("", "passed"),
     ("def double(x):\n    return 2 * x\nassert double(4) == 8", "passed"),
@@ -36,6 +39,10 @@ LIMITS = running.Limits(timeout=5.0, memory=1 << 30, output_limit=1000, processe
     ("import os, signal; signal.signal(15, signal.SIG_IGN); os.kill(0, 15)", "passed"),
     ("raise MemoryError", "memory"),
     ("try:\n    bytearray(1 << 40)\nexcept MemoryError:\n    pass", "passed"),
+    (WITHOUT_ASSERTS.format("os.execv(sys.executable, [sys.executable, '-O', '/program.py'])"), "failed"),
+    (WITHOUT_ASSERTS.format("os.execve(sys.executable, [sys.executable, '/program.py'], {'PYTHONOPTIMIZE': '1'})"),
+     "failed"),
+    (WITHOUT_ASSERTS.format("exec(compile(open('/program.py').read(), 'a', 'exec', optimize=1))"), "failed"),
     ("print('MemoryError')", "passed"), ("import sys\nassert sys.stdin.read() == ''", "passed"),
 ])  # fmt: skip
 def test_programs_end_with_the_expected_kind(program, kind):
