@@ -9,6 +9,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.methods.build import assemble
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.fake import FakeLM, Table
 from speccascade_jax.pairs.pair import Pair
@@ -142,6 +143,7 @@ def test_nan_logits_are_found(failing):
     ({"tree": ()}, r"tree=\(\) drafts nothing"),
     ({"tree": (2, 0)}, "tree=0"),
     ({"tree": (9, 9, 9, 9)}, "has 7380 tokens, more than 1024: use fewer branches"),
+    ({"tree": (1,) * 2000}, r"tree=\(1, 1, 1, 1, 1, 1, 1, 1, \.\.\.\) has 2000 tokens, more than 1024"),
     ({"tree": (33,)}, "has more than 32 tokens after one"),
     ({"tree": (2, *[1] * 29), "max_new_tokens": 5}, "the depth of tree=30 is longer than an output"),
     ({"tree": (2, 2), "block_size": 3}, "cannot be combined with block_size=3"),
@@ -177,3 +179,8 @@ def test_more_branches_accept_more_and_counts_add_up():
         assert stats["examined"] == stats["kept"] + stats["rejected"] and stats["committed"] == 200 * 24
         assert stats["drafted"] <= Tree.of_branching(tree).size * stats["rounds"]
     assert efficiency[1, 1] < efficiency[2, 1] < efficiency[3, 2]
+
+
+def test_a_tree_that_compiles_for_a_minute_says_so():
+    with pytest.warns(UserWarning, match=r"tree=\(32, 31\) has 1024 tokens: its first call compiles for"):
+        Settings(tree=(32, 31))

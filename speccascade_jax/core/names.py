@@ -79,6 +79,15 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
+def check_own(noun: str, name: object) -> None:
+    """Refuses a name for one of the user's models or drafters that would stand for something else (`ValueError`)."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{noun} has the name {shown(name)}: give it a text")
+    if name in (TARGET, DRAFT) or "." in name:
+        meaning = "a dot separates module.NAME of a drafter of your own" if "." in name else "this is a method"
+        raise ValueError(f"{noun} has the name {name!r}, but {meaning}: rename it")
+
+
 def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_name: str = "", also: str = "") -> Any:
     """Looks a name up in a table, or imports the user's own object if the name has the form `module.NAME`.
 

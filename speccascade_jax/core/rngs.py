@@ -47,11 +47,13 @@ def below(level: int, arm: int = 0) -> int:
     arms.
 
     Raises:
-        ValueError: the arm has no number.
+        ValueError: the arm has no number, or the level is too deep for one.
     """
     if not 0 <= arm < STAGES:
         raise ValueError(f"arm={arm} is out of range: the drafters of one engine are numbered from 0 to {STAGES - 1}")
-    return STAGES * (level + 1) + arm
+    if (number := STAGES * (level + 1) + arm) >= 2**32:  # keys are folded with 32 bits
+        raise ValueError("drafters are nested too deeply to have random bits of their own: nest at most 10 levels")
+    return number
 
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade_jax.core.names import hint as near_names
 from speccascade_jax.core.names import shown
 
 
@@ -74,10 +75,15 @@ def _problem(name: str, value: object, hint: Any) -> str:
         return inside
     # A string is a sequence too, but never the tuple that was meant.
     single = isinstance(value, str) or not isinstance(value, (Sequence, Mapping))
-    if single and any(_is_a(kind, Sequence) for kind in kinds):
-        return f"{name}={shown(value)} is one value where a tuple is meant; write ({shown(value)},)"
+    if single and (tuples := [kind for kind in kinds if _is_a(kind, Sequence)]):
+        entries = typing.get_args(tuples[0])
+        form = f"{shown(value)}, …" if len(entries) > 1 and entries[1] is not Ellipsis else f"{shown(value)},"
+        return f"{name}={shown(value)} is one value where a tuple is meant; write ({form})"
     remedy = ""
-    if isinstance(value, str) and {bool, int, float}.intersection(kinds):
+    words = [word for kind in kinds if typing.get_origin(kind) is typing.Literal for word in typing.get_args(kind)]
+    if isinstance(value, str) and (near := near_names(value.lower(), words)):
+        remedy = f"; {near.strip()}"
+    elif isinstance(value, str) and {bool, int, float}.intersection(kinds):
         remedy = "; write it without quotes"
     elif int in kinds and isinstance(value, float) and value.is_integer():
         remedy = f"; write {value:.0f}"

@@ -19,7 +19,7 @@ from speccascade_jax.evaluation import pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate, judged_part
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
-from speccascade_jax.evaluation.session import Identity, Session, open_session
+from speccascade_jax.evaluation.session import Identity, Session, open_session, rehearse
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
@@ -140,7 +140,7 @@ def sweep(
             is `count` of `pool.Pool`.
         worker_device: `device` of `pool.Pool`.
         ray_address: `address` of `pool.Pool`.
-        dry_run: only lists the points.
+        dry_run: only lists the points, and checks that the pair and the examples exist.
 
     Returns:
         The store's path; `None` after a dry run.
@@ -169,7 +169,7 @@ def sweep(
         pool.check(points, workers, worker_device)
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     if dry_run:
-        printing.print_points([point.label() for point in points])
+        _list(points)
         return None
     if not points:
         print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
@@ -190,6 +190,13 @@ def sweep(
         elif hosts.first():
             print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
     return path
+
+
+def _list(points: Sequence[Point]) -> None:
+    """Prints points; refuses them if their pair or examples are missing."""
+    printing.print_points([point.label() for point in points])
+    if points:
+        rehearse(points[0].pair, points[0].evaluation)
 
 
 def _check_workers(workers: int, device: str | None, address: str | None, plan: int) -> None:
@@ -434,7 +441,8 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
         matches |= {r["key"]: (r, path) for r in records if any(r.get(name, "").startswith(key) for name in _KEYS)}
     searched = store or "results/*.jsonl"
     if not matches:
-        raise ValueError(f"no record in {searched} has a key that begins with {key!r}: {hint(key, keys)}give --store")
+        remedy = f'its {len(keys)} keys are in the lines\' entry "key"' if store else "give --store"
+        raise ValueError(f"no record in {searched} has a key that begins with {key!r}: {hint(key, keys)}{remedy}")
     if len(matches) > 1:
         raise ValueError(f"{len(matches)} records in {searched} have keys that begin with {key!r}: give more digits")
     record, path = next(iter(matches.values()))

@@ -15,7 +15,7 @@ from typing import Any
 
 from speccascade_jax.core import checks, validate_types
 from speccascade_jax.core.checks import integer
-from speccascade_jax.core.names import DRAFT, TARGET, shown
+from speccascade_jax.core.names import DRAFT, TARGET, check_own, shown
 from speccascade_jax.core.protocols import StopPolicy
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.data.tasks.file_task import FileTask
@@ -90,6 +90,8 @@ class ModelPair:
         if isinstance(self.others, Mapping):
             object.__setattr__(self, "others", {name: _text(path) for name, path in self.others.items()})
         validate_types.check(ModelPair, vars(self))
+        for name in self.others:
+            check_own("a further draft", name)
         for name in ("dtype", "draft_dtype"):
             known = DTYPES if name == "dtype" else (*DTYPES, STORED)
             if (dtype := getattr(self, name)) is not None and dtype not in known:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
@@ -29,7 +30,7 @@ from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs.derived import is_derived
-from speccascade_jax.pairs.pair import Pair, load_pair
+from speccascade_jax.pairs.pair import DATA_PAIRS, Pair, find_data_pair, find_pair, load_pair
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
@@ -218,6 +219,16 @@ def load_source(source: ModelPair) -> Pair:
     if source.target is None or source.draft is None:
         return load_pair(source.name, **more)
     return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)
+
+
+def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
+    """Refuses a pair or examples that a `Session` would not find, without loading weights; errors as `Session`."""
+    load_examples(get_task(evaluation.task), evaluation.resolved())
+    if source.target is None or source.draft is None:
+        find_data_pair(source.name) if source.name in DATA_PAIRS else find_pair(source.name)
+    models = [path for path in (source.target, source.draft) if path is not None]
+    for path in [*models, *(path for path in source.others.values() if not is_derived(path))]:
+        checkpoints.model_of(path)
 
 
 class Fitted(NamedTuple):

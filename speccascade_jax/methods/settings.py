@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -105,6 +106,8 @@ class Level(Drafting):
             )
         for name in ("budget", "block_size", "top_k", "tail_size"):
             object.__setattr__(self, name, integer(f"level {self.model!r}: {name}", getattr(self, name)))
+        if (depth := _depth(self)) > MOST_LEVELS:
+            raise ValueError(f"level {self.model!r} is above {depth - 1} others: nest at most {MOST_LEVELS} levels")
         validate_types.check(Level, vars(self))
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
@@ -117,6 +120,15 @@ class Level(Drafting):
             if name not in named and getattr(self, name) != default
         )
         return f"{_drafting_text(self, self.block_size)} → {self.model} {self.budget}{unusual}"
+
+
+MOST_LEVELS = 10
+"""The most levels above each other that have random bits of their own (`core.rngs.below`)."""
+
+
+def _depth(level: Level) -> int:
+    """Returns the number of levels from this one down; bounded, because each level below was checked."""
+    return 1 + max((_depth(below) for below in level.drafters if isinstance(below, Level)), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +161,8 @@ class Arm:
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", integer("block_size of an Arm", self.block_size))
         validate_types.check(Arm, vars(self))
+        if self.name and self.name != self.drafter:
+            names.check_own("an Arm", self.name)
 
     @property
     def called(self) -> str:
@@ -166,6 +180,10 @@ MOST_NODES, MOST_SIBLINGS = 1024, 32
 """The most tokens of a tree, and the most after one token: more is a slip, and slow to compile."""
 
 
+_SLOW = 256
+"""Tokens of a tree beyond which compiling it takes so long that a caller is told."""
+
+
 def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
     """Checks the numbers of branches of a tree and returns them as a tuple; `None` without a tree.
 
@@ -179,9 +197,13 @@ def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
         raise ValueError("tree=() drafts nothing: give the number of branches at each depth, for example (2, 2, 1)")
     size = sum(math.prod(children[: n + 1]) for n in range(len(children)))
     if size > MOST_NODES:
-        raise ValueError(f"tree={children} has {size} tokens, more than {MOST_NODES}: use fewer branches")
+        raise ValueError(f"tree={names.shown(children)} has {size} tokens, more than {MOST_NODES}: use fewer branches")
     if max(children) > MOST_SIBLINGS:
-        raise ValueError(f"tree={children} has more than {MOST_SIBLINGS} tokens after one token: use fewer branches")
+        raise ValueError(
+            f"tree={names.shown(children)} has more than {MOST_SIBLINGS} tokens after one token: use fewer branches"
+        )
+    if size > _SLOW:
+        warnings.warn(f"tree={children} has {size} tokens: its first call compiles for about a minute", stacklevel=4)
     return children
 
 

@@ -1,6 +1,7 @@
 """Pairs of a draft and a target that share a vocabulary, from any two checkpoints or shipped with the package."""
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
+from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -80,6 +82,9 @@ class Pair:
             raise ValueError(
                 f"a further draft is called {taken.pop()!r}, but a model of the pair has this name: rename it"
             )
+        for name in self.others:
+            names.check_own("a further draft", name)
+        whole("max_prompt_length", self.max_prompt_length, 1)
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
         if self.vocabulary is not None:
@@ -237,7 +242,13 @@ class Pair:
             ValueError: vocabularies differ (names the first difference), or models do not fit each other.
             ImportError: there is a `tokenizer.json`, and `tokenizers` is not installed.
         """
-        paths = {"target": target, "draft": draft, **(others or {})}
+        for argument, value in (("dtype", dtype), ("draft_dtype", draft_dtype)):
+            if value is not None and value not in DTYPES:
+                raise ValueError(f"{argument}={names.shown(value)} is not one of {', '.join(DTYPES)}")
+        paths = {"target": target, "draft": draft, **_further(others)}
+        for model, path in paths.items():
+            if not isinstance(path, str | os.PathLike) or not str(path):
+                raise ValueError(f"{model}={names.shown(path)} is not a path: give a text or a Path")
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
@@ -260,6 +271,17 @@ def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
             f"draft_dtype={draft_dtype!r} is not one of {', '.join((STORED, *DTYPES))}; None gives the target's dtype"
         )
     return dtype if draft_dtype is None or (draft_dtype == STORED and dtype != "float32") else draft_dtype
+
+
+def _further(others: Mapping[str, str | Path] | None) -> dict[str, str | Path]:
+    """Returns further drafts; refuses other values, and names of the pair's own models, before anything is read."""
+    if not isinstance(others, Mapping | None):
+        raise ValueError(f"others={names.shown(others)} is not a dictionary: write others={{'NAME': PATH}}")
+    for name in others or {}:
+        names.check_own("a further draft", name)
+        if name in ("target", "draft"):
+            raise ValueError(f"a further draft is called {name!r}, but a model of the pair has this name: rename it")
+    return dict(others or {})
 
 
 def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
@@ -422,10 +444,32 @@ def load_pair(
     """
     more: dict[str, Any] = {"dtype": dtype, "draft_dtype": draft_dtype, "mesh": mesh, "draft_whole": draft_whole}
     if str(name) in DATA_PAIRS:
-        instead = f"a shipped pair ({', '.join(shipped_pairs())})"
-        files = [data_directory.require(*parts, instead=instead) for parts in DATA_PAIRS[str(name)]]
-        target, draft, vocabulary = files
+        target, draft, vocabulary = find_data_pair(str(name))
         return Pair.load(target, draft, vocabulary, name=str(name), others=others, **more)
+    directory, has_vocabulary = find_pair(name)
+    target, draft = directory / "target", directory / "draft"
+    drafts = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
+    more["others"] = drafts | _further(others)
+    pair = Pair.load(target, draft, directory if has_vocabulary else None, name=directory.name, **more)
+    if (policy := directory / policy_files.FILE).is_file():
+        pair = dataclasses.replace(pair, policy=policy_files.load(policy))
+    head = directory / head_files.FILE
+    return _with_head(pair, head, _dtype_of_drafts(dtype, draft_dtype)) if head.is_file() else pair
+
+
+def find_data_pair(name: str) -> tuple[Path, Path, Path]:
+    """Returns target, draft and vocabulary of a pair of `DATA_PAIRS`; FileNotFoundError if one is missing."""
+    instead = f"a shipped pair ({', '.join(shipped_pairs())})"
+    target, draft, vocabulary = (data_directory.require(*parts, instead=instead) for parts in DATA_PAIRS[name])
+    return target, draft, vocabulary
+
+
+def find_pair(name: str | Path) -> tuple[Path, bool]:
+    """Returns a pair's directory, and whether the directory itself holds a vocabulary.
+
+    Raises:
+        ValueError: there is no such pair, or it lacks a part.
+    """
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
         shipped = shipped_pairs()
@@ -443,13 +487,7 @@ def load_pair(
     for part, present in (("vocabulary.model", known), ("target", target.exists()), ("draft", draft.exists())):
         if not present:
             raise ValueError(f"the pair in {directory} lacks {part!r}; it needs {_PARTS}")
-    drafts = {path.name: path for path in sorted(directory.glob("drafts/*")) if path.is_dir()}
-    more["others"] = drafts | dict(others or {})
-    pair = Pair.load(target, draft, directory if has_vocabulary else None, name=directory.name, **more)
-    if (policy := directory / policy_files.FILE).is_file():
-        pair = dataclasses.replace(pair, policy=policy_files.load(policy))
-    head = directory / head_files.FILE
-    return _with_head(pair, head, _dtype_of_drafts(dtype, draft_dtype)) if head.is_file() else pair
+    return directory, has_vocabulary
 
 
 def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:

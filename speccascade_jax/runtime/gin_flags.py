@@ -113,6 +113,8 @@ def parse_gin(
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
     # gin takes a missing path for a package and fails on folders without __init__: check first.
     paths = [_find(name, (".", *folders)) for name in files]
+    for path in paths:
+        _check_content(path)
     with _reading_files():
         for path in paths:
             with _explained(path):
@@ -163,6 +165,16 @@ def _find(name: str, folders: Sequence[str]) -> str:
         if (path := Path(folder).expanduser() / Path(name).expanduser()).is_file():
             return str(path)
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
+
+
+def _check_content(path: str) -> None:
+    """Refuses a gin file without a statement, and one that is not UTF-8 (`ValueError`)."""
+    try:
+        lines = Path(path).read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}): save it as UTF-8") from error
+    if not any(line.strip() and not line.strip().startswith("#") for line in lines):
+        raise ValueError(f"{path} is empty: it sets nothing; name another gin file, or write it again")
 
 
 def read_alone(example: str) -> None:
@@ -236,11 +248,20 @@ def main(
             _join(together, example)
             read(example, recorded)
             asked = {name: flags.FLAGS[name].value for name in numbers or {}}
-            result = gin.get_configurable(function)(**{name: n for name, n in asked.items() if n is not None})
+            result = _bound(function, example)(**{name: n for name, n in asked.items() if n is not None})
             if after:
                 after(result)
 
     run_app(run, resume)
+
+
+def _bound(function: Callable[..., Any], example: str) -> Callable[..., Any]:
+    try:
+        bound: Callable[..., Any] = gin.get_configurable(function)
+    except ValueError as error:  # gin knows only what its files mention
+        files = ", ".join(flags.FLAGS.gin_file)
+        raise ValueError(f"{files} sets nothing of {function.__name__}: name a file that does: {example}") from error
+    return bound
 
 
 def run_app(run: Callable[[list[str]], Any], resume: str) -> None:

@@ -105,7 +105,7 @@ class _NamedText(io.StringIO):
 
 def opened(path: str) -> io.StringIO:
     """Opens a gin file and translates it into today's names, in the form of gin's file readers."""
-    with open(path) as file:
+    with open(path, encoding="utf-8-sig") as file:  # without the mark that some editors begin a file with
         stream = _NamedText(current(file.read(), path))
     stream.name = path
     return stream

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from speccascade_jax.core.checks import several, whole
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.names import shown
 from speccascade_jax.runtime import hosts
 
 DATA, MODEL = "data", "model"
@@ -25,7 +26,9 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
     Raises:
         ValueError: not two whole numbers from 1 up.
     """
-    sizes = several("mesh", shape, 1)
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise ValueError(f"mesh={shown(shape)} is one value where two are meant: write (data, model), say (2, 1)")
+    sizes = tuple(shape)
     if len(sizes) != len(AXES):
         raise ValueError(f"mesh={sizes} has {len(sizes)} numbers: give two, (data, model)")
     data, model = (whole(f"mesh's {axis} axis", size, 1) for axis, size in zip(AXES, sizes, strict=True))

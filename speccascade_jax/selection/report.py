@@ -17,7 +17,7 @@ from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.enumeration import enumerate_points
-from speccascade_jax.evaluation.experiment import measure, open_session, tell_without_outputs
+from speccascade_jax.evaluation.experiment import measure, open_session, rehearse, tell_without_outputs
 from speccascade_jax.evaluation.measuring import evaluate_together
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings
 from speccascade_jax.methods import build_selection
@@ -100,6 +100,8 @@ def compare(
     if dry_run:
         points = itertools.chain(*itertools.chain(*of_domains))
         printing.print_points([f"{point.coordinates()['task']}: {point.label()}" for point in points])
+        for domain in domains:
+            rehearse(pair, domain)
         return None
     with ResultStore(output) as store:
         check_format(store.records, output)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax.core.names import shown
 from speccascade_jax.storage.readers import json_object
 
 _SCHEME = re.compile(r"(\w[\w+.-]+:)/")  # at least two letters, because C:/ is a drive; Path makes one slash of two
@@ -23,12 +24,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """Expands `~` and `~name` in a path to home folders.
 
     Raises:
-        ValueError: there is no such home folder, or the path is a URL, which would become a folder named `gs:`.
+        ValueError: the value is no path, a URL (it would become a folder named `gs:`), or names no home folder.
     """
-    if scheme := _SCHEME.match(os.fspath(path)):
-        raise ValueError(f"{path}: {scheme[1]} is not read or written; copy or mount it here, and give a local path")
     try:
+        if scheme := _SCHEME.match(os.fspath(path)):
+            url = f"{path}: {scheme[1]} is not read or written"
+            raise ValueError(f"{url}; copy or mount it here, and give a local path")
         return Path(path).expanduser()
+    except TypeError as error:
+        raise ValueError(f"{shown(path)} is not a path: give a text or a Path") from error
     except RuntimeError as error:
         raise ValueError(f"{path}: {error}; write the full path") from error
 

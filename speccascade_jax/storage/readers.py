@@ -34,7 +34,10 @@ def parsed(
     """Parses the JSON object in a text.
 
     Args:
+        content: the text.
         location: the beginning of the error's sentence: file, or file and line.
+        remedy: the end of the error's sentence.
+        error: the error's class.
         unique: whether an object with two entries of one name is refused; otherwise the last one counts.
     """
     try:

@@ -189,11 +189,17 @@ class MetricsLog:
 
     Args:
         resume_step: step of the resumed state; logged: number of records at that time, if known.
+
+    Raises:
+        ValueError: the file holds lines, and none of them is a record.
     """
 
     def __init__(self, path: Path, resume_step: int, logged: int | None = None):
         self.path = path
-        kept = [record for record in _records(path) if record["step"] <= resume_step][:logged]
+        records = [*_records(path)]
+        if not records and path.is_file() and b"\n" in path.read_bytes():
+            raise ValueError(f"{path} is no trainer's log, so it is not replaced: name another run_dir, or move it")
+        kept = [record for record in records if record["step"] <= resume_step][:logged]
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
         self.logged = len(kept)
         self._scalars = Scalars(path.parent, resume_step)

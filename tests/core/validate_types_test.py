@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def takes(
     pair: tuple[int, str] = (0, ""),
     several: tuple[int, ...] = (),
     count: int = 0,
+    size: int | Literal["auto"] = 0,
     share: float = 0.0,
     allowed: bool = False,
     called: Callable[[int], int] | None = None,
@@ -51,6 +53,9 @@ WRONG = [
     ("pair", (1, 2), r"pair\[1\]=2 is not a text$"),
     ("several", (1, 2.5), r"several\[1\]=2.5 is not a whole number$"),
     ("count", "3", "count='3' is not a whole number; write it without quotes$"),
+    ("size", "Auto", r"size='Auto' is not a whole number or 'auto'; did you mean auto\?$"),
+    ("size", "3", "size='3' is not a whole number or 'auto'; write it without quotes$"),
+    ("pair", 2, r"pair=2 is one value where a tuple is meant; write \(2, …\)$"),
     ("count", True, "count=True is not a whole number$"),
     ("count", 3.0, "count=3.0 is not a whole number; write 3$"),
     ("share", "high", "share='high' is not a finite number; write it without quotes$"),

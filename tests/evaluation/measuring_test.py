@@ -383,3 +383,11 @@ def test_records_are_found_by_the_beginning_of_their_keys(tmp_path, monkeypatch)
     for key, said in refused.items():
         with pytest.raises(ValueError, match=said):
             experiment.find_record(key)
+    with pytest.raises(ValueError, match="begins with 'zzzz': its 3 keys are in the lines' entry") as caught:
+        experiment.find_record("zzzz", "results/a.jsonl")
+    assert "give --store" not in str(caught.value)
+
+
+def test_outputs_of_a_store_are_found_through_a_link(records, path, tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(path)
+    assert outputs.read(tmp_path / "link.jsonl", records[0]) == outputs.read(path, records[0]) is not None

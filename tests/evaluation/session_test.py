@@ -291,8 +291,18 @@ def test_run_adds_one_record_and_prints_it(pair, tmp_path, monkeypatch, capsys):
 
 def test_a_dry_run_lists_the_points_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pytest.fail("loaded"))
-    assert experiment.sweep(pair=SOURCE, evaluation=SMALL, methods=["spec_decode"], dry_run=True) is None
+    shared = {"pair": ModelPair(name="tatoeba_en_de"), "evaluation": SMALL, "methods": ["spec_decode"]}
+    assert experiment.sweep(**shared, dry_run=True) is None
     assert capsys.readouterr().out.count("\n") == 3
+    (tmp_path / "one.csv").write_text("source,reference\na,b\n")
+    wrong = {
+        "no pair 'nowhere'": {"pair": ModelPair(name="nowhere")},
+        "nowhere/x does not exist": {"pair": replace(shared["pair"], others={"x": "nowhere/x"})},
+        "one has 1 examples in split": {"evaluation": replace(SMALL, task=str(tmp_path / "one.csv"))},
+    }
+    for said, changes in wrong.items():
+        with pytest.raises((ValueError, OSError), match=said):
+            experiment.sweep(**shared | changes, dry_run=True)
 
 
 def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 
+import gin
 import numpy as np
 import pytest
 
 from speccascade_jax.data.vocabularies import load
+from speccascade_jax.runtime import gin_flags
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage import archives
 
@@ -75,6 +77,22 @@ def test_a_sweep_without_a_gin_file_shows_an_example_command(tmp_path):
     done = _call("-m", "experiments.sweep", folder=tmp_path)
     assert done.returncode != 0
     assert "name at least one --gin_file; for example: python -m experiments.sweep --gin_file=configs" in done.stderr
+
+
+def test_gin_files_may_begin_with_a_byte_order_mark_but_not_be_empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = {"": "is empty: it sets nothing", "# nothing\n": "is empty: it sets nothing", "\ufeff": "is empty"}
+    for text, said in refused.items():
+        (tmp_path / "a.gin").write_text(text)
+        with pytest.raises(ValueError, match=rf"a\.gin {said}"):
+            gin_flags.parse_gin(["a.gin"])
+    (tmp_path / "a.gin").write_bytes("N = 1".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"a\.gin is not UTF-8 .*: save it as UTF-8"):
+        gin_flags.parse_gin(["a.gin"])
+    (tmp_path / "a.gin").write_text("\ufeffinclude 'b.gin'\n")
+    (tmp_path / "b.gin").write_text("\ufeffN = 1\n")
+    gin_flags.parse_gin(["a.gin"])
+    gin.clear_config()
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):

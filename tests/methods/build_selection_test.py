@@ -136,3 +136,10 @@ def test_lossy_arms_are_reported(pair):
     assert not build_selection.lossy_arms(Settings(drafters=ARMS, choose="random"))
     engine, _ = assemble(pair, drafters=settings.drafters, choose="random", lossy_arms=True, alpha=0.2)
     assert engine.verifier.name == "opt | spec_decode" and not engine.verifier.lossless
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "autoregressive_draft", "a.b"])
+def test_an_arm_has_no_name_that_stands_for_something_else(name):
+    with pytest.raises(ValueError, match=f"an Arm has the name '{name}', but .*: rename it"):
+        Arm(drafter="draft", name=name)
+    assert Arm(drafter="autoregressive", name="autoregressive").called == "autoregressive"

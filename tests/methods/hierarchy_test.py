@@ -9,6 +9,7 @@ import pytest
 
 import speccascade_jax as sc
 from experiments import tables
+from speccascade_jax.core import rngs
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.curves import facts
 from speccascade_jax.evaluation.heads import asks_head
@@ -253,3 +254,16 @@ def test_a_missing_model_is_named_before_measuring(folder, tmp_path, monkeypatch
         experiment.sweep(
             methods=[Settings(method="spec_decode", drafters=(Level(model="large", budget=2),))], **arguments
         )
+
+
+def test_levels_beyond_the_random_bits_are_refused():
+    level = "draft"
+    for _ in range(10):
+        level = Level(model="a", budget=2, drafters=(level,))
+    rngs_level = 0
+    for _ in range(10):
+        rngs_level = rngs.below(rngs_level)
+    with pytest.raises(ValueError, match="level 'b' is above 10 others: nest at most 10 levels"):
+        Level(model="b", budget=2, drafters=(level,))
+    with pytest.raises(ValueError, match="nested too deeply to have random bits of their own: nest at most 10 levels"):
+        rngs.below(rngs_level)

@@ -24,7 +24,7 @@ from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.pairs import head_files
 from speccascade_jax.pairs.prompts import checked_stop_ids
 from speccascade_jax.runtime import products
-from tests.support import text_pair, tiny_pair, tokenizer_files
+from tests.support import conformance, text_pair, tiny_pair, tokenizer_files
 from tests.support.acceptance_heads import head_for
 
 
@@ -361,3 +361,29 @@ def test_models_with_one_different_weight_have_different_fingerprints(tmp_path):
     nudged = pair.draft.replace(params=jax.tree.map(lambda leaf: np.asarray(leaf).copy(), pair.draft.params))
     jax.tree.leaves(nudged.params)[0].flat[0] += 1
     assert of_model(nudged) != prints[1] == of_model(pair.draft)
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: sc.load_pair(None), "None is not a path: give a text or a Path"),
+    (lambda: sc.load_pair(5), "5 is not a path: give"),
+    (lambda: sc.Pair.load(None, "b"), "target=None is not a path: give"),
+    (lambda: sc.Pair.load("a", "b", 5), "5 is not a path"),
+    (lambda: sc.Pair.load("a", "b", others={"b": None}), "b=None is not a path"),
+    (lambda: sc.load_pair("tatoeba_en_de", others="exit:1"), r"others='exit:1' is not a dictionary: write others=\{"),
+    (lambda: sc.load_pair("tatoeba_en_de", others={"draft": "exit:1"}), "'draft', but a model of the pair has"),
+    (lambda: sc.Pair.load("a", "b", others={"autoregressive": "exit:1"}), "'autoregressive', but this is a method"),
+    (lambda: sc.Pair.load("a", "b", others={"a.b": "exit:1"}), "'a.b', but a dot separates module.NAME"),
+    (lambda: ModelPair(name="a", others={"a.b": "exit:1"}), "'a.b', but a dot separates"),
+    (lambda: sc.Pair.load("a", "b", draft_dtype=5), "draft_dtype=5 is not one of float32, "),
+    (lambda: sc.Pair.load("a", "b", dtype="int4"), "dtype='int4' is not one of float32, "),
+])  # fmt: skip
+def test_wrong_arguments_are_named_before_anything_is_read(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("length", [-1, 0, None, 1.5])
+def test_the_limit_of_prompts_is_a_number_of_tokens(length):
+    pair = conformance.tabular_pair(*conformance.tables(5, seed=4))
+    with pytest.raises(ValueError, match=f"max_prompt_length={length} is not a whole number >= 1"):
+        dataclasses.replace(pair, max_prompt_length=length)

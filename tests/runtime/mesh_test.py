@@ -15,7 +15,7 @@ COUNT = len(jax.devices())
     ((1, 2, 3), "has 3 numbers: give two"),
     ((0, 1), "mesh's data axis.*0"),
     ((1, 1.5), "mesh's model axis.*1.5"),
-    (8, "mesh=8 is one value"),
+    (8, r"mesh=8 is one value where two are meant: write \(data, model\), say \(2, 1\)"),
     ((4, COUNT), rf"mesh=\(4, {COUNT}\) needs {4 * COUNT} devices, but there are {COUNT}"),
 ])  # fmt: skip
 def test_invalid_and_too_large_shapes_are_refused(shape, message):

@@ -151,3 +151,13 @@ def test_event_files_hold_the_logged_numbers(tmp_path):
     while b"heads/a" not in file.read_bytes() and time.monotonic() < end:
         time.sleep(0.05)
     assert b"heads/a" in file.read_bytes() and b"loss" in file.read_bytes()
+
+
+def test_a_file_that_is_no_log_is_not_replaced(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"my": "notes"}\n')
+    with pytest.raises(ValueError, match="is no trainer's log, so it is not replaced"):
+        runs.MetricsLog(file, 0)
+    assert file.read_text() == '{"my": "notes"}\n'
+    file.write_text('{"step": 1, "lo')
+    assert runs.MetricsLog(file, 0).logged == 0

@@ -12,7 +12,7 @@ from speccascade_jax.results.analysis.panels import Panel, Spot, metric_name, sh
 from speccascade_jax.results.analysis.significance import Places
 from speccascade_jax.results.report import charts, templates
 from speccascade_jax.results.report.tables import table2
-from speccascade_jax.results.store import outputs
+from speccascade_jax.results.store import outputs, shards
 from speccascade_jax.results.store.outputs import LETTERS, Output
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import paths
@@ -78,7 +78,8 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     for entry, number in panel_entries:
         first, *more = itertools.islice(standing, number) if number else ("",)
         entry |= {"plot": first, "rejections": more}
-    settings_path = store.with_suffix(".settings.gin")
+    settings = [path.with_suffix(".settings.gin") for path in (store, shards.file_of(store))]
+    settings_path = next((path for path in settings if path.is_file()), settings[0])
     page = templates.environment().get_template("page.html")
     html: str = page.render(
         title=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",

@@ -56,7 +56,10 @@ class Output:
 
 def folder(store: str | Path) -> Path:
     """Returns the folder of the outputs of a store's records."""
-    path = expanded(store)
+    return _beside(shards.file_of(store))
+
+
+def _beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}.outputs")
 
 
@@ -132,8 +135,10 @@ def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
     """Returns a record's file (under its key or its former key) and that of its examples, if both exist."""
     if "fingerprints" not in record:
         return None
-    for name, path in itertools.product(_files_of(record), (store, *shards.parts_of(store))):
-        outputs, examples = folder(path) / name, folder(path) / _examples(record)
+    # earlier versions wrote beside a symbolic link
+    folders = [folder(store), _beside(expanded(store)), *map(folder, shards.parts_of(store))]
+    for name, path in itertools.product(_files_of(record), folders):
+        outputs, examples = path / name, path / _examples(record)
         if outputs.is_file() and examples.is_file():
             return outputs, examples
     return None

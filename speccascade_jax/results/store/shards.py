@@ -4,6 +4,7 @@ The four parts of `results/a.jsonl` are `results/a.shard-0-of-4.jsonl` and so on
 its parts too, and a sweep into it takes over their records.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +39,14 @@ def path_of(output: str | Path, shard_id: int, num_shards: int) -> Path:
     return path.with_name(f"{path.stem}.shard-{shard_id}-of-{num_shards}{path.suffix}")
 
 
+def file_of(output: str | Path) -> Path:
+    """Returns the store's file: a symbolic link is followed, because the outputs and parts are beside the file."""
+    return Path(os.path.realpath(expanded(output)))
+
+
 def parts_of(output: str | Path) -> list[Path]:
     """Returns the stores of parts that exist beside a store, in order, whatever the number of parts is."""
-    path = expanded(output)
+    path = file_of(output)
     form = re.compile(re.escape(path.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(path.suffix))
     if not path.parent.is_dir():
         return []
