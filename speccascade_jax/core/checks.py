@@ -51,6 +51,7 @@ def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
 
 def check_text(name: str, text: str) -> None:
     """Refuses a text with half of a surrogate pair, which no vocabulary and no file can encode (`ValueError`)."""
+    # JSON may hold such a half as an escape, so files of other programs contain them.
     try:
         text.encode()
     except UnicodeEncodeError as error:

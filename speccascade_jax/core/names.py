@@ -83,6 +83,7 @@ def check_own(noun: str, name: object) -> None:
     """Refuses a name for one of the user's models or drafters that would stand for something else (`ValueError`)."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{noun} has the name {shown(name)}: give it a text")
+    # `drafters` and `others` look names up among methods and the user's modules too.
     if name in (TARGET, DRAFT) or "." in name:
         meaning = "a dot separates module.NAME of a drafter of your own" if "." in name else "this is a method"
         raise ValueError(f"{noun} has the name {name!r}, but {meaning}: rename it")
