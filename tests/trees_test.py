@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core.trees import Tree
+from speccascade_jax.core.trees import Tree, without
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models.decoder import tiny
@@ -35,6 +35,14 @@ def test_a_draft_that_is_the_target_stays_right_after_leaves_that_it_was_not_fed
     """The last level is fed only if the distribution after it is wanted; the next round must feed a kept leaf."""
     out = sc.decode(Pair(target=FakeLM(12), draft=FakeLM(12)), [[3, 4, 5]], tree=(2, 1), max_new_tokens=30)
     assert (out.stats["rejected"], out.stats["target_calls"]) == (0, 10)
+    assert out.stats["draft_steps"] == 10 * 2 + 9  # two levels a round, and a leaf before every round but the first
+
+
+def test_a_greedy_drafts_next_sibling_is_its_next_most_likely_token():
+    """Its distribution is one-hot, so nothing of it remains; any token is legal, and the likeliest is kept most."""
+    q, first = jnp.asarray([0.1, 0.2, 0.4, 0.3]), jnp.asarray([False, False, True, False])
+    assert without(jnp.eye(4)[2], q, first).tolist() == [0, 0, 0, 1]
+    np.testing.assert_allclose(without(q, q, first), [1 / 6, 1 / 3, 0, 1 / 2], rtol=1e-6)
 
 
 PAIRS = {
