@@ -158,6 +158,16 @@ def test_shared_random_bits_are_found():
     assert appended_p_value(SharesBits, Fixed(2)) < 1e-6
 
 
+@pytest.mark.laws
+def test_no_tail_follows_a_drafted_stop_id():
+    bound = sc.TableLM(20 * np.eye(3, dtype=np.float32)[[1, 2, 0]])  # 1 follows 0, and 2 follows 1
+    drafter = AppendedDrafter(engines.drafting(bound.model, 2), engines.drafting(bound.model, 3))
+    params = {"first": {"model": bound.params}, "tail": {"model": bound.params}}
+    engine = engines.engine(bound.model, drafter, stop_ids=(2,))
+    out = engines.generated(engine, params, engines.prompts([0]), target=bound.params)
+    assert (out.lengths.tolist(), out.inner["tail_steps"].tolist()) == ([2], [0])
+
+
 def fakes():
     """Returns draft, tail and target whose distributions depend on the whole prefix."""
     return [BoundModel((), Fake(16, noise=noise, seed=seed)) for noise, seed in ((0.1, 1), (0.2, 2), (0.0, 3))]
