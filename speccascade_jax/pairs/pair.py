@@ -242,9 +242,9 @@ class Pair:
             ValueError: vocabularies differ (names the first difference), or models do not fit each other.
             ImportError: there is a `tokenizer.json`, and `tokenizers` is not installed.
         """
-        for argument, value in (("dtype", dtype), ("draft_dtype", draft_dtype)):
-            if value is not None and value not in DTYPES:
-                raise ValueError(f"{argument}={names.shown(value)} is not one of {', '.join(DTYPES)}")
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"dtype={names.shown(dtype)} is not one of {', '.join(DTYPES)}")
+        small_dtype = _dtype_of_drafts(dtype, draft_dtype)
         paths = {"target": target, "draft": draft, **_further(others)}
         for model, path in paths.items():
             if not isinstance(path, str | os.PathLike) or not str(path):
@@ -255,7 +255,6 @@ class Pair:
         # Before the weights, which may take minutes to read.
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
-        small_dtype = _dtype_of_drafts(dtype, draft_dtype)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
         models = {name: _bound(path, entries, grid, *ways[name]) for name, path in read.items()}
         large = models.pop("target")
@@ -268,7 +267,7 @@ def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
     """Returns the dtype for `checkpoints.load`; in fewer than 32 bits, the user chose other values than the stored."""
     if draft_dtype not in (None, STORED, *DTYPES):
         raise ValueError(
-            f"draft_dtype={draft_dtype!r} is not one of {', '.join((STORED, *DTYPES))}; None gives the target's dtype"
+            f"draft_dtype={names.shown(draft_dtype)} is not one of {', '.join((STORED, *DTYPES))}; None gives the target's dtype"
         )
     return dtype if draft_dtype is None or (draft_dtype == STORED and dtype != "float32") else draft_dtype
 

@@ -158,7 +158,8 @@ class FileTask(Task):
         # NaN is what pandas writes where a table has nothing.
         source, reference = (None if _is_nan(value) else value for value in (source, reference))
         many = isinstance(reference, list | tuple)
-        texts = tuple(str(text) for text in (reference if many else [reference]) if text is not None)
+        listed: Sequence[Any] = reference if isinstance(reference, list | tuple) else [reference]
+        texts = tuple(str(text) for text in listed if text is not None)
         if source is None or not any(text.strip() for text in texts):
             raise ValueError(f"{location} has no source or no reference: remove the row, or write the missing text")
         references = texts if many else texts[0]
