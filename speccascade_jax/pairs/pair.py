@@ -266,9 +266,8 @@ class Pair:
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
     """Returns the dtype for `checkpoints.load`; in fewer than 32 bits, the user chose other values than the stored."""
     if draft_dtype not in (None, STORED, *DTYPES):
-        raise ValueError(
-            f"draft_dtype={names.shown(draft_dtype)} is not one of {', '.join((STORED, *DTYPES))}; None gives the target's dtype"
-        )
+        known = ", ".join((STORED, *DTYPES))
+        raise ValueError(f"draft_dtype={names.shown(draft_dtype)} is not one of {known}; None gives the target's dtype")
     return dtype if draft_dtype is None or (draft_dtype == STORED and dtype != "float32") else draft_dtype
 
 
