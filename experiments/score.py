@@ -28,7 +28,7 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime import interrupts
-from speccascade_jax.storage.files import expanded, rewrite, write_atomically
+from speccascade_jax.storage.files import expanded, make_folder, rewrite, write_atomically
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,7 +53,8 @@ def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> No
     ids = [output.id for output in points[0][1]]
     if any([output.id for output in kept] != ids for _, kept in points):
         raise ValueError("the points were judged on different examples: give a store of one task")
-    if folder.exists() and not (folder / INDEX).is_file() and any(folder.iterdir()):
+    make_folder(folder)
+    if not (folder / INDEX).is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds files that this command did not make: name another folder")
     first = points[0][1]
     # the first file marks the folder as made by this command

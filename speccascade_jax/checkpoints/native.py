@@ -80,7 +80,7 @@ def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
 
     Raises the same errors as `save`.
     """
-    target = expanded(path).absolute()
+    target = _place(path)
     with locks.held(target.with_name(f".{target.name}.lock"), target):
         for leftover in _put_back(target):
             _remove(leftover)
@@ -158,9 +158,15 @@ def _as_system_errors() -> Iterator[None]:
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
+def _place(path: str | os.PathLike[str]) -> Path:
+    """Returns the absolute path of a checkpoint; a symbolic link is followed, because its checkpoint is replaced."""
+    target = expanded(path).absolute()
+    return target.resolve() if target.is_symlink() else target
+
+
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raises the FileExistsError of `save`: for a path that exists, or that holds more than `save` wrote."""
-    target = expanded(path).absolute()
+    target = _place(path)
     if not target.exists():
         return
     if not overwrite:

@@ -33,6 +33,16 @@ def test_folders_with_more_than_a_checkpoint_are_never_replaced(saved, model, pa
     assert (saved / "thesis.txt").read_text() == "years" and load(saved)[0] == model
 
 
+def test_a_checkpoint_is_replaced_through_a_link_which_stays(saved, model, params, tmp_path):
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "link"
+    link.symlink_to(saved)
+    before = describe(saved)
+    params["token_embedder"]["embedding"] += 1
+    save(link, model, params, overwrite=True)
+    assert link.is_symlink() and [*link.parent.iterdir()] == [link] and describe(saved) != before
+
+
 CONFIGS = ("{", "7", '{"format": 1, "family": "t5"}', '{"format": "1", "family": "t5", "config": {}, "arrays": {}}')
 CONFIGS += ('{"format": 1, "family": "bert", "config": {}, "arrays": {}}',)
 OTHERS = [{"letters/a.txt": "dear"}, {"config.json": '{"model_type": "llama"}'}, {"params/a.txt": "1"}]

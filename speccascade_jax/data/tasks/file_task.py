@@ -160,6 +160,8 @@ class FileTask(Task):
         many = isinstance(reference, list | tuple)
         listed: Sequence[Any] = reference if isinstance(reference, list | tuple) else [reference]
         texts = tuple(str(text) for text in listed if text is not None)
+        if isinstance(source, list | tuple):
+            raise ValueError(f"{location}: the source is a list, not a text: {source!r:.80}")
         if source is None or not any(text.strip() for text in texts):
             raise ValueError(f"{location} has no source or no reference: remove the row, or write the missing text")
         references = texts if many else texts[0]

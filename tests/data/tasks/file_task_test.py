@@ -140,6 +140,8 @@ def test_wrong_files_and_settings_raise_errors_that_name_them(tmp_path, text, mo
     (r'{"source": "a\ud83d", "reference": "b"}', r"row 0: the source holds '\\ud83d' at character 1, half of a surro"),
     (r'{"source": "a", "reference": ["b", "\udc00"]}', r"row 0: the reference holds '\\udc00' at character 0"),
     ('{"source": "a", "reference": ["", " "]}', r"row 0 has no source or no reference"),
+    ('{"source": "a", "reference": NaN}', r"row 0 has no source or no reference"),
+    ('{"source": ["a", "b"], "reference": "c"}', r"row 0: the source is a list, not a text"),
 ])  # fmt: skip
 def test_rows_that_would_be_misread_are_refused(tmp_path, row, said):
     (tmp_path / "a.jsonl").write_text(row + "\n")
@@ -150,6 +152,11 @@ def test_rows_that_would_be_misread_are_refused(tmp_path, row, said):
 def test_columns_without_a_name_may_repeat(tmp_path):
     (tmp_path / "a.csv").write_text("source,reference,,\na,b,,\n")
     assert len(get_task(str(tmp_path / "a.csv")).load()) == 1
+
+
+def test_objects_may_follow_a_byte_order_mark_and_precede_empty_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\ufeff{"source": "a", "reference": "b"}\n\n', encoding="utf-8")
+    assert [example.source for example in get_task(str(tmp_path / "a.jsonl")).load()] == ["a"]
 
 
 def test_missing_and_unsupported_files_are_rejected(tmp_path):
