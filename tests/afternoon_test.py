@@ -107,7 +107,7 @@ def test_the_wheel_has_the_other_commands(desk):
     for name in ("sweep", "run", "report", "compare", "score", "tables", "plots", "show", "convert", "launch"):
         assert f"\n  {name} " in done.stdout
     slip = desk("swep")
-    assert slip.returncode == 1 and "no command 'swep': did you mean sweep" in slip.stderr
+    assert slip.returncode == 1 and "unknown command 'swep': did you mean sweep" in slip.stderr
     done = desk("compare", "results/mine.jsonl", "autoregressive", "my_rules.FAVOURITE@0.6")
     assert done.returncode == 0 and "8 examples" in done.stdout
 

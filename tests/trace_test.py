@@ -60,8 +60,8 @@ def test_counts_recomputed_from_traces_equal_the_engines(way):
             assert at_position + [0] * (len(counted) - len(at_position)) == counted, name
     for turn in (turn for trace in traced.trace for turn in trace.rounds):
         fates = [step.fate for step in turn.steps if step.proposed]
-        rejected = turn.examined - turn.kept if "whole" in way else turn.rejected
-        assert rejected == (turn.drafted - turn.kept if "whole" in way else turn.rejected)
+        rejected = turn.examined - turn.kept if "verification" in way else turn.rejected
+        assert rejected == (turn.drafted - turn.kept if "verification" in way else turn.rejected)
         read = ["unverified" if turn.unverified else "kept"] * turn.kept + ["rejected"] * rejected
         assert fates == read + ["unread"] * (turn.drafted - len(read))
         assert [step.source == "draft" for step in turn.steps if step.committed][: turn.kept] == [True] * turn.kept
