@@ -9,7 +9,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,14 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{path}: {error}; write the full path") from error
 
 
-def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
+def claim(path: Path, settings: dict[str, Any], remedy: str, checked: Collection[str] = ()) -> None:
     """Writes to `path` (JSON) the settings that its folder is made with; refuses a folder made with other settings.
 
     Args:
         path: the JSON file that holds the settings.
         settings: values that survive JSON: lists, no tuples.
         remedy: the end of the error's sentence.
+        checked: names of files that the caller itself refuses if they are not its own.
 
     Raises:
         ValueError: names the settings that differ, or files in a folder without settings, which it did not make.
@@ -55,7 +56,8 @@ def claim(path: Path, settings: dict[str, Any], remedy: str) -> None:
             raise ValueError(f"{path.parent} was started with other values of {', '.join(changed)}: {remedy}")
         return
     kinds = (".json", ".jsonl", ".msgpack", ".npz")
-    if path.parent.is_dir() and (files := sorted(x.name for x in path.parent.iterdir() if x.suffix in kinds)):
+    present = path.parent.iterdir() if path.parent.is_dir() else ()
+    if files := sorted({file.name for file in present if file.suffix in kinds} - set(checked)):
         others = f"{files[0]}{' and others' * (len(files) > 1)}"
         raise ValueError(f"{path.parent} holds files that this command did not make ({others}): {remedy}")
     write_atomically(path, json.dumps(settings, indent=1).encode())

@@ -102,7 +102,8 @@ class EpochRun(runs.Run):
     def __init__(self, trainer: Any):
         self.trainer, begun = trainer, files.expanded(trainer.run_dir) / "settings.json"
         params, self.optimizer = self.prepare()
-        files.claim(begun, self.settings(), "name another run_dir, or remove it")
+        read = runs.STATE_FILE, runs.METRICS_FILE
+        files.claim(begun, self.settings(), "name another run_dir, or remove it", checked=read)
         super().__init__(trainer, TrainState.fresh(params, self.optimizer))
 
     def prepare(self) -> tuple[Params, optax.GradientTransformation]:

@@ -65,6 +65,7 @@ def test_a_folder_that_holds_files_of_others_is_not_claimed(tmp_path):
     (tmp_path / "b" / "metrics.jsonl").write_text("mine")
     with pytest.raises(ValueError, match=r"b holds files that this command did not make .metrics.jsonl.: name"):
         files.claim(tmp_path / "b" / "settings.json", {"a": 1}, "name another run_dir")
+    files.claim(tmp_path / "b" / "settings.json", {"a": 1}, "name another run_dir", checked=("metrics.jsonl",))
 
 
 @pytest.mark.parametrize(

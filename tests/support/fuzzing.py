@@ -133,14 +133,19 @@ def _read_state(folder: Path) -> str:
     return repr(None if state is None else (state[0]["a"].tolist(), int(state[0]["b"]), state[1]))
 
 
+def _claim(folder: Path) -> None:
+    read = runs.STATE_FILE, runs.METRICS_FILE
+    files.claim(folder / "settings.json", {"seed": 1, "grid": [1, 2]}, "name another run_dir", checked=read)
+
+
 def _run(folder: Path) -> None:
     runs.save_state(folder, STATE, {"epoch": 1, "window": [{"loss": 0.5}]})
-    files.claim(folder / "settings.json", {"seed": 1, "grid": [1, 2]}, "name another run_dir")
+    _claim(folder)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n')
 
 
 def _read_run(folder: Path) -> str:
-    files.claim(folder / "settings.json", {"seed": 1, "grid": [1, 2]}, "name another run_dir")
+    _claim(folder)
     runs.MetricsLog(folder / "metrics.jsonl", 2, 2)
     return _read_state(folder)
 
