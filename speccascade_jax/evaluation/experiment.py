@@ -308,8 +308,8 @@ def tell_timed_elsewhere(store: ResultStore, identities: Collection[Identity]) -
     done, timed = store.done_keys(), {record.get("judged_key") for record in store.records if record.get("latency")}
     if moved := sum(identity.key not in done and identity.judged_key in timed for identity in identities):
         kept = "are measured anew" if hosts.many() else "keep their quality and are timed anew"
-        where = "on other devices, on another mesh or with other latency settings"
-        print(f"{moved} of {len(identities)} points were timed {where}: here they {kept}")
+        difference = "on other devices, on another mesh or with other latency settings"
+        print(f"{moved} of {len(identities)} points were timed {difference}: here they {kept}")
 
 
 def measure_in(

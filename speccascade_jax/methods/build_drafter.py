@@ -213,17 +213,17 @@ def _own_drafter(name: str, pair: Pair, block_size: int) -> tuple[Drafter, Param
         inspect.signature(make).bind(pair, block_size)
     except TypeError as error:
         raise ValueError(f"{name!r} is called as f(pair, block_size): {error}") from error
-    made = make(pair, block_size)
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise ValueError(f"{name!r} must return (drafter, params), not {names.shown(made)}")
-    drafter = made[0]
+    result = make(pair, block_size)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise ValueError(f"{name!r} must return (drafter, params), not {names.shown(result)}")
+    drafter = result[0]
     members = _MEMBERS[:5] if isinstance(drafter, Planner) else _MEMBERS
     if lacking := [member for member in members if not hasattr(drafter, member)]:
         shown = f"drafter {name!r}: {type(drafter).__name__} has no {' and no '.join(lacking)}"
         raise ValueError(f"{shown}; help(speccascade_jax.extend.Drafter) lists what a drafter needs")
     if type(drafter).__hash__ is None:
         raise ValueError(f"drafter {name!r}: {type(drafter).__name__} must be hashable: use @dataclass(frozen=True)")
-    return drafter, made[1]
+    return drafter, result[1]
 
 
 def _model_drafter(

@@ -309,7 +309,10 @@ def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> 
 def _fitted(
     vocabulary: FileVocabulary | None, entries: int | None, paths: Sequence[str | Path]
 ) -> tuple[FileVocabulary | None, int | None]:
-    """Returns the target's vocabulary and number of ids, which all models have rows for; the first path is its."""
+    """Returns the target's vocabulary and its number of ids, after checking every model's rows.
+
+    The target's path is the first.
+    """
     if vocabulary is None and entries is None:
         return None, None
     target, *drafts = (checkpoints.model_of(path).config for path in paths)
@@ -332,7 +335,7 @@ def _for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVo
 
 
 def _entries(config: Any, vocabulary: FileVocabulary) -> int:
-    """Returns the number of ids that a target draws from: its vocabulary's pieces, unless it knows better."""
+    """Returns the number of ids that a target draws from: the vocabulary's pieces, or more if its config says so."""
     known = config.vocab_size if config.vocab_size < config.num_embeddings else 0
     return min(max(vocabulary.vocab_size, known), config.num_embeddings)
 

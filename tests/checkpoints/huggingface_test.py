@@ -75,9 +75,9 @@ def test_the_root_of_a_cache_is_pointed_to_its_snapshot(written, tmp_path):
     snapshot = tmp_path / "models--org--name" / "snapshots" / "0f1e2d"
     snapshot.parent.mkdir(parents=True)
     written().rename(snapshot)
-    for given in (snapshot.parents[1], snapshot.parent):
+    for folder in (snapshot.parents[1], snapshot.parent):
         with pytest.raises(CheckpointError, match=f"cache .*: give {snapshot}$"):
-            load(given)
+            load(folder)
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -45,13 +45,13 @@ def test_the_next_writer_removes_what_a_killed_writer_left_and_nothing_else(tmp_
     writer = "import sys, time, os; from speccascade_jax.storage import files; os.fsync = lambda _: time.sleep(60); "
     writer += "files.write_atomically(sys.argv[1], 'new')"
     process = subprocess.Popen([sys.executable, "-c", writer, str(tmp_path / "a.json")])
-    while not (left := [file for file in tmp_path.glob("a.json.*.tmp") if file.stat().st_size]):
+    while not (leftovers := [file for file in tmp_path.glob("a.json.*.tmp") if file.stat().st_size]):
         time.sleep(0.02)
     mine = [tmp_path / name for name in ("a.json.my_notes.tmp", "a.json.tmp", "b.json.abcdefgh.tmp")]
     for file in mine:
         file.write_text("mine")
     files.write_atomically(tmp_path / "a.json", "first")
-    assert left[0].exists(), "the file of a live writer was removed"
+    assert leftovers[0].exists(), "the file of a live writer was removed"
     process.kill()
     process.wait()
     files.write_atomically(tmp_path / "a.json", "second")

@@ -41,8 +41,8 @@ class Ours:
         if dtype not in self._pairs:
             folder, name = self.told["folder"], self.told["ours"]
             paths = f"{folder}/target", f"{folder}/draft"
-            both: dict[str, Any] = {"dtype": dtype, "draft_dtype": None}
-            self._pairs[dtype] = load_pair(name, **both) if name else Pair.load(*paths, **both)
+            dtypes: dict[str, Any] = {"dtype": dtype, "draft_dtype": None}
+            self._pairs[dtype] = load_pair(name, **dtypes) if name else Pair.load(*paths, **dtypes)
         return self._pairs[dtype]
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:

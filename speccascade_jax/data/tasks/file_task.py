@@ -128,8 +128,8 @@ class FileTask(Task):
         needed = {"template": "{source}"} | ({"answer": "{answer}"} if self.shots else {})
         for name, field in needed.items():
             if not _has_field(text := getattr(self, name)):
-                where = f"so all rows would give the same text: write {field} where the row's text belongs"
-                raise ValueError(f"{name}={text!r} names no column, {where}")
+                effect = f"so all rows would give the same text: write {field} where the row's text belongs"
+                raise ValueError(f"{name}={text!r} names no column, {effect}")
 
     @property
     def _shown(self) -> FewShotTask:

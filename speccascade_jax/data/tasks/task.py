@@ -133,8 +133,8 @@ def _instances(task: Task, reader: str, items: Iterable[Any], kind: type[T]) -> 
     """Yields what a task's reader gives; refuses items of another kind, such as tuples, with a ValueError."""
     for number, item in enumerate(items):
         if not isinstance(item, kind):
-            given = f"item {number} is a {type(item).__name__}"
-            raise ValueError(f"task {task.name!r}: {reader} must give {kind.__name__}s; {given}")
+            fault = f"item {number} is a {type(item).__name__}"
+            raise ValueError(f"task {task.name!r}: {reader} must give {kind.__name__}s; {fault}")
         yield item
 
 

@@ -123,10 +123,10 @@ class SentencePieceVocabulary(FileVocabulary):
 
     def piece_table(self) -> list[str]:
         """Returns all pieces with a single call of the library."""
-        own = self._own_pieces()
-        return [
-            self._added[n].name if n in self._added else own[n] if n < len(own) else "" for n in range(self.vocab_size)
-        ]
+        table = [*self._own_pieces(), *[""] * self.vocab_size][: self.vocab_size]
+        for token, piece in self._added.items():
+            table[token] = piece.name
+        return table
 
     def pieces(self, ids: Iterable[int]) -> str:
         """Returns the pieces of `ids`, separated by spaces; `ids_of_pieces` turns them into the same ids again.

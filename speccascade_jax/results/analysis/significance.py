@@ -75,8 +75,9 @@ class Places(NamedTuple):
     Attributes:
         curves: as in the panel; ends: the target's and the draft's.
         random: relative latencies and differences of whole requests sent at random, or `None`.
-        margin: the accepted loss of quality; chosen: the place that measured fastest within it, `None` if none is
-            faster than the target; certain: whether the whole interval of its quality is within the margin.
+        margin: the accepted loss of quality.
+        chosen: the place that measured fastest within it, `None` if none is faster than the target.
+        certain: whether the whole interval of the quality of `chosen` is within the margin.
     """
 
     curves: dict[str, list[Place]]

@@ -130,8 +130,8 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
         print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     compare two points")
     print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     run one point again")
     if not any(_uses_own(spot.records[0]) for spot in spots):
-        own = "use your own data and rule (docs/extending.md)"
-        print(f"  {own}: --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+        proposal = "use your own data and rule (docs/extending.md)"
+        print(f"  {proposal}: --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
 
 
 def _uses_own(record: Record) -> bool:

@@ -272,15 +272,15 @@ def test_equal_answers_on_few_examples_leave_a_lossy_methods_difference_open():
 
 
 def test_seeds_of_one_setting_throw_the_same_coins_and_programs_count_as_answers():
-    one, two = answers([True] * 8, seed=0), answers([True] * 8, seed=1)
-    assert Bootstrap().quality_difference([one], [two]) == (0, 0, 0)
+    first, second = answers([True] * 8, seed=0), answers([True] * 8, seed=1)
+    assert Bootstrap().quality_difference([first], [second]) == (0, 0, 0)
     programs = record([[1, 0, 0]] * 8, metric="pass_at_1")
-    expected, passed = Bootstrap().qualities([one], [one])[0], Bootstrap().qualities([programs], [programs])[0]
+    expected, passed = Bootstrap().qualities([first], [first])[0], Bootstrap().qualities([programs], [programs])[0]
     assert passed[0] == 100 and passed.min() < 90
     assert np.quantile(passed, 0.3) == pytest.approx(np.quantile(expected, 0.3), abs=3)
 
 
-def held(examples, ours, theirs, many=1000):
+def coverage(examples, ours, theirs, many=1000):
     """Returns the share of 95% intervals that hold the truth: of the difference, and of our quality alone.
 
     Args:
@@ -301,7 +301,7 @@ def held(examples, ours, theirs, many=1000):
 def test_intervals_of_answers_that_seldom_differ_hold_the_truth(examples):
     """By the examples alone, 95% intervals of the first two differences hold it in 57, 76, 93% and in 22, 37, 85%."""
     for ours, theirs in ((0.1, 0.05), (0.03, 0.0), (0.15, 0.0), (0.08, 0.08)):
-        difference, alone = held(examples, ours, theirs)
+        difference, alone = coverage(examples, ours, theirs)
         assert min(difference, alone) > 0.93, (ours, theirs)  # 0.007 is one standard deviation
 
 
