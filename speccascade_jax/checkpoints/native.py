@@ -36,7 +36,7 @@ PARAMS = "params"
 FORMAT, EIGHT_BITS = 1, 2
 """Formats of `config.json`: a version of the package that cannot read 8 bits refuses the second."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
-_SWEEPS, _BETWEEN_SWEEPS = 40, 0.05  # Two seconds in all.
+_SWEEPS, _ENOUGH, _BETWEEN_SWEEPS = 40, 4, 0.05  # Two seconds in all, a fifth of one without a new file.
 _OLD = "-old"
 SCALES = "_scales"
 """Suffix of the name of an 8-bit array's scales, float32 `[1, N]` or `[V, 1]`."""
@@ -123,12 +123,16 @@ def _remove(folder: Path) -> None:
 
 
 def _sweep(temporary: Path) -> None:
-    """Deletes an unfinished directory, repeatedly: after a failure, Orbax's threads may write a moment longer."""
+    """Deletes an unfinished directory until it stays deleted: after a failure, Orbax's threads go on for a moment."""
+    if not temporary.exists():  # it was renamed: nothing writes to it
+        return
+    absent = 0
     for _ in range(_SWEEPS):
         shutil.rmtree(temporary, ignore_errors=True)
-        if not temporary.exists():
-            return
         time.sleep(_BETWEEN_SWEEPS)
+        absent = 0 if temporary.exists() else absent + 1
+        if absent == _ENOUGH:
+            return
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
