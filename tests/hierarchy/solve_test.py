@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 
 from speccascade_jax import hierarchy
 from speccascade_jax.hierarchy import rounds
-from speccascade_jax.hierarchy.solve import Blocks, _keep
+from speccascade_jax.hierarchy.solve import BLOCKS, Blocks, _keep
 from tests.hierarchy import brute_force
 
 LAST = [0, 0, 0, 0.75, 0.55], [0, 0, 0, 0, 0.8]
@@ -143,6 +143,22 @@ def test_where_any_matrix_goes_the_search_still_finds_the_optimum_of_enumeration
         acceptance = np.triu(rng.choice([0, 0.25, 0.5, 0.75, 1.0], size=(5, 5)), 1).tolist()
         solution = hierarchy.solve(costs, acceptance, max_budget=3, objective="overshoot")
         assert solution.latency == pytest.approx(min(brute_force.overshoot(costs, acceptance, 3))[0], rel=1e-12)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("blocks", "missed", "worst"), [(BLOCKS, 0, 1.0), (1, 5, 1.122)])
+def test_the_search_misses_as_few_optima_as_the_page_says(blocks, missed, worst, monkeypatch):
+    """Enumerates 1,000 instances; with one block each, the search is as thin as that of tens of models."""
+    monkeypatch.setitem(_keep.__globals__, "BLOCKS", blocks)
+    rng, ratios = np.random.default_rng(6), []
+    for n in range(1000):
+        costs = np.sort(rng.lognormal(0, 1.5, 5)).tolist()
+        rates = [0, 0.25, 0.5, 0.75, 1.0] if n % 2 else rng.random(25).tolist()
+        acceptance = np.triu(rng.choice(rates, size=(5, 5)), 1).tolist()
+        least = min(brute_force.overshoot(costs, acceptance, 4))[0]
+        ratios.append(hierarchy.solve(costs, acceptance, max_budget=4, objective="overshoot").latency / least)
+    assert sum(ratio > 1 + 1e-9 for ratio in ratios) == missed
+    assert max(ratios) == pytest.approx(worst, abs=1e-3)
 
 
 def test_of_many_blocks_the_search_keeps_the_best_for_every_level_above():
