@@ -28,6 +28,7 @@ ROWS = (
     ("evaluation",),
     ("training",),
     ("hierarchy", "selection"),
+    ("preflight",),
 )
 LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
 LATE |= {"bokeh", "datasets", "jinja2", "tensorboardX", "tokenizers"}

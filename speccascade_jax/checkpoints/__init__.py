@@ -12,7 +12,7 @@ Examples:
 
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.native import put_back, save
-from speccascade_jax.checkpoints.reading import describe, load, model_of
+from speccascade_jax.checkpoints.reading import describe, load, model_of, named
 from speccascade_jax.storage.errors import CheckpointError
 
-__all__ = ["CheckpointError", "describe", "load", "model_of", "put_back", "save", "write_checksums"]
+__all__ = ["CheckpointError", "describe", "load", "model_of", "named", "put_back", "save", "write_checksums"]

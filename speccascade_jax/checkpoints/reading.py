@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, t5x, zarr
 from speccascade_jax.checkpoints.array_plan import Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.core.names import hint
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.models import sharding
-from speccascade_jax.models.families import Config, Model, model_from
+from speccascade_jax.models.families import PRESETS, Config, Model, model_from
 from speccascade_jax.models.products import held
 from speccascade_jax.runtime import products
 from speccascade_jax.runtime.mesh import MODEL
@@ -169,6 +170,21 @@ def model_of(path: str | os.PathLike[str]) -> Model:
     Its configuration is checked against the names and shapes of the stored arrays. Raises the same errors as `load`.
     """
     return model_from(_config(find(path), None))
+
+
+def named(name: str | os.PathLike[str]) -> Model:
+    """Returns the model of a preset (`models.families.PRESETS`) or of a checkpoint; reads no arrays.
+
+    Raises:
+        ValueError: neither a preset nor a path; names the nearest presets.
+        CheckpointError: as `load`.
+    """
+    if str(name) in PRESETS:
+        return model_from(PRESETS[str(name)])
+    if not expanded(name).exists():
+        near = hint(str(name), PRESETS)
+        raise ValueError(f"{str(name)!r} is neither a preset nor a checkpoint: {near}presets are {', '.join(PRESETS)}")
+    return model_of(name)
 
 
 def describe(path: str | os.PathLike[str]) -> str:

@@ -97,9 +97,11 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
     """
     laws, largest = _laws(logits, sampling)
     greedy = jnp.all(sampling.temperature <= 0.0)
-    token = jax.lax.cond(
-        greedy, lambda law, u, only: only, lambda law, u, _: sample(law, u), laws.scaled, uniform, largest
-    )
+    # named, like the other branches here, so that a reader of the compiled program can tell which one a setting takes
+    with jax.named_scope("is_greedy"):
+        token = jax.lax.cond(
+            greedy, lambda law, u, only: only, lambda law, u, _: sample(law, u), laws.scaled, uniform, largest
+        )
     return laws, token
 
 
@@ -123,11 +125,13 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
     )
     # One switch for the whole batch: a branch per row would compute all three under vmap.
     case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
-    scaled, max_scaled, largest = jax.lax.switch(case, branches, logits)
+    with jax.named_scope("identity_greedy_or_scaled"):
+        scaled, max_scaled, largest = jax.lax.switch(case, branches, logits)
     # Under the identity the scaled distribution is the raw one, and its softmax is not taken twice.
-    raw, max_raw = jax.lax.cond(
-        identity, lambda x, *distributions: distributions, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
-    )
+    with jax.named_scope("is_identity"):
+        raw, max_raw = jax.lax.cond(
+            identity, lambda x, *scaled: scaled, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
+        )
     return Laws(raw, scaled, max_raw), largest
 
 
@@ -155,7 +159,8 @@ def _scale(logits: Array, sampling: Sampling) -> Array:
     laws = jax.nn.softmax(scaled, axis=-1)
     # Greedy rows take a one-hot below, whatever top-k and top-p are: they cause no bisection.
     truncates = jnp.any(~greedy & ((top_k > 0) | (top_p < 1.0)))
-    laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
+    with jax.named_scope("truncates"):
+        laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
     return jnp.where(greedy, one_hot(argmax(logits), logits.shape[-1]), laws)
 
 

@@ -192,7 +192,8 @@ def by_width(
     chosen = chosen if needed is None else jnp.where(needed, chosen, -1)
     judged: Judged = blank._replace(target_cache=cache)
     for place, width in enumerate(choices):
-        judged = at_most_once(chosen == place, partial(_judge_padded, judge, width, full), judged)
+        with jax.named_scope(f"width_{width}"):
+            judged = at_most_once(chosen == place, partial(_judge_padded, judge, width, full), judged)
     return judged
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.decoder_config import PRESETS as DECODERS
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.t5 import T5, T5Config
-from speccascade_jax.models.t5_config import infer_t5, t5_shapes
+from speccascade_jax.models.t5_config import T5_PRESETS, infer_t5, t5_shapes
 
 Config = T5Config | DecoderConfig
 Model = T5 | DecoderLM
@@ -38,6 +39,10 @@ FAMILIES = {
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
 }
 """Model families by their name in a checkpoint's `config.json`."""
+
+
+PRESETS: dict[str, Config] = {**T5_PRESETS, **DECODERS}
+"""The configurations of published models of all families, by name."""
 
 
 def family_name(config: Config) -> str:

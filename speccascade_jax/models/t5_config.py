@@ -70,6 +70,23 @@ class T5Config:
             raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
 
 
+def _t5_1_1(d: int, heads: int, head_dim: int, d_ff: int, layers: int) -> T5Config:
+    return T5Config(
+        vocab_size=32_100, num_embeddings=32_128, d_model=d, num_heads=heads, head_dim=head_dim, d_ff=d_ff,
+        num_encoder_layers=layers, num_decoder_layers=layers,
+    )  # fmt: skip
+
+
+T5_PRESETS = {
+    "t5_1_1_small": _t5_1_1(512, 6, 64, 1024, 8),
+    "t5_1_1_base": _t5_1_1(768, 12, 64, 2048, 12),
+    "t5_1_1_large": _t5_1_1(1024, 16, 64, 2816, 24),
+    "t5_1_1_xl": _t5_1_1(2048, 32, 64, 5120, 24),
+    "t5_1_1_xxl": _t5_1_1(4096, 64, 64, 10240, 24),
+}
+"""The published T5 1.1 models, by name; sizes as in their gin files (google-research/t5x, examples/t5/t5_1_1)."""
+
+
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters of `T5Module(c)` by name.
 

@@ -1,0 +1,208 @@
+"""Compiles a job, reads the result, and runs both in a child process with the compiler's dump switched on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from speccascade_jax.engine.engine import Engine
+from speccascade_jax.preflight import bundles, hlo, report
+from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.preflight.execution import Assumptions, Execution, execute
+from speccascade_jax.preflight.programs import Job, Traced
+from speccascade_jax.preflight.report import Memory, Report
+
+BISECTIONS = 31
+"""Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
+_CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
+_TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory", "exceeds the limit", "out of memory")
+
+
+class DoesNotFitError(ValueError):
+    """A program needs more memory than a device has, and its compiler refused it."""
+
+
+def compile_job(traced: Traced) -> jax.stages.Compiled:
+    """Compiles a job's part.
+
+    Raises:
+        DoesNotFitError: it needs more memory than a device has; says how much.
+        ValueError: as `programs.Traced`.
+    """
+    lowered = traced.lower()
+    try:
+        return lowered.compile()
+    except Exception as error:
+        if any(sign in str(error) for sign in _TOO_LARGE):
+            raise DoesNotFitError(_too_large(str(error))) from error
+        raise
+
+
+def _too_large(message: str) -> str:
+    """Returns the line of XLA's error that says how much is missing."""
+    words = ("Used", "exceed", "memory")
+    lines = [line.strip() for line in message.splitlines() if any(word in line for word in words)]
+    return " ".join(lines[:2]) or message.splitlines()[0]
+
+
+def assumptions(
+    traced: Traced,
+    drafted: float | None = None,
+    catching_up: float | None = None,
+    loops: Mapping[str, float] | None = None,
+) -> Assumptions:
+    """Returns the numbers that the programs of this package do not hold: how often their loops run, and branches.
+
+    A loop over widths runs at the widest, and sampling takes the branches of the settings.
+
+    Args:
+        traced: the job.
+        drafted: passes of the draft model in a round; `None`: a whole block.
+        catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
+            was kept whole, or none if the rule keeps the cache complete.
+        loops: pattern of a loop's scope -> iterations, in place of the usual ones.
+    """
+    engine = traced.program[0]
+    block = engine.block if isinstance(engine, Engine) else 0
+    steps = (traced.drafted if block else 1) if drafted is None else drafted
+    complete = isinstance(engine, Engine) and block > 0 and engine.complete
+    missing_calls = float(not complete) if catching_up is None else catching_up
+    usual = {
+        r"/catch_up/while": missing_calls,
+        r"/sampling/.*/while": BISECTIONS,
+        rf"/width_{block + 1}/while": 1,
+        r"/width_\d+/while": 0,
+        r"/draft/while": steps,
+    }
+    return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced))
+
+
+def _branches(traced: Traced) -> dict[str, int]:
+    """Returns the branches that sampling takes under the job's settings (`core.sampling`), draft first."""
+    settings = traced.settings
+    heat = settings.temperature if settings.draft_temperature is None else settings.draft_temperature
+    table = dict[str, int]()
+    for scope, temperature in ((r"/draft/.*", heat), (r"", settings.temperature)):
+        greedy = temperature <= 0
+        identity = temperature == 1 and settings.top_p >= 1 and settings.top_k <= 0
+        table |= {
+            rf"{scope}/identity_greedy_or_scaled/cond:3": 1 if greedy else 0 if identity else 2,
+            rf"{scope}/is_identity/cond:2": int(identity),
+            rf"{scope}/is_greedy/cond:2": int(greedy),
+            rf"{scope}/truncates/cond:2": int(not greedy and (settings.top_p < 1 or settings.top_k > 0)),
+        }
+    return table
+
+
+def analyse(
+    traced: Traced, compiled: jax.stages.Compiled, cycles: Mapping[str, int] | None, chosen: Assumptions
+) -> tuple[Execution, Report]:
+    """Reads a compiled program: what it executes, and the report on it without its compile time."""
+    text = compiled.as_text() or ""
+    start = "prefill" if traced.job.part in ("prefill", "generation") else "unnamed"
+    execution = execute(hlo.parse(text), chosen, start)
+    kernels = [s.instruction.name for s in execution.steps if s.instruction.target == "tpu_custom_call"]
+    shapes = traced.cache_shapes if traced.job.part not in ("train", "prefill") else frozenset()
+    return execution, Report(
+        job=_as_values(traced.job),
+        chip=chip_of(traced.job.topology).name,
+        memory=_memory(compiled),
+        stages=report.account(execution, cycles),
+        cache_copies=report.cache_copies(execution, shapes),
+        kernels=kernels,
+        f64=text.count("f64["),
+        callbacks=sum(any(sign in s.instruction.target for sign in _CALLBACKS) for s in execution.steps),
+        dumped=cycles is not None,
+        assumed=execution.assumed,
+        versions=versions(),
+    )
+
+
+def _memory(compiled: jax.stages.Compiled) -> Memory:
+    stats: Any = compiled.memory_analysis()
+    return Memory(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        aliases=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of jax and of the compilers that are installed."""
+    installed = {"jax": jax.__version__}
+    for package in ("libtpu", "jax-cuda12-plugin"):
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _as_values(job: Job) -> dict[str, Any]:
+    values = {name: getattr(job, name) for name in job.__dataclass_fields__}
+    return values | {"mesh": list(job.mesh), "others": dict(job.others), "settings": dict(job.settings)}
+
+
+def in_child(job: Job, dump: bool, **assumed: Any) -> Report:
+    """Compiles and reads a job in a child process, which the compiler's flags of the dump need.
+
+    Args:
+        job: the program to compile.
+        dump: whether to read cycles from the compiler's final schedules.
+        assumed: arguments of `assumptions`.
+
+    Raises:
+        DoesNotFitError, ValueError, ImportError: as `compile_job` and `programs.Traced`, from the child.
+        RuntimeError: the child ended without an answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        if dump:
+            flags = " ".join(bundles.DUMP_FLAGS).format(folder=folder)
+            environment["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
+        asked = json.dumps({"job": _as_values(job), "assumed": assumed, "folder": folder if dump else None})
+        command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, env=environment, check=False)
+    return _answer(done)
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> Report:
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        said = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        raise RuntimeError(f"the compiling process ended with status {done.returncode}: {said}") from None
+    if "error" in answer:
+        kinds = {kind.__name__: kind for kind in (DoesNotFitError, ValueError, ImportError, FileNotFoundError)}
+        raise kinds.get(answer["error"], RuntimeError)(answer["message"])
+    return Report.from_json(answer["report"])
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles and reads the job of a request, in the child process; returns the answer as values of JSON."""
+    values = dict(request["job"])
+    job = Job(**values | {"mesh": tuple(values["mesh"])})
+    try:
+        traced = Traced.of(job)
+        chosen = assumptions(traced, **request["assumed"])
+        begin = time.monotonic()
+        compiled = compile_job(traced)
+        seconds = time.monotonic() - begin
+        cycles = None if request["folder"] is None else bundles.read(Path(request["folder"]))
+        _, account = analyse(traced, compiled, cycles, chosen)
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        kind = "DoesNotFitError" if isinstance(error, DoesNotFitError) else type(error).__name__
+        return {"error": kind, "message": str(error)}
+    return {"report": account.as_json() | {"compile_seconds": seconds}}

@@ -1,0 +1,179 @@
+"""The instructions that one run of a scheduled program executes, with how often, in which loop and at which stage.
+
+A program's text says how often some of its loops run. The others depend on the data: the steps of a draft, the missing
+token that a draft may have to catch up on, the branch that sampling takes. `Assumptions` supplies these numbers, and
+`Execution.assumed` lists every one that was used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from speccascade_jax.preflight.hlo import Computation, Instruction, Module
+
+FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "while")
+    + ("conditional", "call", "add-dependency", "partition-id", "replica-id", "domain")
+)
+"""Opcodes that cost nothing, or whose cost is that of the computations they call."""
+_FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound")
+
+STAGES = ("prefill", "draft", "catch-up", "score", "sampling", "verify", "commit", "unnamed")
+"""Parts of a round, by the engine's named scopes. XLA's own instructions outside every scope are "unnamed"."""
+_BY_SCOPE = (
+    (r"/catch_up(/|$)", "catch-up"),
+    (r"/draft(/|$)", "draft"),
+    (r"/score(/|$)", "score"),
+    (r"/sampling(/|$)", "sampling"),
+    (r"/verify(/|$)", "verify"),
+    (r"/commit(/|$)", "commit"),
+)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Numbers that a program's text does not hold.
+
+    Attributes:
+        loops: pattern of a loop's scope -> its iterations, the first match counts. Loops that no pattern matches run
+            once.
+        branches: pattern of a conditional's scope and its number of branches ("sampling/case/cond:3") -> the branch
+            that is taken. Where no pattern matches, the branch with most instructions counts.
+    """
+
+    loops: Mapping[str, float] = field(default_factory=dict)
+    branches: Mapping[str, int] = field(default_factory=dict)
+
+    def iterations(self, loop: Instruction) -> tuple[float, str]:
+        """Returns a loop's iterations, and what was assumed; the text is empty if the program says it itself."""
+        if loop.trip_count is not None:
+            return loop.trip_count, ""
+        for pattern, count in self.loops.items():
+            if re.search(pattern, loop.scope):
+                return count, f"{count:g} × loop {_short(loop.scope)}"
+        return 1, f"1 × loop {_short(loop.scope)}"
+
+    def branch(self, conditional: Instruction) -> int | None:
+        """Returns the branch that a conditional takes; `None` if no pattern matches."""
+        said = f"{conditional.scope}:{len(conditional.branches)}"
+        return next((index for pattern, index in self.branches.items() if re.search(pattern, said)), None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction as it is executed.
+
+    Attributes:
+        instruction: the instruction.
+        computation: the name of its computation.
+        times: how often it runs.
+        stage: one of `STAGES`.
+        in_loop: whether it is in the body of a loop.
+        named: whether the instruction itself has a scope; if not, its stage is that of the first reader of its value,
+            or of the loop around it.
+    """
+
+    instruction: Instruction
+    computation: str
+    times: float
+    stage: str
+    in_loop: bool
+    named: bool
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The instructions that one run of a program executes.
+
+    Attributes:
+        module: the program.
+        steps: its instructions, `FREE` ones left out.
+        assumed: the assumptions that were used, in words.
+    """
+
+    module: Module
+    steps: tuple[Step, ...]
+    assumed: tuple[str, ...]
+
+
+def execute(module: Module, assumptions: Assumptions, start: str = "unnamed") -> Execution:
+    """Returns the instructions that a run executes, under assumptions.
+
+    Args:
+        module: the program.
+        assumptions: numbers that the program's text does not hold.
+        start: the stage of instructions outside every scope and loop.
+    """
+    walk = _Walk(module, assumptions)
+    steps = tuple(walk.computation(module.entry, 1.0, start, False))
+    return Execution(module, steps, tuple(dict.fromkeys(walk.assumed)))
+
+
+class _Walk:
+    def __init__(self, module: Module, assumptions: Assumptions):
+        self.module, self.assumptions, self.assumed = module, assumptions, list[str]()
+
+    def computation(self, name: str, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
+        computation = self.module.computations[name]
+        for instruction in computation.instructions:
+            named = stage_of(instruction.scope)
+            here = named or _stage_of_users(computation, instruction) or stage
+            if instruction.opcode == "while":
+                yield from self._loop(instruction, times, here)
+            elif instruction.opcode == "conditional":
+                yield from self._conditional(instruction, times, here, in_loop)
+            elif instruction.opcode == "call":
+                yield from self.computation(str(instruction.called("to_apply")), times, here, in_loop)
+            elif not is_free(instruction):
+                yield Step(instruction, name, times, here, in_loop, bool(named))
+
+    def _loop(self, loop: Instruction, times: float, stage: str) -> Iterator[Step]:
+        count, said = self.assumptions.iterations(loop)
+        self.assumed += [said] if said else []
+        # the condition is evaluated once more than the body
+        yield from self.computation(str(loop.called("condition")), times * (count + 1), stage, True)
+        if count:
+            yield from self.computation(str(loop.called("body")), times * count, stage, True)
+
+    def _conditional(self, conditional: Instruction, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
+        chosen = self.assumptions.branch(conditional)
+        if chosen is None:
+            before = list(self.assumed)
+            ways = [list(self.computation(name, times, stage, in_loop)) for name in conditional.branches]
+            chosen = max(range(len(ways)), key=lambda number: len(ways[number]))
+            self.assumed = before
+        self.assumed.append(f"branch {chosen} of {len(conditional.branches)} at {_short(conditional.scope)}")
+        yield from self.computation(conditional.branches[chosen], times, stage, in_loop)
+
+
+def _stage_of_users(computation: Computation, instruction: Instruction) -> str:
+    """Returns the stage that first reads an instruction's value; XLA names no scope for the copies that it adds."""
+    seen, queue = {instruction.name}, [instruction.name]
+    for name in queue:  # grows while it is read
+        for user in computation.users.get(name, []):
+            if stage := stage_of(user.scope):
+                return stage
+            if user.name not in seen:
+                seen.add(user.name)
+                queue.append(user.name)
+    return ""
+
+
+def is_free(instruction: Instruction) -> bool:
+    """Returns whether an instruction costs nothing: it names, views or groups values, or ends a transfer."""
+    if instruction.opcode == "custom-call":
+        return instruction.target in _FREE_CALLS
+    return instruction.opcode in FREE or instruction.opcode.endswith("-done")
+
+
+def stage_of(scope: str) -> str:
+    """Returns the stage of a scope, empty if the scope names none."""
+    return next((stage for pattern, stage in _BY_SCOPE if re.search(pattern, scope)), "")
+
+
+def _short(scope: str) -> str:
+    """Returns a scope without the function that was compiled and without the words that every loop has."""
+    parts = [part for part in scope.split("/")[1:] if part not in ("body", "closed_call", "cond", "while")]
+    return "/".join(parts) or "of rounds"

@@ -1,0 +1,325 @@
+"""The programs of a pair and a method, traced from shapes for devices that are not there.
+
+Nothing is allocated or read: parameters, prompts and states are `jax.ShapeDtypeStruct`s that carry their layout. The
+functions that are compiled are those that `decode`, sweeps and training run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, PartitionSpec
+
+from speccascade_jax import checkpoints
+from speccascade_jax.core import names, rngs
+from speccascade_jax.core.types import BoundModel, Controls, Packed, Params, Prompt, PyTree
+from speccascade_jax.engine.engine import Engine
+from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine.loop import one_round
+from speccascade_jax.methods import table
+from speccascade_jax.methods.method import Method, Program, run
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.models import sharding
+from speccascade_jax.models.families import Model, family_of
+from speccascade_jax.models.layers import fused_names
+from speccascade_jax.pairs.derived import derive, is_derived
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.preflight.topologies import mesh_of, sharding_of
+
+PARTS = ("prefill", "round", "generation", "target", "draft", "train")
+DTYPES = ("bfloat16", "float32", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A program to compile, and the devices to compile it for.
+
+    Attributes:
+        target, draft: names of presets (`models.families.PRESETS`) or paths of checkpoints, of which only names and
+            shapes are read. A draft may be a word such as "exit:2".
+        others: further drafts by name.
+        topology: "CHIP:SIZES" (`topologies.devices`).
+        mesh: (data, model), as for `sc.Pair.load`; draft_whole: whether drafts are replicated on every device.
+        batch: rows; prompt_length: tokens of a prompt; max_new_tokens: tokens of an output.
+        dtype: of the parameters: "bfloat16", "float32" or "int8" (computed in bfloat16); draft_dtype: that of drafts,
+            `None` for the same.
+        part: "prefill" (the models read the prompts), "round" (draft, score, verify, commit), "generation" (all of
+            it), "target" and "draft" (one token of the model alone), "train" (one training step of the target).
+        settings: those of `sc.decode`, by name.
+
+    Raises:
+        ValueError: a value without meaning.
+    """
+
+    target: str
+    draft: str | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    topology: str = "v5e"
+    mesh: tuple[int, int] = (1, 1)
+    draft_whole: bool = False
+    batch: int = 1
+    prompt_length: int = 80
+    max_new_tokens: int = 80
+    dtype: str = "bfloat16"
+    draft_dtype: str | None = None
+    part: str = "round"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise ValueError(f"part={self.part!r}: {names.hint(self.part, PARTS)}choose one of {', '.join(PARTS)}")
+        for name in ("dtype", "draft_dtype"):
+            value = getattr(self, name)
+            if value not in DTYPES and not (name == "draft_dtype" and value is None):
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(DTYPES)}")
+        if "int8" in (self.dtype, self.draft_dtype) and tuple(self.mesh) != (1, 1):
+            raise ValueError(f"mesh={tuple(self.mesh)}: 8-bit weights work on one device only: choose bfloat16")
+        for name in ("batch", "prompt_length", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a number from 1 up")
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A job with its models as shapes, and the method that decodes.
+
+    Attributes:
+        job: the program to compile.
+        mesh: the devices; `None`: one.
+    """
+
+    job: Job
+    mesh: Mesh | None
+
+    @classmethod
+    def of(cls, job: Job) -> Traced:
+        """Prepares a job.
+
+        Raises:
+            ValueError: unknown devices, models or settings; a mesh that does not fit them.
+            ImportError: the compiler of the devices is not installed.
+        """
+        return cls(job, mesh_of(job.topology, job.mesh))
+
+    @cached_property
+    def pair(self) -> Pair:
+        """The models, with shapes in place of parameters."""
+        job = self.job
+        target = self._bound(job.target, job.dtype, whole=False)
+        drafts = {"draft": job.draft or job.target, **job.others}
+        bound = {name: self._draft(name, source, target) for name, source in drafts.items()}
+        size = max(target.model.vocab_size, *(draft.model.vocab_size for draft in bound.values()))
+        target, *fitted = (_with_vocabulary(model, size) for model in (target, *bound.values()))
+        models = dict(zip(bound, fitted, strict=True))
+        return Pair(target, models.pop("draft"), others=models, name=f"{job.draft} under {job.target}")
+
+    def _draft(self, name: str, source: str, target: BoundModel) -> BoundModel:
+        if is_derived(source):
+            return derive(source, target, None)
+        return self._bound(source, self.job.draft_dtype or self.job.dtype, whole=self.job.draft_whole)
+
+    def _bound(self, source: str, dtype: str, whole: bool) -> BoundModel:
+        model: Any = checkpoints.named(source)
+        config = dataclasses.replace(model.config, dtype="float32" if dtype == "float32" else "bfloat16")
+        if self.mesh is not None:
+            if not whole:
+                sharding.check(config, self.job.mesh, source)
+            model = dataclasses.replace(model, mesh=self.mesh)
+        model = dataclasses.replace(model, config=config)
+        return BoundModel(params=self._params(model, dtype, whole), model=model)
+
+    def _params(self, model: Model, dtype: str, whole: bool) -> Params:
+        """Returns the shapes of a model's parameters as `checkpoints.load(prepared=True)` lays them out."""
+        shapes = dict(family_of(model.config).shapes(model.config))
+        for fused, parts in fused_names(shapes).items():
+            columns = [shapes.pop(part) for part in parts]
+            shapes[fused] = (*columns[0][:-1], sum(shape[-1] for shape in columns))
+
+        def leaf(path: str, shape: tuple[int, ...]) -> Any:
+            spec = PartitionSpec() if whole or self.mesh is None else sharding.spec_of(path)
+            matrix = path.endswith("/kernel") or (path.endswith("/embedding") and model.config.tied)
+            if dtype == "int8" and matrix:
+                return self._packed(shape, turned=path.endswith("/embedding"))
+            return self.shape(shape, "bfloat16" if dtype == "int8" else dtype, spec)
+
+        return unflatten_dict({path: leaf(path, shape) for path, shape in shapes.items()}, sep="/")
+
+    def _packed(self, shape: tuple[int, ...], turned: bool) -> Packed:
+        inputs, columns = shape[::-1] if turned else shape
+        panel, scales = self.shape((1, inputs, columns), "int8"), self.shape((columns,), "float32")
+        return Packed(panel, scales, columns, turned)
+
+    def shape(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec | None = None) -> Any:
+        """Returns an array's shape with its layout on the devices, a `jax.ShapeDtypeStruct`."""
+        layout = sharding_of(self.job.topology, self.mesh, PartitionSpec() if spec is None else spec)
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=layout)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method that the settings name; the model alone for the parts "target" and "draft"."""
+        alone = {"target": names.TARGET, "draft": names.DRAFT}
+        return table.get(alone.get(self.job.part, self.settings.method))
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings, complete with the method's defaults."""
+        asked = Settings.of("preflight", dict(self.job.settings))
+        if self.job.part in ("target", "draft"):
+            name = names.TARGET if self.job.part == "target" else names.DRAFT
+            sampling = {part: getattr(asked, part) for part in ("temperature", "top_p", "top_k")}
+            asked = Settings(method=name, **sampling)
+        return asked
+
+    @cached_property
+    def program(self) -> tuple[Program, Params]:
+        """The engine, or the chain of generations, and the shapes of its parameters."""
+        return self.method.program(self.pair, self.settings, (1,))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ValueError: the method runs more than one generation.
+        """
+        program = self.program[0]
+        if not isinstance(program, Engine):
+            raise ValueError(
+                f"{self.method.called} runs more than one generation, so it has no {self.job.part}: compile "
+                f"part='generation', or the parts 'target' and 'draft'"
+            )
+        return program
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The shapes of the prompts."""
+        rows, width, spec = self.job.batch, self.job.prompt_length, sharding.ROWS if self.mesh else None
+        if rows % self.job.mesh[0]:
+            raise ValueError(
+                f"a batch of {rows} is not divisible by the {self.job.mesh[0]} parts of mesh={self.job.mesh}"
+            )
+        tokens, lengths = self.shape((rows, width), "int32", spec), self.shape((rows,), "int32", spec)
+        if self.pair.encoder_decoder:
+            return Prompt(self.shape((rows, 1), "int32", spec), lengths, tokens, lengths)
+        return Prompt(tokens, lengths)
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The shapes of the numbers of every row."""
+        spec = sharding.ROWS if self.mesh else None
+        values = self.method.controls(self.settings, self.job.batch)
+        return jax.tree.map(lambda x: self.shape(np.shape(x), np.asarray(x).dtype, spec), values)
+
+    @cached_property
+    def state(self) -> PyTree:
+        """The shapes of the state between two rounds, with the layout that the models' caches have."""
+        start = jax.eval_shape(self._begin, *self._begin_arguments)
+        if self.mesh is None:
+            return jax.tree.map(lambda x: self.shape(x.shape, x.dtype), start)
+        return jax.tree_util.tree_map_with_path(self._laid_out, start)
+
+    def _laid_out(self, path: Any, leaf: Any) -> Any:
+        """Returns a leaf of the state with its layout; XLA chooses that of distributions, as it does in a loop."""
+        name = jax.tree_util.keystr(path)
+        rows = leaf.shape[:1] == (self.job.batch,)
+        if ".laws" in name:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        whole = self.job.draft_whole and ".drafter" in name
+        cached = leaf.ndim == 3 and (".keys[" in name or ".values[" in name or ".cross[" in name)
+        spec = sharding.HEADS if cached and not whole else sharding.ROWS if rows or cached else PartitionSpec()
+        if leaf.ndim == 3 and name.endswith(".bias") and not whole:
+            spec = sharding.BIAS
+        return self.shape(leaf.shape, leaf.dtype, spec)
+
+    @property
+    def _begin_arguments(self) -> tuple[Any, ...]:
+        spec = sharding.ROWS if self.mesh else None
+        return (
+            self.program[1],
+            self.prompt,
+            self.shape((), "uint32"),
+            self.shape((self.job.batch,), "int32", spec),
+        )
+
+    def _begin(self, params: Params, prompt: Prompt, seed: Any, ids: Any) -> PyTree:
+        return self.engine.init(params, prompt, rngs.root(seed), ids, self.job.max_new_tokens)
+
+    def lower(self) -> jax.stages.Lowered:
+        """Returns the part's program, lowered for the devices."""
+        lowered: jax.stages.Lowered = getattr(self, f"_lower_{self.job.part}", self._lower_round)()
+        return lowered
+
+    def _lower_prefill(self) -> Any:
+        return jax.jit(self._begin).lower(*self._begin_arguments)
+
+    def _lower_round(self) -> Any:
+        engine = self.engine
+
+        def one(params: Params, state: PyTree, controls: Controls) -> PyTree:
+            return one_round(engine, params, state, controls)[0]
+
+        # the state is given away, as in a loop, so that caches are written in place
+        return jax.jit(one, donate_argnums=1).lower(self.program[1], self.state, self.controls)
+
+    def _lower_generation(self) -> Any:
+        program, params = self.program
+        _, prompt, seed, ids = self._begin_arguments
+        whole = partial(run, program) if not isinstance(program, Engine) else partial(generate, program)
+        numbers = {"max_new_tokens": self.job.max_new_tokens}
+
+        def all_rounds(params: Params, prompt: Prompt, seed: Any, ids: Any, controls: Controls) -> Any:
+            return whole(params, prompt, seed, controls=controls, example_ids=ids, **numbers)
+
+        return jax.jit(all_rounds).lower(params, prompt, seed, ids, self.controls)
+
+    def _lower_train(self) -> Any:
+        raise NotImplementedError
+
+    @cached_property
+    def drafted(self) -> int:
+        """The passes of the draft model in a round that drafts a whole block."""
+        engine = self.engine
+        return engine.block + int(engine.complete) if engine.block else 0
+
+    @property
+    def cache_shapes(self) -> frozenset[tuple[str, tuple[int, ...]]]:
+        """The dtypes and shapes of the caches' keys and values on one device."""
+        shapes = set()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.state):
+            name = jax.tree_util.keystr(path)
+            if ".keys[" in name or ".values[" in name:
+                local = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+                shapes.add((_XLA_NAMES.get(str(leaf.dtype), str(leaf.dtype)), tuple(local)))
+        return frozenset(shapes)
+
+
+_XLA_NAMES = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "int8": "s8"}
+
+
+def _with_vocabulary(bound: BoundModel, size: int) -> BoundModel:
+    """Returns a model whose vocabulary has `size` real entries, as a shared vocabulary would give it."""
+    model: Any = bound.model
+    if not isinstance(getattr(model, "config", None), object) or model.vocab_size == size:
+        return bound
+    rows = model.config.num_embeddings
+    config = dataclasses.replace(model.config, vocab_size=size, missing_rows=max(0, size - rows))
+    return BoundModel(params=bound.params, model=dataclasses.replace(model, config=config))
+
+
+def parameter_bytes(bound: BoundModel) -> int:
+    """Returns the bytes of a model's parameters on one device."""
+
+    def size(leaf: Any) -> int:
+        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(bound.params))

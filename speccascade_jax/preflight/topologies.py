@@ -1,0 +1,95 @@
+"""Devices that are not there: the chips of a named topology, for which XLA compiles without touching hardware."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from speccascade_jax.preflight.chips import Chip, chip_of
+from speccascade_jax.runtime import mesh as meshes
+
+SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "tpu7x": "2x2x1"}
+"""The smallest topology of each kind of chip; the first of its devices stands for a single chip."""
+_QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""Environment that keeps the library from asking a cloud for hardware, and from minding other processes."""
+NO_LIBRARY = (
+    "compiling for a TPU needs its compiler, which is not installed: pip install 'speccascade_jax[accelerators]' "
+    "(the package libtpu, 0.7 GB)"
+)
+
+
+@functools.cache  # programs mix arrays of one set of device objects only
+def devices(topology: str) -> list[Any]:
+    """Returns the devices of a topology, which compile programs and run none.
+
+    Args:
+        topology: "CHIP:SIZES", such as "v5e:2x4", or a chip alone for its smallest topology.
+
+    Raises:
+        ValueError: no such chip or sizes.
+        ImportError: the chip's compiler is not installed; names the command.
+    """
+    chip = chip_of(topology)
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError(NO_LIBRARY)
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    if not os.environ.get("JAX_PLATFORMS"):
+        # otherwise JAX would look for a TPU in this machine, because its library is installed
+        jax.config.update("jax_platforms", "cpu")
+    name = topology if ":" in topology else f"{topology}:{SMALLEST[chip.name]}"
+    try:
+        described = topologies.get_topology_desc(name, "tpu")
+    except Exception as error:
+        raise ValueError(f"topology={topology!r} is not known to the compiler: {str(error).splitlines()[0]}") from error
+    return list(described.devices)
+
+
+def mesh_of(topology: str, shape: Sequence[int]) -> Mesh | None:
+    """Returns a mesh (data, model) over a topology's first devices; `None` for a single one.
+
+    Raises:
+        ValueError: as `devices`; the topology has fewer devices.
+    """
+    data, model = meshes.checked(shape)
+    chips, count = devices(topology), data * model
+    if count > len(chips):
+        raise ValueError(f"mesh={(data, model)} needs {count} devices, but {topology!r} has {len(chips)}")
+    if count == 1:
+        return None
+    grid = np.array(chips[:count]).reshape(data, model)
+    return Mesh(grid, meshes.AXES, axis_types=(AxisType.Auto,) * len(meshes.AXES))
+
+
+def sharding_of(topology: str, mesh: Mesh | None, spec: PartitionSpec = PartitionSpec()) -> Sharding:  # noqa: B008
+    """Returns the layout of an array on a mesh, or on the topology's first device without a mesh."""
+    return SingleDeviceSharding(devices(topology)[0]) if mesh is None else NamedSharding(mesh, spec)
+
+
+def host_count(topology: str) -> int:
+    """Returns the number of hosts of a topology."""
+    return len({device.process_index for device in devices(topology)})
+
+
+def chip(topology: str) -> Chip:
+    """Returns the chip of a topology."""
+    return chip_of(topology)
+
+
+def size_of(topology: str) -> int:
+    """Returns the number of devices in a topology's name, without asking its compiler."""
+    sizes = topology.split(":")[1] if ":" in topology else SMALLEST[chip_of(topology).name]
+    return math.prod(int(size) for size in sizes.split("x"))

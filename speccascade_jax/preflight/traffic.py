@@ -1,0 +1,124 @@
+"""Bytes that instructions move between HBM and the core, and bytes that devices send to each other.
+
+A transfer counts what arrives: `copy-start` and `slice-start` fetch ahead. Every other instruction reads its operands
+that lie in HBM and writes its results that lie there. A fused slice or gather reads only its part, and an update in
+place writes only its part.
+"""
+
+from __future__ import annotations
+
+from speccascade_jax.preflight.hlo import Computation, Instruction, Module
+
+HBM = 0
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+_VIEWS = ("bitcast", "get-tuple-element", "reshape-bitcast")
+_PARTS = ("slice", "dynamic-slice", "gather")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcode of an update in place -> the operand that holds the new values."""
+
+
+def collective(instruction: Instruction) -> str | None:
+    """Returns the kind of a collective, for its start or for the whole; `None` for anything else."""
+    kind = instruction.opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVES else None
+
+
+def sent(instruction: Instruction) -> int:
+    """Returns the bytes of a collective's largest array: what a device receives, or adds up."""
+    return max((array.bytes for array in instruction.results), default=0)
+
+
+def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Returns the bytes that one execution of an instruction reads from HBM and writes to it."""
+    return _read(module, computation, instruction) + _written(module, computation, instruction)
+
+
+def _read(module: Module, computation: Computation, instruction: Instruction) -> int:
+    operands = [computation.by_name[name] for name in instruction.operands if name in computation.by_name]
+    if instruction.opcode == "copy-start":
+        return instruction.results[0].bytes if _lies_in_hbm(operands[0]) else 0
+    if instruction.opcode in ("slice-start", "dynamic-slice-start"):
+        return instruction.results[1].bytes if _lies_in_hbm(operands[0]) else 0
+    total = 0
+    for number, operand in enumerate(operands):
+        if _lies_in_hbm(operand):
+            total += _part_read(module, instruction, number, operand)
+    return total
+
+
+def _part_read(module: Module, instruction: Instruction, number: int, operand: Instruction) -> int:
+    """Returns the bytes that an instruction reads of one operand."""
+    whole = sum(array.bytes for array in operand.results if array.space == HBM)
+    if instruction.opcode in _PARTS and number == 0:
+        return min(whole, _result_bytes(instruction))
+    if instruction.opcode in _UPDATES and number == 0:
+        return 0
+    called = instruction.called("calls") if instruction.opcode == "fusion" else None
+    if called is None:
+        return whole
+    inside = module.computations[called]
+    return min(whole, _fused_read(module, inside, inside.parameters[number], whole))
+
+
+def _fused_read(module: Module, inside: Computation, value: Instruction, whole: int) -> int:
+    """Returns the bytes that a fused computation reads of one parameter, or of a view of it."""
+    total = 0
+    for user in inside.users.get(value.name, []):
+        place = user.operands.index(value.name)
+        if user.opcode in _VIEWS:
+            total += _fused_read(module, inside, user, whole)
+        elif user.opcode == "tuple" and user.root:
+            total += 0  # handed on unread
+        elif user.opcode in (*_PARTS, *_UPDATES, "fusion"):
+            total += _part_read(module, user, place, value)
+        else:
+            return whole
+    return total
+
+
+def _written(module: Module, computation: Computation, instruction: Instruction) -> int:
+    results = instruction.results
+    if instruction.opcode == "copy-start":
+        return results[0].bytes if results[0].space == HBM else 0
+    if instruction.opcode in ("slice-start", "dynamic-slice-start"):
+        return results[1].bytes if results[1].space == HBM else 0
+    if instruction.opcode in _UPDATES:
+        return _update_bytes(computation, instruction) if results[0].space == HBM else 0
+    if instruction.opcode == "fusion" and (called := instruction.called("calls")):
+        return _fused_written(module.computations[called], instruction)
+    if collective(instruction) and instruction.opcode.endswith("-start"):
+        return max((array.bytes for array in results if array.space == HBM), default=0)
+    return sum(array.bytes for array in results if array.space == HBM)
+
+
+def _fused_written(inside: Computation, fusion: Instruction) -> int:
+    root = inside.root
+    parts = [inside.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(parts) != len(fusion.results):
+        return sum(array.bytes for array in fusion.results if array.space == HBM)
+    total = 0
+    for part, array in zip(parts, fusion.results, strict=True):
+        if array.space == HBM:
+            update = _update_behind(inside, part)
+            total += array.bytes if update is None else _update_bytes(inside, update)
+    return total
+
+
+def _update_behind(inside: Computation, part: Instruction) -> Instruction | None:
+    """Returns the update in place whose value a result is, through views."""
+    while part.opcode in _VIEWS and part.operands[0] in inside.by_name:
+        part = inside.by_name[part.operands[0]]
+    return part if part.opcode in _UPDATES else None
+
+
+def _update_bytes(computation: Computation, update: Instruction) -> int:
+    values = computation.by_name.get(update.operands[_UPDATES[update.opcode]])
+    return _result_bytes(update if values is None else values)
+
+
+def _lies_in_hbm(value: Instruction) -> bool:
+    return any(array.space == HBM for array in value.results)
+
+
+def _result_bytes(instruction: Instruction) -> int:
+    return sum(array.bytes for array in instruction.results)
