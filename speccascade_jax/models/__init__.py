@@ -1,1 +1,1 @@
-"""★ Language models behind one protocol (`core.protocols.LanguageModel`)."""
+"""★ Language models, which all implement the protocol `core.protocols.LanguageModel`."""

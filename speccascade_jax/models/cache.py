@@ -1,4 +1,4 @@
-"""Caches of keys and values: their layouts, writes into them, and masks over them."""
+"""Attention caches of keys and values: array layouts, writes of new entries, and attention masks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from speccascade_jax.models.sharding import HEADS, constrain
 
 Layers = tuple[Array, ...]
 Held = TypeVar("Held", bound=Any)
-"""The cache type of a model family: a dataclass with a `length`."""
+"""The cache class of a model family: a dataclass with a field `length`."""
 
 
 @flax.struct.dataclass
@@ -23,11 +23,11 @@ class KVCache:
 
     Attributes:
         keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`. With these layouts
-            a block of tokens costs little more than one token on a CPU. Rows and heads share one axis, because a
-            product over two batch axes reshapes the slots just written, and XLA:CPU then copies the whole cache at
-            every step.
-        length: int32 `[B]`. Slots at or beyond it hold junk and are masked by position.
-        static: the arrays that prefill computes once (cross-attention keys and values, the encoder's mask).
+            a block of tokens costs little more than one token on a CPU. Rows and heads share one axis. With two batch
+            axes, XLA:CPU would reshape the slots just written and copy the whole cache at every step.
+        length: int32 `[B]`, the number of tokens that each row has consumed. Slots at or beyond this index hold junk,
+            which attention masks.
+        static: arrays that prefill computes once and decoding never changes (`t5.T5Static`).
     """
 
     keys: Layers
@@ -37,11 +37,14 @@ class KVCache:
 
 
 class LengthCached(Generic[Held]):
-    """The base of models whose cache is a dataclass with a field `length` `[B]`, the number of consumed tokens."""
+    """Base class of models whose cache has a field `length` `[B]`, the number of tokens that each row has consumed."""
 
     def rollback(self, cache: Held, length: Array) -> Held:
-        """Returns the cache as if row `b` had consumed `length[b]` tokens, at most `max_rollback` fewer than it has."""
-        # The slots keep their contents: masks depend on the length, and the next write overwrites the dropped slots.
+        """Returns the cache as if each row `b` had consumed only its first `length[b]` tokens.
+
+        `length[b]` may be at most `max_rollback` (see `prefill`) below the current length.
+        """
+        # Dropped slots need no clearing: masks hide slots beyond the length, and the next write overwrites them.
         return replace(cache, length=jnp.asarray(length, jnp.int32))
 
     def consumed(self, cache: Held) -> Array:
@@ -51,29 +54,36 @@ class LengthCached(Generic[Held]):
 
 
 def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:
-    """Returns zeroed keys `[heads, head_dim, S]` and values `[heads, S, head_dim]` for each layer's `S` in `sizes`."""
+    """Returns zeros for each layer's keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`.
+
+    Args:
+        heads: number of key-value heads of all rows together.
+        head_dim: width of a head.
+        sizes: number of slots `S` of each layer.
+        dtype: dtype of the arrays.
+    """
     keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
     return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
 
 
 def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
-    """Writes a block into a ring of `S` slots, with position `p` in slot `p mod S`.
+    """Writes a block of entries into a ring buffer of `S` slots, which holds position `p` in slot `p mod S`.
 
     Args:
         buffer: `[B * n, ...]`, as in `write_slots`, with `S` slots.
         update: the block, with at most `S` entries along `axis`; otherwise the same shape as `buffer`.
         start: int32 `[B]`, the position of the block's first entry.
-        axis: the axis of the slots, counted with the batch axis.
+        axis: the index of the axis of slots in `buffer`.
     """
     rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
     update, begin = update.astype(buffer.dtype), start % size
-    # A single entry never wraps around the end of the ring.
+    # A single entry never wraps around the end of the ring, so one write is enough.
     if new == 1:
         return write_slots(buffer, update, begin, axis)
 
     def one(row: Array, block: Array, begin: Array) -> Array:
-        # Two writes for every block, wrapped or not: up to the last slot, then from the first slot on. The number of
-        # wrapped entries differs by row, and shapes must not.
+        # Every block is written twice: once up to the last slot and once from the first slot on. The number of entries
+        # that wrap around differs by row, but array shapes must be the same for all rows.
         first = jnp.minimum(begin, size - new)
         row = _overwrite(row, block, first, first - begin, axis)
         return _overwrite(row, block, jnp.zeros_like(begin), size - begin, axis)
@@ -85,27 +95,28 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
 
 
 def _overwrite(row: Array, block: Array, first_slot: Array, shift: Array, axis: int) -> Array:
-    """Writes the block's entry `shift + i` into slot `first_slot + i`, for each slot `i` of the block's length.
+    """Writes the block's entry `shift + i` into slot `first_slot + i`, for every `i` below the block's length.
 
-    A slot for which the block has no such entry keeps its contents.
+    If the block has no entry `shift + i`, slot `first_slot + i` keeps its contents.
     """
     new = block.shape[axis]
     index = jnp.arange(new) + shift
     in_block = ((index >= 0) & (index < new)).reshape([-1 if a == axis else 1 for a in range(block.ndim)])
     moved = jnp.take(block, jnp.clip(index, 0, new - 1), axis=axis)
-    # `dynamic_update_slice` moves a slice that overruns the buffer; `first_slot` leaves room for the whole block.
+    # `dynamic_update_slice` would shift a slice that overruns the buffer. The callers choose `first_slot` so that the
+    # whole block fits.
     old = jax.lax.dynamic_slice_in_dim(row, first_slot, new, axis)
     return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(in_block, moved, old), first_slot, axis)
 
 
 def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
-    """Copies slot `start + entries[:, j]` of each row into slot `start + j`.
+    """Copies slot `start + entries[:, j]` of each row into slot `start + j`, for every `j`.
 
     Args:
-        buffer: `[B * n, ...]`, `n` consecutive entries per row.
+        buffer: `[B * n, ...]`; the `n` heads of a row are consecutive.
         start: int32 `[B]`, the first slot that is written.
         entries: int32 `[B, W]`, the slots that are read, relative to `start`.
-        axis: the axis of the slots in one entry of `buffer`'s row, `[n, ...]`.
+        axis: the index of the axis of slots in `buffer`.
     """
     rows = start.shape[0]
 
@@ -118,7 +129,10 @@ def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
 
 
 def put_branch(seen: Array, branch_values: Array, start: Array) -> Array:
-    """Writes a tree's mask or bias `[B or 1, ..., W]` into `seen` `[B, ..., S]`, from slot `start` `[B]` on."""
+    """Writes the mask or bias of a draft tree's `W` entries into `seen` `[B, ..., S]`, from slot `start` `[B]` on.
+
+    `branch_values` is `[B or 1, ..., W]`.
+    """
     branch_values = jnp.broadcast_to(branch_values, (*seen.shape[:-1], branch_values.shape[-1])).astype(seen.dtype)
 
     def one(row: Array, block: Array, first_slot: Array) -> Array:
@@ -128,6 +142,6 @@ def put_branch(seen: Array, branch_values: Array, start: Array) -> Array:
 
 
 def causal_slots_mask(length: Array, new: int, slots: int) -> Array:
-    """Returns bool `[B, new, S]`: token `t` fed at row length `n` sees slots `0 … n + t`."""
+    """Returns the causal mask, bool `[B, new, S]`: token `t` of a block fed at length `n` sees slots `0` to `n + t`."""
     positions = length[:, None] + jnp.arange(new)[None]
     return jnp.arange(slots)[None, None] <= positions[:, :, None]

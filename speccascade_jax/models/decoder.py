@@ -1,11 +1,13 @@
-"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): the layers, the linen module and the cached `LanguageModel`.
+"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): the layers, the Flax module and the cached `LanguageModel`.
 
-A local layer (one with a window) keeps `window + rollback + 1` slots in a ring; a global layer keeps all positions.
+A local layer attends to a window of recent positions and caches them in a ring buffer of `window + max_rollback + 1`
+slots. A global layer attends to all positions and caches all of them.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
-grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024). Shape letters as
-in `core/protocols.py`, plus `N` query heads, `n` key-value heads, `g = N / n`, `K` head_dim, `E` d_model. Keys are
-`[B * n, K, S]`, values `[B * n, S, K]`.
+grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024).
+
+Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
+`g = N / n`, `K` is head_dim and `E` is d_model. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,7 +32,7 @@ __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModu
 __all__ += ["teacher_forced_logits", "tiny"]
 
 CHUNK = 256
-"""Number of tokens that attend at once."""
+"""Largest number of tokens whose attention is computed at once."""
 
 
 class Turns(NamedTuple):
@@ -42,31 +44,35 @@ class Turns(NamedTuple):
 
 def turns(config: DecoderConfig, positions: Array) -> Turns:
     """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`."""
-    # float32 whatever the computation's dtype: bfloat16 has too few digits for angles of late positions.
+    # Always float32, because bfloat16 has too few digits for the angles of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
     return Turns(jnp.cos(angles), jnp.sin(angles))
 
 
 def rotate(x: Array, by: Turns, pairs: str) -> Array:
-    """Rotates the coordinate pairs of `x` `[B, T, heads, K]`, computing in float32; keeps the dtype of `x`."""
+    """Applies rotary positions to `x` `[B, T, heads, K]`: rotates each pair of coordinates by its angle.
+
+    The computation is in float32, and the result has the dtype of `x`. `pairs` is a value of
+    `DecoderConfig.rope_pairs`.
+    """
     x32 = x.astype(jnp.float32)
     if pairs == "halves":
         first, second = jnp.split(x32, 2, axis=-1)
     else:
         first, second = x32[..., 0::2], x32[..., 1::2]
-    # Checkpoints disagree on which coordinates form a pair; the rotation itself is the same.
+    # Checkpoint formats disagree on which coordinates form a pair. The rotation of a pair is the same in all of them.
     turned = (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine)
     out = jnp.concatenate(turned, axis=-1) if pairs == "halves" else jnp.stack(turned, axis=-1).reshape(x.shape)
     return out.astype(x.dtype)
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
-    """Returns `cap · tanh(x / cap)`, or `x` if there is no cap."""
+    """Returns `cap · tanh(x / cap)`, or `x` if `cap` is `None`."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
-    """Returns a layer that computes `x @ kernel`, plus a bias on request."""
+    """Returns a layer that computes `x @ kernel`, and adds a bias if `bias` is true."""
     init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
     return Dense(features, config.dtype, use_bias=bias, kernel_init=init)
 
@@ -79,14 +85,15 @@ def norm(config: DecoderConfig) -> RMSNorm:
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
-    If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one product computes all projections.
+    If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one matrix product computes the queries,
+    keys and values.
     """
 
     config: DecoderConfig
 
     def setup(self) -> None:
         c = self.config
-        # Separate and fused kernels are both declared. Linen creates only the parameters that a call uses.
+        # The separate kernels and the fused one are all declared, because Flax creates only those that a call uses.
         self.widths = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
         self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
         self.qkv = dense(c, sum(self.widths), c.qkv_bias)
@@ -94,7 +101,7 @@ class Attention(nn.Module):
 
     def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
         """Returns the queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
-        # Angles that all rows share (a whole sequence from position 0) have a first axis of 1, which cannot be sharded.
+        # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         if self.has_variable("params", "qkv"):
             split = local(self._split_fused, (COLUMNS, turned, turned), (HEADS,) * 3)
@@ -105,7 +112,8 @@ class Attention(nn.Module):
         return query, (key, value)
 
     def _split_fused(self, x: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
-        # Each device's columns hold its own share of queries, then of keys, then of values (`interleave_fused`).
+        # The columns on each device hold its share of the queries, then of the keys, then of the values
+        # (`interleave_fused`).
         first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
         query, key, value = jnp.split(x, (first, second), axis=-1)
         return self._split(query, key, value, cosine, sine)
@@ -115,8 +123,8 @@ class Attention(nn.Module):
         heads = c.num_kv_heads // shards()
         query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
         query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
-        # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads of one key head are neighbours, so that a single product
-        # per key head serves them all and keys are never repeated.
+        # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
+        # product per key head then serves all of them, and keys are never repeated.
         query = query.reshape(rows, new, heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
         key = rotate(key, by, c.rope_pairs).transpose(0, 2, 3, 1)
         return (
@@ -126,7 +134,7 @@ class Attention(nn.Module):
         )
 
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-        """Returns attention over `S` slots, `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
+        """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
         seen = P(DATA if mask.shape[0] > 1 else None)
         return self.out(local(self._attend, (HEADS, HEADS, HEADS, seen), COLUMNS)(queries, *keys_values, mask))
 
@@ -137,7 +145,7 @@ class Attention(nn.Module):
         def mix(part: Array, seen: Array) -> Array:
             return attend(c, part.reshape(queries.shape[0], -1, c.head_dim), (keys, values), seen)
 
-        # Chunks bound the memory of the logits, [B, N, CHUNK, S] at most; only prefill has so many tokens.
+        # Chunks of tokens bound the attention logits to [B, N, CHUNK, S]. Only prefill feeds more tokens than a chunk.
         if new <= CHUNK:
             mixed = mix(queries, mask)
         else:
@@ -148,12 +156,15 @@ class Attention(nn.Module):
 
 
 def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`; the arguments are those of `Attention`."""
+    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`.
+
+    `queries` are those of `Attention.project`; `keys_values` and `mask` are those of `Attention.__call__`.
+    """
     keys, values = keys_values
     new, slots = mask.shape[1:]
-    # The sum over head_dim, the cap and the softmax are in float32: in bfloat16 close logits would round to ties.
+    # The sum over head_dim, the cap and the softmax use float32, because in bfloat16 close logits would become equal.
     logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
-    # The cap comes before the mask: a capped mask would be about -50, and masked slots would get weight.
+    # The cap is applied before the mask. It would limit masked logits to about -50, and masked slots would get weight.
     logits = soft_cap(logits, c.attention_cap)
     logits = logits.reshape(-1, c.num_kv_heads // shards(), c.num_heads // c.num_kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
@@ -162,7 +173,7 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
 
 
 class FeedForward(nn.Module):
-    """GeGLU (tanh approximation) or SwiGLU feed-forward."""
+    """Feed-forward layer with GeGLU (tanh approximation) or SwiGLU units."""
 
     config: DecoderConfig
 
@@ -176,7 +187,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each with a norm before it (Gemma 2: after it too) and added to the residual."""
+    """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it)."""
 
     config: DecoderConfig
 
@@ -188,11 +199,12 @@ class DecoderLayer(nn.Module):
         self.self_attention, self.mlp = Attention(c), FeedForward(c)
 
     def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
-        """Applies the layer to `x` `[B, T, E]`; returns the result, and the keys and values that were attended.
+        """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
-        With `slots`, the block's keys and values are written into them first.
+        If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
+        its slots.
         """
-        # Written before attention reads, because each token of a block sees itself and the block's earlier tokens.
+        # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, keys_values = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
         if slots is not None:
             keys_values = slots.write(keys_values)
@@ -203,7 +215,7 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers, the last norm and, if the embedding is not tied, the output layer."""
+    """Stack of all decoder layers, the last norm and, if the embedding is not tied, the output layer."""
 
     config: DecoderConfig
 
@@ -217,11 +229,11 @@ class Stack(nn.Module):
     def __call__(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normed hidden states `[B, T, E]`, and per layer the keys and values that were attended."""
+        """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to."""
         attended = []
         for layer, mask, place in zip(self.layers, masks, slots, strict=True):
             x, keys_values = layer(x, by, mask, place)
-            # Recorded before the last norm, because an early exit applies that norm itself (`exit_logits`).
+            # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return self.decoder_norm(x), tuple(attended)
@@ -229,14 +241,15 @@ class Stack(nn.Module):
 
 @flax.struct.dataclass
 class DecoderCache:
-    """Immutable keys and values of every layer, with one length per row.
+    """Immutable attention cache of a decoder-only model: keys and values of every layer, with one length per row.
 
     Attributes:
-        keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in rings.
-        length: int32 `[B]`. Slots of positions at or beyond it hold junk and are masked.
-        summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if it consumed none.
-        rings: per layer, whether slot `p mod S` holds position `p` (static). A slot's position follows from the
-            length alone, so a rollback only sets the length here too.
+        keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in ring buffers.
+        length: int32 `[B]`, the number of tokens that each row has consumed. Slots of positions at or beyond the length
+            hold junk, which attention masks.
+        summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if prefill consumed no token.
+        rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
+            position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
     """
 
     keys: tuple[Array, ...]
@@ -247,41 +260,50 @@ class DecoderCache:
 
 
 def _positions(end: Array, slots: int) -> Array:
-    """Returns the position in each slot of a ring, int32 `[B, S]`, after all positions below `end` `[B]` were written.
+    """Returns the position that each ring slot holds, int32 `[B, S]`, once all positions below `end` `[B]` are written.
 
     A negative position marks an empty slot.
     """
     last = end[:, None] - 1
-    # Slot s holds the largest position p <= last with p mod S = s; anything older was overwritten.
+    # Slot s holds the largest position p <= last with p mod S = s, because later positions overwrite earlier ones.
     return last - (last - jnp.arange(slots)[None]) % slots
 
 
 def _sees(queries: Array, slot_positions: Array, window: int | None) -> Array:
-    """Returns bool `[B or 1, T, S]`: whether positions `queries` `[B or 1, T]` see `slot_positions` `[B or 1, S]`."""
+    """Returns bool `[B or 1, T, S]`: whether each position of `queries` may attend to each of `slot_positions`.
+
+    `queries` is `[B or 1, T]`, and `slot_positions` is `[B or 1, S]`, negative for empty slots. Without a window, all
+    earlier positions are visible.
+    """
     back = queries[:, :, None] - slot_positions[:, None]
     seen = (back >= 0) & (slot_positions >= 0)[:, None]
     return seen if window is None else seen & (back < window)
 
 
 def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots: int, ring: bool) -> Array:
-    """Returns the slots of a layer that each fed entry of a tree sees, bool `[B, T, S]`.
+    """Returns which slots of a layer each fed entry of a draft tree may attend to, bool `[B, T, S]`.
 
     Raises:
-        ValueError: the layer is a ring. A ring finds a slot by position, and several entries of a tree share one.
+        ValueError: the layer's cache is a ring buffer. Its slots are found by position, but several entries of a tree
+            have the same position.
     """
     if ring:
         raise ValueError("tree drafts need whole caches, not ring buffers: prefill with max_rollback=None")
-    # The tree's first entry is in slot `base`; `num_cached` of its entries were fed by earlier calls.
+    # The tree's first entry is in slot `base`. Earlier calls have fed the tree's first `num_cached` entries.
     base, depths = cache.length - branch.num_cached, jnp.array(branch.depths)
     tree_mask = _sees(jnp.array(branch.own)[None], depths[None], window) & jnp.array(branch.sees)[None]
-    # Committed slots are seen by position. A tree's entry counts by its depth, not by the slot that it is in.
+    # A slot of a committed token has the token's position as its index. The position of a tree's entry is the base plus
+    # the entry's depth, whatever slot the entry is in.
     index = jnp.arange(slots)[None]
     committed = _sees(base[:, None] + jnp.array(branch.own)[None], index, window) & (index < base[:, None])[:, None]
     return put_branch(committed, tree_mask, base)
 
 
 class DecoderModule(nn.Module):
-    """The stack with its embedding: `apply({"params": p}, tokens)` returns training logits, `DecoderLM` decodes."""
+    """Flax module of a decoder-only model: the embedding and the stack of layers.
+
+    `apply({"params": p}, tokens)` returns logits for training; `DecoderLM` calls the other methods for decoding.
+    """
 
     config: DecoderConfig
 
@@ -292,31 +314,32 @@ class DecoderModule(nn.Module):
         self.decoder = Stack(c)
 
     def __call__(self, tokens: Array) -> Array:
-        """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
+        """Returns the logits after each token, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            tokens: int32 `[B, T]` from position 0 on; no token depends on the tokens to its right.
+            tokens: int32 `[B, T]` from position 0 on. The logits after a token do not depend on later tokens.
         """
         return self.logits(self.states(tokens)[0])
 
     def states(self, tokens: Array) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normed hidden states `[B, T, E]` of whole sequences, and per layer their keys and values."""
+        """Returns the normalized hidden states `[B, T, E]` of whole sequences, and each layer's keys and values."""
         c, positions = self.config, jnp.arange(tokens.shape[1])[None]
-        # One mask per distinct window, not per layer: Gemma 2 has two kinds of layers, and masks are [T, T].
+        # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.windows)
         return self.decoder(self.embed(tokens), turns(c, positions), masks, (None,) * c.num_layers)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
-        """Feeds a block, or entries of a tree, to the cached decoder (see `DecoderLM.extend`, `extend_branch`)."""
+        """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
         c, new = self.config, tokens.shape[1]
-        # Rotary positions: consecutive in a block; in a tree the depth of each entry, so that siblings share one.
+        # Tokens of a block have consecutive positions. The position of a tree's entry follows from its depth, so
+        # siblings have the same position.
         positions = cache.length[:, None] + jnp.arange(new)[None]
         if branch is not None:
             positions = (cache.length - branch.num_cached)[:, None] + jnp.array(branch.own)[None]
         sizes = [values.shape[1] for values in cache.values]
         layout = list(zip(c.windows, sizes, cache.rings, strict=True))
-        # One mask per kind of layer: layers with equal window, size and ring see the same slots.
+        # Layers with the same window, number of slots and layout see the same slots, so they share one mask.
         see = partial(self._seen, cache, positions) if branch is None else partial(_branch_seen, cache, branch)
         seen = {key: see(*key) for key in dict.fromkeys(layout)}
         slots = tuple(
@@ -330,11 +353,12 @@ class DecoderModule(nn.Module):
         return LMOutput(self.logits(hidden), hidden), cache
 
     def _seen(self, cache: DecoderCache, positions: Array, window: int | None, slots: int, ring: bool) -> Array:
-        """Returns the slots of a layer that each token of a block sees, bool `[B, T, S]`."""
+        """Returns which slots of a layer each token of a block may attend to, bool `[B, T, S]`."""
         if not ring:
             return _sees(positions, jnp.arange(slots)[None], window)
         new = positions.shape[1]
-        # The block's last token overwrites the slot S positions back, which its first token must no longer need.
+        # The block's last token overwrites the slot of the position S before it. The block's first token must not need
+        # that position any more.
         if window is not None and new > slots - window + 1:
             raise ValueError(
                 f"a block of {new} tokens does not fit the ring of {slots} slots for a window of {window}: "
@@ -343,37 +367,37 @@ class DecoderModule(nn.Module):
         return _sees(positions, _positions(cache.length + new, slots), window)
 
     def embed(self, tokens: Array) -> Array:
-        """Returns the input of the first layer, `[B, T, E]`: embeddings times the family's scale."""
+        """Returns the input of the first layer, `[B, T, E]`: the tokens' embeddings times `embedding_scale`."""
         embedded = self.token_embedder(tokens)
-        # Rounded to the computation's dtype, as in Gemma's published code: √3584 is 59.75 in bfloat16.
+        # The scale is rounded to the dtype of computation, as in Gemma's published code: √3584 is 59.75 in bfloat16.
         return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
 
     def logits(self, hidden: Array) -> Array:
-        """Returns float32 logits `[B, T, num_embeddings]` of normed hidden states; padded entries have -inf."""
+        """Returns float32 logits `[B, T, num_embeddings]` of normalized hidden states; vocabulary padding has -inf."""
         c = self.config
         logits = self.token_embedder.attend(hidden) if c.tied else self.decoder.logits_dense(hidden)
         logits = soft_cap(logits, c.output_cap)
         return real_entries(logits, c.vocab_size)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""
+        """Returns an early exit's logits: applies the last norm and the output layer to `hidden` `[B, T, E]`."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
 
 @dataclass(frozen=True)
 class DecoderLM(CachedModel[DecoderCache]):
-    """A decoder-only model as the engine's `LanguageModel`, with the parameters of `DecoderModule`.
+    """A decoder-only model that implements `LanguageModel`; its parameters are those of `DecoderModule`.
 
-    `extend` raises a ValueError for a block longer than a ring allows.
+    `extend` raises a ValueError if a block is too long for the ring buffers of the cache.
     """
 
     config: DecoderConfig
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = False  # Outputs continue the prompts.
+    is_encoder_decoder: ClassVar[bool] = False  # The output continues the prompt in the same sequence.
 
     @property
     def module(self) -> DecoderModule:
-        """The linen module that the configuration describes."""
+        """The Flax module that the configuration describes."""
         return DecoderModule(self.config)
 
     def _prefilled(
@@ -384,17 +408,17 @@ class DecoderLM(CachedModel[DecoderCache]):
             raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
-        # The last context token is not consumed: it is pending, and the first block feeds it.
+        # Prefill does not consume the prompt's last token: it is pending, and decoding feeds it with the first block.
         sizes = self.slots(max_len, max_rollback)
         consumed, states = prompt.length - 1, None
         if width == 1:
             with under(self.mesh):
                 keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
-            # A prompt of one token: that token is pending, so there is nothing to feed and no state to summarize.
+            # The only token of each prompt is pending, so there is nothing to feed and no state to summarize.
             summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
-            # Whole sequences without a cache: no reads of empty slots, and rows are right-padded, so no real token
-            # sees padding. Padding's keys get slots at or beyond the row's length, which are masked.
+            # The prompt is fed without a cache, which avoids reads of empty slots. Rows are padded on the right, so no
+            # real token sees padding. Keys of padding get slots at or beyond the row's length, which attention masks.
             fed = prompt.tokens[:, :-1]
             (hidden, keys_values), states = self._apply_reading(params, fed, layers, fed, method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
@@ -405,22 +429,22 @@ class DecoderLM(CachedModel[DecoderCache]):
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Returns the number of cache slots of each layer (METHODS section 2 on windowed caches)."""
-        # After a rollback by `max_rollback` positions, the window before the new length must still be in the ring.
+        """Returns the number of cache slots of each layer (METHODS section 2 describes caches of windows)."""
+        # After a rollback by `max_rollback` positions, the ring must still hold the whole window before the new length.
         spare = max_len if max_rollback is None else max_rollback + 1
         return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
 
     def prompt_features(self, cache: DecoderCache) -> Array:
-        """Returns the hidden state `[B, E]` of the prompt's last token but one, the last that prefill consumed.
+        """Returns the hidden state `[B, E]` of the prompt's second-to-last token, the last one that prefill consumes.
 
-        It is zero if prefill consumed nothing. METHODS section 8 reads the state of the prompt's last token. That
-        token is fed with the first block: its state before drafting would cost an extra target call.
+        The result is zero for a prompt of one token. METHODS section 8 uses the state of the prompt's last token
+        instead. That token is only fed with the first block, so its state before drafting would cost an extra call.
         """
         return cache.summary
 
 
 def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
-    """Returns a prompt's keys or values, one position after another along `axis`, as a cache of `slots` slots."""
+    """Converts a prompt's keys or values, in the order of positions along `axis`, to a cache layer of `slots` slots."""
     return local(partial(_placed_here, slots=slots, axis=axis), (HEADS, ROWS), HEADS)(states, consumed)
 
 
@@ -428,14 +452,14 @@ def _placed_here(states: Array, consumed: Array, slots: int, axis: int) -> Array
     width = states.shape[axis]
     if width <= slots:
         return jnp.pad(states, [(0, slots - width) if a == axis else (0, 0) for a in range(states.ndim)])
-    # More positions than slots: each row keeps its last positions, in the slots that a ring expects. Rows differ in
-    # length, so this is a gather by row.
+    # There are more positions than slots, so each row keeps its last positions, in the order of a ring buffer. Rows
+    # differ in length, so each row gathers its own positions.
     position = jnp.repeat(_positions(consumed, slots), states.shape[0] // consumed.shape[0], axis=0)
     index = jnp.clip(position, 0, width - 1)[:, None, :] if axis == 2 else jnp.clip(position, 0, width - 1)[:, :, None]
     return jnp.take_along_axis(states, index, axis=axis)
 
 
 def teacher_forced_logits(model: DecoderLM, params: Params, tokens: Array) -> Array:
-    """Returns the logits of every position of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
+    """Returns the logits after every token of `tokens` `[B, T]` in one pass, float32 `[B, T, num_embeddings]`."""
     logits: Array = model._apply(params, tokens, method="__call__")
     return logits

@@ -1,4 +1,4 @@
-"""Configurations of decoder-only models: Gemma 2, Llama 2 and 3.1 and Qwen 2.5 differ in this table only.
+"""Configurations of decoder-only models. Gemma 2, Llama 2, Llama 3.1 and Qwen 2.5 differ in their configuration only.
 
 Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024; Touvron et al., 2023;
 Llama Team, 2024; Qwen Team, 2024).
@@ -19,7 +19,7 @@ KINDS = ("local", "global")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's scaling of the rotary frequencies: slow rotations are stretched (kind `llama3` in transformers).
+    """Llama 3's scaling of rotary frequencies, which slows down low frequencies (`llama3` in transformers).
 
     Wavelengths above `original_length / low` are stretched by `factor`, wavelengths below `original_length / high`
     stay unchanged, and wavelengths in between are blended.
@@ -31,8 +31,8 @@ class RopeScaling:
     original_length: int = 8192
 
     def __call__(self, frequencies: np.ndarray) -> np.ndarray:
-        """Returns the frequencies (radians per position) after stretching."""
-        # The number of full turns within the original length; pairs that make few are the slow ones.
+        """Returns the frequencies (radians per position) after scaling."""
+        # Each pair's number of full turns within the original length: pairs with few turns have long wavelengths.
         turns = self.original_length * frequencies / (2 * math.pi)
         unstretched = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return frequencies * (unstretched + (1 - unstretched) / self.factor)
@@ -40,30 +40,32 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and options of a decoder-only model (hashable: it is a static argument of jit).
+    """Sizes and options of a decoder-only model; hashable, because jit takes it as a static argument.
 
     Attributes:
-        vocab_size: real vocabulary entries; num_embeddings: rows of the embedding, padding included.
-        num_kv_heads: key-value heads; each serves `num_heads / num_kv_heads` query heads.
-        activation: of the gate: "gelu" (tanh approximation: GeGLU) or "silu" (SwiGLU).
-        tied: logits through the embedding; otherwise `decoder/logits_dense`.
-        qkv_bias: biases on queries, keys and values (Qwen 2.5).
-        post_norms: a norm after attention and after the feed-forward too, before the residual sum (Gemma 2).
-        norm_offset: added to a norm's scale: 1 for Gemma, 0 elsewhere.
-        norm_epsilon: added to the mean square.
-        embedding_scale: factor of the embeddings, rounded to the computation's dtype (Gemma: √d_model).
+        vocab_size: number of real vocabulary entries; num_embeddings: number of rows of the embedding, which also has
+            rows of padding.
+        num_kv_heads: number of key-value heads; each serves `num_heads / num_kv_heads` query heads.
+        activation: activation of the gate in the feed-forward: "gelu" (tanh approximation, GeGLU) or "silu" (SwiGLU).
+        tied: whether the embedding computes the logits too; otherwise `decoder/logits_dense` computes them.
+        qkv_bias: whether queries, keys and values have biases (Qwen 2.5).
+        post_norms: whether attention and feed-forward also have a norm after them, before the residual sum (Gemma 2).
+        norm_offset: number added to a norm's scale: 1 for Gemma, otherwise 0.
+        norm_epsilon: number added to the mean square in a norm.
+        embedding_scale: factor of the embeddings, rounded to the dtype of computation (Gemma: √d_model).
         query_scale: factor of the queries; `None` means `head_dim ** -0.5`.
-        attention_cap, output_cap: `cap · tanh(x / cap)` on the logits of attention and of the vocabulary; `None`: off.
-        rope_base: base of the rotary frequencies; rope_pairs: the coordinates that rotate together: "halves" (i with
-            i + head_dim / 2) or "adjacent" (2i with 2i + 1); rope_scaling: `None` or Llama 3's.
-        window: number of positions that a local layer sees, its own included; pattern: kinds of layers, repeated
-            ("local", "global").
+        attention_cap, output_cap: caps of the logits of attention and of the vocabulary, `cap · tanh(x / cap)`; `None`
+            means no cap.
+        rope_base: base of the rotary frequencies; rope_pairs: the coordinates that rotate together, "halves" (i with
+            i + head_dim / 2) or "adjacent" (2i with 2i + 1); rope_scaling: Llama 3's scaling, or `None`.
+        window: number of positions that a local layer sees, including the current one.
+        pattern: kinds of successive layers ("local" or "global"), repeated over all layers.
         max_length: the longest sequence that the model was trained for.
         dtype: dtype of computation; norms, softmax and logits are always float32.
-        missing_rows: ids at the end of the vocabulary without a row, which the model never draws.
+        missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
 
     Raises:
-        ValueError: the sizes do not fit together.
+        ValueError: an option is unknown, or sizes contradict each other.
     """
 
     vocab_size: int
@@ -94,7 +96,7 @@ class DecoderConfig:
     missing_rows: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        # JSON has lists and objects; a static argument of jit needs hashable values.
+        # A configuration from JSON holds lists and dicts, but a static argument of jit must be hashable.
         object.__setattr__(self, "pattern", tuple(self.pattern))
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
@@ -106,7 +108,7 @@ class DecoderConfig:
         for name, known in (("activation", ACTIVATIONS), ("rope_pairs", PAIRINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(known)}")
-        # An empty pattern is reported as an unknown kind, because no layer could be built from it.
+        # An empty pattern is an error too, because it gives no layer a kind.
         if unknown := [kind for kind in self.pattern if kind not in KINDS] or (() if self.pattern else ("",)):
             raise ValueError(f"pattern contains {unknown[0]!r}: choose each layer's kind from {', '.join(KINDS)}")
         if "local" in self.pattern and (self.window is None or self.window < 1):
@@ -122,19 +124,22 @@ class DecoderConfig:
 
     @property
     def scale(self) -> float:
-        """Factor of the queries."""
+        """The factor that queries are multiplied by."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
     def frequencies(self) -> np.ndarray:
-        """Returns float32 `[head_dim / 2]`, radians per position of each rotating pair."""
-        # float32 throughout, as in the published code: double precision rounds to other frequencies.
+        """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`."""
+        # All steps are in float32, as in the published code, because double precision would give other frequencies.
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
         frequencies = 1.0 / np.float32(self.rope_base) ** exponents
         return (self.rope_scaling(frequencies) if self.rope_scaling else frequencies).astype(np.float32)
 
 
 def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Returns every parameter's shape by name: T5X's names for a decoder-only stack, plus biases and post-norms."""
+    """Returns the shape of every parameter by its name.
+
+    The names are those of T5X's decoder-only models, with further names for biases and post-norms.
+    """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
     layer = _layer_shapes(c)
     for i in range(c.num_layers):
@@ -156,7 +161,7 @@ def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:
-    # Gemma's norms store their scale minus 1, and its published weights need both soft caps.
+    # Gemma's checkpoints store a norm's scale minus 1, hence the offset. Its weights were trained with both soft caps.
     return DecoderConfig(
         vocab_size=256_000, num_embeddings=256_000, d_model=d, num_layers=layers, num_heads=heads, num_kv_heads=kv,
         head_dim=head_dim, d_ff=d_ff, activation="gelu", tied=True, post_norms=True, norm_offset=1.0, norm_epsilon=1e-6,
@@ -173,7 +178,7 @@ def _llama(layers: int, d: int, heads: int, kv: int, d_ff: int, v: int) -> Decod
 
 
 def _llama31(layers: int, d: int, heads: int, d_ff: int) -> DecoderConfig:
-    # 3.1 has 8 key-value heads at every size and stretches the rotations for its longer context.
+    # Llama 3.1 has 8 key-value heads at every size, and scales the rotary frequencies for its longer context.
     plain = _llama(layers, d, heads, 8, d_ff, 128_256)
     return dataclasses.replace(plain, rope_base=500_000.0, rope_scaling=RopeScaling(), max_length=131_072)
 
@@ -195,15 +200,16 @@ PRESETS: dict[str, DecoderConfig] = {
     "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),
     "qwen2.5_32b": _qwen25(64, 5120, 40, 8, 27648),
 }
-"""The published models, by name."""
+"""Name of a published model -> its configuration."""
 
 
 def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
-    """Returns a preset shrunk for tests, with two query heads per key-value head if the preset groups heads.
+    """Returns a preset's configuration with small sizes, for tests.
 
-    All options are the preset's except the sizes, the window and the length that rotary scaling starts from.
+    If several of the preset's query heads share a key-value head, two do so in the result. Sizes, scales, the window
+    and the original length of rotary scaling change; all other options stay as in the preset.
     """
-    # Two key-value heads for four query heads: with one, a wrong order of grouped heads would go unnoticed.
+    # Two key-value heads instead of one, because with one a wrong order of the query heads would change nothing.
     preset = PRESETS[name]
     grouped = preset.num_heads != preset.num_kv_heads
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)

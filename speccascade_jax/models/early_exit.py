@@ -1,9 +1,9 @@
-"""Drafts that consist of the target's first layers: early exits with the target's head or a separate one.
+"""Early exits: draft models that consist of the target's first layers and the target's or a separate output head.
 
-An exit is the target cut off above a layer. Its parameters are the target's arrays themselves, so memory holds each
-weight once. An exit is a full language model with a cache for its own layers. If it drafts for the target that it was
-cut from, `view` and `put` let it read and extend the target's cache (`ExitDrafter`). Sources: METHODS.md section 7;
-LayerSkip (Elhoushi et al., 2024) for the shared head.
+An exit's parameters are the target's arrays themselves, so memory holds each weight once. An exit is a full language
+model with a cache for its layers. If it drafts for the target that it is a part of, `view` and `put` let it read and
+extend the target's cache (`ExitDrafter`). Sources: METHODS.md section 7; LayerSkip (Elhoushi et al., 2024) for the
+shared head.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ from speccascade_jax.models.families import FAMILIES, Model
 from speccascade_jax.models.t5 import T5
 
 HEAD = "head"
-"""Name of an exit's separate head, a kernel `[E, num_embeddings]`, among the exit's parameters."""
+"""Name of the parameter that holds an exit's separate output head, a kernel `[E, num_embeddings]`."""
 
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """A language model of the first `layer` decoder layers of the model `of`, its last norm and a head.
+    """A language model made of the first `layer` decoder layers of the model `of`, its last norm and an output head.
 
-    `exit_params` returns its parameters.
+    `exit_params` returns the parameters of an exit.
 
     Attributes:
-        of: the model that the layers belong to.
-        layer: number of layers; 0 exits right after the embedding.
-        own_head: whether the exit has a separate head; otherwise it uses the model's.
+        of: the whole model, which the layers belong to.
+        layer: number of decoder layers; 0 exits right after the embedding.
+        own_head: whether the exit has a separate output head; otherwise it uses the whole model's.
 
     Raises:
-        ValueError: the model has fewer layers, or its family cannot be cut.
+        ValueError: the whole model has fewer layers, or its family does not support early exits.
     """
 
     of: Any
@@ -48,20 +48,20 @@ class EarlyExit:
 
     @property
     def model(self) -> Model:
-        """The model cut off above `layer`."""
-        # A separate head is an untied output layer, whatever the whole model has.
+        """The model with the first `layer` decoder layers only."""
+        # A separate head is an untied output layer, even if the whole model's output layer is tied.
         config = replace(self.of.config, **{_layers(self.of): self.layer})
         cut: Model = replace(self.of, config=replace(config, tied=False) if self.own_head else config)
         return cut
 
     @property
     def config(self) -> Any:
-        """The configuration of the cut model, with `layer` decoder layers."""
+        """The whole model's configuration with `layer` decoder layers."""
         return self.model.config
 
     @property
     def mesh(self) -> Any:
-        """The devices that hold the model and therefore the exit (`models.layers.CachedModel`)."""
+        """The mesh of devices that hold the whole model, and therefore the exit; `None`: one device."""
         return getattr(self.of, "mesh", None)
 
     @property
@@ -75,15 +75,15 @@ class EarlyExit:
         return bool(self.of.is_encoder_decoder)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Cache:
-        """Returns the cut model's cache of the prompt; layers above the exit do not run."""
+        """Feeds the prompt except its last token to the exit's layers, and returns their cache."""
         return self.model.prefill(params, prompt, max_len, max_rollback)
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        """Feeds `tokens` `[B, T]` to the lower layers, the last norm and the head."""
+        """Feeds `tokens` `[B, T]` to the exit's layers, the last norm and the head; returns output and new cache."""
         return self.model.extend(params, cache, tokens)
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
-        """Sets the length of the exit's cache to `length`, `[B]`."""
+        """Returns the exit's cache with its length set to `length`, `[B]`."""
         return self.model.rollback(cache, length)
 
     def consumed(self, cache: Cache) -> Array:
@@ -91,22 +91,23 @@ class EarlyExit:
         return self.model.consumed(cache)
 
     def prompt_features(self, cache: Cache) -> Array:
-        """Returns the cut model's summary of the prompt, `[B, D]`."""
+        """Returns the summary vector of the prompt that the exit's layers computed, `[B, D]`."""
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
         """Returns the part of the whole model's cache that the exit's layers use."""
-        # Slices of tuples: the arrays are the target's, and nothing is copied.
+        # Only tuples are sliced, so the result holds the target's own arrays without a copy.
         keys, values = cache.keys[: self.layer], cache.values[: self.layer]
         if isinstance(cache, DecoderCache):
             return replace(cache, keys=keys, values=values, rings=cache.rings[: self.layer])
-        # T5 also caches each layer's cross-attention; the relative bias is one for all layers and stays.
+        # A T5's cache also holds each layer's cross-attention, which is cut too. All layers share the relative bias.
         static = replace(cache.static, cross=cache.static.cross[: self.layer])
         return replace(cache, keys=keys, values=values, static=static)
 
     def put(self, cache: Cache, exit_cache: Cache) -> Cache:
-        """Returns the whole model's cache with the exit's writes in its first layers, and its length unchanged."""
-        # The upper layers have not seen the drafted tokens. The target feeds them again and overwrites these slots.
+        """Returns the whole model's `cache` with its first layers taken from `exit_cache`; its length is unchanged."""
+        # The length must not grow, because the upper layers have not seen the drafted tokens. The target is fed these
+        # tokens again and overwrites their slots.
         return replace(
             cache,
             keys=exit_cache.keys + cache.keys[self.layer :],
@@ -118,7 +119,7 @@ def depth_of(model: Any) -> int:
     """Returns the number of layers of a model's decoder.
 
     Raises:
-        ValueError: the model's family cannot be cut.
+        ValueError: the model's family does not support early exits.
     """
     name = _layers(model)
     return int(getattr(model.config, name))
@@ -132,14 +133,14 @@ def _layers(model: Any) -> str:
 
 
 def exit_params(params: Params, layer: int, head: Array | None = None) -> Params:
-    """Returns the parameters of an exit of a model with `params`: the same arrays, without the layers above the exit.
+    """Returns the parameters of an early exit: the whole model's arrays, without the layers above the exit.
 
     Args:
         params: the whole model's parameters.
         layer: number of decoder layers that the exit keeps.
-        head: `[E, num_embeddings]`, the exit's own; `None`: the model's.
+        head: the exit's separate output head, `[E, num_embeddings]`; `None` keeps the whole model's head.
     """
-    # Names of layers count from 0, so the exit at layer n keeps `layers_0` to `layers_{n - 1}`.
+    # Names of layers count from 0, so an exit with n layers keeps `layers_0` to `layers_{n - 1}`.
     dropped = [name for name in params["decoder"] if name.startswith("layers_") and int(name[7:]) >= layer]
     decoder = {name: tree for name, tree in params["decoder"].items() if name not in dropped}
     if head is not None:
@@ -148,25 +149,28 @@ def exit_params(params: Params, layer: int, head: Array | None = None) -> Params
 
 
 def shared_head(bound: BoundModel) -> np.ndarray:
-    """Returns the model's head as a float32 kernel `[E, num_embeddings]` for `early_exit`; padding columns are zero."""
+    """Returns the model's output head as a float32 kernel `[E, num_embeddings]`, from which a separate head can start.
+
+    Columns of vocabulary padding are zero.
+    """
     config, decoder = bound.model.config, bound.params["decoder"]
     if "logits_dense" in decoder:
         head = np.array(decoder["logits_dense"]["kernel"], np.float32)
     else:
         head = np.array(bound.params["token_embedder"]["embedding"], np.float32).T
-        # A tied T5 scales the hidden state; a separate head has no such scale, so the kernel takes it.
+        # A T5 with a tied head scales the hidden states before it. A separate head does not, so the kernel is scaled.
         if isinstance(bound.model, T5):
             head *= config.d_model**-0.5
-    # The model's columns of padding are untrained; zeros are a neutral start, and logits of padding are masked.
+    # The columns of padding are untrained, so they start from zero. Logits of padding are masked in any case.
     head[:, config.vocab_size :] = 0.0
     return head
 
 
 def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> BoundModel:
-    """Returns the first `layer` layers of `bound` as a draft, with the model's head or `head` (`exit_params`).
+    """Returns a draft model of the first `layer` layers of `bound`, with the output head `head` (`exit_params`).
 
     Raises:
-        ValueError: as `EarlyExit`, or the head has a different width or vocabulary.
+        ValueError: the model has fewer layers, its family has no early exits, or `head` has a wrong shape.
     """
     model = EarlyExit(bound.model, layer, own_head=head is not None)
     wanted = (bound.model.config.d_model, bound.model.config.num_embeddings)
@@ -176,13 +180,14 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
 
 
 Places = tuple[tuple[jax.tree_util.PyTreeDef, tuple[int, ...]], ...]
-"""Each model's tree structure and the indices of its leaves among the arrays. Hashable, hence static under jit."""
+"""For each parameter tree: its structure, and its leaves' indices in a list of arrays. A static argument of jit."""
 
 
 def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
-    """Returns the arrays of all trees without duplicates, and the `Places` from which `restored` rebuilds the trees.
+    """Returns the arrays of all parameter trees without duplicates, and the `Places` that `restored` needs.
 
-    XLA merges two computations on the same argument. It cannot merge them if the same array arrives as two arguments.
+    Models that share arrays, such as a target and its early exit, then pass each array to a jitted function once. XLA
+    merges equal computations on one argument, but not if the same array arrives as two arguments.
     """
     arrays: list[Array] = []
     known: dict[int, int] = {}
@@ -190,7 +195,7 @@ def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:
     for tree in params:
         leaves, shape = jax.tree.flatten(tree)
         for leaf in leaves:
-            # By identity: a comparison of values would read every weight.
+            # Arrays are compared by identity, because a comparison of values would read every weight.
             if id(leaf) not in known:
                 known[id(leaf)] = len(arrays)
                 arrays.append(leaf)

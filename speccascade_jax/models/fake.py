@@ -1,10 +1,11 @@
-"""Models without a network: a table of next-token logits, and a hash of the whole prefix.
+"""Language models without a network, for tests and examples: `TableLM` and `FakeLM`.
 
-`TableLM`'s distributions can be computed by hand, because its logits depend on the last token alone. A token's row of
-the table is its embedding, its state after every layer and its logits.
+`TableLM` reads next-token logits from a table row of the last token, so its distributions can be computed by hand. A
+token's row also serves as the token's embedding and as its hidden state after every layer.
 
-`FakeLM`'s cache is a random key folded with its tokens: slot `i` holds a hash of the first `i` tokens. A forgotten
-rollback, a stale slot or a token fed twice therefore changes the distributions completely instead of slightly.
+`FakeLM` draws next-token logits from a hash of the whole prefix. Slot `i` of its cache holds the hash of the first `i`
+tokens. An error such as a missing rollback, a stale slot or a token fed twice therefore changes its distributions
+completely instead of slightly.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from speccascade_jax.models.cache import LengthCached, move_slots
 
 @dataclass(frozen=True)
 class Table:
-    """The model of `TableLM`: its parameters are the logits `[V, V]`, its cache is the length."""
+    """The model of `TableLM`; its parameters are the logits `[V, V]`, its cache the number of consumed tokens."""
 
     vocab_size: int
 
@@ -31,13 +32,13 @@ class Table:
         return prompt.length - 1
 
     def extend(self, params: Params, cache: Array, tokens: Array) -> tuple[LMOutput, Array]:
-        """Returns row `tokens[b, t]` of the table at every position, as logits and as hidden state."""
+        """Feeds `tokens`; the logits and the hidden state after `tokens[b, t]` are row `tokens[b, t]` of the table."""
         return LMOutput(logits=params[tokens], hidden=params[tokens]), cache + tokens.shape[1]
 
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[Array, Array]:
-        """Returns the cache and the table's rows of the consumed tokens (`LayeredModel`)."""
+        """Returns the cache, and the consumed tokens' rows of the table as the states of all `layers`."""
         cache = self.prefill(params, prompt, max_len, max_rollback)
         consumed = jnp.arange(prompt.tokens.shape[1])[None] < cache[:, None]
         return cache, self._rows(jnp.where(consumed[..., None], params[prompt.tokens], 0.0), layers)
@@ -45,7 +46,7 @@ class Table:
     def extend_layers(
         self, params: Params, cache: Array, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
     ) -> tuple[LMOutput, Array]:
-        """Feeds `tokens`; the states are the table's rows of these tokens, the same for every layer."""
+        """Feeds `tokens`; their states, the same for every layer, are their rows of the table."""
         out, cache = self.extend(params, cache, tokens)
         return out._replace(layer_states=self._rows(params[tokens], layers)), cache
 
@@ -62,7 +63,7 @@ class Table:
         return states
 
     def extend_branch(self, params: Params, cache: Array, tokens: Array, branch: Branch) -> tuple[LMOutput, Array]:
-        """Feeds the tree's entries as `extend` feeds a block, because no token depends on earlier tokens."""
+        """Feeds entries of a draft tree as `extend` feeds a block, because logits depend on the last token alone."""
         return self.extend(params, cache, tokens)
 
     def keep(self, cache: Array, start: Array, entries: Array) -> Array:
@@ -107,7 +108,12 @@ def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name 
 
 @flax.struct.dataclass
 class FakeCache:
-    """Cache of `Fake`: `keys` uint32 `[B, S + 1]`, whose slot `i` hashes the first `i` tokens; `length` int32 `[B]`."""
+    """Cache of `Fake`.
+
+    Attributes:
+        keys: uint32 `[B, S + 1]`; slot `i` holds the hash of the row's first `i` tokens.
+        length: int32 `[B]`, the number of consumed tokens.
+    """
 
     keys: Array
     length: Array
@@ -119,9 +125,9 @@ class Fake(LengthCached[FakeCache]):
 
     Attributes:
         vocab_size: `V`.
-        noise: with 0 all `Fake` models agree; the larger it is, the more models of different `seed` differ.
-        seed: random seed of the private part of the logits.
-        sharpness: approximate largest magnitude of the logits.
+        noise: weight of the part of the logits that depends on `seed`. With 0, models of all seeds are equal.
+        seed: random seed of that part.
+        sharpness: factor of the logits, whose magnitude is at most `sharpness * (1 + noise)`.
     """
 
     vocab_size: int
@@ -130,24 +136,21 @@ class Fake(LengthCached[FakeCache]):
     sharpness: float = 4.0
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> FakeCache:
-        """Hashes the encoder's tokens into the initial key, then feeds the prompt except its last token.
-
-        The next call reads that token.
-        """
+        """Hashes the encoder's tokens into the first key, then feeds the prompt except its last token."""
         rows = prompt.tokens.shape[0]
         base = jnp.full((rows,), 0x9E3779B9, jnp.uint32)
         if prompt.encoder_tokens is not None:
             base = _fold_along(base, prompt.encoder_tokens, skip=~prompt.encoder_real)[:, -1]
-        # One slot more than tokens: slot 0 is the key before any token.
+        # There is one slot more than tokens, because slot 0 holds the key before the first token.
         keys = jnp.zeros((rows, max_len + 1), jnp.uint32).at[:, 0].set(base)
         cache = FakeCache(keys=keys, length=jnp.zeros((rows,), jnp.int32))
         if prompt.tokens.shape[1] > 1:
             _, cache = self.extend(params, cache, prompt.tokens[:, :-1])
-        # Shorter rows were fed their padding too; the rollback drops it.
+        # Shorter rows were also fed their padding, which the rollback drops.
         return self.rollback(cache, prompt.length - 1)
 
     def extend(self, params: Params, cache: FakeCache, tokens: Array) -> tuple[LMOutput, FakeCache]:
-        """Feeds `tokens` `[B, T]`: hashes each into the key of its prefix, and draws its logits from the result."""
+        """Feeds `tokens` `[B, T]`: hashes each token into its prefix's key, and draws logits from the resulting key."""
         start = jnp.take_along_axis(cache.keys, cache.length[:, None], axis=1)[:, 0]
         folded = _fold_along(start, tokens)
         keys = write_slots(cache.keys, folded, cache.length + 1, axis=1)
@@ -156,14 +159,14 @@ class Fake(LengthCached[FakeCache]):
     def extend_branch(
         self, params: Params, cache: FakeCache, tokens: Array, branch: Branch
     ) -> tuple[LMOutput, FakeCache]:
-        """Feeds entries of a tree: hashes each token into the key of its parent entry."""
-        # The tree's first `num_cached` entries are in the cache already, right before the current length.
+        """Feeds entries of a draft tree: hashes each token into the key of its parent entry."""
+        # The cache already holds the tree's first `num_cached` entries, in the last slots before the current length.
         base = cache.length - branch.num_cached
         node_keys = [
             jnp.take_along_axis(cache.keys, (base + 1 + n)[:, None], axis=1)[:, 0] for n in range(branch.num_cached)
         ]
         start = jnp.take_along_axis(cache.keys, base[:, None], axis=1)[:, 0]
-        # The last entry that an entry sees is itself, so the one before it on the path is its parent.
+        # An entry sees its ancestors and itself, in order, so the second-to-last entry that it sees is its parent.
         for n, sees in enumerate(branch.sees):
             path = [entry for entry, seen in enumerate(sees) if seen][:-1]
             node_keys.append(_fold(node_keys[path[-1]] if path else start, tokens[:, n]))
@@ -173,24 +176,26 @@ class Fake(LengthCached[FakeCache]):
 
     def keep(self, cache: FakeCache, start: Array, entries: Array) -> FakeCache:
         """Moves the keys of an accepted path of a tree to consecutive slots; the length does not change."""
-        # Slot i + 1 belongs to token i, hence the shift by one.
+        # Slots are shifted by one, because slot i + 1 belongs to token i.
         return replace(cache, keys=move_slots(cache.keys, start + 1, entries, axis=1))
 
     def _logits(self, keys: Array) -> Array:
         entries = jnp.arange(self.vocab_size, dtype=jnp.uint32)
-        # All models share the first part; the second depends on the seed. `noise` mixes them.
+        # The logits are the sum of a part that all models share and a part that depends on the seed.
         shared = _unit(_fold(keys[..., None], entries))
         private = _unit(_fold(keys[..., None] ^ jnp.uint32(self.seed * 2654435761 % 2**32), entries))
         return self.sharpness * (shared + self.noise * private)
 
 
 def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
-    """Returns a bound `Fake`: its next-token logits, within ±4 (1 + noise), are drawn from a hash of the whole prefix.
+    """Returns a bound model whose next-token logits are drawn from a hash of the whole prefix.
+
+    The logits are between -4 (1 + noise) and 4 (1 + noise).
 
     Args:
         vocab_size: `V`.
-        noise: with 0 all such models agree; the larger it is, the more models of different `seed` differ.
-        seed: the random seed of the part that `noise` scales.
+        noise: weight of the part of the logits that depends on `seed`. With 0, models of all seeds are equal.
+        seed: random seed of that part.
 
     Returns:
         A `BoundModel` without parameters.
@@ -204,7 +209,7 @@ def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:
 
 
 def _fold(keys: Array, data: Array) -> Array:
-    """Hashes each pair of entries of `keys` and `data`; every bit of both affects every bit of the result."""
+    """Hashes each entry of `keys` with an entry of `data`; each input bit can change every bit of the result."""
     x: Array = keys * jnp.uint32(0x85EBCA6B) + (data + 1).astype(jnp.uint32) * jnp.uint32(0xC2B2AE35)
     for factor in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> 16)) * jnp.uint32(factor)
@@ -213,19 +218,19 @@ def _fold(keys: Array, data: Array) -> Array:
 
 def _unit(keys: Array) -> Array:
     """Maps uint32 keys to float32 in [-1, 1)."""
-    # 24 bits, as many as a float32 significand has, so the conversion is exact.
+    # Only 24 bits are used, as many as a float32 significand has, so the conversion is exact.
     return (keys >> 8).astype(jnp.float32) * 2.0**-23 - 1.0
 
 
 def _fold_along(start: Array, tokens: Array, skip: Array | None = None) -> Array:
-    """Hashes `tokens` `[B, T]` one by one into keys `start` `[B]`; returns the key after each, uint32 `[B, T]`.
+    """Hashes `tokens` `[B, T]` one by one into the keys `start` `[B]`; returns the keys after each token.
 
-    `skip`, bool `[B, T]`, omits tokens.
+    The result is uint32 `[B, T]`. Tokens where `skip`, bool `[B, T]`, is true are omitted.
     """
     skip = jnp.zeros(tokens.shape, bool) if skip is None else skip
 
     def fold(keys: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
-        # A skipped token (padding) leaves the key as it is, so that padding never changes the distributions.
+        # A skipped token leaves the key unchanged, so that padding never changes the distributions.
         keys = jnp.where(column[1], keys, _fold(keys, column[0]))
         return keys, keys
 

@@ -1,4 +1,4 @@
-"""Table of model families: checkpoint readers of every format and early exits look models up here."""
+"""Table of the model families, T5 and decoder-only, which checkpoint readers and early exits use."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +16,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Family(NamedTuple):
-    """A family of models: everything that reading and writing its parameters needs to know.
+    """Description of a model family, from which checkpoints of the family are read and written.
 
     Attributes:
-        config, model: the classes of its configurations and of its models.
-        shapes: configuration -> the shape of every parameter by name.
-        depths: the fields of a configuration that count layers, the decoder's last.
-        infer: (path for errors, shapes by name) -> the configuration that a checkpoint's names and shapes imply, or
-            `None` if they belong to another family. Only formats that store no configuration need it; `None` if
-            there is no such format.
+        config, model: the classes of the family's configurations and models.
+        shapes: function from a configuration to the shape of every parameter by name.
+        depths: names of the configuration's fields that count layers; the decoder's field is the last.
+        infer: function for formats that store no configuration. From a checkpoint's path (for errors) and its arrays'
+            shapes by name, it returns the configuration that they imply, or `None` if the arrays belong to another
+            family. `infer` itself is `None` if every format of the family stores a configuration.
     """
 
     config: type[Config]
@@ -38,7 +38,7 @@ FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
 }
-"""Model families by their name in a checkpoint's `config.json`."""
+"""Name of a model family, as in a checkpoint's `config.json` -> the family."""
 
 
 PRESETS: dict[str, Config] = {**T5_PRESETS, **DECODERS}
@@ -46,17 +46,17 @@ PRESETS: dict[str, Config] = {**T5_PRESETS, **DECODERS}
 
 
 def family_name(config: Config) -> str:
-    """Returns the name of a configuration's family."""
+    """Returns the name of the model family that a configuration belongs to."""
     return next(name for name, family in FAMILIES.items() if isinstance(config, family.config))
 
 
 def family_of(config: Config) -> Family:
-    """Returns the family of a configuration."""
+    """Returns the model family that a configuration belongs to."""
     return FAMILIES[family_name(config)]
 
 
 def model_from(config: Config) -> Model:
-    """Returns the model of a configuration."""
-    # The annotation joins the families' constructors, each of which accepts its own configuration only.
+    """Returns the model that a configuration describes, without parameters."""
+    # The annotation is needed because each family's class accepts only its own kind of configuration.
     model: Callable[[Any], Model] = family_of(config).model
     return model(config)

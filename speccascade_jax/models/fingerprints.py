@@ -1,4 +1,4 @@
-"""Hashes of everything that a model's outputs depend on. Stored results and heads name their model by them."""
+"""Fingerprints of models: hashes of architecture and weights, by which stored results and heads name their model."""
 
 import hashlib
 from typing import Any
@@ -12,10 +12,11 @@ from speccascade_jax.runtime.mesh import MODEL
 
 
 def of_model(bound: BoundModel) -> str:
-    """Returns the hash of a model and the values of its weights, 32 hex digits; bfloat16 and float32 weights differ.
+    """Returns the hash of a model's configuration and weights, 32 hex digits.
 
-    Weights in 8 bits count as the float32 values that products are made with. So what belongs to a model (a head, a
-    policy) also belongs to the same model loaded in the 8 bits that it is stored in.
+    The same weights in bfloat16 and float32 have different hashes. Weights in 8 bits are hashed as the float32 values
+    that they encode. If a checkpoint stores 8-bit weights, its hash is therefore the same whether it is loaded in 8
+    bits or in float32, and a head or policy that was trained for one of these also fits the other.
     """
     digest = begin()
     add(digest, bound, as_stored=False)
@@ -23,19 +24,19 @@ def of_model(bound: BoundModel) -> str:
 
 
 def in_eight_bits(bound: BoundModel) -> bool:
-    """Returns whether a model holds matrices in 8 bits."""
+    """Returns whether any of a model's matrices is held in 8 bits."""
     leaves = jax.tree.leaves(bound.params, is_leaf=is_packed)
     return any(is_packed(leaf) and leaf.scales is not None for leaf in leaves)
 
 
 def begin() -> hashlib.blake2b:
-    """Returns an empty hash."""
+    """Returns a new hash object, to which `add` adds models."""
     return hashlib.blake2b(digest_size=16)
 
 
 def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
-    """Returns a fused kernel in its layout on one device, whatever mesh it was interleaved for."""
-    # The same model must have the same fingerprint on every mesh, or stored results would not be found again.
+    """Returns a parameter in its layout on one device; only fused kernels have another layout on a mesh."""
+    # A model must have the same fingerprint on every mesh, or results stored for one mesh would be lost on another.
     mesh = getattr(bound.model, "mesh", None)
     if mesh is None:
         return array
@@ -44,16 +45,23 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
 
 
 def add(digest: hashlib.blake2b, bound: BoundModel, as_stored: bool = True) -> None:
-    """Adds a model and its weights to a hash, in the dtype that they are held in or as the values of 8 bits."""
+    """Adds a model's configuration and weights to a hash.
+
+    Args:
+        digest: the hash.
+        bound: the model and its parameters.
+        as_stored: whether 8-bit weights are hashed as integers and scales; otherwise as the float32 values that they
+            encode. All other weights are hashed in their own dtype.
+    """
     digest.update(repr(bound.model).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
-        # The layout of a packed matrix depends on the processor, so the hash reads the plain matrix.
+        # The layout of a packed matrix depends on the processor, so the plain matrix is hashed instead.
         if is_packed(leaf):
             array = leaf.dense() if as_stored else np.asarray(leaf)
         else:
             array = _regrouped(bound, path, np.asarray(replicate(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        # For 8 bits `dense` returns the stored integers without their scales, which therefore follow below.
+        # `dense` returns 8-bit weights as integers without their scales, so the scales are added below.
         digest.update(np.ascontiguousarray(array).tobytes())
         if as_stored and is_packed(leaf) and leaf.scales is not None:
             digest.update(np.asarray(leaf.scales)[: leaf.columns].tobytes())

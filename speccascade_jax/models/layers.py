@@ -1,7 +1,8 @@
-"""Parts that all model families share: the norm, cache slots, gates, fused kernels and the base of cached models.
+"""Layers that all model families share: the norm, cache slots, gated units, fused kernels and a model base class.
 
-Shape letters as in `core/protocols.py`, plus `n` heads whose keys are cached, `K` head_dim. Keys are `[B * n, K, S]`,
-values `[B * n, S, K]` everywhere: with these layouts a block of tokens costs little more than one token on a CPU.
+Shape letters: those of `core/types.py`, and here `n` is the number of heads whose keys are cached and `K` is head_dim.
+Keys are always `[B * n, K, S]` and values `[B * n, S, K]`. With these layouts a block of tokens costs little more than
+one token on a CPU.
 """
 
 from collections.abc import Callable, Collection
@@ -25,16 +26,17 @@ from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
 
-# Finite, so that a query that sees nothing attends uniformly instead of returning NaN.
+# A finite value, so that a query that sees no slot attends to all slots equally instead of returning NaN.
 MASKED = -1e10
 EXITS = "exits"
-"""The linen collection that stores each decoder layer's output as `hidden`, if `apply` makes it `mutable`."""
+"""Flax collection in which each decoder layer stores its output as `hidden`, if `apply` is called with it `mutable`."""
 
 
 class Slots(NamedTuple):
     """One layer's cache: keys `[B * n, K, S]`, values `[B * n, S, K]`, and the next position `start` `[B]`.
 
-    In a `ring`, position `p` is in slot `p mod S`, and new positions overwrite the oldest.
+    If `ring` is true, the slots form a ring buffer: position `p` is in slot `p mod S`, and new positions overwrite the
+    oldest.
     """
 
     keys: Array
@@ -43,15 +45,15 @@ class Slots(NamedTuple):
     ring: bool = False
 
     def write(self, block: KeysValues) -> KeysValues:
-        """Returns the slots with `block` written at `start` of each row."""
-        # Each device writes its own part: only there does the first axis list all heads of a row together.
+        """Returns all keys and values after writing those of `block` at position `start` of each row."""
+        # Each device writes its own part of the arrays, in which the heads of each row are consecutive.
         put = write_ring if self.ring else write_slots
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm without mean or bias, computed in float32 and multiplied by `offset + scale`."""
+    """Root mean square norm, without a mean or a bias; computed in float32 and multiplied by `offset + scale`."""
 
     epsilon: float
     dtype: str
@@ -60,7 +62,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Normalises the last axis; returns an array of the same shape, in `dtype`."""
-        # `offset + scale` starts at 1 in every family.
+        # The initial `offset + scale` is 1 in every family.
         init = nn.initializers.constant(1.0 - self.offset)
         scale = self.param("scale", init, (x.shape[-1],)).astype(jnp.float32)
         x32 = x.astype(jnp.float32)
@@ -69,36 +71,39 @@ class RMSNorm(nn.Module):
 
 
 def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> Array:
-    """Returns `gate(x wi_0) * x wi_1`, the hidden units of a feed-forward; fused parameters need one product."""
+    """Returns `gate(x wi_0) * x wi_1`, the hidden units of a feed-forward layer.
 
-    # Runs on each device's columns, where its share of `wi_0` precedes its share of `wi_1` (`interleave_fused`).
+    If the parameters hold the fused kernel `wi_01` (`fuse`), one matrix product computes both factors.
+    """
+
+    # This runs on each device's columns, where the share of `wi_0` precedes the share of `wi_1` (`interleave_fused`).
     def open_gate(fused_units: Array) -> Any:
         first, second = jnp.split(fused_units, 2, axis=-1)
         return gate(first) * second
 
     fused = module.has_variable("params", "wi_01")
-    # Without a mesh `local` returns the function itself, and the split cuts the two kernels' halves apart.
+    # Without a mesh, `local` returns the function itself, which then splits the product of the whole fused kernel.
     whole = local(open_gate, (COLUMNS,), COLUMNS)
     units: Array = whole(module.wi_01(x)) if fused else gate(module.wi_0(x)) * module.wi_1(x)
     return units
 
 
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
-"""Fused name -> the parameters whose columns it holds, in order."""
+"""Name of a fused parameter -> the parameters whose columns it joins, in order."""
 
 
 def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *parts: tuple[Array, int]) -> Array:
-    """Computes `attend(*arrays)` in chunks of `size` tokens, so that memory never holds all `T · S` logits.
+    """Computes `attend(*arrays)` in chunks of `size` tokens, so that memory never holds all `T · S` attention logits.
 
     Args:
-        attend: a function of arrays with `size` tokens each.
+        attend: function of the arrays in `parts`, cut to `size` tokens each.
         size: number of tokens in a chunk.
-        tokens: number of tokens in all.
-        axis: the result's axis of tokens.
-        parts: pairs of an array and its axis of tokens.
+        tokens: total number of tokens.
+        axis: index of the result's axis of tokens.
+        parts: pairs of an array and the index of its axis of tokens.
     """
     chunks = -(-tokens // size)
-    # Padded to whole chunks, because a traced slice has a fixed size; the last line cuts the padding off again.
+    # The arrays are padded to whole chunks, because a traced slice has a fixed size. The last line removes the padding.
     padded = [
         (
             jnp.pad(array, [(0, (chunks * size - tokens) * (number == part_axis)) for number in range(array.ndim)]),
@@ -112,20 +117,20 @@ def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *
             *(jax.lax.dynamic_slice_in_dim(array, chunk * size, size, part_axis) for array, part_axis in padded)
         )
 
-    # `map` runs one chunk after the other; `vmap` would hold the logits of all chunks at once.
+    # `map` computes one chunk after the other; `vmap` would hold the logits of all chunks in memory at once.
     mapped = jnp.moveaxis(jax.lax.map(one, jnp.arange(chunks)), 0, axis)
     joined = mapped.reshape(*mapped.shape[:axis], -1, *mapped.shape[axis + 2 :])
     return jax.lax.slice_in_dim(joined, 0, tokens, axis=axis)
 
 
 def fused_names(names: Collection[str]) -> dict[str, list[str]]:
-    """Returns the fused parameters that `names` can form: each name with the names of its parts in order."""
+    """Returns the fused parameters that the parameters `names` can form: name -> names of its parts, in order."""
     fused = {}
     for name in names:
         *parents, part, leaf = name.split("/")
         for whole, parts in FUSED.items():
             part_names = ["/".join([*parents, sibling, leaf]) for sibling in parts]
-            # Cross-attention reads two inputs, so its three kernels cannot be one product.
+            # Cross-attention's queries and keys have different inputs, so its kernels cannot be fused.
             is_self = "encoder_decoder_attention" not in parents[-1:]
             if part == parts[0] and is_self and all(sibling in names for sibling in part_names):
                 fused["/".join([*parents, whole, leaf])] = part_names
@@ -133,33 +138,33 @@ def fused_names(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def fuse(params: Params, shards: int = 1) -> Params:
-    """Returns the parameters with kernels of the same input joined, so that one product reads them at full bandwidth.
+    """Returns the parameters with kernels that have the same input joined, so that one matrix product applies them.
 
-    `query`, `key` and `value` of self-attention become `qkv` (their biases too); `wi_0` and `wi_1` become `wi_01`.
-    Cross-attention stays as it is, because its queries and its keys have different inputs. Fused kernels make a step
+    `query`, `key` and `value` of self-attention become `qkv`, and so do their biases; `wi_0` and `wi_1` become `wi_01`.
+    Cross-attention is unchanged, because its queries and its keys have different inputs. Fused kernels make decoding
     on a CPU faster (docs/performance.md).
 
     Args:
         params: nested parameters of a model.
-        shards: number of parts that the columns will be split into; each part holds its share of every kernel.
+        shards: number of devices that the columns will be split over; each device holds its share of every kernel.
     """
     flat = flatten_dict(params, sep="/")
     for fused, parts in fused_names(flat).items():
-        # `pop` removes the parts: a result with the parts and the joined kernel would hold every weight twice.
+        # `pop` removes the separate kernels; otherwise the result would hold every weight twice.
         flat[fused] = jnp.asarray(interleave_fused([np.asarray(flat.pop(part)) for part in parts], shards))
     return unflatten_dict(flat, sep="/")
 
 
 class CachedModel(LengthCached[Held]):
-    """The base of cached `LanguageModel`s: frozen dataclasses over a linen module. A model family adds `_prefilled`.
+    """Base class of `LanguageModel`s with a cache: frozen dataclasses that call the methods of a Flax module.
 
-    Parameters are the module's, in any float dtype. If their dtype differs from `config.dtype`, every call casts them:
-    cast them once before a decoding loop. Products of float32 have full float32 precision on every device
-    (`full_precision`).
+    A subclass defines `module` and `_prefilled`. Parameters are those of the module, in any float dtype. If their dtype
+    differs from `config.dtype`, every call casts them, so cast them once before a decoding loop. Products of float32
+    arrays have full float32 precision on every device (`full_precision`).
 
     Attributes:
-        mesh: the devices that hold its parameters and caches (`sharding.place`); `None`: one device. The mesh does not
-            change the model, so fingerprints ignore it.
+        mesh: the devices that hold the parameters and caches (`sharding.place`); `None`: one device. The mesh does not
+            change the model's outputs, so fingerprints ignore it.
     """
 
     config: Any
@@ -167,10 +172,10 @@ class CachedModel(LengthCached[Held]):
 
     @property
     def module(self) -> nn.Module:
-        """The linen module of the layers.
+        """The Flax module of the model.
 
-        It has methods `extend(cache, tokens)`, `embed(tokens)` and `exit_logits(states)`, and a stack called `decoder`
-        that sows each layer's output in `EXITS`.
+        The module has the methods `extend(cache, tokens)`, `embed(tokens)` and `exit_logits(states)`. Its submodule
+        `decoder` stores each layer's output in the collection `EXITS`.
         """
         raise NotImplementedError
 
@@ -181,8 +186,8 @@ class CachedModel(LengthCached[Held]):
         return size
 
     def prepare(self, params: Params) -> Params:
-        """Returns the parameters laid out for decoding (`fuse`, `pack`). Loading calls it once; both layouts decode."""
-        # Packed matrices serve a single CPU; a mesh keeps plain ones, which XLA can split.
+        """Returns the parameters in the layout that decodes fastest (`fuse`, `pack`); the plain layout decodes too."""
+        # Packed matrices are for a single CPU. On a mesh, matrices stay plain, because XLA must split them.
         if self.mesh is not None:
             shards = self.mesh.shape[MODEL]
             return place(fuse(params, shards), self.mesh)
@@ -193,14 +198,14 @@ class CachedModel(LengthCached[Held]):
             return self.module.apply({"params": params}, *args, method=method)
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Held:
-        """Feeds each row's prompt except its last token; a T5 first encodes `prompt.encoder_tokens`.
+        """Feeds each row's prompt except its last token, and returns the cache; a T5 first encodes the encoder's input.
 
         Args:
             params: the module's parameters.
             prompt: `[B, P]`, right-padded.
-            max_len: slots of a layer that sees all positions.
-            max_rollback: the largest number of fed tokens that a rollback may take back; a local layer then keeps
-                `window + max_rollback + 1` slots. `None`: it keeps all slots, and any rollback is correct.
+            max_len: number of cache slots of a layer that attends to all positions.
+            max_rollback: the largest number of tokens that a rollback may drop. Layers with a window then have
+                `window + max_rollback + 1` slots. With `None` they have `max_len` slots, and any rollback is correct.
 
         Raises:
             ValueError: `max_len` slots cannot hold the prompt, the prompt has encoder tokens but the model has no
@@ -211,14 +216,20 @@ class CachedModel(LengthCached[Held]):
     def prefill_layers(
         self, params: Params, prompt: Prompt, max_len: int, layers: tuple[int, ...], max_rollback: int | None = None
     ) -> tuple[Held, Array]:
-        """Prefills, and also returns the decoder's states `[B, P, L, E]` of consumed tokens (`LayeredModel`)."""
+        """Returns the cache as `prefill` does, and the states of the consumed tokens after `layers`, `[B, P, L, E]`.
+
+        The states of all other positions are zero (`LayeredModel`).
+        """
         cache, states = self._prefilled(params, prompt, max_len, max_rollback, layers)
         return cache, self._by_position(prompt, states, layers)
 
     def _prefilled(
         self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
     ) -> tuple[Held, Array | None]:
-        """Returns the cache, and the states `[B, P - 1, L, E]` of the fed tokens; `None` if none was fed."""
+        """Returns the cache, and the fed tokens' states after `layers`, `[B, P - 1, L, E]`.
+
+        The states are `None` if no token was fed or no layer was named.
+        """
         raise NotImplementedError
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
@@ -230,7 +241,7 @@ class CachedModel(LengthCached[Held]):
         return fed
 
     def extend_branch(self, params: Params, cache: Held, tokens: Array, branch: Branch) -> tuple[LMOutput, Held]:
-        """Feeds entries of a tree, `tokens` `[B, T]`; each sees only the committed tokens and its own path."""
+        """Feeds entries of a draft tree, `tokens` `[B, T]`; each sees only the committed tokens and its own path."""
         fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, branch, method="extend")
         return fed
 
@@ -240,7 +251,7 @@ class CachedModel(LengthCached[Held]):
         """Feeds `tokens` as `extend` or `extend_branch` does, and fills `LMOutput.layer_states` `[B, T, L, E]`.
 
         Raises:
-            ValueError: the model does not have such a layer.
+            ValueError: the model does not have one of the layers.
         """
         fed = (cache, tokens) if branch is None else (cache, tokens, branch)
         (out, cache), states = self._apply_reading(params, tokens, layers, *fed, method="extend")
@@ -249,48 +260,57 @@ class CachedModel(LengthCached[Held]):
     def _apply_reading(
         self, params: Params, tokens: Array, layers: tuple[int, ...], *args: Any, method: str
     ) -> tuple[Any, Array | None]:
-        """Returns the result of `_apply`, and the states `[B, T, L, E]` of `tokens` (`None` if `layers` is empty)."""
+        """Returns the result of `_apply`, and the states of `tokens` after `layers`, `[B, T, L, E]`.
+
+        The states are `None` if `layers` is empty.
+        """
         if not layers:
             return self._apply(params, *args, method=method), None
         with full_precision(self.config.dtype), under(self.mesh):
             result, sown = self.module.apply({"params": params}, *args, method=method, mutable=[EXITS])
-        # Layer 0 is the embedding, which no layer sows; layer i is the output of the i-th layer.
+        # States of layer 0 are the embeddings, which no layer stores. States of layer i are the i-th layer's output.
         states = (self.embed(params, tokens), *sown[EXITS]["decoder"]["hidden"])
         if missing := [layer for layer in layers if not 0 <= layer < len(states)]:
             raise ValueError(f"there is no layer {missing[0]}: the model's decoder has layers 0 to {len(states) - 1}")
         return result, jnp.stack([states[layer] for layer in layers], axis=2)
 
     def _by_position(self, prompt: Prompt, states: Array | None, layers: tuple[int, ...]) -> Array:
-        """Pads states `[B, P - 1, L, E]` (`None` if `P = 1`) to `[B, P, L, E]`, zero where no token was consumed."""
+        """Pads the states `[B, P - 1, L, E]` of fed tokens to `[B, P, L, E]`; states of other positions are zero.
+
+        `states` is `None` if no token was fed.
+        """
         rows, width = prompt.tokens.shape
         if states is None:
             return jnp.zeros((rows, width, len(layers), self.config.d_model), self.config.dtype)
-        # Rows are right-padded, and a row's last token is not consumed: its state and those of padding are zero.
+        # The states of a row's last token, which is not consumed, and of its padding are set to zero.
         consumed = jnp.arange(width)[None] < prompt.length[:, None] - 1
         padded = jnp.pad(states, [(0, 0), (0, 1), (0, 0), (0, 0)])
         return jnp.where(consumed[..., None, None], padded, jnp.zeros((), padded.dtype))
 
     def embed(self, params: Params, tokens: Array) -> Array:
-        """Returns the first layer's input for `tokens` `[B, T]`: states `[B, T, E]`."""
+        """Returns the first layer's input for `tokens` `[B, T]`, the embeddings `[B, T, E]`."""
         embedded: Array = self._apply(params, tokens, method="embed")
         return embedded
 
     def unembed(self, params: Params, states: Array) -> Array:
-        """Applies the last norm and the output matrix to states `[B, T, E]`; returns float32 logits `[B, T, V]`."""
-        # Padding of the vocabulary is cut off here; `extend` keeps it, at -inf.
+        """Applies the last norm and the output layer to states `[B, T, E]`; returns float32 logits `[B, T, V]`."""
+        # The logits have no padding of the vocabulary, unlike those of `extend`, where padding has -inf.
         logits: Array = self._apply(params, states, method="exit_logits")
         return logits[..., : self.vocab_size]
 
     def keep(self, cache: Held, start: Array, entries: Array) -> Held:
-        """Moves an accepted path of a tree to consecutive slots: slot `start + j` receives entry `entries[:, j]`.
+        """Moves an accepted path of a draft tree to consecutive slots, so that the path is like an accepted block.
+
+        Slot `start + j` receives the tree's entry `entries[:, j]`. Slots after the path hold junk, and the length does
+        not change.
 
         Args:
             cache: the cache that holds the tree's entries.
-            start: int32 `[B]`, slot of the tree's first entry.
-            entries: int32 `[B, W]`, ascending. Slots after the path hold junk, and the length does not change.
+            start: int32 `[B]`, the slot of the tree's first entry.
+            entries: int32 `[B, W]`, the path's entries in ascending order.
         """
         with under(self.mesh):
             keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
-            # Every layer moves the same entries, because the kept path is one for all layers.
+            # Every layer moves the same entries, because all layers keep the same path.
             kept = tuple(keys(layer, start, entries) for layer in cache.keys)
             return replace(cache, keys=kept, values=tuple(values(layer, start, entries) for layer in cache.values))

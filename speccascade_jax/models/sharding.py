@@ -1,9 +1,9 @@
-"""Layout of a model on a mesh of devices: parameters by name, caches by row and head, and device-local functions.
+"""Layout of a model's parameters and caches on a mesh of devices, and functions that run on each device's part.
 
-Axis names and rules are T5X's. A cache's rows and heads share one axis (`models/cache.py`), which is split in the order
-of the devices: each device holds its heads of its rows, and attention never leaves the device. Functions that tell rows
-from heads therefore run on each device's part (`local`); without a mesh they run on the whole. If XLA partitioned them,
-it would take the axis for all rows and then all heads, and every step would gather every cache.
+Axis names and rules are T5X's. A cache's rows and heads share one axis (`models/cache.py`). This axis is split so that
+each device holds its share of the heads of its share of the rows. Attention then needs no communication. Functions that
+separate rows from heads must run on each device's part (`local`). If XLA partitioned them, it would assume another
+order of this axis, and every step would gather every cache.
 """
 
 import math
@@ -27,11 +27,11 @@ Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 P = PartitionSpec
 ROWS = P(DATA)
-"""Layout of arrays with one entry per row: lengths, tokens, controls."""
+"""Layout of arrays with one entry per row, such as lengths, tokens and the controls of a generation."""
 HEADS = P((DATA, MODEL))
-"""Layout of an axis of rows times heads: keys, values and queries."""
+"""Layout of arrays whose first axis is rows times heads: keys, values and queries."""
 COLUMNS = P(DATA, None, MODEL)
-"""Layout of a product's result: `[B, T, heads · K]`, `[B, T, F]`, `[B, T, V]`."""
+"""Layout of the result of a matrix product: `[B, T, heads · K]`, `[B, T, F]` or `[B, T, V]`."""
 BIAS = P(DATA, MODEL)
 
 LOGICAL_AXES = (
@@ -45,21 +45,21 @@ LOGICAL_AXES = (
     (r".*/rel_embedding", ("heads", "relpos_buckets")),
     (r".*/scale", ("embed",)),
 )
-"""Pattern of a parameter's path -> its logical axes."""
+"""Pattern of a parameter's path -> the names of the parameter's axes."""
 
 RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embed": None, "relpos_buckets": None}
-"""Logical axis -> mesh axis, or `None` to replicate it (T5X's standard rules, with parameters along `model`)."""
+"""Name of a parameter's axis -> the mesh axis that splits it; `None`: not split. These are T5X's standard rules."""
 
 SPREAD = ("num_heads", "num_kv_heads", "d_ff", "num_embeddings")
-"""Sizes that must be divisible by the `model` axis."""
+"""Sizes of a configuration that the length of the mesh's `model` axis must divide."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 @contextmanager
 def under(mesh: Mesh | None) -> Iterator[None]:
-    """Sets the mesh that the functions of this module use while a model is traced."""
-    # A context variable, because linen modules are built from the configuration alone and have no field for a mesh.
+    """Sets the mesh that this module's functions use inside the `with` block, in which a model is traced."""
+    # The mesh is a context variable, because Flax modules are built from the configuration, which holds no mesh.
     token = _MESH.set(mesh)
     try:
         yield
@@ -68,13 +68,19 @@ def under(mesh: Mesh | None) -> Iterator[None]:
 
 
 def shards() -> int:
-    """Returns the number of parts that heads, units and the vocabulary are split into."""
+    """Returns how many parts the mesh splits heads, feed-forward units and the vocabulary into; 1 without a mesh."""
     mesh = _MESH.get()
     return 1 if mesh is None else mesh.shape[MODEL]
 
 
 def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) -> Callable[..., Result]:
-    """Makes `function` run on each device's part of its arguments; without a mesh, returns it unchanged."""
+    """Returns `function` so that it runs on each device's part of its arguments; unchanged without a mesh.
+
+    Args:
+        function: function of arrays.
+        inputs: the layout of each argument.
+        outputs: the layouts of the results.
+    """
     mesh = _MESH.get()
     if mesh is None:
         return function
@@ -82,13 +88,13 @@ def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) 
 
 
 def constrain(x: Array, spec: P) -> Array:
-    """Constrains the layout of `x` on the mesh; returns `x` unchanged without a mesh."""
+    """Constrains the layout of `x` on the mesh to `spec`; returns `x` unchanged without a mesh."""
     mesh = _MESH.get()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def spec_of(path: str) -> P:
-    """Returns the layout of a parameter.
+    """Returns the layout on a mesh of the parameter with this path, such as "decoder/layers_0/mlp/wo/kernel".
 
     Raises:
         ValueError: no pattern of `LOGICAL_AXES` matches the path.
@@ -100,21 +106,27 @@ def spec_of(path: str) -> P:
 
 
 def interleave_fused(arrays: Sequence[np.ndarray], shards: int) -> np.ndarray:
-    """Joins kernels of the same input so that each of `shards` parts holds its share of every kernel, in order."""
-    # Plain concatenation would give the first device nothing but queries; interleaved, each has its share of all.
+    """Joins kernels along columns so that each of `shards` equal parts holds its share of every kernel, in order."""
+    # With plain concatenation, the first device would hold columns of the first kernel only.
     parts = zip(*(np.split(array, shards, axis=-1) for array in arrays), strict=True)
     return np.concatenate([share for part in parts for share in part], axis=-1)
 
 
 def split_fused(array: np.ndarray, widths: Sequence[int], shards: int) -> list[np.ndarray]:
-    """Splits an array that `interleave_fused` joined into its kernels, which have `widths` columns."""
+    """Splits an array that `interleave_fused` returned into its kernels, whose numbers of columns are `widths`."""
     bounds = np.cumsum([width // shards for width in widths])[:-1]
     parts = [np.split(part, bounds, axis=-1) for part in np.split(array, shards, axis=-1)]
     return [np.concatenate(shares, axis=-1) for shares in zip(*parts, strict=True)]
 
 
 def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None:
-    """Returns the columns of each kernel within a fused parameter of `columns` columns; `None` if it is not fused."""
+    """Returns the number of columns of each kernel in a fused parameter; `None` if the parameter is not fused.
+
+    Args:
+        path: the parameter's path.
+        columns: the parameter's number of columns.
+        config: the model's configuration.
+    """
     if re.fullmatch(r".*/qkv/(kernel|bias)", path):
         width = getattr(config, "num_kv_heads", config.num_heads) * config.head_dim
         return columns - 2 * width, width, width
@@ -122,15 +134,15 @@ def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None
 
 
 def parts(path: str, shape: Sequence[int]) -> int:
-    """Returns the number of parts that a parameter is split into on a mesh of `shape` (data, model)."""
+    """Returns how many parts a parameter is split into on a mesh of `shape` (data, model)."""
     return shape[1] if MODEL in spec_of(path) else 1
 
 
 def check(config: Any, shape: Sequence[int], owner: str) -> None:
-    """Checks that the `model` axis of a mesh of `shape` (data, model) divides the model's sizes.
+    """Checks that a mesh of `shape` (data, model) can split a model's heads, feed-forward units and embedding rows.
 
     Raises:
-        ValueError: it does not; the message names the size.
+        ValueError: the `model` axis does not divide one of these sizes; the message names the size and `owner`.
     """
     parts = shape[1]
     # Not every family has all of these sizes: a T5 has no `num_kv_heads`.
@@ -144,32 +156,32 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
 
 
 def put(path: str, leaf: Any, mesh: Mesh) -> Any:
-    """Returns a parameter split over the devices; a host with only some of the devices holds only their parts."""
+    """Returns a parameter split over a mesh; each host then holds only the parts of its own devices."""
     return _spread(leaf, mesh, spec_of(path))
 
 
 def whole(leaf: Any, mesh: Mesh) -> Any:
-    """Returns an array replicated on every device of a mesh."""
+    """Returns an array that every device of a mesh holds in full."""
     return _spread(leaf, mesh, P())
 
 
 def _spread(leaf: Any, mesh: Mesh, spec: P) -> Any:
-    """Returns an array laid out on the mesh; every host has the whole array and sends its devices their parts."""
-    # The callback runs for a host's own devices only, so the same code serves one host and several.
+    """Returns an array with layout `spec` on the mesh; every host passes the whole array in."""
+    # The callback runs for a host's own devices only, so the same code works for one host and for several.
     return jax.make_array_from_callback(leaf.shape, NamedSharding(mesh, spec), lambda part: leaf[part])
 
 
 def place(params: Params, mesh: Mesh) -> Params:
-    """Returns the parameters split over the devices of a mesh; fused kernels must be interleaved for it already."""
+    """Returns the parameters split over a mesh; fused kernels must already be interleaved for this mesh."""
     flat = flatten_dict(params, sep="/")
     return unflatten_dict({path: put(path, np.asarray(leaf), mesh) for path, leaf in flat.items()}, sep="/")
 
 
 def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Splits the rows of arrays `[B, …]` along the mesh's `data` axis; without a mesh, returns them unchanged.
+    """Splits the rows of arrays `[B, …]` along the mesh's `data` axis; returns the arrays unchanged without a mesh.
 
     Raises:
-        ValueError: the `data` axis does not divide the rows.
+        ValueError: the `data` axis does not divide the number of rows.
     """
     if mesh is None:
         return tree
@@ -185,12 +197,12 @@ def by_rows(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
-    """Puts arrays on the devices, split as by `by_rows`; without a mesh, on the default device."""
+    """Puts arrays `[B, …]` on the devices of a mesh, split by `by_rows`; on the default device without a mesh."""
     return jax.device_put(tree) if mesh is None else by_rows(tree, mesh)
 
 
 def rest(params: Params, mesh: Mesh | None) -> Params:
-    """Returns the parameters with every array on the mesh; arrays that are not there yet are replicated."""
+    """Returns the parameters with every array on the mesh; arrays that were not on it are copied to every device."""
     if mesh is None:
         return params
 
@@ -202,7 +214,7 @@ def rest(params: Params, mesh: Mesh | None) -> Params:
 
 
 def replicate(tree: Tree) -> Tree:
-    """Replicates results so that every host can read them; in a single process, returns them unchanged."""
+    """Replicates arrays on all devices, so that every host can read them; in a single process, returns them as is."""
     if not hosts.many():
         return tree
 

@@ -1,11 +1,13 @@
-"""T5: its layers, the linen module for training, and the cached `LanguageModel` that decodes with the same layers.
+"""T5: its layers, the Flax module for training, and the cached `LanguageModel` that decodes with the same layers.
 
-Parameter names and shapes are T5X's. Decoding multiplies float32 in full precision on every device (`CachedModel`);
-the module, and therefore training, uses the caller's precision.
+Parameter names and shapes are T5X's. Decoding multiplies float32 arrays in full precision on every device
+(`CachedModel`). The module, and therefore training, uses JAX's current precision.
 
-Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020). Shape letters as in
-`core/protocols.py`, plus `H` heads, `K` head_dim, `E` d_model. Keys are `[B * H, K, S]`, values
-`[B * H, S, K]` everywhere: with these layouts a block of tokens costs little more than one token on a CPU.
+Sources: T5 (Raffel et al., 2020), T5 1.1's gated feed-forward (Shazeer, 2020).
+
+Shape letters: those of `core/types.py`, and here `H` is the number of heads, `K` is head_dim and `E` is d_model. Keys
+are always `[B * H, K, S]` and values `[B * H, S, K]`. With these layouts a block of tokens costs little more than one
+token on a CPU.
 """
 
 import math
@@ -32,7 +34,7 @@ from speccascade_jax.runtime.mesh import AXES
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
 CHUNK = 256
-"""Number of a prompt's tokens that attend at once, unless dropout is on: training holds the logits of all tokens."""
+"""Largest number of tokens whose attention is computed at once; with dropout, all tokens are computed at once."""
 Biases: TypeAlias = tuple[Array, ...]
 """Terms added to attention logits, each `[B or 1, H or 1, T or 1, S]`."""
 
@@ -43,8 +45,9 @@ _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, max_distance: int) -> np.ndarray:
     """Returns T5's bucket of each `distance` (key position minus query position), int32 of the same shape.
 
-    Half of the buckets are exact; the rest grow logarithmically up to `max_distance`. If `bidirectional`, the upper
-    half of all buckets is for keys after the query (T5, section 2.1).
+    Half of the buckets hold one distance each. The widths of the others grow logarithmically up to `max_distance`. If
+    `bidirectional`, the lower half of the buckets is for keys up to the query, and the upper half for keys after the
+    query (T5, section 2.1).
     """
     distance = np.asarray(distance)
     offset = np.zeros_like(distance)
@@ -55,8 +58,8 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, ma
     else:
         away = np.maximum(-distance, 0)
     exact = buckets // 2
-    # The epsilon, as in T5X, keeps exact powers on the upper side of a bucket's bound (such as distance 16 with 8 exact
-    # buckets and 128 at most).
+    # The epsilon is T5X's. It puts a distance on the bound between two buckets into the upper one despite rounding (for
+    # example distance 16 with 8 exact buckets and the largest distance 128).
     ratio = np.log(np.maximum(away, 1) / exact + np.finfo(np.float32).eps) / math.log(max_distance / exact)
     large = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int64), buckets - 1)
     buckets_of: np.ndarray = (offset + np.where(away < exact, away, large)).astype(np.int32)
@@ -64,14 +67,14 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, ma
 
 
 class RelativeBias(nn.Module):
-    """The learned bias of attention logits by bucketed relative position; `rel_embedding` is `[H, buckets]`."""
+    """Learned bias of attention logits for each bucket of relative positions; `rel_embedding` is `[H, buckets]`."""
 
     config: T5Config
     bidirectional: bool
 
     @nn.compact
     def __call__(self, distance: np.ndarray) -> Array:
-        """Returns float32 `[H, *distance.shape]` for `distance` = key position minus query position."""
+        """Returns the bias float32 `[H, *distance.shape]` for each `distance` (key position minus query position)."""
         c = self.config
         table = self.param("rel_embedding", _bias_init, (c.num_heads, c.relative_buckets))
         bucket_ids = relative_buckets(distance, self.bidirectional, c.relative_buckets, c.relative_max_distance)
@@ -79,12 +82,12 @@ class RelativeBias(nn.Module):
 
 
 def norm(config: T5Config) -> RMSNorm:
-    """Returns T5's layer norm: root mean square, without mean or bias."""
+    """Returns T5's layer norm, which is a root mean square norm without mean or bias."""
     return RMSNorm(config.layer_norm_epsilon, config.dtype)
 
 
 def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
-    """Returns a layer `x @ kernel` without bias; the initial kernel is divided by `divisor`."""
+    """Returns a layer that computes `x @ kernel` without a bias; its initial kernel is divided by `divisor`."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         return _kernel_init(key, shape, dtype) / divisor
@@ -93,20 +96,21 @@ def dense(config: T5Config, features: int, divisor: float = 1.0) -> Dense:
 
 
 def dropout(config: T5Config) -> nn.Dropout:
-    """Returns T5X's dropout, which shares one mask among all positions (in attention: among all queries)."""
+    """Returns T5X's dropout, which uses the same mask at all positions (in attention: for all queries)."""
     return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
 
 
 def _spread(bias: Array) -> P:
-    """Returns the layout of a bias: rows along `data`, heads along `model`."""
-    # An axis of size 1 is broadcast, so it cannot be split.
+    """Returns the layout of a bias on the mesh: rows are split along `data`, and heads along `model`."""
+    # An axis of size 1 is broadcast, so it is not split.
     return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
 
 
 class Attention(nn.Module):
-    """Multi-head attention with 2-D kernels; queries are not scaled (the initial kernel is).
+    """Multi-head attention with kernels `[E, H * K]`; the initial query kernel is scaled instead of the queries.
 
-    If the parameters hold one `qkv` kernel instead of three (`fuse`), self-attention projects with one product.
+    If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one matrix product computes the queries,
+    keys and values of self-attention.
     """
 
     config: T5Config
@@ -114,7 +118,7 @@ class Attention(nn.Module):
     def setup(self) -> None:
         c = self.config
         width = c.num_heads * c.head_dim
-        # T5 folds the usual 1/sqrt(head_dim) of the logits into the initial query kernel.
+        # T5 divides the initial query kernel by sqrt(head_dim), instead of dividing the logits.
         self.query = dense(c, width, math.sqrt(c.head_dim))
         self.key = dense(c, width)
         self.value = dense(c, width)
@@ -131,28 +135,28 @@ class Attention(nn.Module):
         return split.reshape(-1, *split.shape[2:])
 
     def _split_each(self, x: Array) -> tuple[Array, ...]:
-        """Splits `x` `[B, T, 3 H * K]`, which holds queries, keys and values in this order, into heads."""
+        """Splits `x` `[B, T, 3 H * K]` into queries, keys and values, each split into heads `[B * H, T, K]`."""
         return tuple(map(self._split, jnp.split(x, 3, axis=-1)))
 
     def queries(self, x: Array) -> Array:
-        """Returns queries `[B * H, T, K]` of `x` `[B, T, E]`."""
+        """Returns the queries `[B * H, T, K]` computed from `x` `[B, T, E]`."""
         return self._heads(self.query(x))
 
     def keys_values(self, x: Array) -> KeysValues:
-        """Returns keys `[B * H, K, S]` and values `[B * H, S, K]` of `x` `[B, S, E]`."""
+        """Returns the keys `[B * H, K, S]` and values `[B * H, S, K]` computed from `x` `[B, S, E]`."""
         return self._heads(self.key(x)).transpose(0, 2, 1), self._heads(self.value(x))
 
     def project(self, x: Array) -> tuple[Array, KeysValues]:
-        """Returns self-attention's queries, keys and values, all computed from `x`."""
+        """Returns the queries, keys and values of self-attention, all computed from `x` `[B, T, E]`."""
         if not self.has_variable("params", "qkv"):
             return self.queries(x), self.keys_values(x)
         query, key, value = local(self._split_each, (COLUMNS,), (HEADS,) * 3)(self.qkv(x))
         return query, (key.transpose(0, 2, 1), value)
 
     def __call__(self, queries: Array, keys_values: KeysValues, biases: Biases, deterministic: bool) -> Array:
-        """Returns attention of `queries` over `S` slots, `[B, T, E]`; `biases` include the mask."""
-        # Chunks cut the first bias along its axis of tokens. Cross-attention's bias is the same for all tokens and has
-        # no such axis.
+        """Returns the attention's output `[B, T, E]`; `biases` are added to the logits and include the mask."""
+        # Chunks need a first bias with an axis of tokens. The bias of cross-attention is the same for all tokens, so
+        # cross-attention is not computed in chunks.
         long = deterministic and queries.shape[1] > CHUNK and biases[0].shape[2] > 1
         attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
         specs = (HEADS, HEADS, HEADS, *map(_spread, biases))
@@ -162,7 +166,7 @@ class Attention(nn.Module):
     def _attend_in_chunks(
         self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
     ) -> Array:
-        """Applies `_attend` in chunks of tokens; the first bias has an axis of tokens."""
+        """Computes `_attend` in chunks of `CHUNK` tokens; only the first bias has an axis of tokens."""
 
         def attend(part: Array, part_bias: Array) -> Array:
             return self._attend(part, keys, values, part_bias, *biases, deterministic=deterministic)
@@ -173,7 +177,7 @@ class Attention(nn.Module):
         """Returns each token's weighted sum of the values, `[B, T, H * K]`."""
         heads = self.config.num_heads // shards()
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
-        # Biases and the softmax are float32: in bfloat16, adding a bias would round the logits.
+        # Logits are float32 before the biases are added, because a sum in bfloat16 would round them.
         logits = sum(biases, logits.reshape(-1, heads, *logits.shape[1:]))
         weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
         weights = self.drop(weights, deterministic=deterministic)
@@ -183,13 +187,13 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GELU-gated (T5 1.1) or ReLU (T5 1.0) feed-forward."""
+    """Feed-forward layer with units gated by GELU (T5 1.1) or with ReLU units (T5 1.0)."""
 
     config: T5Config
 
     def setup(self) -> None:
         c = self.config
-        # Declared in both forms; linen creates only the parameters that a call uses.
+        # The fused kernel and the separate ones are all declared, because Flax creates only those that a call uses.
         self.wi_01 = dense(c, 2 * c.d_ff)
         if c.gated:
             self.wi_0, self.wi_1 = dense(c, c.d_ff), dense(c, c.d_ff)
@@ -208,7 +212,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each pre-normed and added to the residual."""
+    """Encoder layer: self-attention, then feed-forward, each with a norm before it and a residual sum after it."""
 
     config: T5Config
 
@@ -229,7 +233,10 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention and feed-forward, over a cache or over the block itself."""
+    """Decoder layer: self-attention, cross-attention, then feed-forward, each with a norm and a residual sum.
+
+    Self-attention reads a cache if there is one, and otherwise the layer's own input.
+    """
 
     config: T5Config
 
@@ -245,11 +252,12 @@ class DecoderLayer(nn.Module):
     def __call__(
         self, x: Array, bias: Array, cross: KeysValues, cross_bias: Array, slots: Slots | None, deterministic: bool
     ) -> tuple[Array, KeysValues]:
-        """Applies the layer to `x` `[B, T, E]`; returns the result, and the keys and values that were attended.
+        """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
-        With `slots`, the block's keys and values are written into them first.
+        If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
+        its slots.
         """
-        # Written before attention reads, because each token of a block sees itself and the block's earlier tokens.
+        # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, attended = self.self_attention.project(self.pre_self_attention_layer_norm(x))
         if slots is not None:
             attended = slots.write(attended)
@@ -263,12 +271,15 @@ class DecoderLayer(nn.Module):
 
 @flax.struct.dataclass
 class T5Static:
-    """Arrays that `prefill` computes once. Every leaf's first axis is the row (row times head in `cross`).
+    """Arrays that `prefill` computes once and decoding never changes.
+
+    The first axis of every array is the row, or row times head in `cross`.
 
     Attributes:
-        cross: per layer, keys `[B * H, K, N]` and values `[B * H, N, K]` of the encoder's output.
+        cross: per layer, the cross-attention's keys `[B * H, K, N]` and values `[B * H, N, K]`.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
-        bias: `[B, H, 2S - 1]`, the relative bias by distance, from a key `S - 1` back to one `S - 1` ahead.
+        bias: `[B, H, 2S - 1]`, the relative bias for each distance (key minus query position) from `-(S - 1)` to
+            `S - 1`.
         summary: `[B, E]`, mean of the encoder's output over real tokens.
     """
 
@@ -279,26 +290,26 @@ class T5Static:
 
 
 def _distances(length: int) -> np.ndarray:
-    """Returns key position minus query position, `[length, length]`."""
+    """Returns the distance (key position minus query position) for each query and key, `[length, length]`."""
     return np.arange(length)[None, :] - np.arange(length)[:, None]
 
 
 def _padding_bias(real: Array) -> Array:
-    """Returns the float32 bias `[B, 1, 1, N]` that masks padding; `real` is bool `[B, N]`."""
+    """Returns the bias float32 `[B, 1, 1, N]` that masks the encoder's padding; `real` bool `[B, N]` is false there."""
     return jnp.where(real, 0.0, MASKED)[:, None, None, :]
 
 
 def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Array:
-    """Returns the relative bias and causal mask `[B, H, T, S]` of a block of `new` tokens at row lengths `length`.
+    """Returns the sum of relative bias and causal mask, `[B, H, T, S]`, for a block of `new` tokens fed at `length`.
 
-    The bias of query `p` at slot `s` depends on `s - p` only. Each row therefore needs one contiguous slice of
-    `by_distance` (index `S - 1` is distance 0), and each query of the block a shifted view of that slice.
+    The bias of a query at position `p` for slot `s` depends on `s - p` only. Each row therefore takes one contiguous
+    slice of `by_distance` (whose index `S - 1` is distance 0), and each query of the block a shifted part of it.
     """
 
     def window(row: Array, row_length: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(row, slots - row_length - new, slots + new - 1, axis=-1)
 
-    # One slice per row: a gather per query and slot would be slow on a CPU.
+    # Each row takes one slice, because a gather for each query and slot would be slow on a CPU.
     windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, length)
     shifted = [windows[..., new - 1 - t : new - 1 - t + slots] for t in range(new)]
     mask = causal_slots_mask(length, new, slots)[:, None]
@@ -306,7 +317,10 @@ def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Arra
 
 
 def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -> Array:
-    """Returns the bias and mask of a tree's entries as `_block_bias` does; the first entry is in slot `start` `[B]`."""
+    """Returns the sum of relative bias and mask for the fed entries of a draft tree, `[B, H, T, S]`.
+
+    The tree's first entry is in slot `start` `[B]`. `by_distance` is as in `_block_bias`.
+    """
     deepest = max(branch.own)
 
     def window(row: Array, row_start: Array) -> Array:
@@ -315,14 +329,14 @@ def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -
     windows = local(jax.vmap(window), (BIAS, ROWS), BIAS)(by_distance, start)
     shifted = jnp.stack([windows[..., deepest - depth : deepest - depth + slots] for depth in branch.own], axis=2)
     committed = (jnp.arange(slots)[None] < start[:, None])[:, None, None]
-    # Between two entries of the tree the distance is the difference of their depths, whatever slots they are in.
+    # The distance between two entries of the tree is the difference of their depths, whatever slots they are in.
     distances = np.array(branch.depths)[None] - np.array(branch.own)[:, None]
     tree_bias = jnp.where(np.array(branch.sees), by_distance[..., slots - 1 + distances], MASKED)
     return put_branch(jnp.where(committed, shifted, MASKED), tree_bias, start)
 
 
 class Encoder(nn.Module):
-    """Bidirectional stack over embedded tokens."""
+    """Encoder: a stack of bidirectional layers over embedded tokens, and a last norm."""
 
     config: T5Config
 
@@ -334,7 +348,7 @@ class Encoder(nn.Module):
         self.drop = dropout(c)
 
     def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
-        # Two biases, [1, H, N, N] and [B, 1, 1, N]: their sum would be a [B, H, N, N] array in memory.
+        # The biases [1, H, N, N] and [B, 1, 1, N] stay separate, because their sum would be an array [B, H, N, N].
         biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias
         x = self.drop(x, deterministic=deterministic)
         for layer in self.layers:
@@ -344,7 +358,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Causal stack with cross-attention, over the block itself or over a cache."""
+    """Decoder: a stack of causal layers with cross-attention, a last norm and, if not tied, the output layer."""
 
     config: T5Config
 
@@ -358,11 +372,11 @@ class Decoder(nn.Module):
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
-        """Returns each layer's cross-attention keys and values of `encoded` `[B, N, E]`."""
+        """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`."""
         return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
 
     def bias(self, distance: np.ndarray) -> Array:
-        """Returns the relative bias `[H, *distance.shape]` of the self-attention."""
+        """Returns the relative bias of self-attention for each `distance`, `[H, *distance.shape]`."""
         return self.relpos_bias(distance)
 
     def __call__(
@@ -374,20 +388,20 @@ class Decoder(nn.Module):
         cache: KVCache | None,
         deterministic: bool,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normed hidden states `[B, T, E]`, and per layer the keys and values that were attended."""
+        """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention."""
         x = self.drop(x, deterministic=deterministic)
         attended = []
         for i, layer in enumerate(self.layers):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
             y, keys_values = layer(x, bias, cross[i], cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
-            # Recorded before the last norm, because an early exit applies that norm itself (`exit_logits`).
+            # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
 
     def _sometimes(self, i: int, before: Array, after: Array) -> Array:
-        """Skips layer `i` in random rows: returns `before` there, `after` elsewhere.
+        """Skips layer `i` in randomly chosen rows: returns the layer's input there and its output elsewhere.
 
         Higher layers are skipped more often (LayerSkip, section 4.1).
         """
@@ -395,17 +409,17 @@ class Decoder(nn.Module):
         rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
         if not rate:
             return after
-        # Not rescaled, unlike dropout: the residual stream of a skipped layer is a valid input of the next one.
+        # Unlike dropout, the result is not rescaled: the input of a skipped layer is a valid input of the next layer.
         kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, (len(after), 1, 1))
         return jnp.where(kept, after, before)
 
 
 class T5Module(nn.Module):
-    """The encoder-decoder with T5X's parameter tree.
+    """Flax module of a T5 with T5X's parameter tree.
 
-    `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})`
-    returns training logits; `T5` calls the other methods. With `mutable=[EXITS]` it also returns the states that
-    `exit_logits` reads.
+    `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})` returns
+    logits for training. With `mutable=[EXITS]` it also returns the layers' states, from which `exit_logits` computes
+    logits. `T5` calls the other methods for decoding.
     """
 
     config: T5Config
@@ -419,26 +433,26 @@ class T5Module(nn.Module):
         self.decoder = Decoder(c)
 
     def __call__(self, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
-        """Returns teacher-forced logits, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
+        """Returns the logits after each token, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            encoder_tokens: int32 `[B, N]`, right-padded with 0 (masked).
-            decoder_input_tokens: int32 `[B, T]`, the targets shifted right behind the start token (positions after the
-                targets need a loss mask).
-            deterministic: whether to compute without dropout.
+            encoder_tokens: int32 `[B, N]`, right-padded with 0; padding is masked.
+            decoder_input_tokens: int32 `[B, T]`, the start token and then the targets without their last token. The
+                caller's loss must ignore positions after the targets.
+            deterministic: whether dropout is off.
         """
         real = real_tokens(encoder_tokens)
         encoded = self.encode(encoder_tokens, real, deterministic)
         return self.decode(encoded, real, decoder_input_tokens, deterministic)
 
     def encode(self, encoder_tokens: Array, real: Array, deterministic: bool = True) -> Array:
-        """Returns the encoder's output `[B, N, E]`; `real` bool `[B, N]` says which tokens are no padding."""
+        """Returns the encoder's output `[B, N, E]`; `real` bool `[B, N]` is true for tokens that are not padding."""
         return self.encoder(self.token_embedder(encoder_tokens), _padding_bias(real), deterministic)
 
     def decode(self, encoded: Array, real: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
-        """Returns teacher-forced logits for `encoded` `[B, N, E]` (see `__call__`)."""
+        """Returns the logits that `__call__` returns, computed from the encoder's output `[B, N, E]`."""
         length = decoder_input_tokens.shape[1]
-        # numpy, so that the mask and the distances are constants of the compiled program.
+        # NumPy arrays are used, so that the mask and the distances are constants of the compiled program.
         causal = np.tril(np.ones((length, length), bool))
         bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
         x = self.token_embedder(decoder_input_tokens)
@@ -447,13 +461,13 @@ class T5Module(nn.Module):
         return self.logits(hidden)
 
     def embed(self, tokens: Array) -> Array:
-        """Returns the input of the decoder's first layer, `[B, T, E]`."""
+        """Returns the input of the decoder's first layer, which is the tokens' embeddings `[B, T, E]`."""
         return self.token_embedder(tokens)
 
     def logits(self, hidden: Array) -> Array:
-        """Returns float32 logits `[B, T, num_embeddings]` of normed hidden states; padded entries have -inf."""
+        """Returns float32 logits `[B, T, num_embeddings]` of normalized hidden states; vocabulary padding has -inf."""
         c = self.config
-        # T5 1.0 scales the hidden states of a tied output layer, whose rows have norms of about sqrt(d_model).
+        # T5 1.0 scales hidden states before a tied output layer, because embeddings have norms of about sqrt(d_model).
         if c.tied:
             logits = self.token_embedder.attend(hidden * c.d_model**-0.5)
         else:
@@ -461,28 +475,28 @@ class T5Module(nn.Module):
         return real_entries(logits, c.vocab_size)
 
     def exit_logits(self, hidden: Array) -> Array:
-        """Returns the logits of an early exit: applies the last norm and the head to a layer's states `[B, T, E]`."""
+        """Returns an early exit's logits: applies the last norm and the output layer to `hidden` `[B, T, E]`."""
         return self.logits(self.decoder.decoder_norm(hidden))
 
     def start(self, encoder_tokens: Array, real: Array, slots: int) -> T5Static:
-        """Runs the encoder and computes everything that stays fixed while decoding into `slots` cache slots."""
-        # Distances from -(S - 1) to S - 1: every pair of a query and a key in the cache.
+        """Runs the encoder, and returns the arrays that stay fixed while a cache of `slots` slots is filled."""
+        # A query and a key in the cache have a distance from -(S - 1) to S - 1.
         bias = self.decoder.bias(np.arange(1 - slots, slots))
         rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens, real)
-        # The mean ignores padding, so that it does not depend on the width of the batch.
+        # The summary ignores padding, so that it does not depend on the other prompts of the batch.
         counted = real[..., None]
         return T5Static(
             cross=self.decoder.cross(encoded),
             cross_bias=_padding_bias(real),
-            # One copy per row, because rows are the first axis of every leaf of a cache.
+            # Each row has its own copy of the bias, because the first axis of every array of a cache is the row.
             bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
             summary=jnp.where(counted, encoded, 0.0).sum(1) / jnp.maximum(counted.sum(1), 1),
         )
 
     def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:
-        """Feeds a block, or entries of a tree, to the cached decoder (see `T5.extend`, `extend_branch`)."""
+        """Feeds a block of tokens, or entries of a draft tree, to the decoder (`T5.extend`, `T5.extend_branch`)."""
         static: T5Static = cache.static
-        # The bias has 2 S - 1 distances, from which the number of slots follows.
+        # The bias has 2 S - 1 distances, which gives the number S of slots.
         new, slots = tokens.shape[1], (static.bias.shape[-1] + 1) // 2
         if branch is None:
             bias = _block_bias(static.bias, cache.length, new, slots)
@@ -497,15 +511,15 @@ class T5Module(nn.Module):
 
 @dataclass(frozen=True)
 class T5(CachedModel[KVCache]):
-    """A T5 as the engine's `LanguageModel`, with the parameters of `T5Module`; `mesh` as in `CachedModel`."""
+    """A T5 that implements `LanguageModel`; its parameters are those of `T5Module`."""
 
     config: T5Config
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = True  # Prompts go to the encoder; decoding starts from `config.start_id`.
+    is_encoder_decoder: ClassVar[bool] = True  # The encoder reads the prompt; decoding starts from `config.start_id`.
 
     @property
     def module(self) -> T5Module:
-        """The linen module that the configuration describes."""
+        """The Flax module that the configuration describes."""
         return T5Module(self.config)
 
     def _prefilled(
@@ -522,23 +536,23 @@ class T5(CachedModel[KVCache]):
             keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
         states = None
-        # The last context token stays pending: the first block feeds it. Shorter rows were fed padding, and the
-        # rollback drops it.
+        # The last token of the decoder's context stays pending, and decoding feeds it with the first block. Shorter
+        # rows are also fed padding here, which the rollback below drops.
         if width > 1:
             fed = prompt.tokens[:, :-1]
             (_, cache), states = self._apply_reading(params, fed, layers, cache, fed, method="extend")
         return self.rollback(cache, prompt.length - 1), states
 
     def prompt_features(self, cache: KVCache) -> Array:
-        """Returns the mean `[B, E]` of the encoder's output over real tokens (METHODS section 8)."""
+        """Returns the mean `[B, E]` of the encoder's output over tokens that are not padding (METHODS section 8)."""
         summary: Array = cache.static.summary
         return summary
 
 
 def teacher_forced_logits(model: T5, params: Params, encoder_tokens: Array, decoder_input_tokens: Array) -> Array:
-    """Returns the logits of every position of `decoder_input_tokens` `[B, T]` in one pass.
+    """Returns the logits after every token of `decoder_input_tokens` `[B, T]`, computed in one pass.
 
-    They are float32 `[B, T, num_embeddings]`.
+    The logits are float32 `[B, T, num_embeddings]`.
     """
     logits: Array = model._apply(params, encoder_tokens, decoder_input_tokens, method="__call__")
     return logits

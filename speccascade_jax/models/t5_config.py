@@ -1,4 +1,4 @@
-"""T5 as data: its configuration, its parameters' shapes, and the configuration that such shapes imply."""
+"""T5's configuration, the shapes of its parameters, and inference of the configuration from such shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,7 +9,7 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomple
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# T5's vocabulary is padded for sharding: 32,000 pieces and 100 sentinels in 32,128 rows.
+# Rows of an embedding -> real entries. T5's 32,000 pieces and 100 sentinels are padded to 32,128 rows for sharding.
 PADDED_VOCABULARIES = {32128: 32100}
 EMBEDDING = "token_embedder/embedding"
 _BIAS = "encoder/relpos_bias/rel_embedding"
@@ -19,21 +19,25 @@ _STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class T5Config:
-    """Sizes and options of a T5 model (hashable: it is a static argument of jit).
+    """Sizes and options of a T5 model; hashable, because jit takes it as a static argument.
 
     Attributes:
-        vocab_size: real vocabulary entries; num_embeddings: rows of the embedding, padding included.
-        relative_buckets, relative_max_distance: sizes of the relative position bias.
-        gated: `wi_0`, `wi_1` with tanh-approximate GELU (T5 1.1); otherwise one `wi` with ReLU (T5 1.0).
-        tied: logits through the embedding, scaled by `d_model ** -0.5`; otherwise `logits_dense`.
+        vocab_size: number of real vocabulary entries; num_embeddings: number of rows of the embedding, which also has
+            rows of padding.
+        relative_buckets, relative_max_distance: number of buckets of the relative position bias, and the distance from
+            which all keys share the last bucket.
+        gated: whether the feed-forward has `wi_0` and `wi_1` with tanh-approximate GELU (T5 1.1); otherwise it has one
+            `wi` with ReLU (T5 1.0).
+        tied: whether the embedding computes the logits too, from states scaled by `d_model ** -0.5`; otherwise
+            `logits_dense` computes them.
         layer_dropout: probability that training skips the last decoder layer for a row; lower layers are skipped less
-            often (`T5Module`). Decoding ignores it, as it ignores `dropout_rate`, and the `repr` that fingerprints
-            read omits it.
-        dtype: computation dtype; parameters of another dtype are cast at their use. Norms, softmax and logits are
-            always float32.
-        start_id: the token that decoding starts from.
-        missing_rows: ids at the end of the vocabulary without a row, which the model never draws.
-        pad_id: the token that others pad prompts with; `pairs.prompts` takes it off the ends of ids.
+            often (`t5.Decoder`). Decoding ignores this option and `dropout_rate`. The `repr`, which fingerprints
+            hash, omits `layer_dropout`.
+        dtype: dtype of computation; parameters of another dtype are cast when they are used. Norms, softmax and logits
+            are always float32.
+        start_id: id of the token that decoding starts from.
+        missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
+        pad_id: id that tokenizers pad the encoder's input with; `pairs.prompts` removes it from both ends.
     """
 
     vocab_size: int
@@ -57,7 +61,8 @@ class T5Config:
     missing_rows: int = field(default=0, repr=False, kw_only=True)
 
     def __repr__(self) -> str:
-        # Fingerprints read this text, which is therefore fixed for models that start from 0.
+        # Fingerprints hash this text, so it must not change for existing models. `start_id` is shown only if it is not
+        # the default.
         shown = [f.name for f in fields(self) if f.repr] + ["start_id"] * (self.start_id != 0)
         return f"T5Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
@@ -90,7 +95,7 @@ T5_PRESETS = {
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters of `T5Module(c)` by name.
 
-    They are written out, because tracing the module takes longer than reading the weights of a small model.
+    The shapes are computed without tracing the module, which would take longer than reading a small model's weights.
     """
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (c.num_embeddings, c.d_model)}
     for stack, layers in zip(_STACKS, (c.num_encoder_layers, c.num_decoder_layers), strict=True):
@@ -102,7 +107,7 @@ def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of one layer's parameters: its parts, and a norm before each."""
+    """Returns the shapes of one layer's parameters by name: attention, feed-forward, and a norm before each of them."""
     parts = {"attention": "attention"}
     if stack == "decoder":
         parts = {"self_attention": "self_attention", "encoder_decoder_attention": "cross_attention"}
@@ -118,21 +123,21 @@ def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
 
 
 def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
-    """Returns the configuration that parameter names and `shapes` imply; `None` if they are not a T5's.
+    """Returns the T5 configuration that the names and shapes of parameters imply; `None` if they are not a T5's.
 
-    Options that shapes do not determine have T5's values: GELU gates if there is a `wi_0` and ReLU if there is a `wi`,
-    relative distances up to 128, epsilon 1e-6.
+    Options that names and shapes do not determine have T5's values: relative distances up to 128, epsilon 1e-6, GELU as
+    the activation of gated units, and otherwise ReLU.
 
     Args:
-        path: the checkpoint, for errors.
-        shapes: parameter name -> shape, one layer each.
+        path: the checkpoint's path, for errors.
+        shapes: parameter name -> shape; layers are not stacked.
 
     Raises:
         CheckpointError: an array that determines a size is missing or has an unexpected shape.
     """
     if EMBEDDING not in shapes or not all(_layers(shapes, stack) for stack in _STACKS):
         return None
-    # Each size is read off the array that fixes it; all other arrays are then checked against `t5_shapes`.
+    # Each size comes from one array that determines it. The caller then checks all arrays against `t5_shapes`.
     rows, d_model = _sizes(path, shapes, EMBEDDING)
     heads, buckets = _sizes(path, shapes, _BIAS)
     _, joined = _sizes(path, shapes, _QUERY)
@@ -143,7 +148,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
             f"two models are mixed; {COPY_AGAIN}"
         )
     return T5Config(
-        # No array tells how many rows are padding; only T5's published padding is known.
+        # No array shows how many rows are padding, so only the padding of published T5 models is recognized.
         vocab_size=PADDED_VOCABULARIES.get(rows, rows),
         num_embeddings=rows,
         d_model=d_model,
@@ -159,7 +164,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
 
 
 def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
-    """Returns the shape of a matrix, or raises an error if it is missing."""
+    """Returns the shape of the matrix `name`; raises a `CheckpointError` if it is missing or not a matrix."""
     if name not in shapes:
         raise incomplete(path, [name], len(shapes) + 1)
     if len(shapes[name]) != 2:
@@ -169,8 +174,8 @@ def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
 
 
 def _layers(shapes: Shapes, stack: str) -> int:
-    """Returns the number of a stack's layers, one more than the highest layer number."""
-    # Not the count of layers: with a layer missing in between, its arrays are then reported as missing.
+    """Returns the number of layers of the encoder or decoder: one more than the highest layer number in the names."""
+    # Counting the layers would hide a layer that is missing in between; now its arrays are reported as missing.
     prefix = f"{stack}/layers_"
     numbers = [name[len(prefix) :].split("/")[0] for name in shapes if name.startswith(prefix)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

@@ -1,4 +1,4 @@
-"""Models fed with known tokens: outputs of all positions in one pass, and caches that catch up."""
+"""Functions that feed known tokens to a model: outputs at all positions in one pass, and caches that catch up."""
 
 from functools import partial
 from typing import Any
@@ -15,23 +15,23 @@ from speccascade_jax.runtime.mesh import fewest_rows
 def catch_up(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array, active: Array, block: int = 1
 ) -> Cache:
-    """Feeds committed tokens until every active row has consumed `length − 1` of `tokens` `[B, L]`.
+    """Feeds committed tokens to a model until every active row of its cache has consumed `length − 1` tokens.
 
-    After a block that was accepted as a whole, the draft's cache is one token behind. A drafter that skipped rounds is
-    behind by all tokens that were committed meanwhile. If no token is missing, no iteration runs.
+    After a block of which all tokens were accepted, the draft's cache lacks one token. The cache of a drafter that
+    skipped rounds lacks all tokens that were committed in these rounds. If no token is missing, nothing is fed.
 
     Args:
         model: the model that is fed.
-        params: its parameters.
+        params: the model's parameters.
         cache: the model's cache, which has consumed at most `length − 1` tokens of each active row.
         tokens: int32 `[B, L]`, all committed tokens.
-        length: int32 `[B]`, how many tokens are committed.
+        length: int32 `[B]`, the number of committed tokens of each row.
         active: bool `[B]`; inactive rows keep their caches.
-        block: number of tokens fed at once if more than one is missing; at most the engine's longest block, for which
-            caches have room. Use 1 if no more than one is ever missing.
+        block: number of tokens that are fed at once if more than one is missing. It must not exceed the engine's
+            longest block, for which caches have room. Use 1 if at most one token can be missing.
 
     Returns:
-        The cache.
+        The cache after the missing tokens.
 
     Examples:
         >>> import numpy as np
@@ -50,8 +50,8 @@ def catch_up(
 
     def feed(size: int, cache: Cache) -> Cache:
         consumed = model.consumed(cache)
-        # Rows share one block size, so a row that misses fewer tokens is fed junk from beyond `length − 1`; the
-        # rollback drops it at once.
+        # All rows are fed equally many tokens. A row that lacks fewer is also fed junk from beyond `length − 1`, which
+        # the rollback drops.
         places = jnp.minimum(consumed[:, None] + jnp.arange(size)[None], tokens.shape[1] - 1)
         _, fed = model.extend(params, cache, jnp.take_along_axis(tokens, places, axis=1))
         return model.rollback(fed, jnp.where(behind(cache) > 0, jnp.minimum(consumed + size, length - 1), consumed))
@@ -59,7 +59,8 @@ def catch_up(
     def until(still_missing: int, size: int, cache: Cache) -> Cache:
         return jax.lax.while_loop(lambda state: jnp.any(behind(state) > still_missing), partial(feed, size), cache)
 
-    # Blocks stop when at most one token is missing: that is the common case, and one token costs less than a block.
+    # Blocks are fed only while more than one token is missing. Usually one is missing, and feeding one token costs less
+    # than feeding a block.
     if block > 1:
         cache = until(1, block, cache)
     return until(0, 1, cache)
@@ -70,8 +71,8 @@ def continued(
 ) -> LMOutput:
     """Prefills a model, then feeds the last token of `prompt` and `tokens` `[B, T]`; returns the `T + 1` outputs.
 
-    `spare` slots of the cache stay unused: the number of slots decides how sums are rounded. With `layers` the result
-    has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).
+    The cache gets `spare` further slots, which stay unused. They matter because the number of slots affects rounding.
+    If `layers` are named, the result has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).
     """
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1] + spare)
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
@@ -83,25 +84,29 @@ def continued(
 @jax.jit
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
     """Returns the logits `[B, L, V]` that predict each of `tokens` `[B, L]`, in one call after the prefill."""
-    # The last token is not fed, because nothing follows it; its slot is spare, so that sums round as if it were.
+    # The last token is not fed, because no logits after it are needed. Its slot exists, so that sums are rounded as if
+    # it were fed.
     logits = continued(bound.model, bound.params, prompt, tokens[:, :-1], spare=1).logits
     return logits[..., : bound.model.vocab_size]
 
 
 @jax.jit
 def failing(logits: Array, lengths: Array) -> Array:
-    """Returns bool `[B]`: whether any of a row's first `lengths` entries of `logits` `[B, L, V]` is not finite."""
-    # The maximum over the vocabulary: -inf is normal for padded entries, while NaN and +inf survive the maximum.
+    """Returns bool `[B]`: whether a row of `logits` `[B, L, V]` has invalid logits at its first `lengths` positions.
+
+    Logits are invalid if one of them is NaN or +inf, or if all of them are -inf.
+    """
+    # -inf is normal for padding of the vocabulary, so the maximum is tested: it is finite unless logits are invalid.
     counted = jnp.arange(logits.shape[1])[None] < lengths[:, None]
     return (~jnp.isfinite(logits.max(-1)) & counted).any(-1)
 
 
 def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
-    """Returns the hidden states after each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass, for a stop policy.
+    """Returns a model's hidden states after each of `tokens` `[B, T]`, float `[B, T, D]`, in one pass.
 
-    The state of token `i` is the one that `extend` returns if it feeds the token after the prompt and earlier tokens.
+    They are the states that `extend` returns when it feeds the tokens one by one after the prompt.
     """
-    # The first output belongs to the prompt's last token, which is not one of `tokens`.
+    # The first output belongs to the prompt's last token, which is not one of `tokens`, so it is dropped.
     hidden = continued(model, params, prompt, tokens).hidden
     assert hidden is not None, f"{type(model).__name__} gives no hidden states"
     return hidden[:, 1:]
@@ -109,17 +114,17 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
 @partial(jax.jit, static_argnames="layers")
 def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple[int, ...]) -> Array:
-    """Returns the states that a drafter head is trained on, in one pass.
+    """Returns the target's hidden states after chosen layers, on which a drafter head is trained, in one pass.
 
     Args:
         bound: the target, a `core.protocols.LayeredModel` with its parameters.
         prompt: `[B, P]`.
         tokens: int32 `[B, T]`, the tokens after the prompt.
-        layers: `L` layers (static), numbered as `LayeredModel` numbers them.
+        layers: numbers of `L` layers, as in `LayeredModel` (static).
 
     Returns:
-        float `[B, T + 1, L, D]`. Entry 0 belongs to the pending token of `prompt` and entry `j` to `tokens[:, j - 1]`,
-        as in `Outcome.hidden` of a block that is committed as a whole.
+        float `[B, T + 1, L, D]`. Entry 0 is the state after the prompt's last token, and entry `j` the state after
+        `tokens[:, j - 1]`. `Outcome.hidden` has the same order if a whole block is committed.
 
     Examples:
         >>> import numpy as np
@@ -136,15 +141,15 @@ def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple
 
 
 def plain_params(params: Params) -> Params:
-    """Returns a loaded model's parameters with every packed matrix as a plain array.
+    """Returns a loaded model's parameters with every packed matrix converted to a plain array.
 
-    A loss can be differentiated through plain arrays only: JAX cannot differentiate the CPU code for packed matrices.
+    Training needs plain arrays, because JAX cannot differentiate the CPU code for packed matrices.
 
     Args:
         params: a pytree whose leaves are arrays or `core.types.Packed`.
 
     Returns:
-        The same pytree with arrays alone; matrices of 8 bits are multiplied by their scales.
+        The same pytree, with arrays as its only leaves. Matrices of 8 bits are multiplied by their scales.
 
     Examples:
         >>> import jax
@@ -161,8 +166,8 @@ def plain_params(params: Params) -> Params:
 
 
 def features(bound: BoundModel) -> int | None:
-    """Returns the width of a model's hidden states, or `None` if it has none. Compiles nothing."""
-    # The fewest rows that a mesh accepts; with fewer, tracing would fail.
+    """Returns the width of a model's hidden states, or `None` if it has none; compiles nothing."""
+    # The batch has as few rows as the mesh accepts, because tracing fails with fewer rows.
     rows = fewest_rows(getattr(bound.model, "mesh", None))
     tokens: Any = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
     length: Any = jax.ShapeDtypeStruct((rows,), jnp.int32)
