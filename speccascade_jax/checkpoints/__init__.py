@@ -1,4 +1,4 @@
-"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Gemma's, our own) and the writer of our own format.
+"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Google's Gemma, this package) and a writer of its own format.
 
 Examples:
     >>> from importlib.resources import files

@@ -1,7 +1,7 @@
-"""Stored arrays that are not yet read, and plans that map them to parameters.
+"""Stored arrays that are not yet read, plans that map them to parameters, and the reader that follows a plan.
 
-A plan is data, so one reader serves every format. It holds the finished parameters and the arrays of the current one,
-never two copies of a model. `fused` turns a plan into a plan for the layout that decoding uses (`models.layers.fuse`).
+Every checkpoint format describes its parameters by a plan, so one reader serves all formats. The reader never holds two
+copies of a model in memory. `fused` converts a plan to the layout that decoding uses (`models.layers.fuse`).
 """
 
 import functools
@@ -24,24 +24,24 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, Unreadab
 
 Arrays = dict[str, np.ndarray]
 
-# JAX on a CPU adopts a NumPy array at a multiple of this address and copies any other array.
+# JAX on a CPU uses a NumPy array without a copy if its address is a multiple of this number of bytes.
 _ALIGNMENT = 64
-# Number of values checked together, so that a check needs no second copy of its array.
+# Number of values that are checked at once, so that the check of a large array needs little memory.
 _CHUNK = 1 << 16
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-# Rows copied together: transposing by blocks takes a third of the time.
+# Rows and columns of the blocks in which a matrix is copied: transposing by blocks takes a third of the time.
 _BLOCK = 256
 _LAYER = re.compile(r"(?<=/layers_)\d+")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One stored array that can be read without the others.
+    """One stored array of a checkpoint, which can be read without the checkpoint's other arrays.
 
     Attributes:
         shape, dtype: stored shape and dtype.
-        file: the file or folder that holds it, for messages.
-        read: returns its values; raises `UnreadableError`.
+        file: the file or folder that holds the array, for messages.
+        read: function that returns the array's values, or raises an `UnreadableError`.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of its values."""
+        """The number of bytes of the array's values."""
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def checked(self, digest: object, reason: str) -> "Tensor":
-        """Returns the same array, whose `read` raises an error with `reason` if its bytes have another digest."""
+        """Returns the same array with a `read` that raises an error with `reason` if the bytes' digest differs."""
 
         def read() -> np.ndarray:
             array = self.read()
@@ -70,7 +70,7 @@ Tensors = dict[str, Tensor]
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns an uninitialized array that JAX on a CPU adopts without copying it."""
+    """Returns an uninitialized array whose address is aligned, so that JAX on a CPU uses it without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + _ALIGNMENT, np.uint8)
@@ -79,12 +79,12 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Reads an array whose bytes start at `offset` of a file, little-endian, in C order.
+    """Reads an array whose bytes start at `offset` of a file, little-endian and in C order.
 
-    The file is not memory-mapped, because pages of a mapped file count as the process's own memory.
+    The file is not memory-mapped, because the pages of a mapped file count as memory of the process.
 
     Raises:
-        UnreadableError: the file ends before the array does, or cannot be read.
+        UnreadableError: the file ends before the array does, or the file cannot be read.
     """
     array = empty(shape, dtype)
     buffer = array.reshape(-1).view(np.uint8).data
@@ -102,17 +102,17 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> n
 
 
 def stored_at(file: Path, offset: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Returns the `Tensor` whose bytes start at `offset` of a file; `read_bytes` reads it."""
+    """Returns the `Tensor` of an array whose bytes start at `offset` of a file."""
     return Tensor(shape, dtype, file, functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype)))
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
-    """Returns a uint16 array as the bfloat16 values that it encodes (T5X's version 2); others unchanged."""
+    """Returns a uint16 array as the bfloat16 values that it encodes, as in T5X's version 2; other arrays unchanged."""
     return array.view(jnp.bfloat16) if array.dtype == np.uint16 else array
 
 
 def inline(path: Path, value: Any) -> Tensor:
-    """Returns the `Tensor` of an array that is in memory already."""
+    """Returns the `Tensor` of an array that is already in memory."""
     array = as_bfloat16(np.asarray(value))
     return Tensor(array.shape, array.dtype.name, path, lambda: array)
 
@@ -126,14 +126,15 @@ def describe_not_finite(array: np.ndarray) -> str | None:
 
 
 class Piece(NamedTuple):
-    """The location, in a stored array, of a parameter or of its part of a fused parameter.
+    """Location of a parameter in a stored array. A fused parameter has one piece for each parameter that it joins.
 
     Attributes:
-        source: the array's name.
-        stored: the array's shape.
-        shape: the parameter's shape.
-        order: the stored axes in the parameter's order; `None` keeps their order.
-        take: (axis, index) of the parameter in a stack, applied first.
+        source: name of the stored array.
+        stored: shape of the stored array.
+        shape: shape of the parameter.
+        order: the stored array's axes in the parameter's order; `None` if the order is the same.
+        take: (axis, index) of the parameter in an array that stacks several parameters; it is selected before axes are
+            reordered. `None` if the array holds one parameter.
     """
 
     source: str
@@ -143,7 +144,7 @@ class Piece(NamedTuple):
     take: tuple[int, int] | None = None
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """Returns the parameter's values; some of its axes may still be split into several."""
+        """Returns the parameter as a view of the stored array; the view may have several axes for one of its axes."""
         if self.take is not None:
             axis, index = self.take
             array = array[(slice(None),) * axis + (index,)]
@@ -152,21 +153,21 @@ class Piece(NamedTuple):
 
 Pieces = tuple[Piece, ...]
 Plan = dict[str, Pieces]
-"""Parameter name -> its pieces, concatenated along the last axis."""
+"""Parameter name -> the pieces that form the parameter when they are concatenated along the last axis."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is opened but not yet read.
+    """A checkpoint that is opened but whose arrays are not yet read.
 
     Attributes:
         path: the file or directory that was opened.
         format: description of the format, for people.
-        tensors: its arrays by stored name.
-        config: the model's configuration, stored or inferred.
+        tensors: the checkpoint's arrays by stored name.
+        config: the model's configuration, stored in the checkpoint or inferred from its arrays.
         plan: mapping from the arrays to the model's parameters.
-        fingerprint: digest of all parameters, if the format stores one.
-        eight_bits: whether its matrices are stored in 8 bits, which `tensors` widen.
+        fingerprint: digest of all parameters, if the format stores one; otherwise `None`.
+        eight_bits: whether matrices are stored in 8 bits; `tensors` then read them as float32.
     """
 
     path: Path
@@ -179,16 +180,16 @@ class Stored:
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """Stored dtypes of all arrays that the model needs."""
+        """The dtypes in which the arrays that the model needs are stored."""
         return frozenset(self.tensors[piece.source].dtype for pieces in self.plan.values() for piece in pieces)
 
 
 def translate(name: str, table: Mapping[str, str]) -> str:
-    """Returns a format's name for the parameter `name`, with the parameter's layer number.
+    """Returns the name that a checkpoint format gives to a parameter.
 
     Args:
-        name: our name of the parameter.
-        table: our names -> the format's; `{i}` stands for a layer's number.
+        name: this package's name of the parameter.
+        table: this package's names -> the format's names, with `{i}` in place of a layer's number.
 
     Raises:
         KeyError: the format has no such parameter.
@@ -199,7 +200,7 @@ def translate(name: str, table: Mapping[str, str]) -> str:
 
 
 def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
-    """Returns the pieces of a parameter of `shape` that one array stores alone, as it is or transposed."""
+    """Returns the pieces of a parameter of `shape` that is the whole of a stored array, or the array's transpose."""
     return (Piece(source, shape[::-1], shape, order=(1, 0)) if transposed else Piece(source, shape, shape),)
 
 
@@ -209,7 +210,7 @@ def shape_of(pieces: Pieces) -> tuple[int, ...]:
 
 
 def fused(plan: Plan) -> Plan:
-    """Returns the plan of the parameters that `models.layers.fuse` would make, without making its inputs first."""
+    """Returns the plan of the fused parameters that `models.layers.fuse` makes from the parameters of `plan`."""
     out = dict(plan)
     for name, parts in fused_names(plan).items():
         out[name] = tuple(piece for part in parts for piece in out.pop(part))
@@ -217,10 +218,16 @@ def fused(plan: Plan) -> Plan:
 
 
 def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[str], bool]) -> None:
-    """Checks that all arrays of the plan exist as floats of the right shape, and that all others are harmless.
+    """Checks that all arrays of the plan exist with the right shape and a float dtype, and that no others matter.
+
+    Args:
+        path: the checkpoint, for errors.
+        plan: the plan of the model's parameters.
+        tensors: the stored arrays by name.
+        harmless: function that returns whether an array outside the plan may be ignored, from its name.
 
     Raises:
-        CheckpointError: names the arrays that are missing, unknown, of a wrong shape or quantised, and their files.
+        CheckpointError: arrays are missing, unknown, of a wrong shape or quantised; names the arrays and their files.
     """
     needed = {piece.source: piece for pieces in plan.values() for piece in pieces}
     if missing := needed.keys() - tensors.keys():
@@ -246,28 +253,29 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
 
 
 def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads a checkpoint's parameters, one at a time.
+    """Reads a checkpoint's parameters one at a time, and yields the name and the values of each.
 
-    Besides the arrays that the caller keeps, memory holds one parameter and one stored array. An array that several
-    parameters share (a stack of layers) stays until the last of them. After a failure, reading continues without
-    yielding, so that the error names all lost arrays.
+    Besides the parameters that the caller keeps, memory holds one parameter and one stored array. A stored array that
+    stacks several parameters stays in memory until the last of them is read. After a failure, reading continues
+    without yielding, so that the final error names all arrays that cannot be read.
 
     Args:
         stored: the checkpoint.
-        plan: `stored.plan`, or `fused` of it.
-        dtype: dtype of the parameters; `None` keeps the stored dtype (the widest, if a parameter has several).
+        plan: `stored.plan` or `fused(stored.plan)`.
+        dtype: dtype of the parameters; `None` keeps the stored dtype. If the pieces of a parameter have several dtypes,
+            it gets the widest.
 
     Raises:
         CheckpointError: arrays are missing, damaged, not finite, or too large for `dtype`.
     """
     reader = _Reader(stored, plan, dtype)
     place = {name: number for number, name in enumerate(stored.tensors)}
-    # In the order of their first arrays, so that parameters that share an array follow each other.
+    # Parameters are read in the order of their first arrays, so that parameters that share an array follow each other.
     for name in sorted(plan, key=lambda name: place[plan[name][0].source]):
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
-        del array  # from here on, only the caller may hold the array
+        del array  # Only the caller keeps the array in memory from here on.
     if reader.failures:
         raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
     if reader.infinite:
@@ -275,7 +283,7 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
 
 
 class _Reader:
-    """Reader of stored arrays: it reads each array once, drops it after its last use, and collects failures."""
+    """Reader that reads each stored array once, frees it after its last use, and collects failures."""
 
     def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
         self.failures: dict[str, UnreadableError] = {}
@@ -285,7 +293,7 @@ class _Reader:
         self._held: dict[str, np.ndarray] = {}
 
     def parameter(self, name: str) -> np.ndarray | None:
-        """Returns a parameter, or `None` if one of its arrays cannot be read."""
+        """Returns a parameter's values, or `None` if one of its arrays cannot be read."""
         pieces = self._plan[name]
         kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
         dtype = jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds)
@@ -320,7 +328,7 @@ class _Reader:
 
 
 def _copy(view: np.ndarray, out: np.ndarray) -> None:
-    """Casts and copies `view` into `out`, whose last axis may join several axes of the view."""
+    """Copies `view` into `out` and casts it; an axis of `out` may be several axes of the view."""
     out = out.reshape(view.shape)
     if view.ndim != 2:
         out[...] = view
@@ -328,5 +336,5 @@ def _copy(view: np.ndarray, out: np.ndarray) -> None:
     for row in range(0, view.shape[0], _BLOCK):
         for column in range(0, view.shape[1], _BLOCK):
             block = slice(row, row + _BLOCK), slice(column, column + _BLOCK)
-            with np.errstate(over="ignore"):  # `stream` reports infinite values by name.
+            with np.errstate(over="ignore"):  # `stream` raises an error that names parameters with infinite values.
                 out[block] = view[block]

@@ -1,4 +1,4 @@
-"""Conversion of any readable format to ours, and previews of a conversion."""
+"""Conversion of checkpoints of any readable format to this package's format, and previews of a conversion."""
 
 import math
 import os
@@ -15,11 +15,11 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
 
 Advance = Callable[[int, int], None]
-"""Function called after each array is read, with its bytes and the bytes of all arrays."""
+"""Function that is called after each array is read, with the array's bytes and the bytes of all arrays."""
 
 
 class Row(NamedTuple):
-    """A parameter and its sources: the stored tensors, their transformations and their files."""
+    """A row of a conversion's preview: a parameter, and the stored tensors and files that it is read from."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def rows(stored: Stored) -> Iterator[Row]:
-    """Yields the sources of each parameter, in the order of our parameters."""
+    """Yields a `Row` for each of the model's parameters."""
     for name, pieces in stored.plan.items():
         files = {stored.tensors[piece.source].file.name for piece in pieces}
         yield Row(name, shape_of(pieces), ", ".join(map(_text, pieces)), ", ".join(sorted(files)))
@@ -45,12 +45,12 @@ def _text(piece: Piece) -> str:
 
 
 def size(stored: Stored, dtype: str) -> int:
-    """Returns the bytes of all parameters in `dtype`."""
+    """Returns the number of bytes of all parameters in `dtype`."""
     return sum(math.prod(shape_of(pieces)) for pieces in stored.plan.values()) * jnp.dtype(dtype).itemsize
 
 
 def default_dtype(stored: Stored) -> str:
-    """Returns the stored dtype if all arrays share one that we can save, otherwise float32."""
+    """Returns the dtype of all stored arrays if it is a single one that `save` supports, and otherwise float32."""
     return min(stored.dtypes) if len(stored.dtypes) == 1 and stored.dtypes <= {*native.SAVED_DTYPES} else "float32"
 
 
@@ -62,16 +62,17 @@ def convert(
     overwrite: bool = False,
     advance: Advance | None = None,
 ) -> None:
-    """Reads a checkpoint and writes it in our format with the same configuration.
+    """Reads a checkpoint of any format, and writes it in this package's format with the same configuration.
 
-    Memory holds the model once while reading; writing adds Orbax's buffers.
+    Memory holds one copy of the model during reading. Writing needs additional memory for Orbax's buffers.
 
     Args:
         stored: a checkpoint that `reading.find` returns.
         destination: the directory to create, as in `save`.
         dtype: dtype of the written parameters, as in `save`.
-        overwrite: replace a checkpoint of our format at `destination`.
-        advance: called after each parameter is read, with its bytes and the bytes of all parameters.
+        overwrite: whether to replace a checkpoint of this package's format at `destination`.
+        advance: function that is called after each parameter is read, with the parameter's bytes and the bytes of all
+            parameters.
 
     Raises:
         FileExistsError, LockedError: as in `save`, before anything is read.
@@ -89,14 +90,15 @@ def convert(
 
 
 def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None) -> Path:
-    """Writes `checksums.json` into a folder, for formats without digests of their own; returns the file.
+    """Writes the digests of a folder's tensors, configurations and vocabularies to `checksums.json`; returns its path.
 
-    Later loads compare tensors, configurations and vocabularies with it and name those that changed. Write it while
-    the files are known to be good.
+    The file is for formats without digests of their own. Later loads compare the folder's contents with the digests and
+    name whatever has changed. Write the file while the folder's contents are known to be intact.
 
     Args:
-        path: a Hugging Face directory, or a pair's folder with a vocabulary in it.
-        advance: called after each tensor is read, with its bytes and the bytes of all tensors.
+        path: a Hugging Face directory, or a pair's folder that holds a vocabulary.
+        advance: function that is called after each tensor is read, with the tensor's bytes and the bytes of all
+            tensors.
 
     Raises:
         CheckpointError: the folder has another format, or tensors cannot be read.

@@ -1,7 +1,7 @@
-"""Reader of Gemma 2 in Google's JAX releases: an Orbax tree without a configuration.
+"""Reader of Gemma 2 checkpoints in Google's JAX releases, which are Orbax trees without a configuration.
 
-Sizes come from the shapes; all other options are Gemma 2's. Source of names and layouts:
-https://github.com/google-deepmind/gemma.
+The model's sizes are inferred from the arrays' shapes, and all other options are Gemma 2's. Source of names and
+layouts: https://github.com/google-deepmind/gemma.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ _ROOT = "transformer/"
 
 
 def is_gemma(path: Path) -> bool:
-    """Returns whether a directory is an Orbax tree that holds a Gemma."""
+    """Returns whether a directory is an Orbax tree with a Gemma's arrays."""
     return (path / METADATA).is_file() and not {_EMBEDDING, _ROOT + _EMBEDDING}.isdisjoint(tree_specs(path))
 
 
 def open_tree(path: Path) -> Stored:
-    """Opens the directory of an Orbax tree.
+    """Opens a Gemma 2 checkpoint that is an Orbax tree.
 
     Raises:
         CheckpointError: arrays are missing, of a wrong shape, or not Gemma 2's.
     """
-    # Some releases have a root above all arrays, and some a last component below the kernels.
+    # In some releases all names begin with "transformer/", and in some the names of kernels end with "/w".
     tensors = {
         name.removeprefix(_ROOT).removesuffix("/w"): tensor
         for name, tensor in open_arrays(path, tree_specs(path)).items()
@@ -51,7 +51,7 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     (rows, d_model), (heads, _, head_dim), (_, kv_heads, *_), (d_ff, _) = (shapes[name] for name in needed)
     numbers = [name.split("/")[0].removeprefix("layer_") for name in shapes if name.startswith("layer_")]
     layers = 1 + max(int(number) for number in numbers if number.isdigit())
-    largest = (d_model, heads) == (4608, 32)  # Only the 27B model has another scale of queries.
+    largest = (d_model, heads) == (4608, 32)  # The 27B model is the only one whose queries have another scale.
     preset = PRESETS["gemma2_27b" if largest else "gemma2_2b"]
     return dataclasses.replace(
         preset, vocab_size=min(rows, preset.vocab_size), num_embeddings=rows, d_model=d_model, num_layers=layers,
@@ -61,13 +61,16 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
 
 
 def _piece(name: str, shape: tuple[int, ...], c: DecoderConfig, shapes: Shapes) -> Piece:
-    """Returns the location of a parameter in the tree, whose arrays have separate axes for heads and for pairs."""
+    """Returns the location of a parameter in the tree.
+
+    The tree's arrays have a separate axis for heads, one for keys and values, and one for the two gate kernels.
+    """
     if not name.startswith("decoder/layers_"):
         return Piece(_EMBEDDING if name.endswith("embedding") else "final_norm/scale", shape, shape)
     _, layer, part = name.split("/", 2)
     layer = layer.replace("layers_", "layer_")
     gates = f"{layer}/mlp/gating_einsum"
-    # The larger models store gates as [2, F, E].
+    # The larger models store the two gate kernels transposed, as [2, F, E].
     turned = c.d_ff != c.d_model and shapes.get(gates, ())[1:] == (c.d_ff, c.d_model)
     gating = (2, *shape[::-1]) if turned else (2, *shape)
     order = (1, 0) if turned else None

@@ -1,7 +1,8 @@
 """Reader of transformers directories (`config.json`, safetensors files) of T5, mT5, Gemma 2, Llama and Qwen 2.5.
 
-Kernels are stored `[out, in]`, so all matrices but embeddings are transposed. If the configuration ties the output
-layer to the embedding and another `lm_head.weight` is stored, it is read as stored, as in transformers 5.
+Kernels are stored `[out, in]`, so all matrices except embeddings are transposed. A configuration may tie the output
+layer to the embedding although a different `lm_head.weight` is stored. The stored one is then used, as in
+transformers 5.
 """
 
 import dataclasses
@@ -33,7 +34,8 @@ _OTHER_WEIGHTS = (
 )  # fmt: skip
 _COMPANIONS = (".json", ".model")
 _WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if the file was changed on purpose"
-# Buffers that older releases stored, copies of the embedding, and an unused bias in T5's first files.
+# Names of arrays that a plan may leave out: buffers that older releases stored, copies of the embedding, and an unused
+# bias in T5's first files.
 _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
@@ -50,11 +52,11 @@ def model_type(directory: Path) -> str | None:
 
 
 def open_directory(path: Path) -> Stored:
-    """Opens a directory of transformers; reading compares tensors with `checksums.json` if that file exists.
+    """Opens a directory that transformers wrote. Tensors are compared with `checksums.json`, if it exists, when read.
 
     Raises:
         CheckpointError: the configuration is not supported; shards are missing, truncated or damaged; or tensors are
-            missing, unknown or of a wrong shape. Names file, tensor and remedy.
+            missing, unknown or of a wrong shape. Names the file, the tensor and the remedy.
     """
     entries = _json(path / CONFIG)
     config = read_config(path / CONFIG, entries)
@@ -77,24 +79,28 @@ def open_directory(path: Path) -> Stored:
 
 
 def _another_head(embedding: str, tensors: Tensors) -> bool:
-    """Returns whether an output layer is stored beside the embedding, with other values."""
+    """Returns whether the tensors hold an output layer whose values differ from the embedding's."""
     if embedding not in tensors or _HEAD not in tensors or embedding == _HEAD:
         return False
     try:
         return not np.array_equal(tensors[embedding].read(), tensors[_HEAD].read())
     except UnreadableError:
-        return False  # The reader of the embedding names it.
+        return False  # The tensors are read again later, and that read raises an error which names the damaged one.
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
-    """Returns a tensor times a factor: a T5 that says tied scales the states before its output layer."""
+    """Returns a tensor that is multiplied by `factor` when it is read.
+
+    A T5 with a tied output layer multiplies the hidden states by this factor. If the output layer is loaded as an
+    untied one, its kernel must be multiplied instead.
+    """
     return dataclasses.replace(
         tensor, dtype="float32", read=lambda: tensor.read().astype(np.float32) * np.float32(factor)
     )
 
 
 def open_tensors(path: Path) -> Tensors:
-    """Returns the tensors of all shards, not yet read, in the order of their bytes.
+    """Returns the tensors of all shards by name, not yet read, in the order in which they are stored.
 
     Raises:
         CheckpointError: shards or the index are missing or damaged, or a shard lacks a tensor that the index names.
@@ -133,7 +139,7 @@ def open_tensors(path: Path) -> Tensors:
 
 
 def _is_name(file: Any) -> bool:
-    """Returns whether `file` is a plain file name: an index must not point outside its directory."""
+    """Returns whether `file` is a file name without a folder, because an index must not refer to other folders."""
     return isinstance(file, str) and Path(file).name == file
 
 
@@ -142,22 +148,23 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def companions(directory: Path) -> list[str]:
-    """Returns the names of the configurations and vocabularies in a directory."""
+    """Returns the names of the configuration and vocabulary files in a directory."""
     files = directory.iterdir() if directory.is_dir() else ()
     return sorted(file.name for file in files if file.suffix in _COMPANIONS and file.name != checksums.CHECKSUMS)
 
 
 def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, int], None] | None = None) -> Path:
-    """Writes `checksums.json` for the tensors of a directory and its `companions`; returns the file.
+    """Writes the digests of a directory's tensors and `companions` to `checksums.json`; returns its path.
 
-    A flipped bit changes a weight and nothing else, so a loader without digests cannot detect it. The file holds
-    `{"format": 1, "algorithm": "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape", "dtype",
-    "blake2b"}}}}`; "bytes" are the digests of whole small files (`storage.checksums`).
+    Without digests, a loader cannot detect a flipped bit in a weight. The file holds `{"format": 1, "algorithm":
+    "blake2b-128", "bytes": {file: digest}, "files": {file: {tensor: {"shape", "dtype", "blake2b"}}}}`. The entry
+    "bytes" has the digests of whole small files (`storage.checksums`), and "files" those of tensors.
 
     Args:
-        directory: the folder that holds the tensors and receives the file.
+        directory: the folder that holds the tensors, into which `checksums.json` is written.
         tensors: the stored tensors by name.
-        advance: called after each tensor is read, with its bytes and the bytes of all tensors.
+        advance: function that is called after each tensor is read, with the tensor's bytes and the bytes of all
+            tensors.
 
     Raises:
         CheckpointError: tensors cannot be read.
@@ -180,7 +187,7 @@ def write_checksums(directory: Path, tensors: Tensors, advance: Callable[[int, i
 
 
 def verified(directory: Path, tensors: Tensors) -> Tensors:
-    """Returns tensors that are compared with `checksums.json`, if that file exists, when they are read.
+    """Returns the tensors so that reading one compares it with its digest in `checksums.json`, if that file exists.
 
     Raises:
         CheckpointError: `checksums.json` is damaged or of another format, or disagrees with a tensor's shape or dtype.
@@ -212,11 +219,11 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
     Args:
         config: the model's configuration, which determines its parameters.
         entries: the entries of `config.json`.
-        tensors: the stored tensors, whose names differ between releases. If it is empty, the names are those of the
-            current release, as an exporter needs them.
+        tensors: the stored tensors, whose names differ between releases of transformers. If it is empty, the plan has
+            the names of the current release, which an exporter needs.
     """
     names = _NAMES[entries["model_type"]]
-    bare = "embed_tokens.weight" in tensors  # A stack saved without its output layer has no prefix.
+    bare = "embed_tokens.weight" in tensors  # Names in a model saved without its output layer lack the prefix "model.".
     pieces: Plan = {}
     for name, shape in expected_shapes(config).items():
         module, leaf = name.rsplit("/", 1)
@@ -227,12 +234,12 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
 
 
 def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tensors) -> str:
-    """Returns the stored name of a tensor that transformers stores once under one of several names."""
+    """Returns the name that a tensor is stored under; transformers stores a shared tensor under one of its names."""
     names: tuple[str, ...] = ()
     if source == "shared.weight":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) * config.tied))
     elif source == _HEAD and ("scale_decoder_outputs" in entries or entries["model_type"] == "mt5"):
-        names = ("shared.weight",)  # Release 5 always ties T5's output; the entry says whether it scales it.
+        names = ("shared.weight",)  # Release 5 always ties T5's output layer and may store it as the embedding only.
     elif source.endswith("embed_tokens.weight") and config.tied:
         names = ("lm_head.weight",)
     return next((name for name in (source, *names) if name in tensors), source)
@@ -242,9 +249,9 @@ _KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o", "wi": "wi", "wi_
 
 
 def _t5_stack(stack: str, *sublayers: tuple[str, str, str]) -> dict[str, str]:
-    """Returns the module names of one stack.
+    """Returns a table of module names for a T5's encoder or decoder: this package's name -> the name in transformers.
 
-    Each of `sublayers` has our name, the name of its norm, and the name in transformers.
+    Each of `sublayers` has this package's name of a sublayer, the name of its norm, and its name in transformers.
     """
     names = {
         f"{stack}/{stack}_norm": f"{stack}.final_layer_norm",
@@ -288,4 +295,4 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
 _NAMES = {"t5": _T5, "mt5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
-"""`model_type` -> our module name -> the name in transformers."""
+"""`model_type` -> this package's name of a module -> its name in transformers."""

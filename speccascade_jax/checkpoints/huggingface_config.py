@@ -1,7 +1,7 @@
-"""Translation of a transformers `config.json` into our configuration; unsupported options are refused by name.
+"""Translation of a transformers `config.json` into this package's configuration; unsupported options raise errors.
 
 Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2), releases 4 and 5. Keys that a file
-omits have the default of their class.
+omits get the default of their class in transformers.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 
 
 class Record:
-    """The entries of a `config.json`, with a typed and checked getter for each kind."""
+    """The entries of a `config.json`, with getters that check the type and range of a value."""
 
     def __init__(self, file: Path, entries: dict[str, Any], inside: str = ""):
         self.file, self.entries, self._inside = file, entries, f"{inside}." if inside else ""
@@ -43,7 +43,10 @@ class Record:
         return int(self._typed(key, default, (int,), 1, "a whole number of at least 1"))
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """Returns a number of layers from an entry; refuses implausible numbers, which would take long to loop over."""
+        """Returns an entry that is a number of layers; raises an error for more than `MOST_LAYERS`.
+
+        Later code loops over the layers, which would take very long for the number in a damaged file.
+        """
         if (layers := self.size(key, default)) > MOST_LAYERS:
             raise CheckpointError(
                 f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are supported"
@@ -63,7 +66,7 @@ class Record:
         return None if key in self.entries and self.entries[key] is None else self.number(key, default)
 
     def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """Returns an entry after checking that its value is supported."""
+        """Returns an entry; raises an error unless its value is one of `supported`."""
         value = self.get(key, default)
         if value not in supported:
             known = " or ".join(repr(option) for option in supported)
@@ -75,7 +78,11 @@ class Record:
 
 
 def read_config(file: Path, entries: dict[str, Any]) -> Config:
-    """Returns the configuration that `entries` of `file` describe.
+    """Returns the model configuration that the entries of a `config.json` describe.
+
+    Args:
+        file: path of the `config.json`, for errors.
+        entries: the contents of the file.
 
     Raises:
         CheckpointError: the `model_type` is unknown, an entry is missing or invalid, or an option is not supported;
@@ -117,7 +124,7 @@ def _t5(record: Record) -> T5Config:
         relative_buckets=record.size("relative_attention_num_buckets", 32),
         relative_max_distance=record.size("relative_attention_max_distance", 128),
         gated=gated,
-        # Release 5 stores here what release 4 stored in tie_word_embeddings.
+        # Release 5 of transformers stores this option as scale_decoder_outputs, release 4 as tie_word_embeddings.
         tied=record.flag("scale_decoder_outputs", record.flag("tie_word_embeddings", True)),
         layer_norm_epsilon=record.number("layer_norm_epsilon", 1e-6),
         start_id=_start_id(record),
@@ -126,12 +133,12 @@ def _t5(record: Record) -> T5Config:
 
 
 def _mt5(record: Record) -> T5Config:
-    # Whatever the file says, transformers never scales mT5's output layer, which is not tied in Google's weights.
+    # The entry is ignored: transformers never scales mT5's output layer, and Google's weights do not tie it.
     return dataclasses.replace(_t5(record), tied=False)
 
 
 def _start_id(record: Record) -> int:
-    """Returns the token that decoding starts from, as `generate` of transformers chooses it."""
+    """Returns the id of the token that decoding starts from, which is chosen as in `generate` of transformers."""
     file = record.file.parent / "generation_config.json"
     generation = json_object(file, COPY_AGAIN, CheckpointError) if file.is_file() else {}
     tables = (generation, record.entries)
@@ -144,7 +151,7 @@ def _start_id(record: Record) -> int:
 
 
 def _decoder(record: Record, max_length: int, layer_types: Sequence[str] = (), **options: Any) -> DecoderConfig:
-    """Returns the configuration of a Llama, Qwen or Gemma; `options` are the family's own options and defaults."""
+    """Returns the configuration of a Llama, Qwen 2.5 or Gemma 2; `options` are the family's options and defaults."""
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
     base, scaling = _rope(record)
     pattern = _pattern(record, layer_types) if layer_types else ("global",)
@@ -191,7 +198,10 @@ def _gemma2(record: Record) -> DecoderConfig:
 
 
 def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
-    """Returns the shortest pattern of layers whose repetition is `layer_types`."""
+    """Returns the shortest pattern of "local" and "global" layers whose repetition gives all layers' kinds.
+
+    The kinds come from the entry `layer_types`, or else from `default`.
+    """
     types = record.get("layer_types", default)
     if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
@@ -205,7 +215,10 @@ def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rope(record: Record) -> tuple[float, RopeScaling | None]:
-    """Returns base and scaling, from release 5's `rope_parameters` or release 4's `rope_theta` and `rope_scaling`."""
+    """Returns the base and the scaling of rotary frequencies.
+
+    Release 5 of transformers stores both in `rope_parameters`, and release 4 in `rope_theta` and `rope_scaling`.
+    """
     key = "rope_parameters" if record.get("rope_parameters") else "rope_scaling"
     entries = record.get(key, {})
     if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
@@ -227,7 +240,7 @@ def _rope(record: Record) -> tuple[float, RopeScaling | None]:
 MODELS: dict[str, Callable[[Record], Config]] = {
     "t5": _t5, "mt5": _mt5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2,
 }  # fmt: skip
-"""`model_type` -> the function that reads its configuration."""
+"""`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
 _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
@@ -239,4 +252,4 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
         "use_bidirectional_attention": (False,),
     },
 }  # fmt: skip
-"""`model_type` -> entry -> its supported values; the first is the default of an absent entry."""
+"""`model_type` -> name of an entry -> its supported values. The first value is the default of an absent entry."""

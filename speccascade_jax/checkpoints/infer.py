@@ -1,4 +1,4 @@
-"""Comparison of a checkpoint with the parameters that its model family (`models.families`) expects."""
+"""Checks that compare a checkpoint's arrays with the parameters that its model family (`models.families`) expects."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ MOST_LAYERS = 10_000
 
 
 def expected_shapes(config: Config) -> Shapes:
-    """Returns the shapes of a model's parameters by name, for any family's configuration."""
+    """Returns the shapes by name of the parameters of a model with this configuration."""
     return family_of(config).shapes(config)
 
 
 def infer_config(path: Path, shapes: Shapes) -> Config:
-    """Returns the configuration that a checkpoint's names and shapes (one layer each) imply.
+    """Returns the configuration that the names and shapes of a checkpoint's arrays imply; layers are not stacked.
 
     Raises:
-        CheckpointError: they belong to no known family, or an array that determines a size is missing or has an
+        CheckpointError: the arrays belong to no known family, or an array that determines a size is missing or has an
             unexpected shape.
     """
     for family in FAMILIES.values():
@@ -30,7 +30,9 @@ def infer_config(path: Path, shapes: Shapes) -> Config:
 
 
 def check_layers(path: Path, config: Config, arrays: int) -> None:
-    """Refuses a configuration of more layers than arrays, before anything allocates as much as it claims.
+    """Checks that a configuration does not claim more layers than the checkpoint has arrays.
+
+    The check comes before any work that grows with the number of layers, because a damaged file may claim millions.
 
     Raises:
         CheckpointError: there are more layers than arrays.
@@ -50,7 +52,7 @@ def check_shapes(path: Path, shapes: Shapes, config: Config) -> None:
     """Checks that a checkpoint holds exactly the parameters of the configuration, with their shapes.
 
     Raises:
-        CheckpointError: names the arrays that are missing, unknown or of a wrong shape.
+        CheckpointError: arrays are missing, unknown or of a wrong shape; names them.
     """
     check_layers(path, config, len(shapes))
     expected = expected_shapes(config)

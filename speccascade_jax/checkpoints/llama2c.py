@@ -1,6 +1,7 @@
-"""Reader of llama2.c's `*.bin` files of version 0: 7 integers, then float32 matrices by kind (Karpathy, 2023).
+"""Reader of llama2.c's `*.bin` files of version 0: a header of 7 integers, then float32 matrices (Karpathy, 2023).
 
-Their rotary positions rotate adjacent pairs. Sources: https://github.com/karpathy/llama2.c, `export.py` and `run.c`.
+The models' rotary positions rotate adjacent coordinates. Sources: https://github.com/karpathy/llama2.c, `export.py` and
+`run.c`.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 _HEADER = struct.Struct("<7i")
 _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "seq_len")
-_LATER_VERSIONS = 0x616B3432  # "ak42", the first bytes of versions 1 and 2.
+_LATER_VERSIONS = 0x616B3432  # "ak42", the magic number at the beginning of files of versions 1 and 2.
 
-# In the file's order, with all layers of a kind together; `wq.3` belongs to layer 3.
+# Parameter name -> array name, in the file's order: all layers' arrays of a kind follow each other, such as `wq.0` and
+# `wq.1`.
 _NAMES = {
     "token_embedder/embedding": "token_embedding",
     "decoder/layers_{i}/pre_self_attention_layer_norm/scale": "rms_att.{i}",
@@ -36,7 +38,7 @@ _NAMES = {
 
 
 def is_model(file: Path) -> bool:
-    """Returns whether a file has the size that its header announces."""
+    """Returns whether a file is a model of version 0: its header is valid and matches the file's size."""
     try:
         return bool(open_file(file))
     except (CheckpointError, OSError):
@@ -44,14 +46,14 @@ def is_model(file: Path) -> bool:
 
 
 def open_file(file: Path) -> Stored:
-    """Opens a model file.
+    """Opens a model file of version 0.
 
     Raises:
-        CheckpointError: the sizes in the header do not fit together, or the file has another size than they need.
+        CheckpointError: the sizes in the header contradict each other, or do not match the size of the file.
     """
     config = _config(file)
     needed, size = _bytes(config), file.stat().st_size
-    # Checked before anything allocates as much as the header claims.
+    # The check comes before any memory is allocated, because a damaged header may claim enormous sizes.
     if size != needed:
         raise CheckpointError(
             f"{file} has {size:,} bytes, but its header (d_model {config.d_model}, {config.num_layers} layers, "
@@ -66,7 +68,7 @@ def open_file(file: Path) -> Stored:
 
 
 def _bytes(c: DecoderConfig) -> int:
-    """Returns the file size of a configuration, in bytes."""
+    """Returns the size in bytes of a file that holds a model with this configuration."""
     shapes = parameter_shapes(dataclasses.replace(c, num_layers=1))
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     layer = sum(size for name, size in sizes.items() if name.startswith("decoder/layers_"))
@@ -103,7 +105,7 @@ def _config(file: Path) -> DecoderConfig:
 
 
 def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
-    """Returns the file's arrays in the order of the file, one array per layer."""
+    """Returns the arrays of the file in its order; each layer's matrix is an array of its own."""
     shapes = {piece.source: piece.stored for (piece,) in plan.values()}
     shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), _rope_shape(c))
     tensors: Tensors = {}

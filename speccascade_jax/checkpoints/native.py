@@ -1,4 +1,7 @@
-"""Our own format: `config.json` (the model's configuration, its arrays' shapes and digests) and `params/` (Orbax)."""
+"""This package's own checkpoint format: a directory with `config.json` and the folder `params/`, which Orbax writes.
+
+`config.json` holds the model's configuration, and the shape, dtype and digest of every array.
+"""
 
 import dataclasses
 import glob
@@ -34,30 +37,32 @@ from speccascade_jax.storage.readers import json_object
 CONFIG = "config.json"
 PARAMS = "params"
 FORMAT, EIGHT_BITS = 1, 2
-"""Formats of `config.json`: a version of the package that cannot read 8 bits refuses the second."""
+"""Format numbers in `config.json`: that of 8-bit checkpoints differs, so that older versions refuse these."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
-_SWEEPS, _ENOUGH, _BETWEEN_SWEEPS = 40, 4, 0.05  # Two seconds in all, a fifth of one without a new file.
+# At most 40 attempts, 0.05 s apart (2 s), to delete an unfinished folder; it must then stay absent 4 times (0.2 s).
+_SWEEPS, _ENOUGH, _BETWEEN_SWEEPS = 40, 4, 0.05
 _OLD = "-old"
 SCALES = "_scales"
-"""Suffix of the name of an 8-bit array's scales, float32 `[1, N]` or `[V, 1]`."""
+"""Suffix that makes the name of an 8-bit array's scales, float32 `[1, N]` or `[V, 1]`, from the array's name."""
 
 
 def save(
     path: str | os.PathLike[str], model: Model, params: Params, dtype: str = "float32", *, overwrite: bool = False
 ) -> None:
-    """Writes a model and its parameters in our format; the directory appears complete or not at all.
+    """Writes a model's configuration and parameters to a new directory, which appears complete or not at all.
 
     Args:
-        path: the directory to create; parents are created too.
-        model: the model; its configuration is written too.
+        path: the directory to create; missing parents are created too.
+        model: the model, whose configuration is written.
         params: nested parameters of `model`, in any float dtype.
-        dtype: "float32", "bfloat16" (half the size, 8 bits of mantissa), or "int8" (a quarter of it: `narrowed`).
-        overwrite: replace an existing directory once the new one is complete.
+        dtype: "float32"; "bfloat16", with half the size and 8 bits of mantissa; or "int8", with a quarter of the size
+            (`narrowed`).
+        overwrite: whether to replace an existing checkpoint of this format once the new one is complete.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is off, or it holds anything but a checkpoint of our format.
-        LockedError: another process is writing it.
-        CheckpointError: parameters are not finite or do not fit `model`.
+        FileExistsError: `path` exists and `overwrite` is off, or `path` is not a checkpoint of this format.
+        LockedError: another process is writing to `path`.
+        CheckpointError: parameters are not finite, or do not belong to `model`.
     """
     if dtype not in SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(SAVED_DTYPES)}")
@@ -70,7 +75,7 @@ def save(
 
 
 def held_as(dtype: str) -> str:
-    """Returns the dtype of arrays in memory that will be written as `dtype`: 8 bits are made from float32."""
+    """Returns the dtype that arrays must have in memory to be written as `dtype`; it is float32 for "int8"."""
     return "float32" if dtype == "int8" else dtype
 
 
@@ -78,7 +83,8 @@ def held_as(dtype: str) -> str:
 def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
     """Locks a path for one writer, removes leftovers of killed writers, and yields the absolute path.
 
-    Raises the same errors as `save`.
+    Raises:
+        FileExistsError, LockedError: as in `save`.
     """
     target = _place(path)
     with locks.held(target.with_name(f".{target.name}.lock"), target):
@@ -89,10 +95,13 @@ def claimed(path: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
 
 
 def put_back(target: Path) -> None:
-    """Restores a checkpoint whose writer was killed after moving it away and before putting the new one in its place.
+    """Restores the old checkpoint at `target` if the process that was replacing it was killed.
+
+    The writer first renames the old checkpoint, then renames the new one to `target`. If it was killed in between, the
+    old one gets its name back, with a warning.
 
     Raises:
-        LockedError: its writer is still running.
+        LockedError: the writer is still running.
     """
     if not target.exists() and any(leftover.name.endswith(_OLD) for leftover in _leftovers(target)):
         with locks.held(target.with_name(f".{target.name}.lock"), target):
@@ -103,7 +112,7 @@ def put_back(target: Path) -> None:
 
 
 def _put_back(target: Path) -> list[Path]:
-    """Restores the old checkpoint under the lock; returns the remaining leftovers."""
+    """Restores the old checkpoint while the caller holds the lock; returns the remaining leftover folders."""
     for leftover in _leftovers(target):
         if leftover.name.endswith(_OLD) and not target.exists():
             leftover.rename(target)
@@ -111,20 +120,23 @@ def _put_back(target: Path) -> list[Path]:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """Returns the folders next to `target` that a killed `save` did not remove."""
+    """Returns the temporary folders next to `target` that killed calls of `save` left behind."""
     return sorted(target.parent.glob(f".{glob.escape(target.name)}.tmp-*"))
 
 
 def _remove(folder: Path) -> None:
-    """Deletes a folder after renaming it, so that a partly deleted folder is never restored."""
+    """Deletes a folder; renames it first, so that a partly deleted checkpoint is never restored."""
     gone = folder.with_name(folder.name.removesuffix(_OLD) + "-gone")
     folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def _sweep(temporary: Path) -> None:
-    """Deletes an unfinished directory until it stays deleted: after a failure, Orbax's threads go on for a moment."""
-    if not temporary.exists():  # it was renamed: nothing writes to it
+    """Deletes an unfinished directory repeatedly until it stays deleted.
+
+    After a failure, threads of Orbax may write into the directory, and thereby create it again, for a moment.
+    """
+    if not temporary.exists():  # The directory was completed and renamed, so no thread writes to it.
         return
     absent = 0
     for _ in range(_SWEEPS):
@@ -136,9 +148,17 @@ def _sweep(temporary: Path) -> None:
 
 
 def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
-    """Writes named arrays, all of dtype `held_as(dtype)`, to a `claimed` path and replaces its contents.
+    """Writes a checkpoint of named arrays to a `claimed` path, and replaces the checkpoint that is there.
 
-    Raises the same errors as `save`.
+    Args:
+        target: the path that `claimed` yielded.
+        config: the model's configuration.
+        arrays: parameter name -> array of dtype `held_as(dtype)`.
+        dtype: dtype of the stored arrays.
+
+    Raises:
+        CheckpointError: arrays are not finite.
+        OSError: the files cannot be written.
     """
     arrays = dict(sorted(arrays.items()))
     if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
@@ -153,7 +173,7 @@ def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
 
 @contextmanager
 def _as_system_errors() -> Iterator[None]:
-    """Raises tensorstore's ValueError about a full disk as an OSError with the system's error number."""
+    """Converts tensorstore's ValueErrors about system errors, such as a full disk, to OSErrors with an error number."""
     try:
         yield
     except ValueError as error:
@@ -163,20 +183,24 @@ def _as_system_errors() -> Iterator[None]:
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of a checkpoint; a symbolic link is followed, because its checkpoint is replaced."""
+    """Returns the absolute path of a checkpoint; follows a symbolic link, so that not the link itself is replaced."""
     target = expanded(path).absolute()
     return target.resolve() if target.is_symlink() else target
 
 
 def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raises the FileExistsError of `save`: for a path that exists, or that holds more than `save` wrote."""
+    """Checks that `save` may write to `path`.
+
+    Raises:
+        FileExistsError: `path` exists and `overwrite` is off, or `path` holds anything that `save` did not write.
+    """
     target = _place(path)
     if not target.exists():
         return
     if not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
     try:
-        # Stricter than `is_ours`, because a replaced directory is deleted.
+        # This check is stricter than `is_ours`, because the old directory is deleted afterwards.
         ours = _record(target)["family"] in FAMILIES
     except (CheckpointError, OSError):
         ours = False
@@ -192,9 +216,10 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Returns whether to read `path` as our format, complete or not.
+    """Returns whether a directory has this package's format, even if it is incomplete.
 
-    It needs a `params/` folder or a `config.json` with a family, because other tools write a `config.json` too.
+    It must hold a `params/` folder, or a `config.json` with the entry "family". A `config.json` alone is not enough,
+    because other tools write a file of this name.
     """
     if (path / PARAMS).is_dir():
         return True
@@ -206,9 +231,10 @@ def is_ours(path: Path) -> bool:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Yields a new directory next to `target`, which replaces `target` if the block ends without an error.
+    """Yields a new directory next to `target`, which replaces `target` if the `with` block ends without an error.
 
-    If the process is killed at any moment, `target` is the old or the new one, or `put_back` restores the old one.
+    If the process is killed at any moment, `target` is still the old directory or already the new one, or `put_back`
+    restores the old one.
     """
     make_folder(target.parent)
     token = uuid.uuid4().hex[:8]
@@ -231,7 +257,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
-    """Returns the text of `config.json`, with one line per array, so that a diff of two versions is short."""
+    """Returns the text of `config.json`, which has one line per array, so that a diff of two versions is short."""
     table = {
         name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": array_digest(array)}
         for name, array in arrays.items()
@@ -249,21 +275,21 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
 
 
 def _record_digest(record: Mapping[str, Any]) -> str:
-    """Returns the digest of all entries of `config.json` except the digest itself, whatever their layout."""
+    """Returns the digest of all entries of `config.json` except "blake2b"; the text's layout does not matter."""
     return _fingerprint({name: value for name, value in record.items() if name != "blake2b"})
 
 
 def _fingerprint(table: Mapping[str, Any]) -> str:
-    """Returns one digest of the names, shapes, dtypes and digests of all parameters."""
+    """Returns one digest of a JSON-like table, such as the names, shapes, dtypes and digests of all parameters."""
     return checksums.digest(json.dumps(table, sort_keys=True).encode())
 
 
 def open_ours(path: Path) -> Stored:
-    """Opens a directory that `save` wrote.
+    """Opens a checkpoint that `save` wrote, without reading its arrays.
 
     Raises:
-        CheckpointError: `config.json` or `params/` is missing or damaged, the family is unknown, or arrays are
-            missing or have other shapes than in `config.json`.
+        CheckpointError: `config.json` or `params/` is missing or damaged, the model family is unknown, or arrays are
+            missing.
     """
     record = _record(path)
     config = _config(path, record)
@@ -280,7 +306,8 @@ def open_ours(path: Path) -> Stored:
     }
     tensors = widened(path, tensors)
     plan = {name: whole(name, tensor.shape) for name, tensor in tensors.items()}
-    # Checked last, so that the checks above can name the damaged part. Earlier versions wrote no digest.
+    # The digest of `config.json` is checked last, so that earlier checks can name the damaged part. Earlier versions of
+    # the package stored no such digest.
     if record.get("blake2b", expected := _record_digest(record)) != expected:
         raise CheckpointError(
             f"{path / CONFIG} is damaged (its text has changed); {COPY_AGAIN}, or remove its blake2b entry "
@@ -291,7 +318,7 @@ def open_ours(path: Path) -> Stored:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """Returns the contents of `config.json`, after checking the entries that this version needs."""
+    """Returns the contents of `config.json`; raises an error if entries are missing or the format is unknown."""
     file = path / CONFIG
     try:
         record = json_object(file, COPY_AGAIN, CheckpointError)
@@ -325,10 +352,10 @@ def _config(path: Path, record: Mapping[str, Any]) -> Config:
 
 
 def narrowed(arrays: Arrays) -> Arrays:
-    """Returns the arrays in their stored form: kernels and embeddings in 8 bits with scales, all others in float32.
+    """Returns float32 arrays with kernels and embeddings converted to 8-bit integers and scales; others unchanged.
 
-    The result has a quarter of float32's size. A reader sees the products of numbers and scales, as float32, and no
-    8 bits. Kernels `[K, N]` have one scale per output, embeddings `[V, E]` one per token.
+    The result has about a quarter of the size. Kernels `[K, N]` get one scale per output, and embeddings `[V, E]` one
+    per token. When a checkpoint is read, `widened` multiplies integers and scales, so readers see float32 arrays.
     """
     out = dict(arrays)
     for name, array in arrays.items():
@@ -343,10 +370,10 @@ def narrowed(arrays: Arrays) -> Arrays:
 
 
 def widened(path: Path, tensors: Tensors) -> Tensors:
-    """Returns the arrays that `narrowed` made smaller, as float32 and not yet read.
+    """Returns tensors, not yet read, that are float32 again where `narrowed` stored 8-bit integers and scales.
 
     Raises:
-        CheckpointError: an 8-bit array has no scales, or scales that do not fit it.
+        CheckpointError: an 8-bit array has no scales, or scales of a wrong shape.
     """
     narrow = {name for name, tensor in tensors.items() if tensor.dtype == "int8"}
     for name in narrow:
@@ -370,6 +397,6 @@ def _fits(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
     def read() -> np.ndarray:
-        return np.asarray(numbers.read() * scales.read())  # int8 times float32 is float32.
+        return np.asarray(numbers.read() * scales.read())  # NumPy returns float32 for int8 times float32.
 
     return Tensor(numbers.shape, "float32", numbers.file, read)

@@ -1,4 +1,4 @@
-"""Functions that load and describe checkpoints. The contents of a path, not its name, determine the format."""
+"""Functions that load and describe checkpoints of every format, which they recognize by a path's contents."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ _OTHER_FORMATS = {
     "adapter_config.json": "is an adapter: merge it into its base model (peft's merge_and_unload), save_pretrained",
     "model.safetensors*": f"lies beside no {huggingface.CONFIG} with a model_type: copy that file again",
 }
-"""File names of formats that cannot be loaded -> what is wrong, and the remedy."""
+"""Pattern of a file that cannot be loaded alone -> the end of an error message that names the reason and the remedy."""
 _STEP = re.compile(r"checkpoint_(\d+)")
 _TEMPORARY = re.compile(r"\.(tmp|orbax-checkpoint-tmp)-")
 
@@ -51,33 +51,37 @@ def load(
     mesh: Mesh | None = None,
     whole: bool = False,
 ) -> tuple[Model, dict[str, Any]]:
-    """Loads a model and its parameters from any supported format.
+    """Loads a model and its parameters from a checkpoint of any supported format.
 
-    Parameters are read one at a time, and each goes to the device before the next is read. Besides the parameters,
-    memory holds about two arrays of the checkpoint.
+    Parameters are read one at a time, and each is copied to the device before the next is read. Besides the parameters,
+    memory therefore holds only about two arrays of the checkpoint.
 
     Args:
-        path: a directory written by `save`; a Hugging Face directory (`config.json` and safetensors: T5, mT5, Gemma 2,
-            Llama, Qwen 2.5); a `*.bin` file of llama2.c or the directory that holds it; Gemma 2 of Google's JAX
-            releases; a T5X `checkpoint_<step>` directory (native or Orbax) or its parent, of which the newest complete
-            step is loaded; or a T5X checkpoint in one msgpack file.
-        vocab_size: number of real vocabulary entries, if it differs from the checkpoint's: by default 32,100 of T5's
-            32,128 rows, and otherwise all rows.
-        dtype: dtype of the returned parameters. It also sets the configuration's dtype, the dtype of computation:
-            bfloat16 for "bfloat16"; float32 for "float32" and for "float16", which only halves the memory. `None` keeps
-            both as stored (computation in float32 if the format stores no dtype).
-        prepared: return the parameters in the form of `model.prepare`, for decoding, without holding both forms. On a
-            CPU computation is then in float32 whatever the dtype of the weights: a processor that multiplies bfloat16
-            by converting to float32 gains nothing, and most take many times as long. "int8" is for decoding only:
-            matrices have 8 bits and a scale per column (`models.products.quantised`), and everything else has the dtype
-            of computation. "stored": `_stored_dtype`.
-        mesh: the devices that the parameters, which must be `prepared`, are split over. No device and no host holds
-            more than its parts and the array that is being read.
-        whole: whether every device of the mesh holds all parameters.
+        path: the checkpoint, in one of these formats:
+            a directory written by `save`;
+            a Hugging Face directory with `config.json` and safetensors files (T5, mT5, Gemma 2, Llama, Qwen 2.5);
+            a `*.bin` file of llama2.c, or the directory that holds it;
+            a directory of Gemma 2 in Google's JAX releases;
+            a T5X `checkpoint_<step>` directory (native or Orbax), or its parent, of which the newest complete step is
+            loaded; or a T5X checkpoint in one msgpack file.
+        vocab_size: number of real vocabulary entries. By default it is the checkpoint's own number if the format stores
+            one, 32,100 for a T5 with 32,128 rows, and otherwise the number of rows.
+        dtype: dtype of the returned parameters, from which the dtype of computation follows: bfloat16 for "bfloat16",
+            and float32 for "float32" and "float16" ("float16" only halves the memory). `None` keeps both dtypes as
+            stored; computation is in float32 if the format stores no dtype. "int8" needs `prepared`: matrices then have
+            8 bits and a scale per column (`models.products.quantised`), and all other parameters have the dtype of
+            computation. "stored" means "int8" if the checkpoint is stored in 8 bits and this CPU multiplies them
+            directly, and otherwise "float32".
+        prepared: whether to return the parameters in the form of `model.prepare`, for decoding; memory never holds both
+            forms. On a CPU, computation is then always in float32, because CPUs multiply bfloat16 no faster, and most
+            of them much more slowly.
+        mesh: the devices that the parameters, which must be `prepared`, are split over. Each device and each host then
+            holds only its part of the parameters and the array that is being read.
+        whole: whether every device of the mesh holds all parameters instead of a part.
 
     Returns:
-        The model, with its configuration read or inferred from names and shapes, and nested jax arrays named as in
-        T5X. Optimizer state is not read.
+        The model, whose configuration is read or else inferred from the arrays' names and shapes; and the parameters,
+        nested dicts of jax arrays with T5X's names. Optimizer state is not read.
 
     Raises:
         FileNotFoundError: `path` does not exist.
@@ -96,7 +100,7 @@ def load(
     dtype = _stored_dtype(stored, prepared and mesh is None) if dtype == STORED else dtype
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
-    # Matrices are quantized after reading, so they are read in the dtype of all other parameters.
+    # Matrices are quantized to 8 bits after they are read, so all parameters are read in the dtype of computation.
     read_as = config.dtype if dtype == "int8" else dtype
     model: Any = model_from(config)
     if mesh is not None:
@@ -106,27 +110,31 @@ def load(
     def put(name: str, array: np.ndarray) -> Any:
         if mesh is not None:
             return _on_mesh(name, array, config, mesh, whole)
-        # NumPy has cast the array already: on the device every shape would need a compiled program of its own.
+        # NumPy has already cast the array, because a cast on the device would compile a program for every shape.
         return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
 
     flat = {}
     for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, read_as):
         flat[name] = jax.block_until_ready(put(name, array))
-        del array  # Frees the host's copy before the next array is read.
+        del array  # This frees the host's copy before the next array is read.
     return model, unflatten_dict(flat, sep="/")
 
 
 def _stored_dtype(stored: Stored, packs: bool) -> str:
-    """Returns "int8" if the checkpoint stores 8 bits and this processor's own code multiplies them, else "float32".
+    """Returns "int8" if the checkpoint is stored in 8 bits and the CPU code can multiply them, otherwise "float32".
 
-    Stored scales are those that `quantised` computes again, so both dtypes hold the same values. Elsewhere 8 bits would
-    be widened at every call, or the computation would be in bfloat16.
+    Both dtypes give the same values, because quantizing the stored values again gives the stored integers and scales.
+    Without the CPU code, 8 bits would be converted at every call, or the computation would be in bfloat16.
+
+    Args:
+        stored: the checkpoint.
+        packs: whether the parameters will be packed for one device.
     """
     return "int8" if stored.eight_bits and packs and products.available() else "float32"
 
 
 def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bool) -> Any:
-    """Puts one parameter on the devices of a mesh, split or replicated."""
+    """Puts one parameter on the devices of a mesh; every device gets a part, or all of it if `whole` is true."""
     if whole:
         return sharding.whole(array, mesh)
     if widths := sharding.fused_widths(name, array.shape[-1], config):
@@ -136,7 +144,7 @@ def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bo
 
 
 def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: bool) -> None:
-    """Raises `ValueError` if the mesh does not divide the model's sizes or its devices lack the memory."""
+    """Raises `ValueError` if the mesh cannot split the model's sizes, or if the parameters exceed a device's memory."""
     shape = tuple(mesh.shape.values())
     if not whole:
         sharding.check(config, shape, str(stored.path))
@@ -145,7 +153,10 @@ def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: b
 
 
 def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | None) -> None:
-    """Raises `ValueError`, before anything is read, if the parameters exceed a device's `room` in bytes (if known)."""
+    """Raises `ValueError` if a device's part of the parameters needs more than `room` bytes; `None`: unknown.
+
+    The check comes before anything is read.
+    """
     counts = [math.prod(shape_of(pieces)) // sharding.parts(name, shape) for name, pieces in stored.plan.items()]
     size = sum(counts) * np.dtype(dtype).itemsize
     if room is not None and size > room:
@@ -156,7 +167,7 @@ def _check_room(stored: Stored, dtype: str, shape: Sequence[int], room: int | No
 
 
 def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
-    """Returns the dtype of computation for the requested dtype of parameters and the checkpoint's configuration."""
+    """Returns the dtype of computation that follows from the arguments of `load` and the checkpoint's configuration."""
     if prepared and jax.default_backend() == "cpu":
         return "float32"
     if dtype == "int8":
@@ -165,9 +176,9 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
 
 
 def model_of(path: str | os.PathLike[str]) -> Model:
-    """Returns the model that a checkpoint describes, after checking names and shapes; reads no arrays.
+    """Returns the model that a checkpoint describes, without reading its arrays.
 
-    Its configuration is checked against the names and shapes of the stored arrays. Raises the same errors as `load`.
+    The configuration is checked against the names and shapes of the stored arrays. Raises the same errors as `load`.
     """
     return model_from(_config(find(path), None))
 
@@ -188,10 +199,9 @@ def named(name: str | os.PathLike[str]) -> Model:
 
 
 def describe(path: str | os.PathLike[str]) -> str:
-    """Returns the format, configuration and size of a checkpoint, one per line, without reading its arrays.
+    """Returns a text with the format, configuration and size of a checkpoint, one per line; does not read its arrays.
 
-    Raises:
-        As `load`, except for errors that only reading the arrays can detect.
+    Raises the same errors as `load`, except those that only reading the arrays can detect.
     """
     stored = find(path)
     count = sum(math.prod(shape_of(pieces)) for pieces in stored.plan.values())
@@ -233,12 +243,12 @@ def find(path: str | os.PathLike[str]) -> Stored:
     except (CheckpointError, OSError):
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        # Readers assume intact metadata, so damaged metadata can raise any of these.
+        # The readers do not validate all metadata, so damaged metadata can raise any of these errors.
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {COPY_AGAIN}") from error
 
 
 def of_the_hub(path: Path) -> str:
-    """Returns a hint if a path that does not exist reads like a name on Hugging Face's hub; otherwise an empty text."""
+    """Returns a hint for an error if a missing path looks like a model's name on Hugging Face's hub; otherwise ""."""
     if path.is_absolute() or len(path.parts) != 2 or path.parent.exists():
         return ""
     folder = f"models/{path.name}"
@@ -270,7 +280,11 @@ def _find_in_directory(path: Path) -> Stored:
 
 
 def _newest(path: Path) -> Stored:
-    """Opens the newest complete step; warns about newer steps that are incomplete."""
+    """Opens the newest complete `checkpoint_<step>` in a directory; warns about newer ones that are incomplete.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint; names the reason.
+    """
     names = [entry.name for entry in path.iterdir()]
     steps = sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
     failures: list[CheckpointError] = []

@@ -1,8 +1,8 @@
-"""Reader of the safetensors container: 8 bytes of header length, a JSON header, raw little-endian arrays.
+"""Reader of safetensors files: 8 bytes with the header's length, a JSON header, and raw little-endian arrays.
 
-The library `safetensors` maps whole files, so their pages count as the process's own memory. For a truncated file it
-names neither the file nor the lost tensors. Both matter here, and the container is simple: the header has the shapes,
-and each tensor is read alone, at its offset.
+The library `safetensors` is not used for two reasons. It maps whole files, whose pages then count as memory of the
+process, and its error for a truncated file names neither the file nor the lost tensors. This reader takes shapes and
+offsets from the header, and reads each tensor alone.
 
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
@@ -17,7 +17,7 @@ from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
 from speccascade_jax.storage.errors import COPY_AGAIN, POINTER, PULL, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
-# The library's own limit: a header that claims to be longer is damaged.
+# The limit of the library `safetensors`, too: a file whose header claims more bytes is damaged.
 _LONGEST_HEADER = 100_000_000
 
 
@@ -25,8 +25,8 @@ def open_file(file: Path) -> Tensors:
     """Returns the tensors of a file in the order of their bytes, not yet read.
 
     Raises:
-        CheckpointError: the header is damaged (names the tensor if it is a tensor's entry), or the file is truncated
-            (names the lost tensors).
+        CheckpointError: the header is damaged (names the tensor if a tensor's entry is invalid), or the file is
+            truncated (names the lost tensors).
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -52,7 +52,7 @@ def _damaged(file: Path, reason: str) -> CheckpointError:
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
-    """Returns a tensor's first byte and end, after checking its entry in the header."""
+    """Returns a tensor's first byte and the byte after its last; raises an error if its entry is invalid."""
     try:
         kind, shape, (begin, end) = entry["dtype"], list(entry["shape"]), entry["data_offsets"]
         if not all(type(size) is int for size in (*shape, begin, end)):
@@ -72,7 +72,7 @@ def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
 
 
 def _check_layout(file: Path, names: list[str], spans: dict[str, tuple[int, int]], size: int) -> None:
-    """Checks that each tensor begins where the previous one ends, and that the file ends with the last."""
+    """Checks that each tensor begins where the previous one ends, and that the file ends with the last tensor."""
     end = 0
     for name in names:
         if spans[name][0] != end:
@@ -92,4 +92,4 @@ DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-"""The container's dtype names -> NumPy's (with ml_dtypes)."""
+"""Name of a dtype in safetensors files -> its name in NumPy (with ml_dtypes)."""

@@ -1,4 +1,4 @@
-"""Reader of T5X checkpoints: native (msgpack and zarr arrays, or one msgpack file) and written through Orbax."""
+"""Reader of T5X checkpoints: native ones (msgpack and zarr, or one msgpack file) and those written through Orbax."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ _BIASES = ("relpos_bias", "relative_posemb")
 
 
 def open_native(path: Path) -> Stored:
-    """Opens a native checkpoint without reading the optimizer's state.
+    """Opens a native T5X checkpoint without reading the optimizer's state.
 
     Args:
-        path: a `checkpoint_<step>` directory, or a msgpack file (its arrays inline or in folders beside it).
+        path: a `checkpoint_<step>` directory, or a msgpack file, whose arrays are in the file or in folders next to it.
 
     Raises:
-        CheckpointError: the file is not T5X's msgpack, arrays are missing, or metadata is damaged.
+        CheckpointError: the file is not a msgpack file of T5X, arrays are missing, or metadata is damaged.
     """
     file = path / MSGPACK if path.is_dir() else path
     contents = _contents(file)
@@ -45,10 +45,10 @@ def open_native(path: Path) -> Stored:
 
 
 def open_orbax(path: Path) -> Stored:
-    """Opens a checkpoint that T5X wrote through Orbax; reads only `target`.
+    """Opens a checkpoint that T5X wrote through Orbax; ignores all arrays except those under `target`.
 
     Args:
-        path: a `checkpoint_<step>` directory with `state/`, or that `state` directory.
+        path: a `checkpoint_<step>` directory with a folder `state`, or that folder.
 
     Raises:
         CheckpointError: metadata is missing or damaged, or arrays are missing.
@@ -63,8 +63,8 @@ def open_orbax(path: Path) -> Stored:
 def _stored(path: Path, kind: str, tensors: Tensors) -> Stored:
     """Returns the checkpoint of these arrays, with configuration and plan inferred from names and shapes.
 
-    scalable_t5 scans over its layers: one stored array holds all layers, stacked along axis 1, under
-    `encoder/encoder/…` (or `encoder/layers/…`); each layer also stores the relative biases. Errors as `infer_config`.
+    T5X's scalable_t5 scans over layers. An array under `encoder/encoder/…` or `encoder/layers/…` then stacks all layers
+    along axis 1, and the relative biases are stored once for each layer. Raises the errors of `infer_config`.
     """
     plan: Plan = {}
     readers = dict(tensors)
@@ -101,7 +101,7 @@ def _shared_bias(path: Path, source: str, tensor: Tensor) -> np.ndarray:
 def _contents(file: Path) -> dict[str, Any]:
     try:
         contents = flax.serialization.msgpack_restore(file.read_bytes())
-    except Exception as error:  # msgpack raises many kinds of errors on bytes of other formats.
+    except Exception as error:  # msgpack raises errors of many types for bytes of other formats.
         raise CheckpointError(
             f"{file} is not a readable msgpack file ({type(error).__name__}: {error}): it is damaged or not a "
             f"T5X checkpoint; {COPY_AGAIN}"
@@ -112,7 +112,7 @@ def _contents(file: Path) -> dict[str, Any]:
 
 
 def _target(file: Path, contents: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the parameters, which are below `optimizer` since version 1 and at the top before."""
+    """Returns the parameters in a msgpack file: the entry `target`, which since version 1 is inside `optimizer`."""
     holder = contents.get("optimizer", contents)
     target = holder.get("target") if isinstance(holder, Mapping) else None
     if not isinstance(target, Mapping) or not target:
@@ -127,19 +127,25 @@ def _is_spec(leaf: Any) -> bool:
 
 
 def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
-    """Returns the specification of an array: the pointer has its folder, and the folder's metadata has the rest."""
+    """Returns tensorstore's specification of an array in a folder of its own.
+
+    Args:
+        directory: the directory that holds the arrays' folders.
+        name: the array's name.
+        pointer: the array's entry in the msgpack file, which names the folder.
+    """
     pointer = pointer.get("base", pointer)
     store = pointer.get("kvstore", {})
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
-    # Only the last component is used: the path may be absolute on the machine that wrote it.
+    # Only the last component of the path is used, because it may be an absolute path of the machine that wrote it.
     folder = PurePosixPath(path or "target." + name.replace("/", ".")).name
     base = {"driver": "file", "path": f"{(directory / folder).absolute()}/"}
-    # T5X writes every chunk, so an absent chunk is lost data and not zeros.
+    # T5X writes every chunk, so an absent chunk means lost data; it must not be read as zeros.
     return {"driver": "zarr", "kvstore": base, "fill_missing_data_reads": False}
 
 
 def _check_pointers(path: Path, pointers: Mapping[str, Any], outside: Tensors) -> None:
-    """Checks that each array's folder holds the shape that the msgpack file announces."""
+    """Checks that each array in a folder has the shape that the msgpack file states."""
     for name, pointer in pointers.items():
         shape = pointer.get("base", pointer).get("metadata", {}).get("shape")
         announced = tuple(shape.values() if isinstance(shape, Mapping) else shape or ())

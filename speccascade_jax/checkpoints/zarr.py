@@ -1,7 +1,7 @@
-"""Zarr arrays read through tensorstore: each in a folder of its own (T5X), or in the trees that Orbax writes.
+"""Reader of zarr arrays, in folders of their own (T5X) or in Orbax trees, and writer of Orbax trees.
 
-Orbax reads the same arrays, but it stops at the first failure, cannot skip the optimizer's metadata and does not name
-the lost arrays. This module therefore reads through tensorstore directly and writes through Orbax.
+Orbax can read these arrays too, but it stops at the first failure, does not name the lost arrays, and always reads the
+optimizer's metadata. This module therefore reads arrays with tensorstore, and writes them with Orbax.
 """
 
 import math
@@ -19,7 +19,7 @@ from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_obje
 
 Spec = dict[str, Any]
 METADATA = "_METADATA"
-# Enough to cache the OCDBT tree's nodes from one array's read to the next; more would cache the arrays' chunks too.
+# Enough memory to cache the nodes of an OCDBT tree between the reads of two arrays, but too little for arrays' chunks.
 _CACHE_BYTES = 1_000_000
 
 
@@ -28,10 +28,10 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
 
     Args:
         path: the checkpoint, for messages.
-        specs: tensorstore specifications by array name.
+        specs: array name -> tensorstore's specification of the array.
 
     Raises:
-        CheckpointError: arrays have no metadata (incomplete) or unreadable metadata (damaged).
+        CheckpointError: the metadata of an array is missing or unreadable, or arrays are implausibly large.
     """
     context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
     futures = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
@@ -41,7 +41,7 @@ def open_arrays(path: Path, specs: Mapping[str, Spec]) -> Tensors:
         try:
             array = _result(future)
             tensors[name] = _tensor(path, array)
-            # A chunk is decoded as a whole, even if it is larger than the array.
+            # The size of a chunk counts too, because a chunk is decoded as a whole even if it exceeds the array.
             chunk = math.prod(array.chunk_layout.read_chunk.shape) * array.dtype.numpy_dtype.itemsize
             size += max(tensors[name].nbytes, chunk)
         except UnreadableError as error:
@@ -56,13 +56,13 @@ def _result(future: Any) -> Any:
     try:
         return future.result()
     except (ValueError, OSError, NotImplementedError) as error:
-        # tensorstore appends the whole specification to its messages.
+        # tensorstore appends the array's whole specification to its messages, which is removed here.
         reason = str(error).split(" [tensorstore_spec", 1)[0].splitlines()[0]
         raise UnreadableError(reason, missing=reason.startswith("NOT_FOUND")) from error
 
 
 def _check_size(path: Path, size: int) -> None:
-    """Refuses compressed arrays that claim far more data than weights in files of this size can hold."""
+    """Raises a `CheckpointError` if arrays claim far more bytes than compressed weights in these files can have."""
     if size <= PLAUSIBLE:
         return
     folder = path if path.is_dir() else path.parent
@@ -75,7 +75,7 @@ def _check_size(path: Path, size: int) -> None:
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
     def read() -> np.ndarray:
         out = empty(tuple(array.shape), array.dtype.numpy_dtype)
-        _result(ts.array(out).write(array))  # Decodes chunks into place, without a copy of the whole array.
+        _result(ts.array(out).write(array))  # Chunks are decoded directly into `out`, without a second copy.
         return as_bfloat16(out)
 
     dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
@@ -83,14 +83,14 @@ def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
 
 
 def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:
-    """Returns the specifications of an Orbax tree's arrays.
+    """Returns tensorstore's specifications of the arrays in an Orbax tree.
 
     Args:
-        directory: a directory that Orbax's PyTree handler wrote (holds `_METADATA`).
-        prefix: keys of the wanted subtree; the rest (optimizer state) is ignored.
+        directory: a directory that Orbax's PyTree handler wrote, with a file `_METADATA`.
+        prefix: keys of the wanted subtree; all other arrays, such as optimizer state, are ignored.
 
     Returns:
-        tensorstore specifications by name below `prefix`, with slashes between levels.
+        Name of an array below `prefix`, with slashes between keys -> its specification.
 
     Raises:
         CheckpointError: `_METADATA` is missing or damaged.
@@ -118,18 +118,19 @@ def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
     return {
         "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
         "kvstore": store,
-        # If zeros are always written, an absent chunk is lost data and not zeros.
+        # If the writer stores chunks of zeros too, an absent chunk means lost data; it must not be read as zeros.
         "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
     }
 
 
 def write_tree(directory: Path, arrays: Arrays) -> None:
-    """Writes named arrays into an existing directory with Orbax: OCDBT, compressed, a handful of files.
+    """Writes named arrays into an existing directory with Orbax, as a compressed OCDBT tree of a few files.
 
-    The handler is used without a `Checkpointer`, which would add times and its own commit marks. NumPy arrays avoid
-    sharding and device files. `PyTreeCheckpointer().restore` reads the result.
+    Orbax's handler is used without a `Checkpointer`, which would add time stamps and its own commit marks. Arrays are
+    converted to NumPy, because Orbax would add files on sharding and devices for JAX arrays. Orbax's
+    `PyTreeCheckpointer().restore` can read the result.
     """
-    import orbax.checkpoint as ocp  # Slow to load, and reading does not need it.
+    import orbax.checkpoint as ocp  # Imported here, because the import is slow and reading does not need Orbax.
 
     tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
     handler = ocp.PyTreeCheckpointHandler()
