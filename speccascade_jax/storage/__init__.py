@@ -1,1 +1,1 @@
-"""Durable storage: atomic files, locks, checksums, archives."""
+"""Durable storage of files: atomic writes, locks, checksums, archives of arrays, and readers of untrusted files."""

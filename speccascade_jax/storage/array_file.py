@@ -1,4 +1,4 @@
-"""Files of a few arrays with a card that describes them: acceptance heads, heads of early exits, policies."""
+"""Files that hold a few parameter arrays and a card that describes them, such as acceptance heads and policies."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class _Dataclass(Protocol):
-    """Any dataclass, for which `typing` has no name."""
+    """Type of any dataclass; the module `typing` has none."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -32,30 +32,37 @@ CardT = TypeVar("CardT", bound=_Dataclass)
 
 @dataclass(frozen=True, repr=False)
 class Carded(Generic[CardT]):
-    """Parameters with a card, a dataclass of plain values that describes them."""
+    """Parameters and a card, which is a dataclass of plain values that describes the parameters."""
 
     params: Params
     card: CardT
 
     def __repr__(self) -> str:
-        """Returns one line without the parameters' values."""
+        """Returns one line with the number of parameters and the card."""
         return f"{type(self).__name__}({count(self.params):,} parameters, {self.card})"
 
     @property
     def fingerprint(self) -> str:
-        """Hash of parameters and card, which identifies them in records."""
+        """The hash of parameters and card, which identifies them in stored results."""
         return fingerprint(self.params, asdict(self.card))
 
     def save(self, path: str | Path) -> None:
-        """Writes parameters and card as one file, atomically."""
+        """Writes parameters and card to one file, atomically."""
         save(path, self.params, asdict(self.card))
 
 
 def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> tuple[Params, CardT]:
-    """Reads the parameters and the card of a `Carded`; ignores entries that the card's class does not know.
+    """Reads the parameters and the card of a `Carded` from a file; ignores entries that are no fields of the card.
+
+    Args:
+        path: the file.
+        kind: noun for the file in errors, such as "acceptance head".
+        again: the remedy in errors.
+        card: the class of the card.
 
     Raises:
-        FileNotFoundError, CheckpointError: as `load`, or the card lacks an entry or has an invalid one.
+        FileNotFoundError: the file does not exist.
+        CheckpointError: the file is damaged or has another format, or an entry of the card is missing or invalid.
     """
     params, entries = load(path, kind, again)
     known = {field.name for field in fields(card)}
@@ -74,7 +81,7 @@ def fingerprint(params: Params, card: Mapping[str, Any]) -> str:
 
 
 def save(path: str | Path, params: Params, card: Mapping[str, Any]) -> None:
-    """Writes parameters, in float32, and card as one file, atomically."""
+    """Writes parameters, converted to float32, and a card to one file, atomically."""
     arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep="/").items()}
     text = json.dumps(card, sort_keys=True)
     digests = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
@@ -84,16 +91,16 @@ def save(path: str | Path, params: Params, card: Mapping[str, Any]) -> None:
 
 
 def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any]]:
-    """Reads parameters and card.
+    """Reads parameters and a card from a file that `save` wrote.
 
     Args:
         path: the file.
-        kind: kind of the file, for errors ("acceptance head").
-        again: the way to another file, for errors.
+        kind: noun for the file in errors, such as "acceptance head".
+        again: the remedy in errors.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: it is damaged (names the damaged parts), or of another format.
+        CheckpointError: the file is damaged (names the damaged parts), or has another format.
     """
     path = expanded(path)
     if not path.is_file():
@@ -104,7 +111,7 @@ def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any
         number, text, digests, arrays = (payload[name] for name in ("format", "card", "digests", "arrays"))
         actual = {name: array_digest(array) for name, array in arrays.items()} | {"card": _text_digest(text)}
         missing = digests.keys() - actual.keys()
-    except Exception as error:  # msgpack raises a different error for every kind of damage.
+    except Exception as error:  # msgpack raises errors of many types for a damaged file.
         raise damaged(path, {"the file": f"it is no {kind} ({error!r})"}) from error
     if number != FORMAT:
         raise CheckpointError(f"{path} has format {number!r}, but this version reads {FORMAT}: {again}")

@@ -1,8 +1,8 @@
-"""Digests of whole files, stored in `checksums.json` in their folder or at their end.
+"""Digests of whole files, which are stored in a folder's `checksums.json` or at the end of the file itself.
 
-A vocabulary or a configuration with a flipped bit is still a valid file, so only a digest can detect the change.
-`checksums.json` is in the files' folder; its entry "bytes" maps names to digests (`checkpoints.huggingface` adds
-tensors' digests). A folder without it, and a file that it does not list, are read without a check.
+A vocabulary or a configuration with a flipped bit is still a valid file, so only a digest can detect the change. The
+entry "bytes" of `checksums.json` maps names of files in the same folder to digests, and `checkpoints.huggingface` adds
+the digests of tensors. A file that is not listed, or whose folder has no `checksums.json`, is read without a check.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _SEALED = len(_SEAL) + 32
 
 
 def digest(content: bytes | memoryview) -> str:
-    """Returns the BLAKE2b digest, 128 bits in hexadecimal."""
+    """Returns the BLAKE2b digest of some bytes, 128 bits in hexadecimal."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -37,10 +37,10 @@ def array_digest(array: np.ndarray) -> str:
 
 
 def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Returns the folder's `checksums.json`, or an empty one if there is none.
+    """Returns the contents of a folder's `checksums.json`; without such a file, contents that list no file.
 
     Raises:
-        ValueError (or `error`): it is damaged or of another format.
+        ValueError (or `error`): `checksums.json` is damaged or has another format.
     """
     file = folder / CHECKSUMS
     if not file.is_file():
@@ -55,7 +55,7 @@ def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]
 
 
 def write(folder: Path, names: Iterable[str], **more: Any) -> Path:
-    """Writes `checksums.json` for files of a folder and returns its path; `more` are further entries."""
+    """Writes the digests of a folder's files `names`, and the entries `more`, to `checksums.json`; returns its path."""
     digests = {name: digest((folder / name).read_bytes()) for name in names}
     text = json.dumps({"format": FORMAT, "algorithm": ALGORITHM, BYTES: digests, **more}, indent=1)
     rewrite(folder / CHECKSUMS, text + "\n", f'"{ALGORITHM}"')
@@ -63,17 +63,17 @@ def write(folder: Path, names: Iterable[str], **more: Any) -> Path:
 
 
 def update(file: Path) -> None:
-    """Adds a newly written file to the `checksums.json` of its folder, which is created if it does not exist."""
+    """Adds a file's digest to the `checksums.json` of its folder; creates `checksums.json` if it does not exist."""
     contents = record(file.parent)
     listed = contents.get(BYTES, {}) | {file.name: digest(file.read_bytes())}
     write_atomically(file.parent / CHECKSUMS, json.dumps(contents | {BYTES: listed}, indent=1) + "\n")
 
 
 def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
-    """Reads a file's bytes and compares them with the digest in the `checksums.json` of its folder, if there is one.
+    """Returns a file's bytes after comparing them with the digest in its folder's `checksums.json`, if listed there.
 
     Raises:
-        ValueError (or `error`): the bytes differ; names the file.
+        ValueError (or `error`): the bytes do not match the digest; names the file.
     """
     content = path.read_bytes()
     listed = record(path.parent, error).get(BYTES, {})
@@ -83,15 +83,17 @@ def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """Returns the bytes to write after `content`, from which `unsealed` detects changes."""
+    """Returns a seal, which holds a digest of `content` and is written after it; `unsealed` checks the seal."""
     return _SEAL + digest(content).encode()
 
 
 def unsealed(path: Path, content: bytes, remedy: str, error: type[ValueError] = ValueError) -> bytes:
-    """Returns the content before its `seal`; content without a seal (from earlier versions) is returned unchanged.
+    """Returns a file's content without its `seal`, after checking the seal.
+
+    Earlier versions of the package wrote no seal; content without one is returned unchanged.
 
     Raises:
-        ValueError (or `error`): the digest differs; names `path`.
+        ValueError (or `error`): the content does not match the seal's digest; names `path`.
     """
     body, end = content[:-_SEALED], content[-_SEALED:]
     if not end.startswith(_SEAL):

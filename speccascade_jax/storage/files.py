@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and hashes of the settings that determine a record."""
+"""Files that are written completely or not at all, and hashes of the settings that determine a stored result."""
 
 import contextlib
 import errno
@@ -16,15 +16,17 @@ from typing import Any
 from speccascade_jax.core.names import shown
 from speccascade_jax.storage.readers import json_object
 
-_SCHEME = re.compile(r"(\w[\w+.-]+:)/")  # at least two letters, because C:/ is a drive; Path makes one slash of two
+# A URL scheme has at least two letters, because C:/ is a drive. One slash is enough, because `Path` merges slashes.
+_SCHEME = re.compile(r"(\w[\w+.-]+:)/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Expands `~` and `~name` in a path to home folders.
+    """Returns a path with `~` or `~name` replaced by the user's home folder.
 
     Raises:
-        ValueError: the value is no path, a URL (it would become a folder named `gs:`), or names no home folder.
+        ValueError: the value is not a path; it is a URL, which would become a folder such as `gs:`; or there is no such
+            home folder.
     """
     try:
         if scheme := _SCHEME.match(os.fspath(path)):
@@ -38,16 +40,19 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def claim(path: Path, settings: dict[str, Any], remedy: str, checked: Collection[str] = ()) -> None:
-    """Writes to `path` (JSON) the settings that its folder is made with; refuses a folder made with other settings.
+    """Writes an output folder's settings to the JSON file `path`, or compares them with the file if it exists.
+
+    A command calls it before it writes into the folder, so that results of different settings are never mixed.
 
     Args:
-        path: the JSON file that holds the settings.
-        settings: values that survive JSON: lists, no tuples.
+        path: the JSON file in the output folder.
+        settings: values that JSON does not change: lists instead of tuples.
         remedy: the end of the error's sentence.
-        checked: names of files that the caller itself refuses if they are not its own.
+        checked: names of files in the folder that the caller checks itself.
 
     Raises:
-        ValueError: names the settings that differ, or files in a folder without settings, which it did not make.
+        ValueError: the settings differ from the stored ones (names them), or the folder has no settings but holds other
+            data files (names one).
     """
     if path.exists():
         begun = json_object(path, f"the settings of {path.parent} are unknown; {remedy}")
@@ -64,13 +69,13 @@ def claim(path: Path, settings: dict[str, Any], remedy: str, checked: Collection
 
 
 def point_key(**parts: Any) -> str:
-    """Hashes everything that determines a record (32 hex digits); equal parts give equal keys in every process."""
+    """Returns a hash (32 hex digits) of `parts`, which determine a stored result; it is the same in every process."""
     text = json.dumps(plain(parts), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def plain(value: Any) -> Any:
-    """Converts `value` for JSON: NumPy scalars and arrays become numbers and lists, NaN and infinity `None`."""
+    """Returns `value` in a form for JSON: NumPy scalars and arrays as numbers and lists, NaN and infinity as `None`."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -83,16 +88,16 @@ def plain(value: Any) -> Any:
 
 
 def write_atomically(path: str | Path, *content: str | bytes) -> None:
-    """Writes a file so that it holds the old or the new content, never a part, at any moment and after a kill.
+    """Writes a file so that it holds the old or the new content at any moment, even if the process is killed.
 
-    A temporary file that a killed writer of the same path left is removed first.
+    Temporary files that killed writers of the same path left behind are removed first.
 
     Args:
         path: the file to write; missing parents are created.
         content: parts of the content, in order.
 
     Raises:
-        OSError: the file cannot be written; names it, and the remedy for a full disk.
+        OSError: the file cannot be written; names the file, and the remedy for a full disk.
     """
     path = expanded(path)
     with naming(path):
@@ -101,7 +106,7 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
         handle, temporary = tempfile.mkstemp(prefix=path.name + ".", suffix=_TEMPORARY, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                _lock(file.fileno())  # until the file is renamed: it tells a live writer from a killed one
+                _lock(file.fileno())  # Shows other processes that the writer is alive (`_remove_leftovers`).
                 for part in content:
                     file.write(part.encode() if isinstance(part, str) else part)
                 file.flush()
@@ -118,14 +123,17 @@ _TEMPORARY = ".tmp"
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Removes the temporary files of this path whose writers were killed: their locks are free."""
+    """Removes temporary files that killed writers of `path` left behind.
+
+    A live writer holds a lock on its temporary file, so a file that can be locked has no live writer.
+    """
     name = re.compile(re.escape(path.name) + r"\.[a-z0-9_]{8}" + re.escape(_TEMPORARY))
     for leftover in [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]:
-        with contextlib.suppress(OSError):  # another writer finished or removed it meanwhile, or the lock is held
+        with contextlib.suppress(OSError):  # Another process may have renamed or removed the file meanwhile.
             handle = os.open(leftover, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                # `mkstemp` makes files for their owner alone, unlike most files of a user; an empty file may belong to
-                # a writer that has not locked it yet
+                # Files of `mkstemp` can be read by their owner only, unlike most other files with such a name. An empty
+                # file is kept, because it may belong to a live writer that has not locked it yet.
                 entry = os.fstat(handle)
                 if entry.st_mode & 0o777 == 0o600 and entry.st_size and _lock(handle):
                     leftover.unlink()
@@ -134,7 +142,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _lock(handle: int) -> bool:
-    """Locks an open file if its file system has locks; returns whether this process holds the lock now."""
+    """Tries to lock an open file without waiting; returns whether this process now holds the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -143,10 +151,10 @@ def _lock(handle: int) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and the folders above it.
+    """Creates a folder and the folders above it, if they do not exist.
 
     Raises:
-        NotADirectoryError: a file has the name of one of them; names the file and the remedy.
+        NotADirectoryError: one of these paths is a file; names the file and the remedy.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,15 +165,17 @@ def make_folder(folder: Path) -> None:
 
 
 def check_replaceable(path: str | Path, *marks: str, start: str = "") -> None:
-    """Refuses to overwrite a file that this command did not make; commands call it before they measure anything.
+    """Checks that a command may write its output to `path`: the file is absent, empty or an older output of it.
+
+    Commands call it before they measure anything, so that a refusal costs no time.
 
     Args:
-        path: the path of the report.
-        marks: texts that every file of the command contains.
-        start: a regular expression that the beginning of every such file matches.
+        path: the path of the output.
+        marks: texts that every output of the command contains.
+        start: regular expression that matches the beginning of every output of the command.
 
     Raises:
-        ValueError: names the file and the remedy.
+        ValueError: the file is not an output of the command; names the file and the remedy.
     """
     path = expanded(path)
     if path.exists() and not path.is_file():
@@ -177,14 +187,21 @@ def check_replaceable(path: str | Path, *marks: str, start: str = "") -> None:
 
 
 STORE = b'{"key":"'
-"""Beginning of every line of a store of results, which no other output replaces."""
+"""First bytes of every line of a results file, which no other output may replace."""
 
 
 def rewrite(path: str | Path, content: str | bytes, *marks: str, start: str = "") -> None:
-    """Writes an output of a command atomically; it replaces only an older output of the same command.
+    """Writes a command's output atomically, after checking that it replaces only an older output of the same command.
+
+    Args:
+        path: the path of the output.
+        content: the output.
+        marks: as in `check_replaceable`.
+        start: as in `check_replaceable`.
 
     Raises:
-        ValueError, OSError: as `check_replaceable` (with the same arguments) and `write_atomically`.
+        ValueError: the file is not an output of the command.
+        OSError: the file cannot be written.
     """
     check_replaceable(path, *marks, start=start)
     write_atomically(path, content)
@@ -192,7 +209,7 @@ def rewrite(path: str | Path, content: str | bytes, *marks: str, start: str = ""
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Adds `path`, and the remedy for a full disk, to system errors raised inside the block."""
+    """Adds `path`, and the remedy for a full disk, to system errors that are raised inside the `with` block."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Lock files for one writer at a time: they name their owner, and the kernel releases them when the owner dies."""
+"""Lock files that let one process at a time write an output.
+
+A lock file holds the id of the process that owns the lock. The kernel releases the lock when this process ends.
+"""
 
 import contextlib
 import fcntl
@@ -10,12 +13,12 @@ from speccascade_jax.storage.files import make_folder
 
 
 class LockedError(RuntimeError):
-    """Error raised if another process is writing the same output."""
+    """Error that is raised if another process is writing the same output."""
 
 
 @contextlib.contextmanager
 def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> Iterator[None]:
-    """Holds `lock` while the block runs, and removes the file afterwards.
+    """Holds a lock while the `with` block runs, and removes the lock's file afterwards.
 
     Args:
         lock: the lock's file.
@@ -23,7 +26,8 @@ def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or 
         remedy: the end of the error's sentence.
 
     Raises:
-        LockedError: another process holds it; names the process.
+        LockedError: another process holds the lock; names the process.
+        ValueError: the file exists and is not a lock.
     """
     handle = acquire(lock, output, remedy)
     try:
@@ -33,11 +37,11 @@ def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or 
 
 
 def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> int:
-    """Acquires the lock and returns its file descriptor for `release`.
+    """Acquires a lock, and returns the file descriptor that `release` needs; the arguments are those of `held`.
 
     Raises:
-        LockedError: as `held`.
-        ValueError: the file exists and is not a lock; it stays unchanged.
+        LockedError: another process holds the lock; names the process.
+        ValueError: the file exists and is not a lock; the file stays unchanged.
     """
     make_folder(lock.parent)
     while True:
@@ -60,15 +64,16 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
 
 
 def release(handle: int, lock: Path) -> None:
-    """Releases a lock and removes its file, unless the file belongs to another process by now."""
+    """Releases a lock and removes its file, unless the path is another process's lock file by now."""
     if is_held(handle, lock):
-        # Removed while still locked: a process that opened it meanwhile detects that the path is another file now.
+        # The file is removed while it is still locked. A process that has opened it meanwhile and then gets the lock
+        # sees with `is_held` that the file is no longer at the path.
         lock.unlink(missing_ok=True)
     os.close(handle)
 
 
 def is_held(handle: int, lock: Path) -> bool:
-    """Returns whether the path is still the locked file; after a removal another process may hold a new file."""
+    """Returns whether the path `lock` is still the open file `handle`; it may have been removed or created anew."""
     try:
         return os.path.samestat(os.stat(lock), os.fstat(handle))
     except OSError:

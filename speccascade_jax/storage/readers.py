@@ -1,4 +1,4 @@
-"""Readers of untrusted files: errors name file, line and remedy, and implausible sizes are refused."""
+"""Readers of untrusted files: their errors name file, line and remedy, and they refuse implausibly large content."""
 
 import codecs
 import gzip
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 PLAUSIBLE = 1 << 28
-"""Number of bytes that any compressed file may unpack to, whatever its own size."""
+"""Number of bytes that every compressed file may unpack to, however small the file is."""
 RATIO = 100
-"""Largest ratio of unpacked to packed size of a larger file: texts and tokens reach 30, zip bombs a thousand."""
+"""Largest ratio of unpacked to packed size beyond `PLAUSIBLE` bytes: texts and tokens reach 30, zip bombs 1,000."""
 
 
 def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Reads the JSON object in a file.
+    """Returns the JSON object that a file holds.
 
     Args:
         path: the file.
         remedy: the end of the error's sentence.
-        error: the error's class.
+        error: class of the error for a file without a JSON object.
 
     Raises:
-        OSError: the file cannot be read; ValueError (or `error`): it does not hold a JSON object. Both name the file.
+        OSError: the file cannot be read; names the file.
+        ValueError (or `error`): the file does not hold a JSON object; names the file.
     """
     return parsed(path.read_bytes(), str(path), remedy, error)
 
@@ -31,14 +32,17 @@ def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -
 def parsed(
     content: bytes | str, location: str, remedy: str, error: type[ValueError] = ValueError, *, unique: bool = False
 ) -> dict[str, Any]:
-    """Parses the JSON object in a text.
+    """Returns the JSON object that a text holds.
 
     Args:
         content: the text.
-        location: the beginning of the error's sentence: file, or file and line.
+        location: the file, or the file and the line, with which the error's sentence begins.
         remedy: the end of the error's sentence.
-        error: the error's class.
-        unique: whether an object with two entries of one name is refused; otherwise the last one counts.
+        error: class of the error.
+        unique: whether two entries of the same name are an error; otherwise the last one is used.
+
+    Raises:
+        ValueError (or `error`): the text does not hold a JSON object.
     """
     try:
         value = json.loads(content, object_pairs_hook=_unique if unique else None)
@@ -56,29 +60,29 @@ def _unique(entries: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_unique(names: Sequence[str]) -> None:
-    """Refuses names of columns or fields that occur twice (`ValueError`); columns without a name are never read."""
+    """Raises `ValueError` if a column's or field's name occurs twice; empty names may repeat, as they are not read."""
     if twice := [name for name in dict.fromkeys(names) if name and names.count(name) > 1]:
         raise ValueError(f"{twice[0]!r} is the name of {names.count(twice[0])} columns")
 
 
 def check_unpacked(size: int, packed: int) -> None:
-    """Refuses content of `size` bytes in a file of `packed` bytes if no texts or tokens can be packed so tightly.
+    """Checks that a compressed file of `packed` bytes may hold `size` bytes of texts or tokens.
 
     Raises:
-        ValueError: the content is too large.
+        ValueError: texts and tokens cannot be compressed so much; the file may be a zip bomb.
     """
     if size > max(PLAUSIBLE, RATIO * packed):
         raise ValueError(f"{packed:,} bytes unpack to more than {max(PLAUSIBLE, RATIO * packed):,}")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields number (from 1) and text of every line of a UTF-8 file, which is gzipped if its name ends in `.gz`.
+    """Yields the number (from 1) and the text of every line of a UTF-8 file; unpacks it if its name ends in `.gz`.
 
-    The byte order mark that spreadsheets write is no part of the text.
+    A byte order mark at the beginning of the file, as spreadsheets write, is removed.
 
     Raises:
-        ValueError: the file is not UTF-8, is no complete gzip file, or unpacks to implausibly many bytes; names file
-            and line.
+        ValueError: the file is not UTF-8, is not a complete gzip file, or unpacks to implausibly many bytes; names the
+            file and the line.
     """
     unpacked, number = 0, 0
     packed = path.stat().st_size
