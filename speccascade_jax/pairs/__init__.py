@@ -1,1 +1,1 @@
-"""Pairs: a target, its drafts and the vocabulary that they share; prompts for them."""
+"""Pairs of a target and its drafts with a shared vocabulary, and prompts for a pair's models."""

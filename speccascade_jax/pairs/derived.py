@@ -1,12 +1,12 @@
-"""Drafts without a checkpoint: the target's first layers, copies from the context, counted bigrams.
+"""Drafts without a checkpoint of their own: the target's first layers, copies from the context, or bigram counts.
 
-Arguments that accept a draft's path (`Pair.load`, `load_pair(others=…)`, `ModelPair` in gin) accept these words too:
+Arguments that accept a draft's path (`Pair.load`, `load_pair(others=…)`, `ModelPair` in gin) also accept these words:
 
-    exit:2               the target's first two layers with its head (`models.early_exit`)
-    exit:2:FILE          the same with a head that `experiments.train_exit_heads` trained for this exit
-    lookup, lookup:8     copies the token after the longest match of at most 8 last tokens (`models.ngrams`)
-    bigrams:FILE         samples from a table that `experiments.count_bigrams` wrote
-    max_gram:FILE        copies if there is a match, and otherwise samples from the table
+    exit:2               the target's first two layers with the target's output head (`models.early_exit`)
+    exit:2:FILE          the same layers with an output head from a file of `experiments.train_exit_heads`
+    lookup, lookup:8     copies the token after the longest earlier match of at most 8 last tokens (`models.ngrams`)
+    bigrams:FILE         samples from a table of bigrams in a file of `experiments.count_bigrams`
+    max_gram:FILE        copies as `lookup` does if there is a match, and otherwise samples from the table
 """
 
 from collections.abc import Callable
@@ -25,31 +25,37 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import check_replaceable, expanded
 
 LONGEST = 8
-"""Default for the largest number of last tokens that are matched."""
+"""Default for the largest number of last tokens that "lookup" and "max_gram" match."""
 MOST_MATCHED = 128
-"""Largest accepted number of last tokens to match: the search is unrolled over them."""
+"""Largest number of last tokens that "lookup" accepts; more would compile slowly, as the search is unrolled."""
 _COUNT = "make one with experiments.count_bigrams"
 
 
 def is_derived(spec: object) -> bool:
-    """Returns whether `spec` is one of this module's words and not an existing path."""
+    """Returns whether `spec` is a word such as "exit:2" and not an existing path."""
     return isinstance(spec, str) and spec.partition(":")[0] in _MAKERS and not Path(spec).exists()
 
 
 def derive(spec: str, target: BoundModel, vocabulary: TextVocabulary | None) -> BoundModel:
-    """Returns the draft that a word such as "exit:2" names, for this target.
+    """Returns the draft for `target` that a word such as "exit:2" describes.
+
+    Args:
+        spec: the word.
+        target: the target model.
+        vocabulary: the vocabulary of target and draft; `None` if they have none.
 
     Raises:
-        ValueError: the layer or length is not a number or out of range, or the table has another vocabulary.
-        CheckpointError: the file is not a table, or is damaged.
-        FileNotFoundError: there is no table at the path.
+        ValueError: the layer or length is not a number or out of range, or the table was counted with another
+            vocabulary.
+        CheckpointError: the file is damaged or of another kind.
+        FileNotFoundError: the file does not exist.
     """
     kind, _, rest = spec.partition(":")
     return _MAKERS[kind](spec, rest, target, vocabulary)
 
 
 def save_bigrams(path: str | Path, table: dict[str, np.ndarray], vocabulary: TextVocabulary) -> None:
-    """Writes a table of `ngrams.count_bigrams` with the fingerprint of its vocabulary."""
+    """Writes a table of `ngrams.count_bigrams` to a file, with the fingerprint of the vocabulary of its ids."""
     check_replaceable(path, f"{archives.KEY}.npy", *(f"{name}.npy" for name in table))
     archives.write(expanded(path), vocabulary.fingerprint, table)
 
@@ -61,7 +67,7 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
         return early_exit(target, layer)
     heads = exit_files.load(path)
     heads.check(target, path)
-    early_exit(target, layer)  # Raises for a layer that the model lacks; `heads.kernel` would blame the file.
+    early_exit(target, layer)  # Raises if the model lacks the layer, for which `heads.kernel` would blame the file.
     kernel = held("decoder/logits_dense/kernel", heads.kernel(layer, path), target.model.config)
     return early_exit(target, layer, kernel)
 
@@ -84,15 +90,15 @@ def _counted(longest: int) -> Callable[[str, str, BoundModel, TextVocabulary | N
 
 
 def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
-    """Reads a table of bigrams and pads it to the model's `size` ids, which may be more than the vocabulary has."""
+    """Returns the table of bigrams in a file, extended to the model's `size` ids if the vocabulary has fewer."""
     try:
         of, table = archives.read(path)
-    except Exception as error:  # A damaged file can raise any exception: see `archives.read`.
+    except Exception as error:  # `archives.read` can raise any type of error for a damaged file.
         raise CheckpointError(f"{path} is not a table of bigrams, or it is damaged ({error!r}): {_COUNT}") from error
     if vocabulary is not None and of != vocabulary.fingerprint:
         raise ValueError(f"{path} was counted with another vocabulary: {_COUNT}")
     try:
-        # A vocabulary of T5 may have sentinels that its file, which was counted with, has not.
+        # The table was counted with the ids of the vocabulary's file, to which a T5 may add sentinels.
         return ngrams.widened(table, size if vocabulary is None else len(table.get("next", ())), size)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -105,7 +111,7 @@ def _number(spec: str, text: str) -> int:
 
 
 def is_encoder_decoder(bound: BoundModel) -> bool:
-    """Returns whether a model reads prompts with an encoder."""
+    """Returns whether a model is an encoder-decoder, which reads prompts with its encoder."""
     return bool(getattr(bound.model, "is_encoder_decoder", False))
 
 

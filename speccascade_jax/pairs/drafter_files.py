@@ -1,4 +1,4 @@
-"""Files of drafters' parameters, which name the target that they were trained for.
+"""Files that hold a drafter's parameters and the fingerprint of the target that the drafter was trained for.
 
 Examples:
     >>> import numpy as np
@@ -26,11 +26,11 @@ _TRAIN = "train it for this target, or load the pair that it was trained for"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The target that a drafter was trained for, and its author's notes.
+    """Description of a drafter's parameters: the target that they were trained for, and further values.
 
     Attributes:
-        target_fingerprint: `fingerprints.of_model` of the target; pair: its pair's name.
-        about: JSON values by name, such as the layers that the drafter reads.
+        target_fingerprint: `fingerprints.of_model` of the target; pair: name of the target's pair.
+        about: JSON values by name that the caller of `save` chose, such as the layers that the drafter reads.
     """
 
     target_fingerprint: str
@@ -39,31 +39,31 @@ class Card:
 
 
 def save(path: str | Path, params: Params, pair: Pair, **about: Any) -> None:
-    """Writes a drafter's parameters as one file, atomically.
+    """Writes a drafter's parameters to one file, atomically.
 
     Args:
         path: the file to write.
-        params: a nested dict of arrays, stored in float32.
-        pair: the pair with the target that they were trained for.
-        about: JSON values that `load` returns.
+        params: a nested dict of arrays, which are stored in float32.
+        pair: the pair whose target the drafter was trained for.
+        about: further JSON values, which `load` returns.
     """
     card = Card(target_fingerprint=pair.print_of("target"), pair=pair.name, about=about)
     array_file.save(path, params, asdict(card))
 
 
 def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
-    """Reads a drafter's parameters for the target of `pair`.
+    """Reads a drafter's parameters from a file, after checking that they were trained for the target of `pair`.
 
     Args:
         path: the file.
-        pair: the pair whose target they must have been trained for.
+        pair: the pair with the target.
 
     Returns:
         The parameters, and the `about` values that `save` stored.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: it is damaged (names the damaged parts), or of another kind.
+        CheckpointError: the file is damaged (names the damaged parts), or of another kind.
         ValueError: the drafter was trained for another target (names both fingerprints).
     """
     params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save it")

@@ -1,4 +1,4 @@
-"""Files with output heads for the early exits of one target: one head for each layer."""
+"""Files that hold output heads for a target's early exits, one head for each exit layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +13,14 @@ _TRAIN = "train exit heads (experiments/train_exit_heads.py)"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The model that the exit heads belong to, and how the heads were trained.
+    """Description of exit heads: the model that they belong to, and their training.
 
     Attributes:
-        target_fingerprint: `fingerprints.of_model` of the model; pair: its pair's name.
-        towards: exit layer -> the layer whose distribution its head learned last; `None`: the whole model's.
-        data: fingerprint of the data folders; prompts, positions: numbers of training prompts and positions; steps:
-            optimizer steps.
+        target_fingerprint: `fingerprints.of_model` of the model; pair: name of the model's pair.
+        towards: exit layer -> the layer whose exit was the head's last teacher; `None` if the teacher was the whole
+            model.
+        data: fingerprint of the folders with training data; prompts, positions: numbers of training prompts and
+            positions; steps: number of optimizer steps.
     """
 
     target_fingerprint: str
@@ -31,23 +32,23 @@ class Card:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        """Converts the layers back to integers, because JSON's keys are strings."""
+        """Converts the layers back to integers, because JSON stores keys as strings."""
         object.__setattr__(self, "towards", {int(layer): teacher for layer, teacher in self.towards.items()})
 
 
 class ExitHeads(Carded[Card]):
-    """Kernels `[E, num_embeddings]` by layer, and their card."""
+    """Output heads of a model's early exits: a kernel `[E, num_embeddings]` for each exit layer, and a card."""
 
     def __init__(self, kernels: Mapping[int, Array] | Mapping[str, Array], card: Card):
         super().__init__({str(layer): kernel for layer, kernel in kernels.items()}, card)
 
     @property
     def kernels(self) -> dict[int, Array]:
-        """Layer of an exit -> its head."""
+        """Layer of an exit -> the exit's output head `[E, num_embeddings]`."""
         return {int(layer): kernel for layer, kernel in self.params.items()}
 
     def kernel(self, layer: int, path: str | Path = "the file") -> Array:
-        """Returns the head of one exit.
+        """Returns the output head of the exit at `layer`, `[E, num_embeddings]`; `path` names the file in errors.
 
         Raises:
             ValueError: there is no head for this layer.
@@ -59,7 +60,7 @@ class ExitHeads(Carded[Card]):
         return kernels[layer]
 
     def check(self, target: BoundModel, path: str | Path = "the heads") -> None:
-        """Raises `ValueError`, with both fingerprints, if the heads belong to another model."""
+        """Raises `ValueError`, with both fingerprints, if the heads were trained for another model than `target`."""
         fingerprint = fingerprints.of_model(target)
         if fingerprint != self.card.target_fingerprint:
             raise ValueError(
@@ -70,15 +71,15 @@ class ExitHeads(Carded[Card]):
 
 
 def save(path: str | Path, heads: ExitHeads) -> None:
-    """Writes heads as one file, atomically."""
+    """Writes exit heads and their card to one file, atomically."""
     heads.save(path)
 
 
 def load(path: str | Path) -> ExitHeads:
-    """Reads a file of exit heads.
+    """Reads exit heads and their card from a file that `save` wrote.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: it is damaged (names the damaged parts), or of another kind.
+        CheckpointError: the file is damaged (names the damaged parts), or of another kind.
     """
     return ExitHeads(*load_carded(path, "file of exit heads", _TRAIN, Card))

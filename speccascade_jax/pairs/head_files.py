@@ -1,4 +1,7 @@
-"""Files of acceptance heads, which describe the heads and their training data."""
+"""Files that hold an acceptance head: its parameters, and a card that describes the head and its training.
+
+An acceptance head predicts which of a draft's tokens the target accepts.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +18,19 @@ _TRAIN = "train one for this pair (experiments/train_acceptance_head.py), or cho
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The architecture of a head, and its training.
+    """Description of an acceptance head: its architecture and its training.
 
     Attributes:
-        depth, features: residual blocks, and the width of the draft's hidden states; law: whether it reads `with_law`.
-        w_rej: weight of rejections in its loss (`training.heads.train`); at 1 its outputs are meant as probabilities.
-        rule, alpha: the rule whose acceptance probabilities it learned.
-        temperature, top_p, top_k, draft_temperature: sampling settings of its training.
-        pair: the pair's name; pair_fingerprint, draft_fingerprint: `Pair.fingerprint`, and `fingerprints.of_model` of
-            the draft.
-        data: fingerprint of the data folders; prompts, positions: numbers of training prompts and positions; steps:
-            optimizer steps.
+        depth: number of residual blocks; features: width of the draft's hidden states; law: whether the head also
+            reads two log-probabilities of the draft's distribution (`stopping.acceptance_head.with_law`).
+        w_rej: weight of rejections in the training loss (`training.heads.train`). If it is 1, the head's outputs
+            estimate probabilities.
+        rule, alpha: the verification rule whose acceptance probabilities the head learned, and the rule's parameter.
+        temperature, top_p, top_k, draft_temperature: sampling settings of the training.
+        pair: name of the pair; pair_fingerprint: `Pair.fingerprint` of the pair; draft_fingerprint:
+            `fingerprints.of_model` of the draft.
+        data: fingerprint of the folders with training data; prompts, positions: numbers of training prompts and
+            positions; steps: number of optimizer steps.
     """
 
     depth: int
@@ -48,17 +53,17 @@ class Card:
 
 
 class Head(Carded[Card]):
-    """A head's parameters and its card."""
+    """An acceptance head: its parameters and its card."""
 
     def check(self, draft: BoundModel, pair: str) -> None:
         """Checks that the head was trained for this draft; compiles nothing.
 
         Args:
-            draft: the model whose states the head will read.
+            draft: the model whose hidden states the head will read.
             pair: name of the draft's pair, for the error.
 
         Raises:
-            ValueError: names both fingerprints or sizes, and the remedy.
+            ValueError: the head was trained for another draft; names both fingerprints or sizes, and the remedy.
         """
         width = features(draft)
         if width != self.card.features:
@@ -76,15 +81,15 @@ class Head(Carded[Card]):
 
 
 def save(path: str | Path, head: Head) -> None:
-    """Writes a head as one file, atomically."""
+    """Writes an acceptance head and its card to one file, atomically."""
     head.save(path)
 
 
 def load(path: str | Path) -> Head:
-    """Reads a file with an acceptance head.
+    """Reads an acceptance head and its card from a file that `save` wrote.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: it is damaged (names the damaged parts), or of another format.
+        CheckpointError: the file is damaged (names the damaged parts), or has another format.
     """
     return Head(*load_carded(path, "acceptance head", _TRAIN, Card))

@@ -1,4 +1,4 @@
-"""Pairs of a draft and a target that share a vocabulary, from any two checkpoints or shipped with the package."""
+"""Pairs of a target and a draft with the same vocabulary, loaded from checkpoints or shipped with the package."""
 
 import dataclasses
 import os
@@ -34,16 +34,19 @@ _PARTS = "vocabulary.model, target/ and draft/ (or tokenizer.json, tokenizer.mod
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models with their parameters, and the text vocabulary that they share (`None`: prompts are token ids).
+    """A target and a draft with their parameters, their shared vocabulary, and optional further drafts.
 
     Attributes:
-        target, draft: bound models of one kind with the same number of real vocabulary entries.
-        vocabulary: turns text into ids.
-        max_prompt_length: prompts with more tokens are refused.
-        name: the pair's name in records.
-        head: predicts which of the draft's tokens are accepted, for methods that stop drafting by it (`head_files`).
-        others: further drafts by name, for hierarchies of levels and for methods that choose among drafts.
-        policy: chooses among drafts for each query (`policy_files`); its first use checks that it fits the pair.
+        target, draft: models bound to their parameters. Both are encoder-decoders or both are decoder-only, and they
+            have the same number of real vocabulary entries.
+        vocabulary: encodes texts as token ids and decodes them; `None` if prompts and outputs are token ids only.
+        max_prompt_length: largest number of tokens in a prompt; longer prompts raise an error.
+        name: the pair's name in stored results.
+        head: acceptance head, which predicts whether the target accepts a token of the draft; some stop policies need
+            it (`head_files`).
+        others: further drafts by name, for hierarchies of several drafts and for methods that choose among drafts.
+        policy: selection policy, which chooses among drafts for each prompt (`policy_files`). It is checked against the
+            pair's models at its first use.
 
     Raises:
         ValueError: the vocabularies differ in size, only one of the models is an encoder-decoder, or the head belongs
@@ -67,7 +70,7 @@ class Pair:
     policy: policy_files.Policy | None = None
 
     def __repr__(self) -> str:
-        """Returns one line with the models and their sizes, without their weights."""
+        """Returns one line with the name, the models' sizes and the pair's other parts."""
         parts = [f"{name}={bound!r}" for name, bound in self.models.items()]
         if self.vocabulary is not None:
             parts.append(f"vocabulary of {self.vocabulary.vocab_size}")
@@ -110,19 +113,19 @@ class Pair:
 
     @property
     def drafts(self) -> dict[str, BoundModel]:
-        """The draft and the other drafts, by name."""
+        """The draft, named "draft", and the further drafts, by name."""
         return {"draft": self.draft, **self.others}
 
     @property
     def models(self) -> dict[str, BoundModel]:
-        """All models by name."""
+        """The target, named "target", and all drafts, by name."""
         return {"target": self.target, **self.drafts}
 
     def model(self, name: str) -> BoundModel:
-        """Returns the model of that name.
+        """Returns the pair's model of this name.
 
         Raises:
-            ValueError: the pair has no such model; names the existing ones.
+            ValueError: the pair has no such model; names the models that it has.
         """
         if name not in self.models:
             hint = names.hint(name, self.models)
@@ -133,7 +136,7 @@ class Pair:
         """Returns the pair's acceptance head.
 
         Raises:
-            ValueError: it has none.
+            ValueError: the pair has no acceptance head.
         """
         if self.head is None:
             raise ValueError(
@@ -145,9 +148,9 @@ class Pair:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all models, weights and the vocabulary, 32 hex digits.
+        """The hash of the pair's models, their weights and the vocabulary, 32 hex digits.
 
-        Keys of stored records depend on it, so its computation must not change.
+        Keys of stored results contain this hash, so its computation must not change.
         """
         digest = fingerprints.begin()
         for bound in (self.target, self.draft):
@@ -160,7 +163,7 @@ class Pair:
         return digest.hexdigest()
 
     def print_of(self, name: str) -> str:
-        """Returns the fingerprint of one of the models (`fingerprints.of_model`), computed once."""
+        """Returns the fingerprint of the model of this name (`fingerprints.of_model`); computes it only once."""
         if name not in self._prints:
             self._prints[name] = fingerprints.of_model(self.models[name])
         return self._prints[name]
@@ -171,22 +174,22 @@ class Pair:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that hold the target; `None`: one device."""
+        """The mesh of devices that hold the target; `None`: one device."""
         return getattr(self.target.model, "mesh", None)
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether prompts go to an encoder; if not, outputs continue the prompts."""
+        """Whether the models are encoder-decoders, whose encoder reads prompts; otherwise outputs continue prompts."""
         return is_encoder_decoder(self.target)
 
     @cached_property
     def decoders(self) -> dict[Any, Any]:
-        """Cache of the decoders that `methods.build.decoder_for` made for this pair."""
+        """The decoders that `methods.build.decoder_for` has built for this pair, kept for later calls."""
         return {}
 
     @cached_property
     def max_length(self) -> int | None:
-        """The longest sequence, prompt and output together, that all models support; `None`: no limit."""
+        """The largest number of tokens, in prompt and output together, that all models support; `None`: no limit."""
         limits = (getattr(getattr(b.model, "config", None), "max_length", None) for b in self.models.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -208,39 +211,43 @@ class Pair:
     ) -> Self:
         """Loads a target, a draft and any further drafts as a pair, from checkpoints that `checkpoints.load` reads.
 
-        A model's rows beyond the vocabulary's pieces are padding and never sampled, unless the checkpoint itself knows
-        how many of its rows are real (T5's 32,100 of 32,128). Models padded to different sizes therefore fit together.
-        A T5 with rows for its sentinels has them as pieces. A draft that lacks a few of the target's rows never
-        proposes their ids, and pieces that were only added to a tokenizer may lack rows everywhere.
+        Embedding rows and vocabulary may differ in number. Rows beyond the vocabulary's pieces are padding and are
+        never sampled, unless the checkpoint itself states how many of its rows are real (32,100 of T5's 32,128).
+        Models that are padded to different sizes can therefore form a pair. If a T5 has rows for sentinels, these are
+        added to the vocabulary. A draft that lacks some of the target's last rows never proposes their ids. Pieces that
+        were only added to a tokenizer may lack rows in all models.
 
-        Prompts are the target's, and outputs end with the vocabulary's stop ids and with those in the target's own
-        `generation_config.json` or `config.json`, wherever the vocabulary lies.
+        Prompts are built as the target needs them, for example with its start token. Outputs end with the vocabulary's
+        stop ids, and with those in the target's own `generation_config.json` or `config.json`, even if the vocabulary
+        is in another folder.
 
         Args:
             target: a path for `checkpoints.load`.
-            draft: a path for `checkpoints.load`, or a word (`pairs.derived`: "exit:2").
-            vocabulary: a file or folder for `load_vocabulary`; without it, the vocabularies beside the models. If there
-                are several, all are compared; names of control pieces may differ. If there is none, the pair reads and
-                returns ids only.
-            others: further drafts by name, like `draft`.
-            dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (`checkpoints.load`, prepared).
-            draft_dtype: dtype of every checkpoint but the target; `None`: `dtype`; "stored": `dtype`, but drafts that
-                are stored in 8 bits stay in 8 bits where this changes no value and costs no time (with float32, on one
-                CPU device with the extra `cpu`). Exactness holds for any draft: other values change the acceptance
-                rate only, and a lossless rule still samples from the target's distribution.
-            mesh: (data, model): the numbers of devices that split the rows, and that split heads, units and the
-                vocabulary (`runtime.mesh.make`); batch sizes must be multiples of the first. `None`: one device.
-            draft_whole: replicate drafts on every device of the mesh: communication costs a small draft more than a
-                split saves.
-            vocab_size: the number of ids that are real, for models without a vocabulary whose rows are padded.
-            max_prompt_length: prompts with more tokens are refused.
-            name: the pair's name in records.
+            draft: a path for `checkpoints.load`, or a word of `pairs.derived` such as "exit:2".
+            vocabulary: a file or folder for `load_vocabulary`. If it is `None`, the vocabularies in the models' folders
+                are used. Several vocabularies must be equal, except for names of control pieces. If there is none,
+                prompts and outputs are token ids only.
+            others: further drafts, name -> path or word, as for `draft`.
+            dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (see `checkpoints.load`, with
+                `prepared=True`).
+            draft_dtype: dtype of the drafts' parameters; `None` means `dtype`. "stored" means `dtype` too, except that
+                drafts stored in 8 bits stay in 8 bits if this changes no value and costs no time. That is the case with
+                dtype "float32" on one CPU device with the extra `cpu`. The output's distribution does not depend on the
+                draft's values with a lossless rule; they change the acceptance rate only.
+            mesh: (data, model), the number of devices that split rows, and the number that split heads, feed-forward
+                units and the vocabulary (`runtime.mesh.make`). Batch sizes must be multiples of the first number.
+                `None`: one device.
+            draft_whole: whether every device of the mesh holds the drafts in full. For a small draft, communication
+                costs more time than splitting saves.
+            vocab_size: number of real token ids, for models with padded rows and without a vocabulary.
+            max_prompt_length: largest number of tokens in a prompt; longer prompts raise an error.
+            name: the pair's name in stored results.
 
         Raises:
             FileNotFoundError: a path does not exist.
             CheckpointError: a checkpoint cannot be used.
-            ValueError: vocabularies differ (names the first difference), or models do not fit each other.
-            ImportError: there is a `tokenizer.json`, and `tokenizers` is not installed.
+            ValueError: vocabularies differ (names the first difference), or the models cannot form a pair.
+            ImportError: a vocabulary is a `tokenizer.json`, and the library `tokenizers` is not installed.
         """
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(f"dtype={names.shown(dtype)} is not one of {', '.join(DTYPES)}")
@@ -252,7 +259,7 @@ class Pair:
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
-        # Before the weights, which may take minutes to read.
+        # Sizes are checked before the weights are read, which may take minutes.
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
@@ -264,7 +271,11 @@ class Pair:
 
 
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
-    """Returns the dtype for `checkpoints.load`; in fewer than 32 bits, the user chose other values than the stored."""
+    """Returns the dtype of the drafts for `checkpoints.load`, from the arguments of `Pair.load`.
+
+    "stored" stays "stored" only if `dtype` is "float32". In another dtype, the user has chosen to change the weights'
+    values, so the drafts get that dtype too.
+    """
     if draft_dtype not in (None, STORED, *DTYPES):
         known = ", ".join((STORED, *DTYPES))
         raise ValueError(f"draft_dtype={names.shown(draft_dtype)} is not one of {known}; None gives the target's dtype")
@@ -272,7 +283,7 @@ def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
 
 
 def _further(others: Mapping[str, str | Path] | None) -> dict[str, str | Path]:
-    """Returns further drafts; refuses other values, and names of the pair's own models, before anything is read."""
+    """Returns the further drafts as a dict; raises `ValueError` for an invalid name, before anything is read."""
     if not isinstance(others, Mapping | None):
         raise ValueError(f"others={names.shown(others)} is not a dictionary: write others={{'NAME': PATH}}")
     for name in others or {}:
@@ -283,7 +294,13 @@ def _further(others: Mapping[str, str | Path] | None) -> dict[str, str | Path]:
 
 
 def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
-    """Returns the given vocabulary, or else one from a model's folder, after checking that all of these are equal."""
+    """Returns the vocabulary of all models, or `None` if there is no vocabulary file.
+
+    It is read from `vocabulary` if that path is given, and otherwise from a model's folder.
+
+    Raises:
+        ValueError: vocabulary files differ; names the first difference.
+    """
     loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, vocabulary))]
     for later in loaded[1:]:
         if difference := first_difference(loaded[0], later):
@@ -295,9 +312,9 @@ def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) ->
 
 
 def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> list[Path]:
-    """Returns the given vocabulary file and those in the models' folders.
+    """Returns the path `vocabulary`, if given, and the vocabulary files in the models' folders.
 
-    A folder with several vocabularies counts only if there is no other vocabulary.
+    A folder with several vocabulary files is used only if there is no other vocabulary.
     """
     file_lists = [files for path in models if path.exists() and (files := candidates(path))]
     clear = [files[0] for files in file_lists if len(files) == 1]
@@ -309,9 +326,12 @@ def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> 
 def _fitted(
     vocabulary: FileVocabulary | None, entries: int | None, paths: Sequence[str | Path]
 ) -> tuple[FileVocabulary | None, int | None]:
-    """Returns the target's vocabulary and its number of ids, after checking every model's rows.
+    """Returns the vocabulary for the target and the number of real ids, after checking every model's number of rows.
 
-    The target's path is the first.
+    Args:
+        vocabulary: the models' vocabulary, or `None`.
+        entries: the number of real ids, if the user gives it.
+        paths: the checkpoints of all models; the target's is the first.
     """
     if vocabulary is None and entries is None:
         return None, None
@@ -325,17 +345,20 @@ def _fitted(
 
 
 def _for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
-    """Returns the vocabulary with the sentinels that the target has rows for, and with the target's own stop ids."""
+    """Returns the vocabulary with sentinels added, if the target is a T5 with rows for them, and its own stop ids."""
     if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
-    # An id without a row ends nothing.
+    # Stop ids without a row are dropped, because the target can never draw them.
     return vocabulary.ending_with(
         token for token in TokenizerFiles(target).stop_numbers() if 0 <= token < config.vocab_size
     )
 
 
 def _entries(config: Any, vocabulary: FileVocabulary) -> int:
-    """Returns the number of ids that a target draws from: the vocabulary's pieces, or more if its config says so."""
+    """Returns the number of ids that a target can draw.
+
+    It is the number of the vocabulary's pieces, or of the real rows in the target's configuration if there are more.
+    """
     known = config.vocab_size if config.vocab_size < config.num_embeddings else 0
     return min(max(vocabulary.vocab_size, known), config.num_embeddings)
 
@@ -350,7 +373,14 @@ def _bound(path: str | Path, entries: int | None, mesh: Mesh | None, dtype: str,
 
 
 def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_target: bool = True) -> None:
-    """Checks that pieces without a row are few and only added to the tokenizer, and that no row of a target ends it."""
+    """Checks that a model with `rows` rows has enough rows for a vocabulary.
+
+    A few pieces may lack a row if they are control pieces that were added to the tokenizer. A target must have rows for
+    all stop ids.
+
+    Raises:
+        ValueError: too many pieces, or other pieces, lack a row.
+    """
     lacking = range(rows, vocabulary.vocab_size)
     controls: frozenset[int] = getattr(vocabulary, "controls", frozenset())
     spare = controls.difference(vocabulary.stop_ids if is_target else ())
@@ -362,20 +392,24 @@ def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_tar
 
 
 def _padding(rows: int) -> int:
-    """Returns how many rows padding may be, at most: models are padded to a multiple of a power of two."""
+    """Returns the largest plausible number of padding rows; models are padded to a multiple of a power of two."""
     return max(128, rows // 100)
 
 
 def _check_entries(
     path: str | Path, config: Any, entries: int, vocabulary: FileVocabulary | None, is_target: bool
 ) -> None:
-    """Checks that a model has rows for its `entries`, and few more: many more are a sign of a wrong vocabulary."""
+    """Checks that a model has rows for `entries` real ids, and not many more rows than that.
+
+    Raises:
+        ValueError: there are too few rows, or so many that the vocabulary must belong to another model.
+    """
     rows, lacking = config.num_embeddings, entries - config.num_embeddings
     if vocabulary is not None:
         _check_room(path, vocabulary, rows, is_target)
     elif lacking > (0 if is_target else _padding(rows)):
         raise ValueError(f"vocab_size is {entries}, but {path} has {rows} rows: give the number of real ones")
-    # A checkpoint may itself know how many of its rows are real.
+    # The check is skipped if the checkpoint itself states how many of its rows are real.
     if config.vocab_size == rows and -lacking > _padding(rows):
         raise ValueError(
             f"{path} has {rows} entries, but the text vocabulary only {entries} pieces: {-lacking} rows are too many "
@@ -387,11 +421,13 @@ _STORIES = ("models", "stories260K")
 DATA_PAIRS = {
     "stories": ((*_STORIES, "stories260K.bin"), ("models", "llama2xs", "model.bin"), (*_STORIES, "tok512.bin")),
 }
-"""Name -> target, draft and vocabulary in the data directory, for pairs whose weights are not shipped."""
+"""Name of a pair that is not shipped -> the paths of target, draft and vocabulary in the data directory."""
 
 
 def shipped_pairs() -> list[str]:
-    """Returns the names of the shipped pairs, sorted. `load_pair` also reads those of `DATA_PAIRS`.
+    """Returns the sorted names of the pairs that are shipped with the package.
+
+    `load_pair` also loads the pairs of `DATA_PAIRS`, whose files are in the data directory.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -410,30 +446,30 @@ def load_pair(
     mesh: Sequence[int] | Mesh | None = None,
     draft_whole: bool = False,
 ) -> Pair:
-    """Loads a pair that is shipped, that lies in the data directory, or that a directory of yours holds.
+    """Loads a pair that is shipped with the package, a pair in the data directory, or a pair in a directory of yours.
 
-    The directory holds `target/` and `draft/`. The directory, or the models' folders, hold the vocabulary
-    (`vocabulary.model` or another file that `load_vocabulary` accepts). The directory may also hold:
+    The pair's directory holds the folders `target` and `draft`. The vocabulary (`vocabulary.model` or another file that
+    `load_vocabulary` accepts) is in this directory or in the models' folders. The directory may also hold:
 
-    - an acceptance head (`acceptance_head.msgpack`), which belongs to the values of the draft's weights. In a dtype
-      with other values (`dtype`, `draft_dtype`, as in `Pair.load`) the pair has no head. A head of other weights is
+    - an acceptance head (`acceptance_head.msgpack`), which fits only the draft's weights that it was trained for. If
+      `dtype` or `draft_dtype` changes their values, the pair has no head. If the weights differ otherwise, the head is
       ignored with a warning;
-    - further drafts, one in each folder of `drafts/` and with the folder's name. `others` adds more, as in `Pair.load`;
+    - further drafts, one in each folder of `drafts/`, whose names are the folders' names. `others` adds more;
     - a selection policy (`selection_policy.msgpack`).
 
     Args:
         name: a name of `shipped_pairs()` or of `DATA_PAIRS`, or a directory.
-        others: further drafts, name -> checkpoint, as in `Pair.load`.
-        dtype: the type that parameters are held in.
-        draft_dtype: the type of the drafts' parameters; `None`: as in `Pair.load`.
+        others: further drafts, name -> path or word, as in `Pair.load`.
+        dtype: dtype of the parameters, as in `Pair.load`.
+        draft_dtype: dtype of the drafts' parameters, as in `Pair.load`.
         mesh: (data, model), as in `Pair.load`.
-        draft_whole: whether every device of the mesh holds the whole draft.
+        draft_whole: whether every device of the mesh holds the drafts in full.
 
     Returns:
-        A `Pair` of that name, or of the directory's.
+        A `Pair` with this name, or with the directory's name.
 
     Raises:
-        ValueError: there is no such pair (names the existing ones), or as `Pair.load`.
+        ValueError: there is no such pair (names the existing ones), or `Pair.load` raises the error.
         FileNotFoundError: the data directory lacks the files of a pair of `DATA_PAIRS`.
         CheckpointError: a part of the pair is damaged or missing.
 
@@ -459,7 +495,11 @@ def load_pair(
 
 
 def find_data_pair(name: str) -> tuple[Path, Path, Path]:
-    """Returns target, draft and vocabulary of a pair of `DATA_PAIRS`; FileNotFoundError if one is missing."""
+    """Returns the paths of target, draft and vocabulary of a pair of `DATA_PAIRS`.
+
+    Raises:
+        FileNotFoundError: one of the files is missing.
+    """
     instead = f"a shipped pair ({', '.join(shipped_pairs())})"
     target, draft, vocabulary = (data_directory.require(*parts, instead=instead) for parts in DATA_PAIRS[name])
     return target, draft, vocabulary
@@ -469,7 +509,7 @@ def find_pair(name: str | Path) -> tuple[Path, bool]:
     """Returns a pair's directory, and whether the directory itself holds a vocabulary.
 
     Raises:
-        ValueError: there is no such pair, or it lacks a part.
+        ValueError: there is no such pair, or its directory lacks a part.
     """
     directory = PAIRS_DIRECTORY / str(name) if str(name) in shipped_pairs() else expanded(name)
     if not directory.is_dir():
@@ -492,14 +532,14 @@ def find_pair(name: str | Path) -> tuple[Path, bool]:
 
 
 def _with_head(pair: Pair, file: Path, dtype: str) -> Pair:
-    """Returns the pair with the head in `file`, or without a head if it belongs to another draft.
+    """Returns the pair with the acceptance head in `file`, or without a head if the file's head is for another draft.
 
-    Methods that need no head still work then.
+    The pair without a head works with all methods that need none.
     """
-    head = head_files.load(file)  # A damaged file is an error, not a warning.
+    head = head_files.load(file)  # This raises an error for a damaged file, which is never ignored.
     try:
         return dataclasses.replace(pair, head=head)
     except ValueError as error:
-        if dtype in ("float32", STORED):  # In another dtype the pair is not expected to have a head.
+        if dtype in ("float32", STORED):  # Other dtypes change the weights, so a head is not expected to fit.
             warnings.warn(f"{file} is ignored: {error}", stacklevel=3)
         return pair

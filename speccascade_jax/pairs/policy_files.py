@@ -1,4 +1,7 @@
-"""Files of selection policies, which name their drafters and their target."""
+"""Files that hold a selection policy: its parameters, and a card that describes its drafters, target and training.
+
+A selection policy scores several drafters (*arms*) from a prompt's features, and chooses one for each prompt.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,21 +14,21 @@ from speccascade_jax.core.types import Params
 from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "selection_policy.msgpack"
-"""File name of a pair's policy in the pair's folder."""
+"""File name of a pair's selection policy in the pair's folder."""
 TRAIN = "train one for these models (experiments/train_policy.py), or choose by 'random' or a drafter's name"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The kind of a policy, its drafters and its training.
+    """Description of a selection policy: how it scores drafters, the drafters and the target, and its training.
 
     Attributes:
-        scores: its way of scoring arms, a name of `drafters.chooser.SCORERS`; features: number of features it reads.
-        arms: the drafters' names, in the order of its scores; prints: the drafters' fingerprints in this order.
-        target: fingerprint of the model whose prefill it reads.
-        trained: its training objective; alignment_weight: weight in its rewards (METHODS section 8).
-        pair: the pair's name; data: fingerprint of the data; queries: number of training queries; steps: optimizer
-            steps.
+        scores: name of the scoring function in `drafters.chooser.SCORERS`; features: number of features that it reads.
+        arms: the drafters' names, in the order of the scores; prints: the drafters' fingerprints in the same order.
+        target: fingerprint of the target, whose prefill computes the features.
+        trained: the training objective; alignment_weight: weight of alignment in the rewards (METHODS section 8).
+        pair: name of the pair; data: fingerprint of the training data; queries: number of training queries; steps:
+            number of optimizer steps.
     """
 
     scores: str
@@ -41,25 +44,25 @@ class Card:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        """Converts the lists that JSON returns back to tuples."""
+        """Converts lists back to tuples, because JSON stores tuples as lists."""
         for name in ("arms", "prints"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 class Policy(Carded[Card]):
-    """A policy's parameters and its card."""
+    """A selection policy: its parameters and its card."""
 
     def among(self, prints: Mapping[str, str], target: str, features: int, owner: str) -> Params:
-        """Returns the policy's parameters, reordered to score the drafters in the order of `prints`; compiles nothing.
+        """Returns the policy's parameters for scores in the order of the drafters in `prints`; compiles nothing.
 
         Args:
-            prints: each arm's name -> its fingerprint, in the wanted order.
+            prints: each drafter's name -> its fingerprint, in the wanted order.
             target: the target's fingerprint.
-            features: the number of features that the target has.
-            owner: name of these models' owner, for errors.
+            features: number of features that the target's prefill returns.
+            owner: name of whatever holds these models, such as a pair, for errors.
 
         Raises:
-            ValueError: the policy has other drafters or another target; names them and the remedy.
+            ValueError: the policy was trained for other drafters or another target; names them and the remedy.
         """
         if set(prints) != set(self.card.arms):
             raise ValueError(
@@ -82,24 +85,24 @@ class Policy(Carded[Card]):
 
 
 def reordered(params: Params, places: Sequence[int]) -> Params:
-    """Returns a policy's parameters with its arms reordered: arm `i` of the result was arm `places[i]`."""
+    """Returns a policy's parameters with its drafters reordered: drafter `i` of the result was drafter `places[i]`."""
     order = np.asarray(places)
-    if "mean" in params:  # A ridge regression has an entry per arm.
+    if "mean" in params:  # These are a ridge regression's arrays, which have one entry per drafter.
         return {**params, "mean": params["mean"][order], "covariance": params["covariance"][order]}
     last = f"layers_{len(params) - 1}"
     return {**params, last: jax.tree.map(lambda x: x[..., order], params[last])}
 
 
 def save(path: str | Path, policy: Policy) -> None:
-    """Writes a policy as one file, atomically."""
+    """Writes a selection policy and its card to one file, atomically."""
     policy.save(path)
 
 
 def load(path: str | Path) -> Policy:
-    """Reads a file with a selection policy.
+    """Reads a selection policy and its card from a file that `save` wrote.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: it is damaged (names the damaged parts), or of another format.
+        CheckpointError: the file is damaged (names the damaged parts), or has another format.
     """
     return Policy(*load_carded(path, "selection policy", TRAIN, Card))

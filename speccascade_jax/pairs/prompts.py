@@ -1,4 +1,4 @@
-"""Conversion of texts or token ids to a `Prompt`, right-padded to a bucket's width and checked before compilation."""
+"""Conversion of texts or token ids to a padded `Prompt`, with checks that come before any compilation."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,27 +15,30 @@ from speccascade_jax.pairs.pair import Pair
 
 
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
-    """Converts texts or ids to a `Prompt`, right-padded to a length of `core.arrays.bucket` to limit compilations.
+    """Converts texts or token ids to a `Prompt`.
 
-    Its arrays are on the host; a compiled program moves them to the device with its other arguments. A caller that
-    passes the same prompt many times should put it on the device once.
+    Prompts are padded on the right to a width of `core.arrays.bucket`, so that few widths need a compiled program.
+    Texts are encoded by `text_ids`. For encoder-decoder models, the ids are the encoder's input, from which padding at
+    both ends is removed, and decoding starts from the target's start token.
 
-    `text_ids` turns texts into ids; ids stay as they are. For encoder-decoder models they are the encoder's input,
-    without padding at their ends, and decoding starts from the target's start token.
+    The arrays are on the host, and each call of a compiled program copies them to the device. A caller that passes the
+    same prompt many times should put it on the device once.
 
     Args:
-        pair: determines the architecture and the vocabulary.
-        prompts: texts, `[B, P]` ids, or a list of lists of ids; one flat list of ids is one prompt.
-        min_length: pad to this many tokens at least, so that several calls share a bucket.
-        max_new_tokens: number of tokens to generate after the prompts.
+        pair: the pair, whose target determines the architecture, and whose vocabulary encodes texts.
+        prompts: a text, a list of texts, an array of ids `[B, P]`, or a list of lists of ids; a flat list of ids is one
+            prompt.
+        min_length: smallest number of tokens to pad to, so that several calls can have the same width.
+        max_new_tokens: number of tokens that will be generated after the prompts.
 
     Returns:
-        A `Prompt`: `tokens` int32 `[B, P]` with the ids of a decoder-only model, or `encoder_tokens` int32 `[B, N]`
-        and `tokens` `[B, 1]` of an encoder-decoder.
+        A `Prompt`. For a decoder-only model, `tokens` int32 `[B, P]` holds the ids. For an encoder-decoder,
+        `encoder_tokens` int32 `[B, N]` holds the ids, and `tokens` `[B, 1]` the start tokens.
 
     Raises:
-        ValueError: there are no prompts, texts and ids are mixed, texts have no vocabulary, an id is outside it, a
-            prompt is empty or too long, or a prompt and its output are longer than the models support.
+        ValueError: there are no prompts, texts and ids are mixed, the pair has no vocabulary for texts, an id is
+            outside the vocabulary, a prompt is empty or too long, or a prompt and its output together are longer than
+            the models support.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -64,7 +67,7 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
 
 
 def _unpadded(row: Sequence[int], pad_id: int) -> Sequence[int]:
-    """Returns an encoder's ids without padding before or after them, as tokenizers write it; one id stays."""
+    """Returns an encoder's input without the padding that a tokenizer put before or after it; keeps at least one id."""
     begin, end = 0, len(row)
     while begin < end - 1 and row[begin] == pad_id:
         begin += 1
@@ -74,9 +77,10 @@ def _unpadded(row: Sequence[int], pad_id: int) -> Sequence[int]:
 
 
 def _warn_of_padding(pair: Pair, rows: Sequence[Sequence[int]]) -> None:
-    """Warns if rows of one length look padded: some begin, or end, with a control piece, and others do not.
+    """Warns if prompts look padded to equal lengths: some begin or end with a control token, and others do not.
 
-    Without a vocabulary, any id counts that is there twice.
+    Without a vocabulary, control tokens are unknown. A prompt then looks padded if the id at its beginning or end is
+    repeated.
     """
     if len(rows) < 2 or not rows[0] or len({len(row) for row in rows}) > 1:
         return
@@ -112,9 +116,14 @@ def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
 
 
 def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
-    """Describes the limit that a prompt of `tokens` tokens plus `max_new_tokens` exceeds; returns `None` if it fits.
+    """Returns a text that describes the limit that a prompt with its output exceeds; `None` if it exceeds no limit.
 
-    The caller names the remedy, because its settings depend on the caller.
+    The text names no remedy, because the remedy depends on the caller's settings.
+
+    Args:
+        pair: the pair, which has the limits.
+        tokens: number of tokens of the prompt.
+        max_new_tokens: number of tokens to generate.
     """
     if tokens > pair.max_prompt_length:
         return f"{tokens} tokens, over the limit of {pair.max_prompt_length}"
@@ -127,7 +136,7 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
 
 
 def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
-    """Returns the ids of each row, as integers."""
+    """Returns the token ids of each prompt; raises `ValueError` if `prompts` are neither texts nor integer ids."""
     if isinstance(prompts, str):
         prompts = [prompts]
     array = bool(getattr(prompts, "ndim", 0))
@@ -183,20 +192,21 @@ def _is_whole(token: Any) -> bool:
 def text_ids(
     pair: Pair, text: str, longest: int | None = None, cut: Callable[[list[int], int], list[int]] | None = None
 ) -> list[int]:
-    """Returns the ids that a pair's models read for a text.
+    """Returns the token ids that a pair's models read for a text.
 
-    Encoder-decoder models read the text and the end of sequence. Decoder-only models continue the text: they read the
-    beginning of sequence, if the vocabulary has one, and the text without an end. A text that names its beginning or
-    its end itself, as chat templates do, gets no second one. An empty text becomes the beginning of sequence alone. If
-    the vocabulary has none, it becomes the end of sequence, which such vocabularies put between documents (Qwen's
-    `<|endoftext|>`).
+    For encoder-decoder models, the end-of-sequence token follows the text. Decoder-only models continue the text, so
+    only the beginning-of-sequence token is added, before the text and if the vocabulary has one. A text that already
+    contains one of these tokens there, as chat templates write it, gets no second one.
+
+    For decoder-only models, an empty text becomes the beginning-of-sequence token alone. If the vocabulary has none,
+    the text becomes the end-of-sequence token, which such vocabularies put between documents (Qwen's `<|endoftext|>`).
 
     Args:
         pair: the models and their vocabulary.
         text: the text to encode.
-        longest: largest number of ids, special ones included; special ids are never cut.
-        cut: function that shortens a text's ids to a number (`Task.cut`); by default it keeps the beginning. For
-            few-shot prompts it keeps the end, which holds the question.
+        longest: largest number of ids, including the added tokens, which are never cut; `None` sets no limit.
+        cut: function `(ids, number)` that shortens a text's ids (`Task.cut`). By default the first ids are kept. Tasks
+            with few-shot prompts keep the last ids, which hold the question.
 
     Raises:
         ValueError: the pair has no vocabulary.
@@ -207,7 +217,7 @@ def text_ids(
     check_text("the prompt", text)
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
     begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
-    # Taken out and put back, so that a cut text keeps them.
+    # The beginning and the end are removed before the cut and added after it, so that a cut text keeps them.
     ids = ids[len(begin) :] if begin and ids[:1] == begin else ids
     ids = ids[:-1] if end and ids[-1:] == end else ids
     if longest is not None:
@@ -217,33 +227,36 @@ def text_ids(
 
 
 def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
-    r"""Returns the vocabulary's stop ids, then the ids of those strings that are a single token.
+    r"""Returns the vocabulary's stop ids, then the ids of the stop strings that are a single token.
 
-    Strings of several tokens, such as "\nQuestion:", take effect only when the text is cut afterwards. This can also
-    happen to strings of one token: vocabularies with merges have further tokens that contain them (".\n\n"), and a
-    model that writes such a token does not stop there.
+    Strings of several tokens, such as "\nQuestion:", do not end a generation; the caller must cut the text at them
+    afterwards. The same can happen to a string of one token. A vocabulary with merges has longer tokens that contain
+    the string (".\n\n"), and a model that writes such a token does not stop.
     """
     before, string_ids = vocabulary.encode("a"), []
     for text in strings:
         check_text("a stop string", text)
         last = vocabulary.encode(text)[-1:]
-        # A special piece has a name but no text, and the name of a byte piece is not its text.
+        # A special piece has a name but no text, so its name is compared. The name of a byte piece differs from its
+        # text, so the text is compared too.
         if last and text in (vocabulary.piece(last[0]), vocabulary.decode(last, after=before)):
             string_ids += last
     return list(dict.fromkeys([*vocabulary.stop_ids, *string_ids]))
 
 
 def decoder_context(prompt: Prompt) -> list[Ids]:
-    """Returns the ids that precede each row's output in the decoder, without padding."""
+    """Returns the ids that the decoder reads before each row's output, without padding."""
     rows, lengths = (np.asarray(array).tolist() for array in (prompt.tokens, prompt.length))
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 def checked_stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the ids that end a row: the given ones, or the vocabulary's, or none without a vocabulary.
+    """Returns the ids that end a row's output: `stop_ids` after a check, or else those of the pair's vocabulary.
+
+    A pair without a vocabulary has no stop ids of its own.
 
     Raises:
-        ValueError: a value is not an id, or is outside the vocabulary.
+        ValueError: a value is not an id, or the id is outside the vocabulary.
     """
     if stop_ids is None:
         return () if pair.vocabulary is None else tuple(int(stop) for stop in pair.vocabulary.stop_ids)
