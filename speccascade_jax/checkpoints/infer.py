@@ -41,7 +41,7 @@ def check_layers(path: Path, config: Config, arrays: int) -> None:
 
 
 def check_count(path: Path, layers: int, most: int) -> None:
-    """Raises a CheckpointError if there are more than `most` layers."""
+    """Raises a `CheckpointError` if the checkpoint at `path` claims more than `most` layers."""
     if layers > most:
         raise CheckpointError(
             f"{path}: its {layers:,} layers exceed the maximum of {most:,}: it is damaged; {COPY_AGAIN}"

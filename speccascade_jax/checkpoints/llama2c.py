@@ -113,7 +113,7 @@ def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
     for kind in _NAMES.values():
         layers = range(c.num_layers if "{i}" in kind else 1)
         for name in (kind.replace("{i}", str(i)) for i in layers):
-            if name in shapes:  # A tied output layer is not stored.
+            if name in shapes:  # The file stores no output layer if it is tied.
                 tensors[name] = stored_at(file, offset, shapes[name], "float32")
                 offset += 4 * math.prod(shapes[name])
     return tensors

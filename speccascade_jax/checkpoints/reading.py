@@ -34,8 +34,8 @@ LOOKED_FOR = (
 )
 _OTHER_FORMATS = {
     "*.gguf": "is in llama.cpp's format, which is not read: give the model's safetensors",
-    "adapter_config.json": "is an adapter: merge it into its base model (peft's merge_and_unload), save_pretrained",
-    "model.safetensors*": f"lies beside no {huggingface.CONFIG} with a model_type: copy that file again",
+    "adapter_config.json": "is an adapter: merge it into its base model (peft's merge_and_unload) and save that",
+    "model.safetensors*": f"has no {huggingface.CONFIG} with a model_type beside it: copy {huggingface.CONFIG} again",
 }
 """Pattern of a file that cannot be loaded alone -> the end of an error message that names the reason and the remedy."""
 _STEP = re.compile(r"checkpoint_(\d+)")

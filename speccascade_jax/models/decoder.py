@@ -36,7 +36,7 @@ CHUNK = 256
 
 
 class Turns(NamedTuple):
-    """Cosines and sines of the rotary angles, float32 `[B or 1, T, 1, K / 2]`."""
+    """Cosines and sines of the angles of rotary positions, float32 `[B or 1, T, 1, K / 2]`."""
 
     cosine: Array
     sine: Array
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         self.out = dense(c, c.d_model)
 
     def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
-        """Returns the queries `[B * n, g * T, K]` (scaled and rotated), keys and values of `x` `[B, T, E]`."""
+        """Returns queries `[B * n, g * T, K]` (scaled and rotated), keys and values, computed from `x` `[B, T, E]`."""
         # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         if self.has_variable("params", "qkv"):

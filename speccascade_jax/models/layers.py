@@ -233,9 +233,10 @@ class CachedModel(LengthCached[Held]):
         raise NotImplementedError
 
     def extend(self, params: Params, cache: Held, tokens: Array) -> tuple[LMOutput, Held]:
-        """Feeds `tokens` int32 `[B, T]` after each row's consumed tokens; the caller guarantees `T` free slots per row.
+        """Feeds `tokens` int32 `[B, T]` after each row's consumed tokens; returns the output and the new cache.
 
-        Returns `LMOutput(logits float32 [B, T, num_embeddings], hidden [B, T, E] after the final norm)`.
+        The output has `logits` float32 `[B, T, num_embeddings]`, and `hidden` `[B, T, E]` after the last norm. The
+        caller must make sure that each row has `T` free slots.
         """
         fed: tuple[LMOutput, Held] = self._apply(params, cache, tokens, method="extend")
         return fed

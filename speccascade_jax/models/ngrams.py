@@ -96,9 +96,10 @@ class Grams(LengthCached[GramCache]):
         return empty.at[rows[..., None], times[..., None], successors].max(logits)
 
     def _matched(self, source: Array, tokens: Array, end: Array) -> tuple[Array, Array]:
-        """Returns the token after the best match of the end of `tokens[:end]`, and whether there is a match.
+        """Returns the token after the best earlier match of the last tokens, and whether there is a match.
 
-        `tokens` is `[S]`.
+        The last tokens are the end of `tokens[:end]`; `tokens` is `[S]`. The encoder's tokens `source` `[N]` are
+        searched too.
         """
         last = jnp.where(end > jnp.arange(self.longest), tokens[end - 1 - jnp.arange(self.longest)], _OUTSIDE)
         # A match must end before position `end - 1`, so that the token after it is known.

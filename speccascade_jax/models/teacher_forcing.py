@@ -83,7 +83,7 @@ def continued(
 
 @jax.jit
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
-    """Returns the logits `[B, L, V]` that predict each of `tokens` `[B, L]`, in one call after the prefill."""
+    """Returns the logits `[B, L, V]` that predict each of `tokens` `[B, L]`; feeds all tokens in one call."""
     # The last token is not fed, because no logits after it are needed. Its slot exists, so that sums are rounded as if
     # it were fed.
     logits = continued(bound.model, bound.params, prompt, tokens[:, :-1], spare=1).logits

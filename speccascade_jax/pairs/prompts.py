@@ -91,7 +91,7 @@ def _warn_of_padding(pair: Pair, rows: Sequence[Sequence[int]]) -> None:
             padding = twice if controls is None else token in controls and (twice or token != bos_id)
             if padding and any(other[place] != token for other in rows):
                 warnings.warn(
-                    f"prompt {number} {verb} with id {token}, as padding does, which is read as part of the prompt: "
+                    f"prompt {number} {verb} with id {token}, as padding does; it is read as part of the prompt: "
                     "give lists of ids without padding",
                     stacklevel=3,
                 )
@@ -185,7 +185,7 @@ def _kind(prompt: Any) -> str:
 def _is_whole(token: Any) -> bool:
     try:
         return bool(token == int(token))
-    except (TypeError, ValueError, OverflowError):  # Not a number, NaN, infinity.
+    except (TypeError, ValueError, OverflowError):  # The value is not a number, or is NaN or infinite.
         return False
 
 

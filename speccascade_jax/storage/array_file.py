@@ -75,7 +75,7 @@ def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> t
 
 
 def fingerprint(params: Params, card: Mapping[str, Any]) -> str:
-    """Returns the hash of parameters and card."""
+    """Returns the hash of parameters and a card, as hexadecimal text."""
     parts = {name: array_digest(np.asarray(leaf)) for name, leaf in flatten_dict(params, sep="/").items()}
     return _text_digest(json.dumps({"card": card, **parts}, sort_keys=True))
 
