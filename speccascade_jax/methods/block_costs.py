@@ -1,10 +1,16 @@
-"""Measurements for `block_size="auto"`: seconds of a round for each number of drafts, and how often drafts are kept.
+"""Measurements for `block_size="auto"`: the time of a round for each block length, and how often drafts are accepted.
 
-Both are measured with the caller's own prompts and numbers, in the generation's own program, which has to be compiled
-anyway: the cost of a round includes the programs of all widths, sampling and verification. Seconds belong to an engine,
-its shapes, the kind of sampling and the device; acceptance belongs to the models, the rule and the numbers. Each is
-measured when it is first needed and kept: in this process, and for later processes in `auto` in the compilation cache's
-folder, whose files may be deleted at any time. Other costs give other block lengths, never another distribution.
+A round drafts some tokens and verifies them with one call of the target. The planner of block lengths
+(`stopping.block_planner`) needs both quantities to minimise the time per token.
+
+Both quantities are measured with the caller's own prompts and settings, in the program that generates the output, which
+must be compiled anyway. So the measured time of a round includes drafting, the target's call at every width, sampling
+and verification. The times depend on the engine, its shapes, the kind of sampling and the device. The acceptance rate
+depends on the models, the rule and numbers such as α and temperature.
+
+Each quantity is measured when it is first needed. It is then kept in this process, and for later processes in the
+folder `auto` inside the compilation cache's folder. Files in `auto` may be deleted at any time. Measured costs
+influence only the block lengths, never the distribution of the output.
 """
 
 import contextlib
@@ -33,43 +39,45 @@ from speccascade_jax.stopping.block_planner import Cheapest, Costs
 from speccascade_jax.storage.files import point_key, write_atomically
 
 TELLING = 200
-"""The least number of examined drafts for which a measured acceptance is stored for later processes."""
+"""The least number of examined draft tokens for which a measured acceptance rate is stored for later processes."""
 _KNOWN: dict[str, Any] = {}
 
 SECONDS, PATIENCE = 0.8, 8
-"""Seconds for which rounds are timed, compilation aside, and the factor by which they grow on a busy machine.
+"""The seconds that timing may take, without compilation, and the factor by which this limit grows on a busy machine.
 
-There are at least five turns; if these are not `STEADY` or not `PRECISE`, timing takes `PATIENCE` times as long.
+A turn times every block length once (`Rounds.timed`). Timing takes at least `LEAST_TURNS` turns. As long as the turns
+vary more than `STEADY` and `PRECISE` allow, the limit is `PATIENCE` times as long.
 """
 LEAST_TURNS, MOST_TURNS = 5, 100
 STEADY = 1.25
-"""The largest ratio of a usual turn's time to the sum of the least times of its calls."""
+"""The largest ratio, on an idle machine, of a median turn's time to the sum of the shortest times of its calls."""
 PRECISE = 0.01
-"""The largest standard error of a length's share of a turn; lengths that differ by less are equally good."""
+"""The largest relative standard error of a call's time; block lengths that differ by less are equally good."""
 
 SEED = 2**32 - 1
-"""The random seed of timed rounds. A generation may use the same bits without harm."""
+"""The random seed of timed rounds. Timed outputs are discarded, so a generation may use the same random bits."""
 
 WALKED = 16
-"""The number of rounds in which acceptance is counted."""
+"""The number of rounds over which accepted and rejected drafts are counted."""
 USUAL, USUAL_TOKENS = 0.7, 10
-"""The acceptance with which a measurement from few drafts is averaged, and its weight in drafts.
+"""The prior acceptance rate that is averaged with the measured rate, and its weight as a number of draft tokens.
 
-One prompt of one sentence must not decide that drafting never pays, because nothing is learnt without drafts.
+Without the prior, a measurement on one short prompt could decide that drafting never pays. No later round would correct
+this error, because acceptance can only be measured while drafting.
 """
 
 ALONE = -1
-"""The index that stands for the program without a draft, where other indices stand for block lengths."""
+"""The index of the program without a draft model; the indices 0, 1, … are those of the engine's block lengths."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of a round for each block length, and of the draft's prefill.
+    """Measured times: the seconds of a round for each block length, and the seconds of the draft model's prefill.
 
     Attributes:
-        rounds: seconds by length.
-        prefill: seconds in which the draft reads the prompts.
-        steady: whether turns took similar times; timings of a busy machine are not kept for later processes.
+        rounds: seconds of a round, one number for each block length.
+        prefill: seconds of the draft model's pass over the prompts.
+        steady: whether repeated measurements took similar times; only then are they stored for later processes.
     """
 
     rounds: tuple[float, ...]
@@ -79,13 +87,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Walked:
-    """Counts of drafts, outputs and tokens over all rows, from which acceptance and output length are estimated.
+    """Counts of draft tokens, outputs and committed tokens over all rows, to estimate acceptance and output length.
 
-    An output's end counts as an examined draft that was rejected, because drafts beyond it are in vain too.
+    The end of an output counts as one rejected draft token, because draft tokens beyond the end are wasted too.
 
     Attributes:
-        kept: accepted drafts.
-        examined: examined drafts.
+        kept: accepted draft tokens.
+        examined: draft tokens up to the first rejection of each block, and one for each output that ended.
         ended: outputs that ended.
         tokens: committed tokens.
     """
@@ -97,24 +105,28 @@ class Walked:
 
     @property
     def acceptance(self) -> float:
-        """The probability that a draft is kept."""
+        """The estimated probability that a draft token is accepted."""
         return (self.kept + USUAL * USUAL_TOKENS) / (self.examined + USUAL_TOKENS)
 
     def length(self, room: int) -> float:
         """Returns the expected number of tokens of an output, at most `room`.
 
-        One more output is counted, which ends half-way, because otherwise there may be none that has ended.
+        The estimate adds one fictitious output of `room / 2` tokens, because possibly no output has ended.
         """
         return min((self.tokens + room / 2) / (self.ended + 1), room)
 
 
 Run = Callable[[Params, int], Generation]
-"""A function of parameters and a number of rounds: it runs a generation for that many rounds and waits for it."""
+"""A function `(parameters, number of rounds) -> Generation` that runs so many rounds and waits for the result."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of one generation, in its own program; artificial costs make the planner choose a given block length."""
+    """A program whose rounds can be run with a chosen block length, to time them and to count accepted drafts.
+
+    It is the program of the generation itself. Artificial costs, which make all other lengths seem expensive, let the
+    planner choose the wanted block length.
+    """
 
     engine: Engine
     params: Params
@@ -126,13 +138,13 @@ class Rounds:
         return cast(PlannedDrafter, self.engine.drafter).lengths
 
     def run(self, place: int, most_rounds: int) -> Generation:
-        """Runs `most_rounds` rounds of block length `lengths[place]`, or without a draft (`ALONE`); awaits the end."""
+        """Runs `most_rounds` rounds with block length `lengths[place]`, or without a draft model if it is `ALONE`."""
         costs = costs_of([1.0 if n == place else 1e9 for n in range(len(self.lengths))], 0.0, 0.5, 1.0)
         drafter = {} if place == ALONE else self.params["drafter"]
         return self.program({**self.params, "drafter": {**drafter, "costs": costs}}, most_rounds)
 
     def walked(self) -> Walked:
-        """Counts accepted drafts over some rounds with a block length of about 3."""
+        """Counts accepted and rejected drafts over `WALKED` rounds with the block length nearest to 3."""
         place = min(range(len(self.lengths)), key=lambda n: abs(self.lengths[n] - 3))
         stats = self.run(place, WALKED).stats
         ended = int((np.asarray(stats.rounds) < WALKED).sum())
@@ -140,30 +152,32 @@ class Rounds:
         return Walked(kept, tried + ended, ended, tokens)
 
     def timed(self) -> Timed:
-        """Times each block length in interleaved turns of whole generations."""
+        """Times each block length in interleaved turns; every turn runs a short generation with each length."""
         places, drafting = range(len(self.lengths)), next(n for n, length in enumerate(self.lengths) if length)
-        self.run(drafting, 1)  # compiles
+        self.run(drafting, 1)  # compiles the program before it is timed
         if self.lengths[0] == 0:
-            self.run(ALONE, 1)  # compiles too
+            self.run(ALONE, 1)  # compiles the program without a draft model
         first, five = (min(self._seconds(0, count)[0] for _ in range(3)) for count in (1, 5))
-        # enough rounds to outweigh the prefill, which takes long in a large batch
+        # The rounds of a call must take longer than its prefill, which takes long in a large batch.
         most = 1 + int(np.clip(max(0.02, first) / max((five - first) / 4, 1e-6), 4, 24))
         alone = [(ALONE, 1), (ALONE, most)] if self.lengths[0] == 0 else []
         calls, steady = self._usual([*alone, (0, 1), *((place, most) for place in places)])
         return told_from(calls, most, self.lengths, steady)
 
     def _seconds(self, place: int, most_rounds: int) -> tuple[float, int]:
-        """Times a call; returns its seconds and its number of rounds."""
+        """Times one generation; returns its seconds and its number of rounds."""
         begin = time.perf_counter()
         generation = self.run(place, most_rounds)
         return time.perf_counter() - begin, int(generation.num_rounds)
 
     def _usual(self, calls: list[tuple[int, int]]) -> tuple[dict[tuple[int, int], tuple[float, int]], bool]:
-        """Times all calls in turns; returns each call's usual seconds and its rounds, and whether the turns agree.
+        """Times all calls in turns; returns each call's typical seconds and rounds, and whether the turns are similar.
 
-        A call's usual time is the lower quartile of its shares of a turn. A shared machine that is slower for a while
-        is slower for all lengths, and the choice depends on their ratios alone; a brief disturbance affects one call.
-        From 20 turns on a busy machine these ratios are known to 5 to 7%, with medians to 6 to 10%.
+        A turn runs every call once. A call's share is its time divided by the median time of its turn, and its typical
+        share is the lower quartile over the turns. A machine that is slow for a while slows down all calls of a turn,
+        so shares hardly change, and the choice of a block length depends only on ratios of times. A brief disturbance
+        affects one call of one turn, which the lower quartile ignores. After 20 turns on a busy machine the ratios have
+        errors of 5 to 7%; with medians they would have 6 to 10%.
         """
         turns, begin = list[list[float]](), time.monotonic()
         rounds = dict[tuple[int, int], int]()
@@ -183,27 +197,27 @@ class Rounds:
 
 
 def costs_of(rounds: Sequence[float], prefill: float, acceptance: float, length: float) -> Costs:
-    """Returns `Costs` on the device, as a planner reads them."""
+    """Converts numbers to the planner's `Costs` on the device."""
     numbers: Any = (np.asarray(value, np.float32) for value in (rounds, prefill, acceptance, length))
     return cast(Costs, jax.device_put(Costs(*numbers)))
 
 
 def shares(every: np.ndarray) -> np.ndarray:
-    """Returns seconds `[turns, calls]` as fractions of their turn's median."""
+    """Returns the seconds `[turns, calls]` divided by the median of their turn."""
     return np.asarray(every / np.median(every, axis=1, keepdims=True))
 
 
 def agree(every: np.ndarray) -> bool:
-    """Returns whether usual turns take little longer than the sum of the least times, as they do on an idle machine."""
+    """Returns whether the median turn takes little longer than its calls' shortest times together (an idle machine)."""
     return bool(np.median(every.sum(1)) < STEADY * every.min(0).sum())
 
 
 def precise(every: np.ndarray) -> bool:
-    """Returns whether the standard errors of all usual shares are small, from the spread of the turns' middle half."""
+    """Returns whether every call's typical share has a small standard error, estimated from the interquartile range."""
     parts = shares(every)
     low, high = np.quantile(parts, (0.25, 0.75), axis=0)
-    # for a normal distribution the middle half is 1.35 standard deviations wide, and the standard error of a quartile
-    # is 1.36 times that of the mean
+    # For a normal distribution the interquartile range is 1.35 standard deviations, and the standard error of a
+    # quartile is 1.36 times the standard error of the mean.
     errors = 1.36 * (high - low) / 1.35 / np.sqrt(len(every))
     return bool(np.all(errors < PRECISE * np.median(parts, axis=0)))
 
@@ -211,27 +225,28 @@ def precise(every: np.ndarray) -> bool:
 def told_from(
     timings: Mapping[tuple[int, int], tuple[float, int]], most: int, lengths: Sequence[int], steady: bool
 ) -> Timed:
-    """Computes the seconds of a round for each length from timed calls, keyed by (index of a length, most rounds).
+    """Computes the seconds of a round for each block length from timed calls.
 
-    There are a call of one round and one of `most` rounds of the first length, one of `most` rounds of each other
-    length, and, if the first length is 0, both calls without a draft. The time before the rounds is the same for all
-    lengths, so one of them determines it. A call of a single round for each length would take half of the time and make
-    the differences noisier.
+    `timings` maps (index of a block length, largest number of rounds) to (seconds, rounds). It holds a call of one
+    round and a call of `most` rounds for the first length, and a call of `most` rounds for each other length. If the
+    first length is 0, it also holds a call of one round and a call of `most` rounds without a draft model. The time
+    before the first round is the same for all lengths, so it is computed from the first length only. Calls of a single
+    round for all lengths would take up half of the measuring time and make the differences noisier.
     """
     first, before = line(timings[0, 1], timings[0, most])
     whole = [timings[place, most] for place in range(1, len(lengths))]
     rounds = [max(seconds - before, 1e-7) / n if n > 1 else np.nan for seconds, n in whole]
-    prefill = 0.0  # if every round drafts, the draft's prefill is needed in any case
+    prefill = 0.0  # if every round drafts, the draft's prefill is always needed and cannot be saved
     if (ALONE, 1) in timings:
         without, reading = line(timings[ALONE, 1], timings[ALONE, most])
-        # seconds of a round of length 0, timed with the draft's prefill and without
+        # a round of length 0 was timed twice: after the draft's prefill, and without a draft model
         single_rounds = [seconds for seconds in (first, without) if np.isfinite(seconds)]
         first, prefill = float(np.mean(single_rounds)) if single_rounds else np.nan, max(before - reading, 0.0)
     return Timed(rising([first, *rounds], lengths), prefill, steady)
 
 
 def line(single: tuple[float, int], several: tuple[float, int]) -> tuple[float, float]:
-    """Returns the seconds of a round, and the seconds before the first round; nan and 0 without a second round."""
+    """Returns the seconds per round and the seconds before the first round; nan and 0 if there was only one round."""
     (early, once), (late, rounds) = single, several
     if rounds <= once:
         return np.nan, 0.0
@@ -240,13 +255,15 @@ def line(single: tuple[float, int], several: tuple[float, int]) -> tuple[float, 
 
 
 def rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]:
-    """Fills gaps in the seconds by length, and makes them rise with the length.
+    """Fills gaps in the seconds of a round by block length, and makes the seconds never fall as the length grows.
 
-    There is a gap if outputs ended after one long round, which does not show its cost.
+    There is a gap (nan) if the outputs ended after a single long round, whose time cannot be separated from the
+    prefill.
 
-    More drafts never cost less: if they seem to, the shorter length was disturbed. Gaps are extrapolated along the line
-    through the two lengths before. With fewer than two known lengths, a draft is assumed to cost as much as a round
-    without any, so that nothing is drafted for such short outputs.
+    A longer block never costs less: if it seems to, the measurement of the shorter length was disturbed. Gaps beyond
+    the longest measured length are extrapolated along the line through the two longest ones. With fewer than two
+    measured lengths, each draft token is assumed to cost as much as a round without drafts. Then nothing is drafted for
+    such short outputs.
     """
     known = [(length, entry) for length, entry in zip(lengths, rounds, strict=True) if np.isfinite(entry)]
     if len(known) < 2:
@@ -258,7 +275,7 @@ def rising(rounds: Sequence[float], lengths: Sequence[int]) -> tuple[float, ...]
     return tuple((np.interp(lengths, known_lengths, seconds) + slope * beyond).tolist())
 
 
-# --- kept measurements
+# --- measurements that are kept for later calls and processes
 
 
 def ready(
@@ -271,19 +288,19 @@ def ready(
     max_new_tokens: int,
     run: Run | None = None,
 ) -> Params:
-    """Returns the parameters with the costs that a planned drafter chooses by, measured if they are not known.
+    """Returns the parameters with the costs by which a planner chooses block lengths; measures costs that are unknown.
 
-    Other programs' parameters are returned unchanged. If no draft pays before the first round, the draft's parameters
-    are left out: `drafters.model`.
+    The parameters of a program without planned block lengths are returned unchanged. If drafting is not expected to
+    save time, the draft model's parameters are left out, so that its prefill is not computed (`drafters.model`).
 
     Args:
         pair: the models.
-        engine: the engine of a decoder; any other program has no planned lengths.
-        params: its parameters.
+        engine: the program of a decoder; only an `Engine` can have planned block lengths.
+        params: the program's parameters.
         prompt: `[B, P]`, as in `generate`.
-        controls: numbers per row, as in `generate`.
+        controls: the numbers of each row, as in `generate`.
         max_new_tokens: as in `generate`.
-        run: runs the program that is timed; by default `generate`.
+        run: a function that runs the timed program; by default it calls `generate`.
     """
     if not isinstance(engine, Engine) or not isinstance(engine.drafter, PlannedDrafter) or "costs" in params["drafter"]:
         return params
@@ -305,7 +322,7 @@ _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
 def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
-    """Returns the costs of an engine with a planned drafter, on the device; measures them if they are not known."""
+    """Returns the costs of an engine's planned block lengths, on the device; measures them if they are not known."""
     if hosts.many():
         raise ValueError(
             "block_size='auto' needs a single process, because every process would time its own rounds: give a number"
@@ -326,15 +343,15 @@ def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_ne
 
 
 def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any]:
-    """Returns, for records, the number of rounds by block length, and the costs by which lengths were chosen.
+    """Returns a record's entry about planned block lengths: rounds by length, and the costs that decided the choice.
 
-    These are milliseconds by length and of the draft's prefill, the prior acceptance of a row, and the tokens of an
-    output.
+    The costs are the milliseconds of a round by length, the milliseconds of the draft's prefill, the prior acceptance
+    rate, and the expected number of tokens of an output.
 
     Args:
         params: the output of `ready`.
-        engine: its engine.
-        chosen: int `[B, N]`, the rounds of some rows, as a planned drafter counts them.
+        engine: the engine that the parameters belong to.
+        chosen: int `[B, N]`, the number of rounds of each row with each block length.
     """
     names, costs = [*map(str, cast(PlannedDrafter, engine.drafter).lengths)], params["drafter"]["costs"]
     milliseconds = (seconds * 1e3 for seconds in np.asarray(costs.rounds).tolist())
@@ -349,7 +366,7 @@ def planned(params: Params, engine: Engine, chosen: np.ndarray) -> dict[str, Any
 
 
 def _kind(numbers: Controls) -> list[bool]:
-    """Returns which parts of sampling take time: temperatures, top-k and top-p, of draft and target."""
+    """Returns which slow steps of sampling are used: temperature above 0, top-k and top-p, for draft and target."""
     samplings = (numbers.draft, numbers.target)
     return [bool(np.any(on)) for s in samplings for on in (s.temperature > 0, s.top_k > 0, s.top_p < 1)]
 
@@ -366,13 +383,16 @@ def _key(quantity: str, pair: Pair, engine: Engine, *more: Any) -> str:
 
 @functools.cache
 def _code() -> int:
-    """Returns the time of the last change to this package's code, because other code takes other times."""
+    """Returns the time of the last change to the package's code, because measured times are valid for one code only."""
     folder = Path(speccascade_jax.__file__).parent
     return max(path.stat().st_mtime_ns for path in folder.rglob("*.py"))
 
 
 def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -> Any:
-    """Returns a value that this process knows or an earlier one stored, or else measures it; stores sound values."""
+    """Returns a measurement from this process's memory, else from a file, else a new one.
+
+    Only measurements that `sound` accepts are read from files or written to them.
+    """
     if key not in _KNOWN:
         value = _read(key)
         if not sound(value):
@@ -384,14 +404,14 @@ def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -
 
 
 def _is_timed(lengths: int, content: Any) -> bool:
-    """Returns whether a dictionary is a steady `Timed` of that many lengths."""
+    """Returns whether a dictionary from a file is a valid, steady `Timed` for so many block lengths."""
     if not _has_fields(Timed, content) or content["steady"] is not True:
         return False
     return _positive(content["rounds"]) and len(content["rounds"]) == lengths and _positive([content["prefill"]])
 
 
 def _is_telling(content: Any) -> bool:
-    """Returns whether a dictionary is a `Walked` of enough drafts to hold for other prompts."""
+    """Returns whether a dictionary is a valid `Walked` with enough drafts to be used for other prompts."""
     positive = _has_fields(Walked, content) and _positive([*content.values()])
     return positive and bool(content["kept"] <= content["examined"] >= TELLING)
 
@@ -411,7 +431,7 @@ def _file(key: str) -> Any:
 
 
 def _read(key: str) -> Any:
-    """Returns the content of a file; `None` if there is none, or it is not JSON."""
+    """Returns the stored measurement with this key; `None` if there is no file, or the file is not JSON."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if (path := _file(key)) is not None:
             return json.loads(path.read_text())
@@ -419,7 +439,7 @@ def _read(key: str) -> Any:
 
 
 def _write(key: str, value: Any) -> None:
-    # a cache: without it the next process measures again, and compilation_cache has warned already
+    # A failed write is harmless: the next process measures again, and `compilation_cache` has already warned.
     with contextlib.suppress(OSError, RuntimeError):
         if (path := _file(key)) is not None:
             write_atomically(path, json.dumps(value))

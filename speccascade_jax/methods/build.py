@@ -1,4 +1,4 @@
-"""Construction of decoders from a pair and settings, shared by `decode`, `stream` and the experiments."""
+"""Construction of decoders from a pair of models and settings, used by `decode`, `stream` and the experiments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 _KEPT = 64
-"""The number of decoders that a pair keeps."""
+"""The largest number of decoders that a pair keeps for later calls."""
 _PLAIN = (str, int, float, np.generic, Rule, type(None))
 
 
@@ -32,19 +32,19 @@ def build(
 ) -> Decoder:
     """Builds a decoder for a pair.
 
-    Every call that decodes calls this first. So it switches the compilation cache on, which an import does not, and
-    drops programs when too many are alive.
+    Every decoder is built by this function. So it also switches the compilation cache on, which an import does not, and
+    drops compiled programs when too many are alive.
 
     Args:
         pair: the models.
-        settings: how tokens are made.
-        stop_ids: ids that end a row; `None`: the vocabulary's, or none without a vocabulary.
-        head: replaces the pair's own acceptance head, if the method asks one.
+        settings: the method, its rule and drafters, and how tokens are sampled.
+        stop_ids: token ids that end a row; `None`: those of the vocabulary, or none without a vocabulary.
+        head: an acceptance head that replaces the pair's own, if the method needs one.
 
     Raises:
-        ValueError: unknown method, rule, acceptance, stop policy, drafter or bonus, a block size below 1, or one that
-            the method does not have; a stop id outside the vocabulary; an acceptance head that is missing, or of
-            another draft.
+        ValueError: a method, rule, acceptance, stop policy, drafter or bonus is unknown; the block size is below 1, or
+            the method does not allow it; a stop id is outside the vocabulary; an acceptance head is missing, or belongs
+            to another draft.
     """
     check_pair(pair)
     method = table.get(settings.method)
@@ -61,7 +61,7 @@ def build(
 
 
 def check_pair(pair: Any) -> None:
-    """Refuses anything but a pair, such as the name of one, with a ValueError."""
+    """Raises a ValueError if the argument is not a `Pair`, for example if it is the name of one."""
     if not isinstance(pair, Pair):
         raise ValueError(f"pair={shown(pair)} is not a loaded pair: give sc.load_pair({shown(pair)}), or a Pair")
 
@@ -69,13 +69,13 @@ def check_pair(pair: Any) -> None:
 def assemble(
     pair: Pair, *, stop_ids: Sequence[int] | None = None, head: Head | None = None, **settings: Any
 ) -> tuple[Engine, Params]:
-    """Returns the engine of a decoder and its parameters, if the method is one generation.
+    """Returns the engine of a decoder and its parameters; the method must run a single generation.
 
     Args:
         pair: the models.
         stop_ids: ids that end a row, as in `build`.
         head: an acceptance head, as in `build`.
-        settings: `Settings` by name.
+        settings: the fields of `Settings`, by name.
 
     Raises:
         ValueError: as `build` and `Decoder.require_engine`.
@@ -87,13 +87,14 @@ def assemble(
 def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: Sequence[int] | None = None) -> Decoder:
     """Returns the decoder for a call; the pair keeps it for later calls with the same settings.
 
-    A call on the shipped pair takes about ten milliseconds; checking and building takes one more. Settings with an
-    array, or with the name of a user's object, whose meaning may change, build a new decoder each time.
+    A kept decoder saves about one millisecond of a call, which takes about ten milliseconds on the shipped pair. A new
+    decoder is built each time if a setting is an array, a file, or the name of a user's object, because these may have
+    changed since the last call.
 
     Args:
         pair: the models.
-        caller: the function's name, for errors.
-        settings: `Settings` by name.
+        caller: name of the calling function, for error messages.
+        settings: the fields of `Settings`, by name.
         stop_ids: as in `build`.
 
     Raises:
@@ -114,16 +115,19 @@ def decoder_for(pair: Pair, caller: str, settings: Mapping[str, Any], stop_ids: 
 
 
 def _is_current(decoder: Decoder) -> bool:
-    """Returns whether the settings' names of method and rule still stand for the decoder's method and rule."""
+    """Returns whether the names of method and rule in the settings still refer to the objects that the decoder uses."""
     method, settings = decoder.method, decoder.settings
     return table.get(settings.method) is method and method.rule(settings) is decoder.rule
 
 
 def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
-    """Returns a key that distinguishes calls, types included (`True` is not 1); `None`: the decoder is not kept."""
+    """Returns the key under which a pair keeps a decoder, or `None` if the decoder must not be kept.
+
+    The key includes the types of all values, because `True == 1` in Python.
+    """
     stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
     parts = [part for value in (*settings.values(), *stops) for part in _parts(value)]
-    # a user's name may mean another object next time, and a file may change
+    # A name with a dot is a user's object, which may be another one at the next call; a file may change too.
     user_named = any(isinstance(part, str) and "." in part for part in parts)
     files = settings.get("policy") is not None or settings.get("head") is not None
     if user_named or files or not all(isinstance(part, _PLAIN) for part in parts):
@@ -132,7 +136,7 @@ def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the values that a setting consists of; those of a container follow its kind and their number."""
+    """Returns the values inside a setting as a flat list; a container adds its type and its length before them."""
     if not isinstance(value, tuple | Level | Arm):
         return [value]
     inside = value if isinstance(value, tuple) else vars(value).values()

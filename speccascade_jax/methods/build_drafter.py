@@ -1,4 +1,4 @@
-"""Construction of drafters and their parameters from the names, levels and user's drafters in `drafters`.
+"""Construction of drafters and their parameters from the setting `drafters`: models, levels and a user's functions.
 
 A user's drafter is a function `(pair, block_size) -> (drafter, parameters)` in a file that Python can import, named
 `module.NAME`; docs/extending.md shows one.
@@ -39,10 +39,10 @@ def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPo
     Args:
         stop: a name, or a policy's class.
         block_size: the longest block.
-        stop_known: whether the method tells the oracle where to stop.
+        stop_known: whether the method computes beforehand where the oracle must stop.
 
     Raises:
-        ValueError: no such policy, or a block size below 1.
+        ValueError: the policy is unknown, or the block size is below 1.
     """
     kind = names.look_up("stop policy", stop, STOPS, object) if isinstance(stop, str) else stop
     size = whole("block_size", block_size, 1)
@@ -55,11 +55,10 @@ def policy_of(stop: Any, block_size: int, *, stop_known: bool = False) -> StopPo
 
 
 def verifier_of(accept: str, rule: Rule, verify: str = TOKEN) -> Verifier:
-    """Builds the verifier of a rule from the names of an acceptance and of a way to verify, by token or by block.
+    """Builds the verifier of a rule from the settings `accept` (how drafts are accepted) and `verify` (token or block).
 
     Raises:
-        ValueError: no such acceptance, or one that does not fit the rule; no such way to verify, or one that does not
-            fit the acceptance.
+        ValueError: `accept` is unknown or does not fit the rule, or `verify` is unknown or does not fit `accept`.
     """
     if verify not in (TOKEN, *JOINT):
         raise ValueError(f"unknown verify={names.shown(verify)}: choose one of {', '.join((TOKEN, *JOINT))}")
@@ -79,7 +78,8 @@ def checked_threshold(policy: StopPolicy, owner: str, threshold: Any) -> Any:
     """Checks the threshold of a stop policy and returns it; 0 if the policy uses none.
 
     Raises:
-        ValueError: a threshold that is needed and missing, given and unused, or meaningless.
+        ValueError: the threshold is missing although the policy needs one, is set although the policy uses none, or is
+            outside the policy's range.
     """
     if policy.threshold and threshold is None:
         raise ValueError(f"{owner} needs stop_threshold, or in a sweep stop_thresholds: {policy.threshold}")
@@ -98,10 +98,10 @@ Drafters = tuple[str | Level | Arm, ...]
 
 
 def the_one(drafters: Drafters, owner: str) -> str | Level:
-    """Returns the only drafter; raises a ValueError unless there is exactly one.
+    """Returns the only drafter, if there is exactly one.
 
     Raises:
-        ValueError: none, or several.
+        ValueError: there is no drafter, or there are several.
     """
     if len(drafters) != 1:
         raise ValueError(f"{owner} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
@@ -113,15 +113,15 @@ def _plain(drafter: str | Level | Arm) -> str | Level:
 
 
 def by_model(drafters: Drafters) -> bool:
-    """Returns whether all drafters are models of the pair; only models give what a stop policy reads."""
+    """Returns whether all drafters are models of the pair; stop policies work only with models."""
     return all(isinstance(name, str) and "." not in name for name in map(_plain, drafters))
 
 
 def check_tail(settings: Drafting, owner: str) -> None:
-    """Refuses a tail size without a tail, and a tail after blocks of planned length.
+    """Checks that a tail size has a tail, and that no tail follows blocks of planned length (`block_size="auto"`).
 
     Raises:
-        ValueError: names the value and the remedy.
+        ValueError: the settings contradict each other; the message names the value and the remedy.
     """
     size = whole("tail_size", settings.tail_size, 1)
     if settings.tail is None and size != TAIL:
@@ -131,10 +131,11 @@ def check_tail(settings: Drafting, owner: str) -> None:
 
 
 def check(drafters: Drafters, owner: str) -> None:
-    """Refuses impossible drafters, at every level, before anything is loaded.
+    """Checks the drafters at every level of a hierarchy, before any model is loaded.
 
     Raises:
-        ValueError: as `drafter_of`, except for models, which only a pair knows; a setting that nothing would read.
+        ValueError: a drafter is invalid, as in `drafter_of`, or a setting has no effect. Names of models are not
+            checked here, because only a loaded pair knows its models.
     """
     for drafter in map(_plain, drafters):
         if isinstance(drafter, Level):
@@ -165,7 +166,7 @@ def _check_level(level: Level) -> None:
 
 
 def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
-    """Returns whether a model among the drafters drafts until an acceptance head stops it."""
+    """Returns whether an acceptance head ends the blocks of a model among the drafters, at any level."""
     levels = [drafter for drafter in map(_plain, drafters) if isinstance(drafter, Level)]
     asks = by_model(drafters) and isinstance(policy, AcceptanceHead)
     return asks or any(asks_head(drafter.drafters, policy_of(drafter.stop, drafter.block_size)) for drafter in levels)
@@ -174,18 +175,20 @@ def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
 def drafter_of(
     pair: Pair, drafting: Drafting, policy: StopPolicy, owner: str, head: Head | None = None, above: str = "target"
 ) -> tuple[Drafter, Params]:
-    """Returns an engine's drafter, with its tail if there is one, and the parameters of both.
+    """Builds an engine's drafter, with its tail if one is set; returns the drafter and its parameters.
 
     Args:
         pair: the models.
-        drafting: the settings, or a level.
-        policy: the stop policy of a model that drafts; its block size is also that of a user's drafter.
-        owner: the method or level that is drafted for, for errors.
-        head: replaces the pair's own acceptance head.
-        above: the model that is drafted for: an early exit of it drafts in its cache.
+        drafting: the settings of the method, or of a level.
+        policy: the stop policy of a model that drafts; a user's drafter gets only its block size.
+        owner: name of the method or level that uses the drafter, for error messages.
+        head: an acceptance head that replaces the pair's own.
+        above: name of the model that verifies the drafts. A drafter that is an early exit of this model shares its
+            cache.
 
     Raises:
-        ValueError: a name that is neither one of the pair's models nor a user's function; as `Pair.require_head`.
+        ValueError: a name is neither a model of the pair nor a user's function; a needed acceptance head is missing, as
+            in `Pair.require_head`.
     """
     drafter: Drafter
     name = the_one(drafting.drafters, owner)
@@ -207,7 +210,7 @@ _MEMBERS = ("block", "adaptive", "reads_features", "init", "stats", "propose", "
 
 
 def _own_drafter(name: str, pair: Pair, block_size: int) -> tuple[Drafter, Params]:
-    """Calls a user's function; refuses a result that is no drafter with parameters, with a ValueError."""
+    """Calls a user's function; raises a ValueError if it does not return a drafter and its parameters."""
     make = names.look_up("drafter", name, pair.models, FunctionType)
     try:
         inspect.signature(make).bind(pair, block_size)
@@ -242,7 +245,7 @@ def _model_drafter(
 
 
 def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
-    """Returns whether a draft model is made of the first layers (the same arrays) of the model that it drafts for."""
+    """Returns whether a draft model consists of the first layers of the model above it, with the same arrays."""
     model, over = bound.model, above.model
     if not isinstance(model, EarlyExit):
         return False
@@ -256,10 +259,10 @@ def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
 def branching(
     pair: Pair, settings: Settings, verifier: Verifier, owner: str
 ) -> tuple[BranchingDrafter, Params, BranchWise]:
-    """Returns a drafter of trees, its parameters, and the verifier that decides about a tree.
+    """Builds a drafter of token trees; returns the drafter, its parameters, and the verifier of trees.
 
     Raises:
-        ValueError: no such model, or one that cannot be fed a tree.
+        ValueError: a model is unknown, or does not support trees.
     """
     assert settings.tree is not None and isinstance(verifier, TokenWise)
     tree, name = Tree.of_branching(settings.tree), settings.drafters[0]
@@ -272,7 +275,7 @@ def branching(
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:
-    """Returns the engine of a level, and its parameters."""
+    """Builds the engine of a level, which is a model between draft and target; returns it with its parameters."""
     policy, bound = policy_of(level.stop, level.block_size), pair.model(level.model)
     drafter, params = drafter_of(pair, level, policy, f"level {level.model!r}", head, level.model)
     verifier = verifier_of(level.accept, deferral.get(level.rule), level.verify)
@@ -281,17 +284,17 @@ def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[En
 
 
 def draft_sampling(drafters: Drafters, default: Any) -> Any:
-    """Returns the temperature that a draft is sampled at: a level's own if it has one, otherwise `default`."""
+    """Returns the temperature at which drafts are sampled: that of a single level if it is set, otherwise `default`."""
     first = drafters[0] if len(drafters) == 1 else None
     return first.temperature if isinstance(first, Level) and first.temperature is not None else default
 
 
 def inner_controls(drafters: Drafters, above: dict[str, Any], rows: int) -> tuple[Controls, ...]:
-    """Returns the controls of the levels among `drafters`; they mirror the tree of drafters.
+    """Returns the controls (numbers per row) of the levels among `drafters`, nested in the same way as the levels.
 
     Args:
         drafters: the drafters.
-        above: `settings.sampling_of` the model that they draft for.
+        above: sampling settings of the model that verifies their drafts, from `settings.sampling_of`.
         rows: the number of rows.
     """
     drawn = above["draft_temperature"]
@@ -316,11 +319,11 @@ def _level_controls(level: Level, above: dict[str, Any], rows: int) -> Controls:
 def check_length(max_new_tokens: Any, settings: Settings) -> int:
     """Checks `max_new_tokens` and returns it as an int.
 
-    Refuses blocks longer than an output, which would only cost memory.
+    A block that is longer than an output is an error, because it would only cost memory.
 
     Raises:
-        ValueError: not a whole number from 1 to `checks.LONGEST`; a larger block, tail or budget of a level. Sizes up
-            to 20, which some methods have by default, are allowed for any output.
+        ValueError: `max_new_tokens` is not a whole number from 1 to `checks.LONGEST`, or a block, tree, tail or budget
+            is larger than it. Sizes up to 20 are allowed for any output, because they are the defaults of some methods.
     """
     longest = whole("max_new_tokens", max_new_tokens, 1, LONGEST)
     sizes = [("block_size", settings.block_size), ("tail_size", settings.tail_size)]
@@ -347,7 +350,7 @@ def _sizes(drafters: Drafters) -> list[tuple[str, int]]:
 
 
 def levels_of(drafters: Drafters) -> list[Level]:
-    """Returns the levels of a stack, from the one right below the target downwards."""
+    """Returns the levels of a hierarchy, from the level right below the target down to the lowest one."""
     levels: list[Level] = []
     while len(drafters) == 1 and isinstance(drafters[0], Level):
         levels.append(drafters[0])
@@ -356,7 +359,7 @@ def levels_of(drafters: Drafters) -> list[Level]:
 
 
 def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
-    """Returns the pair's models that drafters, levels and their tails name, without the user's drafters."""
+    """Returns the names of the pair's models among drafters, levels and their tails, without a user's drafters."""
     model_names = [] if tail is None else [tail]
     for drafter in map(_plain, drafters):
         if isinstance(drafter, Level):
@@ -367,7 +370,7 @@ def models_of(drafters: Drafters, tail: str | None = None) -> list[str]:
 
 
 def threshold_text(method: Any, settings: Settings) -> str:
-    """Describes in words how the stop policy uses `stop_threshold`, with the number; empty if it uses none."""
+    """Describes how the stop policy uses `stop_threshold`, with its value; returns an empty text if it uses none."""
     policy = getattr(method, "policy", None)
     said = getattr(policy(settings), "threshold", "") if policy else ""
     number = settings.stop_threshold

@@ -1,6 +1,6 @@
 """Selection of one drafter for each query: builds a `SelectedDrafter` from the settings `drafters` and `choose`.
 
-Huang et al., 2024 (assistant selection).
+Source: Huang et al., 2024 (assistant selection).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from speccascade_jax.rules.verification import ByArm, Verifier
 from speccascade_jax.storage.files import point_key
 
 LEARNT = ("greedy", "dynamic", "thompson", "optimistic")
-"""The ways in which a trained policy chooses: `drafters.chooser.DRAWS`."""
+"""Values of the setting `choose` that need a trained policy; `drafters.chooser.DRAWS` holds a function for each."""
 RANDOM = "random"
 MOST = 8
-"""The largest number of arms, because `rngs.below` has keys for this many drafters of one engine."""
+"""The largest number of drafters to choose from, because `rngs.below` has random keys for 8 drafters per engine."""
 
 Part = Callable[[str | Level, int | None], tuple[Drafter, Params]]
-"""A function that makes a drafter and its parameters from an arm's drafter and block size."""
+"""A function that builds a drafter and its parameters from an arm's drafter and block size."""
 
 
 def selects(settings: Settings) -> bool:
@@ -43,26 +43,26 @@ def selects(settings: Settings) -> bool:
 
 
 def lossy_arms(settings: Settings) -> bool:
-    """Returns whether one of several drafters has a lossy rule of its own."""
+    """Returns whether one of the drafters to choose from (arms) has its own rule and this rule is lossy."""
     rules = [arm.rule for arm in arms_of(settings) if arm.rule is not None] if selects(settings) else []
     return any(not deferral.get(rule).lossless for rule in rules)
 
 
 def arms_of(settings: Settings) -> tuple[Arm, ...]:
-    """Returns the drafters, each as an arm."""
+    """Returns the drafters to choose from, each as an `Arm`."""
     return tuple(drafter if isinstance(drafter, Arm) else Arm(drafter=drafter) for drafter in settings.drafters)
 
 
 def check(settings: Settings, owner: str, verifier: Callable[[Any], Verifier]) -> None:
-    """Refuses impossible selections before anything is loaded.
+    """Checks the settings of a selection before any model is loaded.
 
     Args:
         settings: the settings.
-        owner: the method, for errors.
-        verifier: returns the verifier of a rule, the method's own for `None`.
+        owner: name of the method, for error messages.
+        verifier: a function that returns the verifier of a rule; for `None` it uses the method's own rule.
 
     Raises:
-        ValueError: names the value and the remedy.
+        ValueError: a setting is invalid; the message names its value and the remedy.
     """
     arms = arms_of(settings)
     called = [arm.called for arm in arms]
@@ -115,23 +115,24 @@ def verifier_of(settings: Settings, verifier: Callable[[Any], Verifier]) -> Veri
 def drafter_of(
     pair: Pair, settings: Settings, owner: str, part: Part, tells_arm: bool
 ) -> tuple[SelectedDrafter, Params]:
-    """Returns the drafter that chooses among the arms, and its parameters.
+    """Builds the drafter that chooses among the arms; returns it with its parameters.
 
     Args:
         pair: the models.
         settings: the settings.
-        owner: the method, for errors.
-        part: makes an arm's drafter.
-        tells_arm: whether blocks record the arm that wrote them.
+        owner: name of the method, for error messages.
+        part: a function that builds the drafter of an arm.
+        tells_arm: whether every block records which arm drafted it.
 
     Raises:
-        ValueError: a pair without a policy that is needed; a policy of other drafters or another target.
+        ValueError: a policy is needed and the pair has none, or the policy was trained for other drafters or another
+            target.
     """
     arms = arms_of(settings)
     parts = [(NoDrafter(), {}) if arm.drafter == TARGET else part(arm.drafter, arm.block_size) for arm in arms]
     drafters, place = list[Drafter](), 0
     for arm, (drafter, _) in zip(arms, parts, strict=True):
-        if isinstance(arm.drafter, Level):  # the index among levels selects the inner engine's controls and keys
+        if isinstance(arm.drafter, Level):  # its index among the levels selects its engine's controls and random keys
             drafter, place = replace(drafter, arm=place), place + 1  # type: ignore[type-var]
         drafters.append(drafter)
     chooser, numbers = chooser_of(pair, settings, owner)
@@ -142,7 +143,7 @@ def drafter_of(
 
 
 def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Params]:
-    """Returns the chooser of arms, and its parameters; raises the same errors as `drafter_of`."""
+    """Returns the chooser, which assigns an arm to each query, and its parameters; raises errors like `drafter_of`."""
     called = [arm.called for arm in arms_of(settings)]
     if settings.choose == RANDOM:
         return at_random(len(called))
@@ -159,9 +160,9 @@ def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Par
 
 
 def policy_of(pair: Pair, policy: str | Path | Policy | None) -> Policy:
-    """Returns the given policy, a policy loaded from a file, or the pair's own.
+    """Returns the given policy, or a policy loaded from the given file, or the pair's own policy.
 
-    Raises a ValueError if none is given and the pair has none.
+    Raises a ValueError if no policy is given and the pair has none.
     """
     if isinstance(policy, Policy):
         return policy
@@ -173,7 +174,7 @@ def policy_of(pair: Pair, policy: str | Path | Policy | None) -> Policy:
 
 
 def prints(pair: Pair, arms: tuple[Arm, ...]) -> dict[str, str]:
-    """Returns each arm's fingerprint by name; it identifies the weights that draft and how they are combined."""
+    """Returns a fingerprint for each arm's name; it identifies the models that draft and how they are combined."""
     return {arm.called: _print(pair, arm.drafter) for arm in arms}
 
 
@@ -181,7 +182,7 @@ def target_of(pair: Pair) -> tuple[str, int]:
     """Returns the target's fingerprint, and the number of features that its prefill computes.
 
     Raises:
-        ValueError: a target without features.
+        ValueError: the target computes no features of a prompt.
     """
     width = features(pair.target)
     if width is None or not isinstance(pair.target.model, PromptSummary):

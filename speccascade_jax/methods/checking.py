@@ -1,6 +1,6 @@
-"""`check_rule`: a test, in seconds, that a user's rule yields its own target distribution.
+"""The function `check_rule`, which tests in seconds that a user's rule gives the output distribution that it promises.
 
-`tests/support/conformance.py` requires more of the package's own rules.
+`tests/support/conformance.py` tests more properties of the package's own rules.
 """
 
 import itertools
@@ -34,26 +34,30 @@ _WORST, _LEAST = 1e-5, 1e-5
 
 
 def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) -> str:
-    """Checks a rule against its target distribution, on small examples and through the engine; takes about ten seconds.
+    """Tests a rule against its target distribution, on small examples and through the engine; takes about ten seconds.
 
-    It checks the shapes and values that the rule's functions return (`rules.checking.check`). It checks the identity
-    `kept + (1 − Σ kept) · replacement = π` for every acceptance that fits the rule, on random, equal and disjoint
-    distributions, at three α's, and compares the values at single tokens (`kept_at`) with it. It checks the
-    distribution: tokens are generated with blocks of 3, verified token by token and jointly, on tables of 6 entries at
-    temperatures 1 and 0.5 and with top-p 0.8, and are compared with `π` by a chi-square test given the token before
-    (all p-values together, Holm; below 1e-5 it fails). A rule that keeps every draft on these tables passes whatever it
-    does elsewhere: a warning says so.
+    It tests three properties:
+
+    1. The rule's functions return correct shapes and values (`rules.checking.check`).
+    2. The identity `kept + (1 − Σ kept) · replacement = π` holds for every acceptance that fits the rule. It is tested
+       on random, equal and disjoint distributions of draft and target, at three values of α. The values at single
+       tokens (`kept_at`) must agree with `kept`.
+    3. Generated tokens follow the target distribution `π`. They are generated with blocks of 3, verified token by token
+       and jointly, from tables of 6 entries, at temperatures 1 and 0.5 and with top-p 0.8. Chi-square tests compare
+       them with `π` given the token before. The test fails if a p-value is below 1e-5 after Holm's correction.
+
+    A rule that keeps every draft on these tables passes, whatever it does on other distributions; a warning says so.
 
     Args:
         rule: a `Rule`, or a name.
-        alphas: the values to try; by default three of its usual range.
+        alphas: the values of α to try; by default three values in the rule's usual range.
         seed: the random seed of the sampling.
 
     Returns:
-        A line that says what was checked, and how close it was.
+        A line that says what was tested and how large the deviations were.
 
     Raises:
-        ValueError: names the check that fails, where, and by how much.
+        ValueError: a test fails; the message names the test, the values and the size of the deviation.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -98,7 +102,7 @@ _laws = jax.jit(law_pair_of)
 
 @partial(jax.jit, static_argnames="accept")
 def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
-    """Returns pairs that must be equal: the implied distribution and π; `kept` as a whole and token by token."""
+    """Returns two stacks that must be equal: (implied distribution, `kept`) and (`π`, `kept` from single tokens)."""
     kept, replacement = accept(pair, alpha)
     tokens = jnp.broadcast_to(jnp.arange(_ENTRIES), kept.shape)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (len(kept), _ENTRIES, x.shape[-1])), pair)
@@ -108,7 +112,7 @@ def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
 
 
 def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float]:
-    """Returns the largest deviation from the identity, and the largest difference between π and q̃.
+    """Returns the largest deviation from the identity of `check_rule`, and the largest difference between π and q̃.
 
     Raises:
         ValueError: the deviation is larger than rounding explains.
@@ -130,7 +134,7 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float
 
 
 def _p_values(rule: Rule, verify: str, alpha: float, samplings: Any, seed: int) -> list[float]:
-    """Returns one chi-square p-value per sampling, for the tokens that follow each token."""
+    """Returns a chi-square p-value for each sampling setting; it tests the tokens that follow each token."""
     rng = np.random.default_rng(3)
     p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
     q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
@@ -155,7 +159,7 @@ def _p_value(tokens: np.ndarray, law: np.ndarray) -> float:
     np.add.at(counts, (before, tokens), 1)
     expected = law * counts.sum(-1, keepdims=True)
     if ((expected < 1e-9) & (counts > 0)).any():
-        return 0.0  # an impossible token occurred
+        return 0.0  # a token with probability 0 was generated
     large = expected >= 5
     rest = [np.where(large, 0.0, table).sum(-1) for table in (counts, expected)]
     statistic = ((counts - expected) ** 2 / np.where(large, expected, np.inf)).sum()

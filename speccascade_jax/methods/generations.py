@@ -1,13 +1,14 @@
-"""Methods of whole generations: one model alone, or two generations in one program.
+"""Methods that run whole generations: one model alone, or two generations in one compiled program.
 
 In a *sequence cascade* the draft writes the whole output, and the target rewrites it if its score is too low (METHODS
 section 4; Narasimhan et al., 2024, eq. 1). The second generation runs only if some row needs it.
 
-The *oracle* of Lemma 2.1 is greedy speculative decoding that knows beforehand which drafts will be rejected (Huang et
-al., 2024 (SpecDec++)): the target writes alone; one pass of the draft along its output finds where the two disagree;
-then the engine decodes with blocks that end just there. `N_discarded = 0` and, unless a block is cut at its cap,
-`N_target = |S ∪ {N}|`: no stop policy does better. It is an upper bound, not a method: its time would count the output
-twice.
+The *oracle* is greedy speculative decoding that knows beforehand which drafts will be rejected (Huang et al., 2024
+(SpecDec++), Lemma 2.1). First the target writes the output alone. Then one pass of the draft over this output finds the
+set `S` of positions at which draft and target disagree. Finally the engine decodes with blocks that end exactly there.
+So no draft token is discarded (`N_discarded = 0`). For `N` tokens the target is called `N_target = |S ∪ {N}|` times,
+unless a block reaches the largest block size. No stop policy needs fewer calls. The oracle is an upper bound and not a
+practical method. It is not timed, because it computes the output twice.
 """
 
 from collections.abc import Callable
@@ -40,11 +41,14 @@ from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Alpha, checked_alpha
 from speccascade_jax.stopping.policies import Oracle
 
-# --- one model alone: the two ends of every plot
+# --- one model alone: the target or the draft, the two extremes of every trade-off
 
 
 def engine_of(model: LanguageModel, stop_ids: tuple[int, ...]) -> Engine:
-    """Returns an engine in which a model writes alone; its parameters are `{"target": …, "drafter": {}}`."""
+    """Returns an engine in which one model writes alone, without a drafter.
+
+    The engine's parameters are `{"target": …, "drafter": {}}`.
+    """
     lossless = Speculative(RULES["spec_decode"])
     return Engine(target=model, drafter=NoDrafter(), verifier=lossless, stop_ids=stop_ids, bonus="target")
 
@@ -72,17 +76,17 @@ class Alone(Method):
         return self.model != "target"
 
     def resolved(self, settings: Settings) -> Settings:
-        """Drops rule, block size and bonus, which a sweep may name for all methods; refuses settings of drafts.
+        """Removes rule, block size and bonus, which a sweep may set for all methods at once.
 
         Raises:
-            ValueError: such a setting.
+            ValueError: another setting of drafting or verification is set.
         """
         parts = ("accept", "verify", "stop", "stop_threshold", "tree", "drafters", "choose", "policy", "lossy_arms")
         self.refuse(settings, "only one model writes", *parts, "tail")
         return replace(settings, rule=None, block_size=None, bonus=None)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns the model's sampling: the draft's own if it writes alone, otherwise the target's."""
+        """Returns the controls with the model's sampling; `draft_temperature` applies if the draft writes alone."""
         sampling = sampling_of(settings)
         if self.draft_alone and settings.draft_temperature is not None:
             sampling["temperature"] = settings.draft_temperature
@@ -91,7 +95,7 @@ class Alone(Method):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Engine, Params]:
-        """Returns an engine that runs the model in the target's place without a drafter, and its parameters."""
+        """Returns an engine that runs the model in the target's place, without a drafter, and its parameters."""
         self.resolved(settings)
         bound = pair.model(self.model)
         return engine_of(bound.model, stop_ids), {"target": bound.params, "drafter": {}}
@@ -99,7 +103,7 @@ class Alone(Method):
 
 @dataclass(frozen=True)
 class TwoGenerations:
-    """The base of programs that consist of two generations: a `Chain`."""
+    """The base class of programs that consist of two generations; its objects are a `Chain`."""
 
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
@@ -122,41 +126,44 @@ def _jitted(chain: TwoGenerations, params: Params, prompt: Prompt, seed: Array, 
 # --- sequence cascades
 
 Score = Callable[[Array, Array], Array]
-"""A function of `log q` of each token `[B, L]` and whether it counts `[B, L]`, to a score `[B]`."""
+"""A function from `log q` of each token `[B, L]` and a mask of the tokens that count `[B, L]` to a score `[B]`."""
 
 
 def total(logs: Array, counted: Array) -> Array:
-    """Returns `Σ log q`; `c = log(1 − α)` is the threshold of Narasimhan et al., 2024, eq. 1."""
+    """Returns `Σ log q` of each row; the threshold of Narasimhan et al., 2024, eq. 1, is `log(1 − α)` for it."""
     return jnp.where(counted, logs, 0.0).sum(-1)
 
 
 def mean(logs: Array, counted: Array) -> Array:
-    """Returns `Σ log q` per token."""
+    """Returns the mean of `log q` over the tokens of each row."""
     return total(logs, counted) / jnp.maximum(counted.sum(-1), 1)
 
 
 def lowest_tenth(logs: Array, counted: Array) -> Array:
-    """Returns the 0.1-quantile of `log q` over the tokens, interpolated linearly: the draft's least certain tokens."""
+    """Returns the 0.1-quantile of `log q` over the tokens of each row, interpolated linearly.
+
+    The quantile depends on the tokens of which the draft was least certain.
+    """
     ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
     rank = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)
     low = jnp.floor(rank).astype(jnp.int32)
     values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(rank).astype(jnp.int32)], axis=-1), axis=-1)
     share = rank - low
-    # a weighted sum, because the difference of two infinities is NaN
+    # A weighted sum and not `a + share * (b - a)`: the difference of two infinities is NaN.
     return jnp.where(share > 0, (1.0 - share) * values[:, 0] + share * values[:, 1], values[:, 0])
 
 
 SCORES: dict[str, Score | None] = {"sum": total, "mean": mean, "quantile": lowest_tenth, "random": None}
-"""Name -> score.
+"""The scores of sequence cascades, by name.
 
-"random" has none: one model writes each output, the target with probability `c`, and the choice is made before anything
-is written (the random allocation of Holsman et al., 2025).
+"random" has no function: the target writes each output with probability α, and otherwise the draft writes it. The
+choice is made before anything is written (the random allocation of Holsman et al., 2025).
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceMethod(Method):
-    """A method in which the draft writes whole outputs and the target rewrites those whose score is below α; no rule.
+    """A method in which the draft writes whole outputs, and the target rewrites the outputs whose score is below α.
 
     Source: METHODS section 4; Narasimhan et al., 2024, eq. 1.
 
@@ -176,18 +183,18 @@ class SequenceMethod(Method):
     trade_off: Alpha
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """Returns `trade_off`, whatever the settings are."""
+        """Returns the domain of α, `trade_off`, which does not depend on the settings."""
         return self.trade_off
 
     def resolved(self, settings: Settings) -> Settings:
-        """Returns the settings unchanged; refuses settings of speculation."""
+        """Returns the settings unchanged; raises a ValueError for settings of speculative decoding."""
         self.refuse(settings, "it decides by a score", "rule")
         parts = ("accept", "verify", "block_size", "bonus", "stop", "tree", "drafters", "choose", "policy")
         self.refuse(settings, "the draft writes whole outputs", *parts, "lossy_arms", "tail")
         return settings
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns α, and the sampling of both models."""
+        """Returns the controls: α, and the sampling settings of both models."""
         if settings.stop_threshold is not None:
             why = "the draft writes whole outputs"
             raise ValueError(f"{self.called} has no stop_threshold ({settings.stop_threshold}): {why}; leave it out")
@@ -197,7 +204,7 @@ class SequenceMethod(Method):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns two engines in which one model writes alone, and their parameters."""
+        """Returns the program, with one engine for the draft alone and one for the target alone, and its parameters."""
         self.resolved(settings)
         draft, target = (engine_of(bound.model, stop_ids) for bound in (pair.draft, pair.target))
         params = {name: {"target": pair.model(name).params, "drafter": {}} for name in ("draft", "target")}
@@ -210,7 +217,7 @@ class SequenceCascade(TwoGenerations):
 
     With the score "random", only one of the two models runs for each output.
 
-    Parameters are `{"target": …, "draft": …}`.
+    The parameters are `{"target": …, "draft": …}`.
 
     Attributes:
         draft, target: engines in which one model writes alone.
@@ -228,18 +235,19 @@ class SequenceCascade(TwoGenerations):
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
     ) -> Generation:
-        """Lets the draft write all outputs, and the target rewrite those with too low a score.
+        """Generates all outputs with the draft, then generates those with too low a score again with the target.
 
         Raises:
-            ValueError: a `record`, which would mix rounds of both models.
+            ValueError: `record` is set; it would mix rounds of both models.
         """
         if record is not None:
             raise ValueError("a sequence cascade has no rounds to record: record one of its models alone")
-        # separate stages (`rngs.STAGES`): the target's draws, and the random choice, repeat none of the draft's bits
+        # The stages of `rngs.STAGES` keep random bits apart: neither the target nor the random choice may use the
+        # draft's bits again.
         key, ids = rngs.root(seed), more["example_ids"]
         zero = jnp.zeros(ids.shape, jnp.int32)
         uniform = rngs.RoundKeys(rngs.row_keys(key, ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
-        # the draft takes the target's place in the engine, so the draft's sampling goes under the target's name
+        # The draft takes the target's place in the engine, so its sampling settings are passed as the target's.
         inputs = {"controls": replace(controls, target=controls.draft), "record": log_likelihood, "level": 1, **more}
         write = partial(generate, self.draft, params["draft"], prompt, seed, **inputs)
         if (score := SCORES[self.score]) is None:
@@ -260,7 +268,7 @@ class SequenceCascade(TwoGenerations):
 
 
 def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
-    """Returns `write()` for `rows`, and empty outputs at no cost for the others; without such rows it is not called."""
+    """Returns the outputs of `write()` for `rows`, and empty outputs elsewhere; skips the call if no row is true."""
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
     nothing = replace(nothing, failed_at=nothing.failed_at - 1)
     written = jax.lax.cond(rows.any(), write, lambda: nothing)
@@ -271,13 +279,13 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
 
 
 def log_likelihood(turn: Round) -> Array:
-    """Returns float32 `[B]`: the raw `log` probability of the token that a lone model has just committed."""
+    """Returns the raw `log` probability of the token that a model alone has just committed, float32 `[B]`."""
     chosen = jnp.take_along_axis(turn.pair.log("p")[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
     return jnp.where(turn.num_new > 0, chosen, 0.0)
 
 
 def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
-    """Returns for each row the target's output (if `anew`) or the draft's; the counts include the cost of both."""
+    """Returns the target's output for rows in `anew`, else the draft's; the counts include the calls of both models."""
 
     def pick(ours: Array, theirs: Array) -> Array:
         return jnp.where(expand(anew, ours.ndim), ours, theirs)
@@ -299,7 +307,7 @@ def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
         tokens=pick(target.tokens, draft.tokens),
         lengths=pick(target.lengths, draft.lengths),
         stats=replace(stats, **counts),
-        # the draft stood in the target's place: its failures are swapped back to the draft
+        # The draft ran in the target's place, so its failures are in the target's column: swap the two columns.
         failed_at=pick(target.failed_at, draft.failed_at[:, ::-1]),
         num_rounds=draft.num_rounds + jnp.where(anew.any(), target.num_rounds, 0),
     )
@@ -310,18 +318,18 @@ def _chosen(anew: Array, target: Generation, draft: Generation) -> Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleMethod(Speculation):
-    """A method of greedy, lossless speculation by one of the pair's models under the oracle; it is not timed."""
+    """A method of greedy, lossless speculative decoding in which the oracle ends the drafts; it is not timed."""
 
     timed: ClassVar[bool] = False
 
     def resolved(self, settings: Settings) -> Settings:
-        """Resolves the settings as `Speculation` does; refuses a tail, which the oracle could not end."""
+        """Resolves the settings as `Speculation` does; raises a ValueError for a tail, which the oracle cannot end."""
         if settings.tail is not None:
             raise ValueError(f"{self.called} ends blocks where a draft is wrong: leave tail={settings.tail!r} out")
         return super().resolved(settings)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns the same controls as `Speculation`; refuses temperatures above 0."""
+        """Returns the same controls as `Speculation`; raises a ValueError for temperatures above 0."""
         for name in ("temperature", "draft_temperature"):
             value = getattr(settings, name)
             if value is not None and np.max(np.asarray(value)) > 0:
@@ -331,7 +339,7 @@ class OracleMethod(Speculation):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns the engine with its oracle, and its parameters."""
+        """Returns the program, which finds the oracle's stops before it decodes, and its parameters."""
         engine, params = super().program(pair, settings, stop_ids)
         assert isinstance(engine, Engine)
         return OracleStopping(engine), params
@@ -339,9 +347,9 @@ class OracleMethod(Speculation):
 
 @dataclass(frozen=True)
 class OracleStopping(TwoGenerations):
-    """A program that computes where the oracle stops, then runs `engine`, which is lossless and drafts under `Oracle`.
+    """A program that computes where the oracle stops, then runs `engine`, whose stop policy is `Oracle`.
 
-    Its parameters are the engine's.
+    Its parameters are those of the engine.
     """
 
     engine: Engine
@@ -355,7 +363,7 @@ class OracleStopping(TwoGenerations):
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any
     ) -> Generation:
-        """Decodes with the target alone to find the stops, then decodes under the oracle; `controls` are greedy."""
+        """Decodes with the target alone to find the oracle's stops, then decodes with them; `controls` are greedy."""
         alone, more = engine_of(self.engine.target, self.engine.stop_ids), {"controls": controls, **more}
         first = generate(alone, {"target": params["target"], "drafter": {}}, prompt, seed, **more)
         stops = stop_positions(_draft(self.engine.drafter, params), prompt, first.tokens, first.lengths)
@@ -364,7 +372,7 @@ class OracleStopping(TwoGenerations):
 
 
 def _draft(drafter: Any, params: Params) -> BoundModel:
-    """Returns the model that drafts; an early exit has the target's parameters."""
+    """Returns the draft model and its parameters; an early exit takes its parameters from the target."""
     if isinstance(drafter, ModelDrafter):
         return BoundModel(params=params["drafter"]["model"], model=drafter.model)
     shared = exit_params(params["target"], drafter.exit.layer, params["drafter"].get(HEAD))
@@ -372,10 +380,11 @@ def _draft(drafter: Any, params: Params) -> BoundModel:
 
 
 def stop_positions(draft: BoundModel, prompt: Prompt, tokens: Array, lengths: Array) -> Array:
-    """Finds where the oracle ends a block: bool `[B, P + L + 1]` over a row's positions, prompt included.
+    """Returns the positions before which the oracle ends a block: bool `[B, P + L + 1]`, over prompt and output.
 
-    True before every token of `tokens` `[B, L]` that is not the draft's first choice, and before the last of `lengths`
-    `[B]`, which the target writes itself: a bonus after it would be thrown away.
+    An entry is true before every token of `tokens` `[B, L]` that is not the draft's most probable token. It is also
+    true before the last token of each output (`lengths` `[B]`). The target writes this token itself, because a bonus
+    token after it would be discarded.
     """
     place = jnp.arange(tokens.shape[1])[None]
     disagree = argmax(along(draft, prompt, tokens)) != tokens

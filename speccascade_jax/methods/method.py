@@ -31,19 +31,24 @@ from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 Shape = tuple[int, int, int]
-"""Rows, tokens read, tokens written at most: a program is compiled for these and its engine."""
+"""The number of rows, the padded prompt length, and the largest number of new tokens.
+
+A program is compiled for each engine and shape.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The base of all kinds of methods: a name, and the properties that tools need to know under given settings.
+    """The base class of all methods: a name, and the properties that sweeps, tables and plots need to know.
+
+    Most properties depend on the settings.
 
     Attributes:
-        name: its name in `decode`, gin and records.
-        title: its name in tables, by default `name`.
-        detail: distinguishes methods with the same title.
-        symbol: the name of a stop threshold in tables.
-        timed: whether its time means anything.
+        name: the method's name in `decode`, gin files and records.
+        title: the method's name in tables, by default `name`.
+        detail: a text that distinguishes methods with the same title.
+        symbol: the symbol of the stop threshold in tables.
+        timed: whether the method's decoding time is meaningful.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -63,7 +68,7 @@ class Method:
 
     @property
     def called(self) -> str:
-        """The method's name in errors."""
+        """The method's name in error messages."""
         return f"method {self.name!r}"
 
     @property
@@ -72,15 +77,15 @@ class Method:
         return False
 
     def rule(self, settings: Settings) -> Rule:
-        """Returns the rule that decides; if none does, the one whose distribution the outputs have.
+        """Returns the rule that decides about drafts; a method that has none returns the lossless rule.
 
         Raises:
-            ValueError: no such rule, or one that the method does not take.
+            ValueError: the rule is unknown, or the method does not accept it.
         """
         return RULES["spec_decode"]
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """Returns the domain of the method's trade-off α; `None`: it has none."""
+        """Returns the domain of the trade-off parameter α, or `None` if the method has no such parameter."""
         return None
 
     def heading(self, settings: Settings) -> str:
@@ -88,15 +93,15 @@ class Method:
         return self.title or self.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """Returns the texts in brackets after the heading."""
+        """Returns the texts that tables print in brackets after the heading."""
         return (self.detail,) if self.detail else ()
 
     def sweeps_block(self, settings: Settings) -> bool:
-        """Returns whether γ is worth sweeping, which it is not if the draft itself decides when to stop."""
+        """Returns whether a sweep should vary the block size γ, which is useless if a stop policy ends the blocks."""
         return False
 
     def threshold(self, settings: Settings) -> str:
-        """Describes in words how the method uses a stop threshold other than α; empty if it uses none."""
+        """Describes how the method uses a stop threshold other than α; returns an empty text if it has none."""
         return ""
 
     def on_rejection(self, settings: Settings) -> bool:
@@ -104,39 +109,41 @@ class Method:
         return False
 
     def needs_head(self, settings: Settings) -> bool:
-        """Returns whether the method needs an acceptance head."""
+        """Returns whether the method needs an acceptance head, which predicts whether drafts will be accepted."""
         return False
 
     def resolved(self, settings: Settings) -> Settings:
-        """Returns the settings with the method's own block size and bonus where the caller named none.
+        """Returns the settings, with the method's default block size and bonus where the caller gave none.
 
-        A method without block size or bonus sets `None`.
+        A method without a block size or a bonus sets the field to `None`.
 
         Raises:
-            ValueError: settings that it has no use for.
+            ValueError: a setting has no effect on the method.
         """
         return settings
 
     def refuse(self, settings: Settings, why: str, *names: str) -> None:
-        """Raises a ValueError if the caller chose any of the named settings, which the method has no use for.
+        """Raises a ValueError if the caller set any of the named settings, which have no effect on the method.
 
         Raises:
-            ValueError: names the first one that the caller chose, and `why` it means nothing.
+            ValueError: a named setting is set; the message names the first one and says `why` it has no effect.
         """
         for name, value in meant(settings, *names):
             raise ValueError(f"{self.called} has no {name}, got {value!r}: {why}; leave it out")
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Checks the numbers of a generation and returns them, one value per row, before anything is compiled.
+        """Checks the numbers of a generation, such as α and temperature, and returns them with one value per row.
+
+        Nothing is compiled before this check.
 
         Raises:
-            ValueError: a meaningless number, as `rules.rule.checked_alpha` and `core.controls.make_controls`; a
-                temperature or a stop threshold that the method cannot have, or needs and lacks.
+            ValueError: a number is invalid, as in `rules.rule.checked_alpha` and `core.controls.make_controls`; a
+                temperature or a stop threshold is missing, or the method cannot have it.
         """
         raise NotImplementedError
 
     def warn_of_alpha(self, settings: Settings, vocab_size: int) -> None:
-        """Warns of an α beyond which hardly anything changes, because it is usually a slip."""
+        """Warns if α is beyond the values at which it changes anything, because such a value is usually a mistake."""
         trade_off = self.alpha(settings)
         if trade_off is None or settings.alpha is None:
             return
@@ -151,12 +158,13 @@ class Method:
 
         Args:
             pair: the models.
-            settings: how tokens are made.
-            stop_ids: ids that end a row.
-            head: replaces the pair's own acceptance head, if the method needs one.
+            settings: the method's settings.
+            stop_ids: token ids that end a row.
+            head: an acceptance head that replaces the pair's own, if the method needs one.
 
         Raises:
-            ValueError: meaningless settings; a pair that lacks a model or a head, or a head of another draft.
+            ValueError: a setting is invalid; the pair lacks a model or an acceptance head; the head belongs to another
+                draft.
         """
         program, params = self.program(pair, settings, stop_ids, head)
         return Decoder(self, settings, pair, program, params)
@@ -164,7 +172,7 @@ class Method:
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns the engine, or the chain of generations, and its parameters.
+        """Returns the method's program, which is an engine or a chain of generations, and the program's parameters.
 
         Arguments and errors are those of `build`.
         """
@@ -175,7 +183,7 @@ class Method:
 class Chain(Protocol):
     """A program of several generations, for a method whose program is not a single `Engine`.
 
-    Hashable and static under jit; not necessarily traceable.
+    An object of this class is hashable, because it is a static argument of jit. Its `generate` need not be traceable.
     """
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
@@ -199,7 +207,7 @@ class Decoder:
     `sc.decode`, `sc.stream`, sessions of sweeps, Spec-Bench and serving all decode with it.
 
     Attributes:
-        method, settings, pair: the arguments that it was built from.
+        method, settings, pair: the arguments from which the decoder was built.
         program: an `Engine`, or the method's `Chain` of generations.
         params: the program's parameters.
         rule: the method's rule under these settings.
@@ -237,24 +245,24 @@ class Decoder:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine; `None` if the method is more than one generation."""
+        """The engine; `None` if the method runs more than one generation."""
         return self.program if isinstance(self.program, Engine) else None
 
     def require_engine(self) -> Engine:
         """Returns the engine.
 
         Raises:
-            ValueError: the method is more than one generation.
+            ValueError: the method runs more than one generation.
         """
         if self.engine is None:
             raise ValueError(f"{self.method.called} runs more than one generation, so it has no engine: call decode")
         return self.engine
 
     def controls(self, rows: int, **numbers: Any) -> Controls:
-        """Returns the controls of `rows` rows on the device; `numbers` replace some of the settings.
+        """Returns the controls of `rows` rows on the device; `numbers` replace the settings of the same names.
 
         Raises:
-            ValueError: as `Method.controls`.
+            ValueError: as in `Method.controls`.
         """
         if numbers:
             changed = self.method.controls(replace(self.settings, **numbers), rows)
@@ -266,9 +274,9 @@ class Decoder:
     def prepared(
         self, prompt: Prompt, controls: Controls, example_ids: np.ndarray, max_new_tokens: int
     ) -> partial[Generation]:
-        """Returns a generation that lacks only its random seed: `prepared(...)(seed) -> Generation`, on the device.
+        """Returns a function that generates from a random seed, `prepared(...)(seed) -> Generation`, on the device.
 
-        The parameters hold the costs that planned block lengths are chosen by, measured here if they are not known.
+        For planned block lengths, costs that are not known yet are measured here, before the function is returned.
         """
         prompt, controls, ids = on_devices((prompt, controls, example_ids), self.pair.mesh)
         numbers: dict[str, Any] = {"controls": controls, "max_new_tokens": max_new_tokens}
@@ -278,34 +286,36 @@ class Decoder:
     def generate(
         self, prompt: Prompt, seed: int | Array = 0, *, params: Params | None = None, **more: Any
     ) -> Generation:
-        """Generates, and leaves the result on the device.
+        """Generates outputs and leaves the result on the device.
 
         Args:
             prompt: the prompts.
             seed: the random seed.
-            params: replaces the decoder's own.
-            more: as in `engine.generate.generate`.
+            params: parameters that replace the decoder's own.
+            more: further arguments of `engine.generate.generate`.
         """
         return replicate(run(self.program, self.params if params is None else params, prompt, seed, **more))
 
     def fetch(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
-        """Generates, and fetches the result to the host in one transfer."""
+        """Generates outputs and copies the result to the host in one transfer."""
         prompt = by_rows(prompt, self.pair.mesh)
         params = self.ready(prompt, max_new_tokens)
         arguments = self._arguments(example_ids, max_new_tokens)
-        if self.engine is None:  # a user's chain need not be traceable
+        if self.engine is None:  # a user's chain need not be traceable, so jit cannot join its arrays
             with self.compiling("decode", prompt, max_new_tokens):
                 generation = self.generate(prompt, seed, params=params, **arguments)
             return fetch(generation)
         if params is not self.params:
-            arguments["most_rounds"] = np.int32(MOST)  # the same program as the timed one, which ran fewer rounds
+            arguments["most_rounds"] = np.int32(MOST)  # as in timed runs, so that their compiled program is reused
         return self._fetch_joined(params, prompt, seed, arguments)
 
     def fetch_traced(self, prompt: Prompt, seed: int, example_ids: np.ndarray, max_new_tokens: int) -> Generation:
-        """Generates as `fetch` does, and records in `record` what traces show; it has a compiled program of its own.
+        """Generates as `fetch` does and also records what traces show, in `Generation.record`.
+
+        Recording needs a compiled program of its own.
 
         Raises:
-            ValueError: the method is more than one generation.
+            ValueError: the method runs more than one generation.
         """
         self.require_engine()
         prompt = by_rows(prompt, self.pair.mesh)
@@ -325,7 +335,7 @@ class Decoder:
                 return self._fetch_joined(params, prompt, SEED, limited)
 
             if self.engine is not None and isinstance(self.engine.drafter, PlannedDrafter):
-                self.compiling("decode", prompt, max_new_tokens)  # timing prints its own notice
+                self.compiling("decode", prompt, max_new_tokens)  # no second notice: timing prints its own
             self._ready[shape] = block_costs.ready(
                 self.pair, self.program, self.params, prompt, arguments["controls"],
                 max_new_tokens=max_new_tokens, run=time,
@@ -350,7 +360,7 @@ class Decoder:
         return generation
 
     def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
-        """Returns a context for a call that may compile: if that takes long, a notice says why (`notices`)."""
+        """Returns a context manager for a call that may compile; a notice explains a long compilation (`notices`)."""
         seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
         if shape in seen:
             return nullcontext()
@@ -371,7 +381,7 @@ def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:
 
 
 def _reason(shape: Shape, before: Collection[Shape]) -> str:
-    """Returns what a program is compiled for, and which part of it is new."""
+    """Describes the shape that a program is compiled for, and which of its numbers are new."""
     names = ("a batch of {}", "prompts padded to {} tokens", "{} new tokens")
     parts = [name.format(size) for name, size in zip(names, shape, strict=True)]
     new = [part for n, part in enumerate(parts) if shape[n] not in {earlier[n] for earlier in before}]
@@ -381,5 +391,5 @@ def _reason(shape: Shape, before: Collection[Shape]) -> str:
 
 @partial(jax.jit, static_argnames=("engine", "max_new_tokens"))
 def _joined(engine: Engine, params: Params, prompt: Prompt, seed: Array, **arguments: Any) -> Array:
-    """Generates, and joins all arrays of the result into one int32 array."""
+    """Generates outputs and joins all arrays of the result into one int32 array, which takes a single transfer."""
     return join(generate(engine, params, prompt, seed, **arguments))

@@ -1,4 +1,4 @@
-"""Settings: how tokens are made, as plain values; `decode`, `stream`, gin and records describe a method by them."""
+"""Settings of decoding as plain values; `decode`, `stream`, gin files and records describe a method by its settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from speccascade_jax.core.checks import integer, whole
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
-"""The pair's model that drafts by default."""
+"""The name of the pair's model that drafts by default."""
 
 TOKEN: Final = "token"
 """The default verification: token by token."""
 
 TAIL = 10
-"""The default length of a tail, in tokens (Globerson et al., 2025, appendix D)."""
+"""The default number of tokens that a tail appends to a draft (Globerson et al., 2025, appendix D)."""
 
 AUTO: Final = "auto"
-"""The value for a block size that is chosen for each round, from measured costs and the acceptance so far."""
+"""The value of `block_size` with which a planner chooses lengths, from measured costs and the acceptance so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,24 +32,26 @@ class Drafting:
     """The settings that `Settings` and `Level` share: how a model's tokens are drafted, and which of them are kept.
 
     Attributes:
-        rule: a name of `rules.deferral.RULES`, `module.NAME`, or a `Rule`; `None` is the method's own, which for
-            "speculative" is lossless.
-        alpha: the rule's trade-off, a number or `[B]`; rules without one ignore it.
-        accept: "speculative", or "deferral" (keep with probability 1 − r, replace from the target).
-        verify: "token" by token, or a "block" jointly, which keeps more of it under the same distribution
-            (`rules.block_wise`) and requires accept="speculative".
-        bonus: what follows a fully kept block: "rule", "target" or "none" (METHODS section 2).
-        block_size: γ, the most draft tokens per round.
-        stop: when the draft ends before its block is full: a name of `stopping.policies.STOPS`, `module.NAME`, or a
-            policy's class.
-        stop_threshold: the largest doubt at which a draft with such a policy goes on, a number or `[B]`.
+        rule: a name in `rules.deferral.RULES`, `module.NAME` for a user's rule, or a `Rule`. `None` is the method's own
+            rule; that of the method "speculative" is lossless.
+        alpha: the rule's trade-off α, a number or `[B]`; rules without α ignore it.
+        accept: "speculative" (keep as many drafts as the rule's distribution allows), or "deferral" (defer with
+            probability r: keep a draft with probability 1 − r, otherwise sample from the target).
+        verify: "token" verifies drafts one by one; "block" verifies them jointly, which keeps more of them under the
+            same distribution (`rules.block_wise`) and requires accept="speculative".
+        bonus: the distribution of the token after a fully kept block: "rule", "target" or "none" (METHODS section 2).
+        block_size: γ, the largest number of draft tokens per round.
+        stop: the stop policy, which may end a draft before its block is full: a name in `stopping.policies.STOPS`,
+            `module.NAME` for a user's policy, or a policy's class.
+        stop_threshold: the threshold of the stop policy, a number or `[B]`; the draft ends when the policy's measure of
+            doubt exceeds it.
         temperature, top_p, top_k: how this model's tokens are sampled, numbers or `[B]`; temperature 0 is greedy, top_k
             0 is off.
-        draft_temperature: the temperature of the model that drafts; `None`: this model's.
-        drafters: the name of one of the pair's models, a `Level`, or `module.NAME`, a user's drafter
+        draft_temperature: the temperature of the model that drafts; `None`: this model's temperature.
+        drafters: the name of one of the pair's models, a `Level`, or `module.NAME` for a user's drafter
             (`methods.build_drafter`).
-        tail: another of the pair's models, which continues the draft.
-        tail_size: the most tokens of the tail.
+        tail: the name of another model of the pair, which appends more tokens to each draft.
+        tail_size: the largest number of tokens that the tail appends.
     """
 
     rule: Any = None
@@ -71,17 +73,17 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Level(Drafting):
-    """A model below the target that verifies drafts, and passes verified tokens up (Globerson et al., 2025).
+    """A model between draft and target: it verifies drafts and passes its tokens up (Globerson et al., 2025).
 
-    The level above divides by its distribution. A `temperature`, `top_p` or `top_k` of `None` is the value at which the
-    model above samples its draft.
+    The model above verifies these tokens as drafts from the level's distribution. If a `temperature`, `top_p` or
+    `top_k` is `None`, the level uses the value at which the model above samples its draft.
 
     Attributes:
         model: the name of one of the pair's models (`Pair.models`).
-        budget: the number of tokens at which they are passed up.
+        budget: the number of tokens that the level collects before it passes them up.
 
     Raises:
-        ValueError: a number that is not whole, a value of another type, or `block_size="auto"`.
+        ValueError: a number is not whole, a value has the wrong type, or `block_size` is "auto".
 
     Examples:
         >>> import speccascade_jax as sc
@@ -100,7 +102,7 @@ class Level(Drafting):
     drafters: tuple[str | Level, ...] = (DRAFT_MODEL,)
 
     def __post_init__(self) -> None:
-        if cast(Any, self.block_size) == AUTO:  # callers do not obey the annotation
+        if cast(Any, self.block_size) == AUTO:  # a caller may pass it although the annotation says `int`
             raise ValueError(
                 f"level {self.model!r}: block_size={AUTO!r} is only for the drafter of the target: give a number"
             )
@@ -112,7 +114,7 @@ class Level(Drafting):
         object.__setattr__(self, "drafters", tuple(self.drafters))
 
     def __str__(self) -> str:
-        """Returns model, budget and every unusual setting, so that different levels have different texts."""
+        """Returns the model, the budget and all settings that are not defaults, so that different levels differ."""
         named = {"model", "budget", "block_size", "drafters", "tail", "tail_size"}
         unusual = "".join(
             f" {name.replace('_', ' ')} {_text(getattr(self, name))}"
@@ -123,28 +125,28 @@ class Level(Drafting):
 
 
 MOST_LEVELS = 10
-"""The most levels above each other that have random bits of their own (`core.rngs.below`)."""
+"""The largest number of nested levels; deeper levels would have no random bits of their own (`core.rngs.below`)."""
 
 
 def _depth(level: Level) -> int:
-    """Returns the number of levels from this one down; bounded, because each level below was checked."""
+    """Returns the number of nested levels, this one included; it is bounded, because inner levels were checked."""
     return 1 + max((_depth(below) for below in level.drafters if isinstance(below, Level)), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A drafter among several, of which one is chosen for each query; needed if a name alone does not describe it.
+    """One of several drafters, from which one is chosen for each query; needed if a name alone does not describe it.
 
-    Huang et al., 2024 (assistant selection).
+    Source: Huang et al., 2024 (assistant selection).
 
     Attributes:
-        drafter: as in `Settings.drafters`; "autoregressive" is none: the target alone.
-        block_size: the block size of a model that drafts; `None`: the method's.
-        rule: the rule that decides about its drafts; `None`: the method's rule.
-        name: its name in policies, records and `Settings.choose`; by default the drafter and its own block size.
+        drafter: as in `Settings.drafters`; "autoregressive" means that the target decodes alone, without a drafter.
+        block_size: the block size of a model that drafts; `None`: the method's block size.
+        rule: the rule that decides about this drafter's tokens; `None`: the method's rule.
+        name: the arm's name in policies, records and `Settings.choose`; by default the drafter and its own block size.
 
     Raises:
-        ValueError: a block size that is not whole, or a value of another type.
+        ValueError: the block size is not whole, or a value has the wrong type.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -170,25 +172,25 @@ class Arm:
         return self.name or drafters_text((self.drafter,), self.block_size)
 
     def __str__(self) -> str:
-        """Returns a text for readers: the name, the drafter if that differs, and a rule of its own."""
+        """Returns a text for tables: the name, the drafter if the name is another, and the arm's own rule if set."""
         drawn = drafters_text((self.drafter,), self.block_size)
         named = drawn if self.called == drawn else f"{self.called}: {drawn}"
         return named + ("" if self.rule is None else f" by {_text(self.rule)}")
 
 
 MOST_NODES, MOST_SIBLINGS = 1024, 32
-"""The most tokens of a tree, and the most after one token: more is a slip, and slow to compile."""
+"""The largest number of tokens in a tree, and of branches after one token; larger trees compile very slowly."""
 
 
 _SLOW = 256
-"""Tokens of a tree beyond which compiling it takes so long that a caller is told."""
+"""The number of tokens in a tree above which a warning says that compilation takes about a minute."""
 
 
 def checked_tree(tree: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Checks the numbers of branches of a tree and returns them as a tuple; `None` without a tree.
+    """Checks a tree's numbers of branches, one for each depth, and returns them as a tuple; `None` without a tree.
 
     Raises:
-        ValueError: invalid numbers of branches, or too many tokens.
+        ValueError: a number of branches is invalid, or the tree has too many tokens.
     """
     if tree is None:
         return None
@@ -214,35 +216,35 @@ def _text(value: Any) -> str:
 
 
 def drafters_text(drafters: tuple[str | Level | Arm, ...], block_size: int | str | None) -> str:
-    """Describes drafters for readers; models among them with the block size."""
+    """Describes drafters for tables; the block size follows the name of a model or of a user's drafter."""
     size = "" if block_size is None else f" {block_size}"
     return " | ".join(f"{drafter}{size}" if isinstance(drafter, str) else str(drafter) for drafter in drafters)
 
 
 def tree_text(tree: tuple[int, ...] | None) -> str:
-    """Describes a tree's branching for readers; empty without a tree."""
+    """Describes the branching of a draft tree for tables; returns an empty text without a tree."""
     return "" if tree is None else f"tree {'·'.join(map(str, tree))}"
 
 
 def chosen_text(settings: Settings) -> str:
-    """Describes the drafters and how one of several is chosen, for readers; empty if the pair's draft alone drafts."""
+    """Describes for tables the drafters and how one of them is chosen; empty for the pair's draft model alone."""
     if settings.choose is None:
         usual = settings.drafters == (DRAFT_MODEL,) and settings.tail is None
         return "" if usual else _drafting_text(settings, None)
     path = settings.policy if isinstance(settings.policy, str | Path) else None
-    # the folder's name, because most policy files have the same name
+    # Show the name of the file's folder, because most policy files have the same name.
     asked = "" if path is None else f" ({Path(path).parent.name or Path(path).stem})"
     return f"{settings.choose}{asked} of {_drafting_text(settings, None)}"
 
 
 def _drafting_text(drafting: Drafting, block_size: int | str | None) -> str:
-    """Describes the drafters and their tail, for readers."""
+    """Describes the drafters and their tail for tables."""
     tail = "" if drafting.tail is None else f" + {drafting.tail} {drafting.tail_size}"
     return drafters_text(drafting.drafters, block_size) + tail
 
 
 def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
-    """Yields those of the named settings that the caller chose, with their values."""
+    """Yields the name and the value of each named setting that the caller set to something other than the default."""
     for name in names:
         value = getattr(settings, name)
         if not (value is None or value is False or isinstance(value, str | tuple) and value in (TOKEN, (DRAFT_MODEL,))):
@@ -251,27 +253,29 @@ def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Drafting):
-    """The settings that determine how tokens are made; `None` means the method's own value.
+    """All settings of decoding: the method, its rule and drafters, and sampling; `None` means the method's own value.
 
     Attributes:
-        method: a name of `methods.table.METHODS`, or `module.NAME`, a user's method: "speculative"; the two ends of
-            every plot, "autoregressive" (the target alone) and "autoregressive_draft"; a rule's name; "fuzzy", "bild",
-            "token_cascade" and others.
-        block_size: γ, the most draft tokens per round; "auto": for each round the length, 0 included, with the least
-            time per token, see `methods.block_costs`.
-        tree: drafts that branch: how many tokens are drafted after each, depth by depth, `(3, 2, 1)`, in place of a
-            block size (`core.trees`). `None`, and ones alone: a chain.
-        drafters: as in `Drafting`. Of several, each of which may be an `Arm`, one is chosen for each query;
+        method: a name in `methods.table.METHODS`, or `module.NAME` for a user's method. Examples: "speculative";
+            "autoregressive" (the target alone) and "autoregressive_draft" (the draft alone); a rule's name; "fuzzy",
+            "bild" and "token_cascade".
+        block_size: γ, the largest number of draft tokens per round; "auto": a planner repeatedly chooses the length
+            with the least expected time per token, which may be 0 (`methods.block_costs`).
+        tree: a tree of drafts in place of a block: the number of tokens drafted after each token, depth by depth, for
+            example `(3, 2, 1)` (`core.trees`). `None`, or ones alone, is a chain of tokens.
+        drafters: as in `Drafting`. If there are several, one is chosen for each query; each may be an `Arm`, and
             "autoregressive" is the target alone.
-        choose: how one is chosen: "greedy" or "dynamic" (the best by a trained policy, or drawn from it; a policy with
-            a measure of its certainty also allows "thompson" and "optimistic"), "random", or the name of one of them.
-        policy: the policy's file (`pairs.policy_files`), or a loaded one; `None`: the pair's own.
-        lossy_arms: whether drafters with a lossy rule may be among them.
+        choose: how one of several drafters is chosen: "greedy" (the best one by a trained policy), "dynamic" (at random
+            with the policy's probabilities), "random", or the name of a drafter. A policy that measures its uncertainty
+            also allows "thompson" and "optimistic".
+        policy: the selection policy, as a file (`pairs.policy_files`) or a loaded policy; `None`: the pair's own
+            policy.
+        lossy_arms: whether drafters with a lossy rule are allowed among several drafters.
         head: the file of an acceptance head that replaces the pair's own, if the method needs one.
 
     Raises:
-        ValueError: a value of another type, or a tree with invalid numbers; whether a method takes the settings is
-            checked when it builds a decoder.
+        ValueError: a value has the wrong type, or a tree has invalid numbers. Whether the method accepts the settings
+            is checked when the decoder is built.
 
     Examples:
         >>> from dataclasses import replace
@@ -301,11 +305,11 @@ class Settings(Drafting):
 
     @classmethod
     def of(cls, caller: str, arguments: dict[str, Any]) -> Settings:
-        """Returns the settings that a function was called with.
+        """Returns the settings from the keyword arguments of a function call.
 
         Raises:
-            TypeError: an unknown setting; names the nearest.
-            ValueError: a method's name given as the rule.
+            TypeError: a setting is unknown; the message names the nearest known one.
+            ValueError: as for `Settings`.
         """
         known = sorted(cls.__dataclass_fields__)
         for name in arguments:
@@ -323,7 +327,7 @@ UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "logit_bias", "logits_processor", "min_p", "no_repeat_ngram_size",
                      "presence_penalty", "repetition_penalty", "typical_p"), _OTHER_DISTRIBUTION),
 }  # fmt: skip
-"""Settings of other libraries that have no counterpart -> the reason."""
+"""Settings of other libraries that this package does not have, each with the reason."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -338,19 +342,19 @@ def with_settings(function: Function) -> Function:
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "draft_temperature")
-"""The settings of how tokens are sampled, for every method."""
+"""The names of the settings of sampling, which every method has."""
 
 
 def sampling_of(settings: Drafting) -> dict[str, Any]:
-    """Returns the settings of `SAMPLING` by name."""
+    """Returns the values of the settings named in `SAMPLING`, by name."""
     return {name: getattr(settings, name) for name in SAMPLING}
 
 
 def check_sampling_alone(settings: Settings, caller: str) -> Settings:
-    """Refuses settings other than those of sampling, for callers that choose the methods themselves.
+    """Checks that only settings of sampling are set, for callers that choose the methods themselves.
 
     Raises:
-        ValueError: names the first other setting.
+        ValueError: another setting is set; the message names the first one.
     """
     plain = Settings(**sampling_of(settings))
     for name in Settings.__dataclass_fields__:

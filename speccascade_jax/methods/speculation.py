@@ -1,4 +1,4 @@
-"""Speculation: a draft, a rule, an acceptance, a stop policy, and the token after a kept block."""
+"""The class `Speculation`, whose methods combine a drafter, a rule, an acceptance, a stop policy and a bonus token."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,21 +27,21 @@ from speccascade_jax.stopping.policies import Fixed
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation(Method):
-    """A method of speculative decoding; the caller's settings replace any of its parts that is not fixed.
+    """A method of speculative decoding; its fields are defaults, most of which the caller's settings can replace.
 
     Source: METHODS section 2; Leviathan et al., 2023; Narasimhan et al., 2024, Algorithm 4.
 
     Attributes:
-        decides: the rule if none is named.
-        rules: the rules that may replace it (empty: any).
-        accept: a name in `rules.acceptance.VERIFIERS`.
-        stop: a name in `stopping.policies.STOPS`, or a policy's class.
-        block_size: the default, or the only one if `fixed_block`.
-        bonus: the default.
-        greedy_draft: whether the draft is greedy unless a draft temperature is named.
-        alpha_stops: whether α is the stop policy's threshold too.
+        decides: the default rule.
+        rules: names of the rules that may replace the default (empty: any rule).
+        accept: the default acceptance, a name in `rules.acceptance.VERIFIERS`.
+        stop: the default stop policy, a name in `stopping.policies.STOPS` or a policy's class.
+        block_size: the default block size, or the only one if `fixed_block`.
+        bonus: the default for the token after a fully kept block, as in `Engine`.
+        greedy_draft: whether the draft is greedy unless a draft temperature is set.
+        alpha_stops: whether α is also the threshold of the stop policy.
         verify_final: see `Engine`.
-        bare: whether it is only a rule, so that a sweep may choose its bonus.
+        bare: whether the method consists of a rule alone, so that a sweep may choose its bonus.
 
     Examples:
         >>> from speccascade_jax.extend import Settings, Speculation
@@ -73,11 +73,14 @@ class Speculation(Method):
         return chosen
 
     def alpha(self, settings: Settings) -> Alpha | None:
-        """Returns the α of the rule, or of the first drafter's own rule that has one: α is one number for all."""
+        """Returns the domain of α from the method's rule, or else from the first arm whose own rule has α.
+
+        All rules share one value of α.
+        """
         return next((rule.alpha for rule in self._rules(settings) if rule.alpha is not None), None)
 
     def _rules(self, settings: Settings) -> list[Rule]:
-        """Returns the method's rule and the rules of single arms."""
+        """Returns the method's rule, then the rules of the arms that have one of their own."""
         arm_rules = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
         return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in arm_rules)]
 
@@ -87,7 +90,11 @@ class Speculation(Method):
         return self.title or rule.title or rule.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """Returns the method's own detail, the rule's variant, and a stop policy and drafters that were chosen."""
+        """Returns the texts after the title in tables: the method's detail, the rule's variant and the caller's choices.
+
+        The caller may have chosen an acceptance, joint verification, a stop policy, planned block lengths or a tree,
+        and drafters.
+        """
         rule, stop = self.rule(settings), ""
         kind = rule.variant
         if self.title and not kind and rule.name != deferral.get(self.decides).name:
@@ -102,10 +109,10 @@ class Speculation(Method):
         return tuple(part for part in parts if part)
 
     def policy(self, settings: Settings) -> StopPolicy:
-        """Returns the policy that ends drafts.
+        """Returns the stop policy, which ends drafts.
 
         Raises:
-            ValueError: a block size below 1, or another than the method's only one; no such policy; as
+            ValueError: the block size is below 1, or the method allows only another one; the policy is unknown; as in
                 `_check_planned`.
         """
         if settings.block_size == AUTO:
@@ -118,10 +125,12 @@ class Speculation(Method):
         return build_drafter.policy_of(stop, size, stop_known=self.stop == "oracle")
 
     def _check_planned(self, settings: Settings) -> None:
-        """Refuses `block_size="auto"` if another setting fixes block lengths, or if the distribution depends on them.
+        """Checks that `block_size="auto"` fits the other settings.
+
+        No other setting may fix block lengths, and the distribution of the output may not depend on them.
 
         Raises:
-            ValueError: names the setting, and the remedy.
+            ValueError: a setting contradicts "auto"; the message names the setting and the remedy.
         """
         setting, stop = f"block_size={AUTO!r} of {self.called}", self.stop if settings.stop is None else settings.stop
         if self.fixed_block:
@@ -141,7 +150,7 @@ class Speculation(Method):
             )
 
     def sweeps_block(self, settings: Settings) -> bool:
-        """Returns whether a model drafts blocks that always end at γ."""
+        """Returns whether a model drafts blocks of a fixed length γ, so that a sweep can vary γ."""
         if self.fixed_block or settings.block_size == AUTO or settings.tree:
             return False
         arms = build_selection.arms_of(settings)
@@ -150,7 +159,7 @@ class Speculation(Method):
         return isinstance(self.policy(settings), Fixed)
 
     def threshold(self, settings: Settings) -> str:
-        """Describes in words how the stop policy uses its threshold; empty if α is the threshold."""
+        """Describes how the stop policy uses its threshold; returns an empty text if α is the threshold."""
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
@@ -158,11 +167,14 @@ class Speculation(Method):
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:
-        """Returns whether a stop policy needs an acceptance head, the method's own or a level's."""
+        """Returns whether the stop policy of the method or of one of its levels needs an acceptance head."""
         return build_drafter.asks_head(settings.drafters, self.policy(settings))
 
     def resolved(self, settings: Settings) -> Settings:
-        """Returns settings with the method's own block size and bonus; blocks drafted by a level have no size."""
+        """Checks the settings; returns them with the method's default block size and bonus where the caller gave none.
+
+        The block size is `None` if a level drafts, or if a tree is drafted.
+        """
         build_drafter.check(settings.drafters, self.called)
         self._check_tree(settings)
         self._check_choice(settings)
@@ -186,10 +198,10 @@ class Speculation(Method):
         return replace(settings, block_size=size, bonus=bonus)
 
     def _check_tree(self, settings: Settings) -> None:
-        """Refuses a tree together with another setting of block lengths, of verification or of the drafter.
+        """Checks that no setting of block length, verification or drafters contradicts a draft tree.
 
         Raises:
-            ValueError: names the settings.
+            ValueError: settings contradict the tree; the message names them.
         """
         if settings.tree is None:
             return
@@ -214,12 +226,12 @@ class Speculation(Method):
             raise ValueError(f"{self.called} has one drafter: leave policy and lossy_arms out, or name more drafters")
 
     def _verifier(self, settings: Settings, rule: str | Rule | None) -> Verifier:
-        """Returns the verifier of a rule; `None` stands for the method's own rule."""
+        """Returns the verifier of a rule; `None` means the method's own rule."""
         chosen = self.rule(settings if rule is None else replace(settings, rule=rule))
         return build_drafter.verifier_of(settings.accept or self.accept, chosen, settings.verify)
 
     def controls(self, settings: Settings, rows: int) -> Controls:
-        """Returns α, thresholds and sampling of the target, of its draft and of the levels below, all checked."""
+        """Checks and returns the controls: α, thresholds, and the sampling of the target, its draft and all levels."""
         heat = 0.0 if self.greedy_draft and settings.draft_temperature is None else settings.draft_temperature
         drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
@@ -250,7 +262,7 @@ class Speculation(Method):
     def program(
         self, pair: Pair, settings: Settings, stop_ids: tuple[int, ...], head: Head | None = None
     ) -> tuple[Program, Params]:
-        """Returns a program with the drafter and the verifier that the settings ask for, and its parameters."""
+        """Returns the engine with the drafter and the verifier that the settings describe, and its parameters."""
         settings = _as_chain(self.resolved(settings))
         verifier = self._verifier(settings, None)
         drafter: Drafter | Planner
@@ -262,7 +274,7 @@ class Speculation(Method):
         elif settings.tree is not None:
             drafter, params, verifier = build_drafter.branching(pair, settings, verifier, self.called)
         elif settings.block_size == AUTO:
-            # a rule that reads q needs a draft pass for every token, so that a round without drafts saves nothing
+            # A rule that reads q needs a pass of the draft for every token. A round of length 0 would save nothing.
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
             bound = pair.model(str(build_drafter.the_one(settings.drafters, self.called)))
             drafter, params = PlannedDrafter(bound.model, plan), {"model": bound.params}
@@ -281,7 +293,7 @@ class Speculation(Method):
     def _arm(
         self, pair: Pair, settings: Settings, head: Head | None, drafter: str | Level, block_size: int | None
     ) -> tuple[Drafter, Params]:
-        """Returns the drafter of one arm, and its parameters."""
+        """Builds the drafter of one arm; returns it with its parameters."""
         arm_settings = replace(settings, drafters=(drafter,), block_size=block_size or settings.block_size)
         return build_drafter.drafter_of(pair, arm_settings, self.policy(arm_settings), self.called, head)
 

@@ -1,7 +1,8 @@
-"""★ The named methods. A new one is a row here; every rule is a method already.
+"""★ The table of named methods; every rule is also a method with the same name.
 
-A method fixes an acceptance, a stop policy, the token after a kept block, and the default rule. All of them run in the
-same loop (`engine.loop`); a paper's method is a row, not code. Sources: METHODS sections 2, 4, 5, 6.
+A method fixes an acceptance, a stop policy, the token after a kept block, and the default rule. All methods run in the
+same loop (`engine.loop`), so a new method is a new row of the table and needs no other code. Sources: METHODS sections
+2, 4, 5, 6.
 """
 
 import math
@@ -16,7 +17,7 @@ from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.rules.rule import Alpha, Rule
 
 _CAP = 10  # draft tokens in a row before the target must write one (Narasimhan et al., 2024, section F.1)
-_LONGEST = 20  # draft tokens in a block that a policy ends (Huang et al., 2024 (SpecDec++), section 4.1)
+_LONGEST = 20  # largest block if a stop policy ends blocks (Huang et al., 2024 (SpecDec++), section 4.1)
 
 _score = partial(Alpha, useful=(-math.inf, 0.0))
 _sequence = partial(SequenceMethod, title="SeqCascade")
@@ -25,7 +26,7 @@ _stopping = partial(Speculation, block_size=_LONGEST)
 
 
 def of_rule(name: str, rule: Rule) -> Speculation:
-    """Returns the method of a rule: its drafts are kept as often as its target distribution allows."""
+    """Returns the method of a rule; it keeps as many drafts as the rule's target distribution allows."""
     return Speculation(name=name, decides=rule, rules=(rule.name,), bare=True)
 
 
@@ -58,23 +59,25 @@ _ENDS_AND_CASCADES = (
         name="oracle_cascade", title="Oracle", decides="diff", accept="deferral", block_size=1, fixed_block=True,
         bonus="none",
     ),
-    # Big-Little: fallback if the draft is unsure (stop threshold), rollback if the target disagrees (α)
+    # Big-Little: the target takes over if the draft is unsure (stop threshold), and replaces drafts with which it
+    # disagrees (α)
     Speculation(
         name="bild", title="BiLD", symbol="α_f", decides="bild_star", accept="deferral", stop="confidence",
         block_size=_CAP, bonus="target", verify_final=False,
     ),
 )  # fmt: skip
 _OTHERS = (
-    # any rule, given in the setting `rule`
+    # for any rule, which the setting `rule` names
     Speculation(name="speculative"),
-    # Holsman et al., 2025: defers whole positions, replaces from the target; the draft is greedy, the target sampled
+    # Holsman et al., 2025: the rule defers a position whatever its token is, and the target then samples the token;
+    # the draft is greedy
     _fuzzy(name="fuzzy", title="FSD", accept="deferral"),
-    # its variant: lossless first; the divergence decides about rejected drafts only
+    # variant of `fuzzy`: lossless acceptance comes first, and the divergence decides only about rejected drafts
     _fuzzy(name="fuzzy_after_sd", title="FSD after SD"),
-    # two of its baselines; rules of the same names exist, and these rows replace the methods made of them
+    # two baselines of Holsman et al., 2025; these rows replace the methods of the rules with the same names
     _fuzzy(name="sd_reference", decides="sd_reference", rules=("sd_reference",), accept="soft_ratio"),
     _fuzzy(name="random_accept", decides="random_accept", rules=("random_accept",), accept="deferral"),
-    # Huang et al., 2024 (SpecDec++): the draft stops when a rejection has become likely; any rule fits
+    # Huang et al., 2024 (SpecDec++): the draft stops when a rejection has become likely; any rule can be used
     _stopping(name="specdecpp", title="SpecDec++", stop="acceptance_head"),
     _stopping(name="specdecpp_lag0", title="SpecDec++", detail="lag 0", stop="acceptance_head_lag0"),
     _stopping(name="stop_confidence", title="SpecDecode", detail="max q", stop="confidence"),
@@ -91,7 +94,7 @@ METHODS: dict[str, Method] = {
     **{name: of_rule(name, rule) for name, rule in RULES.items()},
     **{row.name: row for row in _OTHERS},
 }
-"""Name -> method, in the order of Narasimhan et al., 2024, Table 2.
+"""The named methods by name, in the order of Narasimhan et al., 2024, Table 2.
 
 Examples:
     >>> import speccascade_jax as sc
@@ -108,7 +111,7 @@ def get(method: Any) -> Method:
     A `Method` is returned as it is.
 
     Raises:
-        ValueError: no such method; the message names the nearest ones.
+        ValueError: the method is unknown; the message names the nearest ones.
     """
     if isinstance(method, Method):
         return method
@@ -117,5 +120,5 @@ def get(method: Any) -> Method:
 
 
 def rank(method: str) -> int:
-    """Returns the place of a method's name in tables; a user's methods come last."""
+    """Returns the position of a method's name in tables; methods that a user defined come last."""
     return list(METHODS).index(method) if method in METHODS else len(METHODS)
