@@ -1,4 +1,4 @@
-"""Exact optimiser of Globerson et al. (2025): models to stack and their token budgets (METHODS.md section 7)."""
+"""Optimiser of Globerson et al. (2025): which models to stack, and with which token budgets (METHODS.md section 7)."""
 
 from speccascade_jax.hierarchy.latency import Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure

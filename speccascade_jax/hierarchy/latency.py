@@ -1,4 +1,7 @@
-"""Expected latency per token of a hierarchy, as in Globerson et al. (2025) and with the overshoot of its levels."""
+"""Expected latency per token of a hierarchy of models, by the formula of Globerson et al. (2025) or with overshoot.
+
+Overshoot: a level passes up at least as many tokens as its budget, and often more.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +15,20 @@ from speccascade_jax.hierarchy import rounds
 
 OBJECTIVES = ("paper", "overshoot")
 TOLERANCE = 1e-6
-"""Largest rounding error of a float32 probability."""
+"""The largest rounding error of a float32 probability."""
 Costs = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Stack of models from the lowest draft to the target, as indices, and the token budget of each but the target.
+    """A stack of models from the lowest draft to the target, with a token budget for every model except the target.
 
     Attributes:
-        models, budgets: one budget fewer than models; the target alone has one model and no budget.
+        models: indices of the models, from the lowest draft to the target.
+        budgets: one budget for each model except the target; the target alone has none.
         latency: expected latency per token, in the unit of the costs.
-        speedup: ratio to the target alone.
-        objective: definition of `latency`: "paper" (Corollary 3.1) or "overshoot".
+        speedup: latency of the target alone divided by `latency`.
+        objective: the definition of `latency`: "paper" (Corollary 3.1) or "overshoot".
     """
 
     models: tuple[int, ...]
@@ -39,16 +43,17 @@ def latency(
 ) -> float:
     """Returns the expected latency per token of one hierarchy.
 
-    `"paper"` is Corollary 3.1: level `k` needs `γ(α, T_{k−1}, T_k)` calls for its block, as if the level below always
-    handed up exactly `T_{k−1}` tokens. `"overshoot"` is exact if acceptance is independent at every token: block
-    lengths have a distribution, renewal theory gives the calls for a budget, and Wald's identity gives their cost.
+    `"paper"` is Corollary 3.1 of Globerson et al. (2025): level `k` needs `γ(α, T_{k−1}, T_k)` calls for its block, as
+    if the level below always passed up exactly `T_{k−1}` tokens. `"overshoot"` is exact if every token is accepted
+    independently. It computes the distribution of block lengths. Renewal theory gives the number of calls for a budget,
+    and Wald's identity gives their cost.
 
     Args:
-        costs: `[N]`, of one call, the cheapest model first.
-        acceptance: `[N, N]`; `α[i, j]` for i < j is the rate at which `j` accepts a token of `i`. Entries below the
-            diagonal are equal to those above, since 1 − TV is symmetric, or all 0.
-        models: indices, from the lowest draft to the target, increasing.
-        budgets: for all models but the last, at least 1.
+        costs: `[N]`, cost of one call of each model, the cheapest model first.
+        acceptance: `[N, N]`; `α[i, j]` for i < j is the rate at which model `j` accepts a token of model `i`. Entries
+            below the diagonal are either all 0 or equal to those above, because 1 − TV is symmetric.
+        models: indices of the models, increasing, from the lowest draft to the target.
+        budgets: one for each model except the last, at least 1.
         objective: "paper" or "overshoot".
 
     Raises:
@@ -105,8 +110,8 @@ def checked(costs: Costs, acceptance: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns costs and acceptance as float64 arrays; acceptance is 0 on and below the diagonal.
 
     Raises:
-        ValueError: costs are not positive, or not in order; the matrix has another size, an entry is no probability, or
-            the entries below the diagonal are neither all 0 nor equal to those above.
+        ValueError: the costs are not positive or not in increasing order; the matrix has another size; an entry is not
+            a probability; the entries below the diagonal are neither all 0 nor equal to those above.
     """
     values, matrix = np.asarray(costs, np.float64), np.asarray(acceptance, np.float64)
     if values.ndim != 1 or not values.size or not np.all(np.isfinite(values)) or np.any(values <= 0):

@@ -1,7 +1,8 @@
-"""Measurements for the optimiser: acceptance rates between models, and the cost of a call of each.
+"""Measurements for the optimiser: the acceptance rate between every two models, and the cost of a call of each model.
 
-Both are measured along the target's own outputs. All models read these in one program, and an array that several models
-share is passed once, so layers that early exits share with their target are computed once (METHODS.md section 7).
+Acceptance rates are measured along the target's own outputs. One compiled program computes the distributions of all
+models along an output. An array that several models share is passed to it once, so layers that early exits share with
+their target are computed once (METHODS.md section 7).
 """
 
 import math
@@ -22,9 +23,9 @@ from speccascade_jax.models.early_exit import Places, distinct, restored
 from speccascade_jax.models.teacher_forcing import continued, failing
 
 STEPS, TURNS, MOST_TURNS = 16, 9, 720
-"""Calls that are timed together, and the initial and the largest number of turns.
+"""The number of calls in one timed run, and the initial and the largest number of timed runs.
 
-The number of turns is doubled until the standard error of the median is at most `CLOSE` of the median.
+The number of runs is doubled until the standard error of the median time is at most `CLOSE` times the median.
 """
 CLOSE = 0.03
 
@@ -38,8 +39,10 @@ class Measured:
     """Measurements of models, ordered from the cheapest to the target.
 
     Attributes:
-        names: in this order; costs: seconds of one call at batch 1; acceptance: `[N, N]`, `E [1 − TV(p̃_i, p̃_j)]`.
-        positions: number of measured positions.
+        names: names of the models, in this order.
+        costs: seconds of one call of each model at batch size 1.
+        acceptance: `[N, N]`, `E [1 − TV(p̃_i, p̃_j)]`, where TV is the total variation distance.
+        positions: number of positions over which acceptance was averaged.
         breach: largest violation of the triangle inequality `α_ij + α_jk ≤ α_ik + 1`; 0 up to rounding.
     """
 
@@ -61,24 +64,24 @@ def measure(
     top_k: int = 0,
     costs: Mapping[str, float] | None = None,
 ) -> Measured:
-    """Measures acceptance and costs of models along the target's outputs.
+    """Measures the acceptance rates between models along the target's outputs, and the cost of a call of each model.
 
     Args:
         models: the models by name, the target among them.
-        prompts: batches, `[B, P]` each.
-        outputs: for each batch int32 tokens `[B, L]` and lengths `[B]`.
+        prompts: batches of prompts, `[B, P]` each.
+        outputs: the target's outputs for each batch: int32 tokens `[B, L]` and lengths `[B]`.
         target: the target's name in `models`.
-        temperature: one for all models, or one for each by name; 0 is greedy.
-        top_p: one for all models.
-        top_k: one for all models.
-        costs: seconds of one call, if known; otherwise calls are timed (`call_seconds`).
+        temperature: one value for all models, or a value for each name; 0 is greedy.
+        top_p: one value for all models.
+        top_k: one value for all models.
+        costs: seconds of one call by name, if known; otherwise calls are timed (`call_seconds`).
 
     Returns:
-        The models ordered by cost, without those that cost as much as the target or more.
+        The measurements, in the order of the costs; models that cost as much as the target or more are left out.
 
     Raises:
         ValueError: the target is unknown, a model has no temperature or cost, there are no tokens, logits are not
-            finite, or call times cannot be distinguished from noise.
+            finite, or the time of a call cannot be distinguished from noise.
     """
     if target not in models:
         raise ValueError(f"the target {target!r} is not among the models {', '.join(models)}")
@@ -102,7 +105,7 @@ def measure(
 def acceptance(
     models: Mapping[str, BoundModel], batches: Sequence[Batch], samplings: Mapping[str, tuple[Any, ...]]
 ) -> tuple[np.ndarray, int]:
-    """Returns `E [1 − TV]` of every pair of models, in their order, and the number of positions.
+    """Returns `E [1 − TV]` for every two models, `[N, N]` in their order, and the number of positions of the average.
 
     Args:
         models: the models by name.
@@ -110,7 +113,7 @@ def acceptance(
         samplings: each model's temperature, `top_p` and `top_k`.
 
     Raises:
-        ValueError: as for `measure`.
+        ValueError: as in `measure`.
     """
     kinds = tuple(bound.model for bound in models.values())
     distinct_arrays, places = distinct([bound.params for bound in models.values()])
@@ -126,16 +129,16 @@ def acceptance(
         positions += int(np.sum(lengths))
     if not positions:
         raise ValueError("the target's outputs have no tokens to measure: give prompts that the target answers")
-    return np.clip(total / positions, 0.0, 1.0), positions  # float32 distributions sum to 1 only up to rounding
+    return np.clip(total / positions, 0.0, 1.0), positions  # rounding of float32 can bring a mean above 1
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _shared(
     kinds: Any, places: Places, distinct_arrays: list[Array], samplings: list[Sampling], batch: Batch
 ) -> tuple[Array, Array]:
-    """Returns `Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, and each model's failing rows, bool `[N, B]`.
+    """Returns `1 − TV = Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, and whether a model failed in a row, bool `[N, B]`.
 
-    The sums are 0 beyond an output's end.
+    The sums are 0 beyond the end of an output.
     """
     prompt, tokens, lengths = batch
     counted = (jnp.arange(tokens.shape[1])[None] < lengths[:, None])[..., None]
@@ -152,20 +155,20 @@ def _shared(
 def triangle_breach(matrix: np.ndarray) -> float:
     """Returns the largest violation of the triangle inequality, `α_ij + α_jk − α_ik − 1`, at least 0.
 
-    Total variations and their means are metrics, so only rounding violates it.
+    Total variation distance and its mean over positions are metrics, so only rounding can violate the inequality.
     """
     over = matrix[:, :, None] + matrix[None, :, :] - matrix[:, None, :] - 1.0
     return float(max(0.0, over.max()))
 
 
 def call_seconds(bound: BoundModel, prompt: Prompt) -> float:
-    """Returns the seconds of a one-token call at the batch of `prompt`, without prefill.
+    """Returns the seconds of a one-token call at the batch size of `prompt`, without prefill.
 
-    Prefill with calls and prefill alone are timed in interleaved turns. The result is the median of the differences,
-    over as many turns as a precise median needs.
+    Two programs are timed in alternation: prefill followed by calls, and prefill alone. The result is the median
+    difference of the two times, divided by the number of calls. Timing is repeated until the median is precise.
 
     Raises:
-        ValueError: the time cannot be distinguished from 0.
+        ValueError: the time of a call cannot be distinguished from 0.
     """
     runs = [partial(run, bound.model, STEPS, bound.params, prompt) for run in (_calls, _prefilled)]
     for run in runs:
@@ -175,7 +178,7 @@ def call_seconds(bound: BoundModel, prompt: Prompt) -> float:
     while error > CLOSE * middle and len(differences) < MOST_TURNS:
         differences += [_seconds(runs[0]) - _seconds(runs[1]) for _ in range(max(TURNS, len(differences)))]
         middle = float(np.median(differences))
-        # standard error of the median by the median absolute deviation, for a normal bulk
+        # standard error of the median, from the median absolute deviation of a normal distribution
         error = 1.253 * 1.483 * float(np.median(np.abs(np.asarray(differences) - middle))) / len(differences) ** 0.5
     if error > CLOSE * middle and middle <= 2 * error:
         taken = f"{STEPS} calls of a model take {1e6 * middle:.0f} µs, ± {1e6 * error:.0f}"

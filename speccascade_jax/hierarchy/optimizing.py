@@ -26,7 +26,7 @@ from speccascade_jax.results.store.record import Record, Row, Timed
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 TARGET_MODEL = "target"
-"""Name, in every pair, of the model that all others draft for."""
+"""The name of the target model in every pair."""
 
 
 def optimize(
@@ -42,30 +42,32 @@ def optimize(
 ) -> list[Row]:
     """Finds the best stack of the pair's models and compares its predicted latency with a timed run.
 
-    The candidates are the pair's draft and its further drafts (`ModelPair.others`: checkpoints, or words of
-    `pairs.derived`). Acceptance is measured along the target's outputs for the evaluation's examples. Each model's cost
-    is the cost of a one-token call at batch 1. The call runs the best single draft, the best stack by the paper's
-    latency and the best by the overshoot latency, and the target alone for comparison.
+    The candidate models are the pair's draft and its further drafts (`ModelPair.others`: checkpoints, or models derived
+    by `pairs.derived`). Acceptance rates are measured along the target's outputs for the evaluation's examples. The
+    cost of a model is the time of a one-token call at batch size 1. Four stacks are run and timed: the best single
+    draft, the best stack by the paper's latency, the best stack by the latency with overshoot, and the target alone for
+    comparison.
 
     Args:
         pair: the models, as for a run.
         evaluation: the examples, as for a run.
-        settings: how all models sample.
+        settings: the sampling settings of all models.
         max_budget: T̄, the largest budget.
-        costs: cost of a call of each model, in any unit, for the solution and all predictions; `None`: measured
-            seconds.
-        tail: the model that appends tokens at every level in one more run of the paper's optimum (the paper's
-            horizontal heuristic, appendix D), except where it is itself the draft; `None`: no such run. This run has no
-            prediction.
+        costs: cost of a call of each model, in any unit, for the solution and all predictions; `None`: seconds are
+            measured.
+        tail: a model that appends tokens to the drafts at every level, except where it is itself the draft (the paper's
+            horizontal heuristic, appendix D). The paper's optimum is run once more with these tails; this run has no
+            prediction. `None`: no such run.
         seed: the random seed, as for a run.
         output: a JSON file for the rows, the matrix and the costs; `experiments.plots --acceptance` draws the matrix.
 
     Returns:
-        The printed rows.
+        The rows of the printed table.
 
     Raises:
-        ValueError: a value is invalid, or the output is another file, before any model is loaded; costs or a tail name
-            models that the pair lacks, before any program is compiled; the tail costs as much as the target.
+        ValueError: before any model is loaded, a value is invalid, or `output` is a file of another kind; before any
+            program is compiled, `costs` or `tail` name models that the pair lacks; later, the tail costs as much as the
+            target.
     """
     max_budget = whole("max_budget", max_budget, 1)
     sampling = sampling_of(check_sampling_alone(settings, "optimize"))
@@ -99,7 +101,7 @@ def optimize(
 
 
 def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, tail: str | None) -> None:
-    """Refuses costs, and a tail, that name models which the pair lacks."""
+    """Raises a ValueError if `costs` or `tail` name models that the pair lacks."""
     drafts = sorted(set(models) - {TARGET_MODEL})
     if tail is not None and tail not in drafts:
         raise ValueError(f"the pair has no draft {tail!r} for tails: {unknown(tail, drafts)}")
@@ -108,7 +110,7 @@ def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, t
 
 
 def _measured(session: Session, point: Point, costs: Mapping[str, float] | None) -> Measured:
-    """Measures acceptance and costs along the target's outputs, without rows that failed."""
+    """Writes the target's outputs and measures acceptance rates and costs; rows with non-finite logits are left out."""
     written = surveying.write(session, point)
     tokens = [np.asarray(batch.generation.tokens) for batch in written]
     lengths = [np.where(batch.counts, np.asarray(batch.generation.lengths), 0) for batch in written]
@@ -132,12 +134,12 @@ def best_single(measured: Measured, max_budget: int) -> Hierarchy:
 def settings_of(
     hierarchy: Hierarchy, names: Sequence[str], tail: str | None = None, coins: np.ndarray | None = None
 ) -> Settings:
-    """Returns the stack as settings; the target alone if the stack has no draft.
+    """Returns the settings that run a stack; for a stack without a draft, those of the target alone.
 
     Args:
         hierarchy: the stack.
-        names: names of the models that the hierarchy's indices refer to.
-        tail: model that appends tokens to all drafts for the target and for levels, except to its own drafts.
+        names: names of the models, at the indices that the hierarchy uses.
+        tail: a model that appends tokens to all drafts, except to its own drafts.
         coins: `[N, N]`, acceptance rates that replace the rules: each token is accepted at random, as the latencies
             assume. The output is meaningless text (Globerson et al., 2025, appendix B.2).
     """
@@ -157,10 +159,10 @@ def settings_of(
 
 
 def _by_coin(coins: np.ndarray | None, below: int, above: int) -> dict[str, Any]:
-    """Returns the settings of a rule that accepts tokens of `below` at random, at the rate at which `above` does.
+    """Returns settings of a rule that accepts tokens of model `below` at random, at the measured rate of model `above`.
 
-    The token after a block is sampled from the distribution of the model above, as under the rule that it replaces: the
-    calls are the same.
+    The token after a block is sampled from the distribution of model `above`, as under the rule that is replaced. So
+    the number of calls is the same.
     """
     if coins is None:
         return {}
@@ -171,10 +173,10 @@ def _row(
     session: Session, point: Point, measured: Measured, name: str, chosen: Hierarchy, runs: dict[Settings, Row],
     tail: str | None = None,
 ) -> Row:  # fmt: skip
-    """Returns a stack's prediction and the results of its timed run; `runs` caches runs, and gets this one."""
+    """Returns a stack's prediction and the results of its timed run, which is stored in `runs` by its settings."""
     settings = settings_of(chosen, measured.names, tail)
     if settings not in runs and chosen.budgets:
-        # a tail has its own acceptance rate, and a rule holds only one α
+        # No run with random acceptance if there is a tail: its acceptance rate differs, and a rule has only one α.
         coins = None if tail is not None else settings_of(chosen, measured.names, coins=measured.acceptance)
         runs[settings] = _run(session, point, measured, settings, coins)
     row: Row = {"name": name, "models": [measured.names[i] for i in chosen.models], "budgets": list(chosen.budgets)}
@@ -185,10 +187,10 @@ def _row(
 
 
 def _run(session: Session, point: Point, measured: Measured, settings: Settings, coins: Settings | None) -> Row:
-    """Measures a stack, and the time per token under conditions of Globerson et al. (2025), Table 5.
+    """Runs a stack and measures its time per token under the conditions of Globerson et al. (2025), Table 5.
 
-    The conditions: tokens accepted by the rule or at random, at the calls' real time or at their cost. The fully
-    simplified condition is left out: it is the prediction.
+    A condition combines two choices: tokens are accepted by the rule or at random, and a call takes its real time or
+    its constant cost. Random acceptance with constant costs is left out, because it is the prediction.
     """
     costs = dict(zip(measured.names, measured.costs, strict=True))
     sampling = sampling_of(point.settings)
@@ -224,7 +226,7 @@ def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
     above: Settings | Level = settings
     while True:
         below = the_one(above.drafters, "a method whose calls are counted")
-        steps = counts["draft_steps"]  # includes calls that catch up with committed tokens
+        steps = counts["draft_steps"]  # includes calls in which the draft only reads committed tokens
         if above.tail is not None:
             if "tail_steps" not in counts:
                 raise ValueError(f"the record does not say how often the tail {above.tail!r} was called: measure again")
@@ -237,12 +239,14 @@ def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
 
 
 def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
-    """Returns the cost per token of a record's calls, in the costs' unit: real acceptance at artificial cost.
+    """Returns the cost per token of a record, as the number of calls of each model times the model's cost.
+
+    The unit is that of the costs. Acceptance is real, but the time of a call is artificial.
 
     Args:
         record: a record with the counts of its levels, as in `calls`.
         settings: the settings that the record was measured with.
-        costs: of a call, by model.
+        costs: cost of one call of each model, by name.
     """
     total = sum(costs[name] * count for name, count in calls(record, settings).items())
     return float(total / record["counts"]["committed"])
@@ -252,18 +256,19 @@ def improvement(record: Mapping[str, Any], settings: Settings, costs: Mapping[st
     """Returns the speedup over the target alone at constant cost per call: standardised walltime improvement (SWI).
 
     This is the measure of Tables 4 and 10 of Globerson et al. (2025), from cascade speculative drafting (Chen et al.,
-    2023). The cost model ignores prefill, and that a call over a block costs more than one over a token. The counts
-    come from real runs: compared with a prediction, SWI shows the error of independent acceptance, and compared with
-    measured time, the error of constant costs (Globerson et al., 2025, Table 5).
+    2023). The cost model ignores prefill, and assumes that a call over a block costs no more than a call over one
+    token. The number of calls comes from real runs. So the difference between SWI and a prediction is the error of
+    assuming independent acceptance, and the difference between SWI and measured time is the error of assuming constant
+    costs (Globerson et al., 2025, Table 5).
     """
     return costs[TARGET_MODEL] / seconds_per_token(record, settings, costs)
 
 
 def _timed(record: Record) -> Row:
-    """Returns the seconds per token, and the speedup over the target per token, both of whole generations.
+    """Returns the seconds per token and the speedup per token over the target; both times are of whole generations.
 
-    The interval is that of whole outputs, over examples and trials, rescaled to outputs of the target's length; `None`
-    if there are too few examples for an interval.
+    The confidence interval is that of the time per output, over examples and trials, rescaled to the time per token. It
+    is `None` if there are too few examples for an interval.
     """
     if not record.get("latency"):
         return {}
@@ -279,7 +284,7 @@ def _timed(record: Record) -> Row:
 
 
 def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Sequence[str] = ()) -> None:
-    """Prints acceptance and costs, the models that cost too much (`dear`), then the stacks."""
+    """Prints acceptance rates and costs, the models that cost as much as the target (`dear`), then the stacks."""
     console = Console(width=120)
     console.print(_matrix(measured, point, unit))
     if dear:

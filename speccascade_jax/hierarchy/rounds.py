@@ -1,7 +1,7 @@
-"""Expected rounds of a level for its budget, and its block lengths, with independent acceptance at every token.
+"""Expected number of rounds that a level needs, and its block lengths, if every token is accepted independently.
 
-A round over a block of `t` tokens yields `n + 1` tokens, `n` of them accepted: `P(n) = α^n (1 − α)` for `n < t`,
-`P(t) = α^t`.
+A round over a block of `t` drafts yields `n + 1` tokens: `n` accepted drafts and one token of the level itself. The
+probabilities are `P(n) = α^n (1 − α)` for `n < t`, and `P(t) = α^t`.
 """
 
 import numpy as np
@@ -10,14 +10,16 @@ Floats = np.ndarray
 
 
 def expected_rounds(alpha: Floats, budgets: int) -> Floats:
-    """Returns `γ(α, t, T)` of METHODS.md section 7: expected rounds over `t` tokens until at least `T` tokens exist.
+    """Returns `γ(α, t, T)`, the expected number of rounds over `t` drafts until at least `T` tokens exist.
+
+    Source: METHODS.md section 7.
 
     Args:
         alpha: acceptance rates, any shape `[...]`, in [0, 1].
         budgets: T̄, the largest `t` and `T`.
 
     Returns:
-        float64 `[..., T̄, T̄]`: entry `t - 1, T - 1`.
+        float64 `[..., T̄, T̄]`: entry `[t - 1, T - 1]` belongs to `t` and `T`.
     """
     alpha = np.asarray(alpha, np.float64)
     powers = alpha[..., None] ** np.arange(budgets + 1)
@@ -25,7 +27,7 @@ def expected_rounds(alpha: Floats, budgets: int) -> Floats:
     for t in range(1, budgets + 1):
         gamma = rounds[..., t - 1, :]
         for needed in range(1, budgets + 1):
-            rejected = min(t, needed)  # n from 0 to rejected − 1 leaves needed − 1 − n ≥ 0
+            rejected = min(t, needed)  # after n < rejected accepted drafts, needed − 1 − n ≥ 0 tokens are missing
             later_rounds = gamma[..., needed - rejected : needed][..., ::-1]
             gamma[..., needed] = 1.0 + (1.0 - alpha) * np.sum(powers[..., :rejected] * later_rounds, axis=-1)
             if needed > t + 1:
@@ -34,7 +36,10 @@ def expected_rounds(alpha: Floats, budgets: int) -> Floats:
 
 
 def calls_per_token(alpha: Floats, budgets: int) -> Floats:
-    """Returns `(1 − α) / (1 − α^(t + 1))`, target calls per token with blocks of `t`; `[..., T̄]`, entry `t - 1`."""
+    """Returns target calls per token with blocks of `t` drafts, `(1 − α) / (1 − α^(t + 1))`, at entry `t - 1`.
+
+    The result is `[..., T̄]`.
+    """
     alpha = np.asarray(alpha, np.float64)[..., None]
     return 1.0 / np.sum(alpha[..., None] ** np.arange(budgets + 1) * _upto(budgets), axis=-1)
 
@@ -45,9 +50,9 @@ def _upto(budgets: int) -> Floats:
 
 
 def yields(lengths: Floats, alpha: Floats) -> Floats:
-    """Returns the distribution of the number of tokens that a round yields, its own token included.
+    """Returns the distribution of the number of tokens that a round over a block of random length yields.
 
-    The round is over a block of random length.
+    The number includes the token of the level itself.
 
     Args:
         lengths: `[..., W]`, probabilities of the lengths 0 … W − 1.
@@ -60,15 +65,15 @@ def yields(lengths: Floats, alpha: Floats) -> Floats:
     longer = np.flip(np.cumsum(np.flip(lengths, -1), -1), -1)  # P(length ≥ y)
     powers = np.asarray(alpha)[..., None] ** np.arange(width)
     probabilities = np.zeros((*lengths.shape[:-1], width + 1))
-    probabilities[..., 1:] = powers * lengths  # all y − 1 of a block of y − 1 accepted
+    probabilities[..., 1:] = powers * lengths  # y tokens: all y − 1 drafts of a block are accepted
     probabilities[..., 1:width] += powers[..., : width - 1] * (1.0 - np.asarray(alpha)[..., None]) * longer[..., 1:]
     return probabilities
 
 
 def visits(yielded: Floats, budgets: int) -> Floats:
-    """Returns the probability that exactly `s` tokens exist before some round, `[..., T̄]`, entry `s` for 0 … T̄ − 1.
+    """Returns the probability that exactly `s` tokens exist before some round: `[..., T̄]`, entry `s` for 0 … T̄ − 1.
 
-    Its sum up to `T - 1` is the expected number of rounds until at least `T` tokens exist.
+    The sum of the entries up to `T - 1` is the expected number of rounds until at least `T` tokens exist.
     """
     probs = np.zeros((*yielded.shape[:-1], budgets))
     probs[..., 0] = 1.0
@@ -81,7 +86,7 @@ def visits(yielded: Floats, budgets: int) -> Floats:
 def handed_up(yielded: Floats, visited: Floats, budget: int) -> Floats:
     """Returns the distribution of the length of the block that a level passes up once it has at least `budget` tokens.
 
-    The result is `[..., W]`, probabilities of 0 … W − 1.
+    The result is `[..., W]`, probabilities of the lengths 0 … W − 1.
     """
     width = yielded.shape[-1]
     probabilities = np.zeros((*yielded.shape[:-1], budget + width - 1))

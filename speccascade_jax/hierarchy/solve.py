@@ -2,15 +2,16 @@
 
 With the paper's latency (Globerson et al., 2025), the best way for model `i` to produce `T` tokens does not depend on
 the levels above it, so dynamic programming over (model, budget) is exact. The recursion is the paper's graph (section
-3.3) without the loops at its sinks, so it has no cycle. The paper's constraint `ℓ ≤ j`, a budget at least as large as
-the one below, is left out: with the exact γ it never binds.
+3.3) without the loops at its sinks, so it has no cycle. The paper also demands that a budget be at least as large as
+the budget below (`ℓ ≤ j`). This constraint is left out, because it never binds with the exact γ.
 
-With the overshoot objective the length that a level hands up is random, so the best block is not one number. Two blocks
-of one model and budget differ in cost and in length, and the levels above decide which is better. So the search keeps
-several blocks for each (model, budget): the best ones for a few levels that may be above, the target among them. It
-then improves the best candidate by single changes (a budget, one more level, one fewer) until none helps. The search is
-exact if no block was discarded. Otherwise it may miss the optimum: `tests/hierarchy/solve_test.py` enumerates 1,000
-random instances of five models, of which it misses none, and with one block each, as for tens of models, five.
+With the overshoot objective, the length of the block that a level passes up is random. Two blocks of one model and
+budget can differ in cost and in length, and the levels above decide which block is better. So the search keeps several
+blocks for each (model, budget): the best ones for a few possible models above, the target among them. The search then
+improves the best hierarchy by single changes (another budget, one more level, one level fewer) until no change helps.
+It is exact if no block was discarded; otherwise it may miss the optimum. `tests/hierarchy/solve_test.py` enumerates
+1,000 random instances of five models. The search misses none of their optima. If it keeps a single block instead of
+several, as it does for tens of models, it misses five.
 """
 
 import math
@@ -26,21 +27,22 @@ from speccascade_jax.hierarchy.latency import Hierarchy, check_objective, checke
 
 Chain = tuple[tuple[int, ...], tuple[int, ...]]
 LEVELS = 5
-"""Largest number of drafts in a hierarchy of the search; the improvements may add more."""
+"""The largest number of drafts in a hierarchy of the search; the improvements at the end may add more."""
 ABOVE = 4
-"""Number of models, as possible levels above, for which blocks are evaluated."""
+"""The number of possible models above for which each block is evaluated."""
 BLOCKS = 2000
-"""Number of blocks that are kept of all models together, or one per model, budget and level above if that is more."""
+"""The number of blocks that are kept in total, but at least one for each model, budget and possible model above."""
 
 
 def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objective: str = "paper") -> Hierarchy:
     """Returns the best hierarchy of the given models; the target alone is one of the candidates.
 
-    `objective="paper"` is exact. With `"overshoot"` the best block for (model, budget) depends on the levels above,
-    because its length is random: the search keeps several, and the paper's optimum is one of its candidates.
+    `objective="paper"` is exact. With `"overshoot"` the length of a block is random, and the best block for a model and
+    budget depends on the levels above. The search keeps several blocks, and the paper's optimum is one of its
+    candidates.
 
     Args:
-        costs: `[N]`, of one call each, ordered from the cheapest model to the target.
+        costs: `[N]`, cost of one call of each model, ordered from the cheapest model to the target.
         acceptance: `[N, N]` in the same order, as for `latency`.
         max_budget: T̄, the largest budget, at least 1.
         objective: "paper" or "overshoot", as in `latency`.
@@ -70,7 +72,7 @@ def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chai
     least, origin = np.empty((count - 1, most)), np.full((count - 1, most), -1)
     for i in range(count - 1):
         least[i] = np.arange(1, most + 1) * costs[i]
-        if i:  # [k, l, T]: through model k with a budget of l + 1
+        if i:  # the costs `[k, l, T]` of `T` tokens if the level below is model k with a budget of l + 1
             through = (calls[:i, i] * (costs[i] + least[:i])[..., None]).reshape(i * most, most)
             by = through.argmin(0)
             cheapest = through[by, np.arange(most)]
@@ -83,7 +85,7 @@ def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chai
 
 
 def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
-    """Follows `origin` from the level below the target, flat `index`, to the lowest draft; returns the chain."""
+    """Returns the chain of models and budgets; follows `origin` down from flat `index`, the level below the target."""
     models, budgets = [count - 1], list[int]()
     while index >= 0:
         i, budget = divmod(index, most)
@@ -94,7 +96,7 @@ def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
 
 @dataclass
 class Blocks:
-    """Ways of one model to produce tokens: `[n]` costs, `[n, W]` length probabilities, and the chains."""
+    """Several blocks of one model: costs `[n]`, length probabilities `[n, W]`, and the hierarchies that draft them."""
 
     costs: np.ndarray
     lengths: np.ndarray
@@ -102,7 +104,7 @@ class Blocks:
 
 
 def overshoot_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int, start: Chain) -> Chain:
-    """Returns the best chain of the search; `start` is one of the candidates (see `solve`)."""
+    """Returns the best hierarchy that the search finds; `start` is one of the candidates (see `solve`)."""
     count, width = len(costs), LEVELS * (most + 1) + 1
     kept: list[Blocks] = []
     for i in range(count - 1):
@@ -122,7 +124,7 @@ def _mean_yield(lengths: np.ndarray, alpha: float) -> np.ndarray:
 def _all_blocks(
     i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, width: int, below: list[Blocks]
 ) -> list[Blocks]:
-    """Returns the blocks of model `i` for each budget: its own drafts, or rounds over a kept block from below."""
+    """Returns the blocks of model `i` for each budget: its own drafts, or rounds over a kept block of a model below."""
     alone = [Blocks(np.array([t * costs[i]]), np.eye(width)[[t]], [((i,), (t,))]) for t in range(1, most + 1)]
     for k, blocks in enumerate(below):
         fit = [n for n, (models, _) in enumerate(blocks.chains) if len(models) < LEVELS]
@@ -142,7 +144,7 @@ def _all_blocks(
 
 
 def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, candidates: list[Blocks]) -> Blocks:
-    """Returns, for each budget, the few blocks that are best for each level above."""
+    """Returns the best few blocks of model `i` for each budget and each of a few possible models above."""
     above = np.unique(np.linspace(len(costs) - 1, i + 1, ABOVE).round().astype(int))
     best = max(1, BLOCKS // (len(costs) * most * ABOVE))
     kept = Blocks(np.zeros(0), np.zeros((0, candidates[0].lengths.shape[-1])))
@@ -159,7 +161,7 @@ def _keep(i: int, costs: np.ndarray, acceptance: np.ndarray, most: int, candidat
 
 
 def _improved(count: int, most: int, candidates: list[Chain], value: Callable[[Chain], float]) -> Chain:
-    """Returns the best candidate after repeated best single changes, until no change improves it."""
+    """Improves the best candidate by the best single change, again and again, until no change helps."""
     best, least = None, math.inf
     while True:
         chain = min(candidates, key=value)
@@ -169,7 +171,7 @@ def _improved(count: int, most: int, candidates: list[Chain], value: Callable[[C
 
 
 def _neighbours(chain: Chain, count: int, most: int) -> list[Chain]:
-    """Returns every chain with one budget changed, or one level removed, replaced or added."""
+    """Returns every hierarchy with one budget changed, or with one level removed, replaced or added."""
     models, budgets = chain
     drafts = list(zip(models[:-1], budgets, strict=True))
     changed = [

@@ -90,7 +90,7 @@ class Speculation(Method):
         return self.title or rule.title or rule.name
 
     def details(self, settings: Settings) -> tuple[str, ...]:
-        """Returns the texts after the title in tables: the method's detail, the rule's variant and the caller's choices.
+        """Returns the texts that tables print after the title: a detail, the rule's variant and the caller's choices.
 
         The caller may have chosen an acceptance, joint verification, a stop policy, planned block lengths or a tree,
         and drafters.
