@@ -1,1 +1,1 @@
-"""Selection of a drafter (Huang et al., 2024, assistant selection): data, training, and learning while serving."""
+"""Selection of a drafter for each query (Huang et al., 2024, assistant selection): data, training, online learning."""

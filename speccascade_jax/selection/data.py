@@ -1,8 +1,11 @@
-"""Training data of selection policies: query features, and how well each candidate agrees with the target.
+"""Training data of selection policies: features of queries, and how well each candidate drafter agrees with the target.
 
-A folder (`selection.make_data`) holds `manifest.json`: `format` (1), `pair`, `target` and `features`; `arms`, `prints`
-and `parameters`, the name, fingerprint and size of each candidate; `seed`; and `domains`, each with its `task`,
-`queries`, `outputs` (the folder of the target's shards), and `alignment` (the file and key of each candidate).
+A data folder, written by `selection.make_data`, holds a file `manifest.json` with these entries:
+
+- `format` (1), `pair`, `target`, `features` and `seed`;
+- `arms`, `prints` and `parameters`: the name, the fingerprint and the number of parameters of each candidate;
+- `domains`: for each domain its `task`, `queries`, `outputs` (the folder of the target's shards), and `alignment` (the
+  file and the key of each candidate).
 """
 
 import math
@@ -22,7 +25,7 @@ from speccascade_jax.training.heads import shards
 FORMAT = 1
 MANIFEST = "manifest.json"
 SHARD = 256
-"""Queries per shard of outputs."""
+"""The number of queries in a shard of outputs."""
 _MAKE = "python -m experiments.make_selection_data"
 AGAIN = f"remove it and make it again with {_MAKE}"
 _LOST = "damaged or missing"
@@ -30,7 +33,7 @@ _LOST = "damaged or missing"
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of one model for a domain's queries, in order (see `make_data`); only the target has `features`."""
+    """Outputs of one model for a domain's queries, in the same order; only the target's outputs have `features`."""
 
     ids: np.ndarray
     tokens: np.ndarray
@@ -39,23 +42,27 @@ class Outputs:
 
 
 def shard_names(first: int, count: int) -> list[str]:
-    """Returns the file names of the shards of `count` queries, from a domain's example `first` on."""
+    """Returns the file names of the shards of `count` queries, the first of which is a domain's example `first`."""
     return [f"{first + start:06}-{min(SHARD, count - start)}.npz" for start in range(0, count, SHARD)]
 
 
 OF_ARMS = ("arms", "prints", "parameters")
-"""Entries of a manifest, and of its `Data`, with a value for each candidate."""
+"""Entries of a manifest, and fields of `Data`, that hold one value for each candidate."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Data of `N` queries of `M` domains and `K` candidates.
+    """Training data of `N` queries from several domains, with features and with alignments of `K` candidate drafters.
 
     Attributes:
-        features: float32 `[N, D]`, from the target's prefill of a query; domain: int32 `[N]`.
-        alignment: float32 `[N, K]`, ROUGE-L against the target's greedy output, 0 to 1.
-        domains, arms: names; prints: fingerprints of the arms; parameters: numbers of drafting parameters.
-        target: its fingerprint; pair: its name; key: hash of everything that the data depend on.
+        features: float32 `[N, D]`, from the target's prefill of a query.
+        domain: int32 `[N]`, the index of each query's domain.
+        alignment: float32 `[N, K]`, ROUGE-L of each candidate's output against the target's greedy output, 0 to 1.
+        domains, arms: names of the domains and of the candidates.
+        prints, parameters: the fingerprint and the number of drafting parameters of each candidate.
+        target: fingerprint of the target.
+        pair: name of the pair.
+        key: hash of everything on which the data depend.
     """
 
     features: np.ndarray
@@ -70,7 +77,11 @@ class Data:
     key: str
 
     def among(self, arms: Sequence[str]) -> Self:
-        """Returns the data of some of the candidates, in this order; ValueError: the data lack one of them."""
+        """Returns the data of the named candidates, in the order of the names.
+
+        Raises:
+            ValueError: the data lack a candidate, or no candidate is named.
+        """
         if unknown := [name for name in arms if name not in self.arms]:
             raise ValueError(f"the data lack the candidate {unknown[0]!r}: {names.unknown(unknown[0], self.arms)}")
         if not arms:
@@ -81,7 +92,7 @@ class Data:
         return replace(self, alignment=self.alignment[:, columns], key=key, **picked)
 
     def rows(self, chosen: np.ndarray) -> Self:
-        """Returns the data of some of the queries."""
+        """Returns the data of the queries with the indices `chosen`."""
         arrays: Any = {name: getattr(self, name)[chosen] for name in ("features", "domain", "alignment")}
         return replace(self, **arrays)
 
@@ -91,10 +102,10 @@ class Data:
         return {name: [round(float(mean), 4) for mean in means] for name, means in means_by_domain.items()}
 
     def costs(self) -> np.ndarray:
-        """Returns `c = 1 − e^{P} / e^{P_max}`, float64 `[K]`, `P` in billions of parameters.
+        """Returns each candidate's cost term `c = 1 − e^{P} / e^{P_max}`, float64 `[K]`, `P` in billions of parameters.
 
-        Huang et al. (2024, assistant selection), appendix A.5. The value is 0 for the largest candidate, and near 1 for
-        one that is billions of parameters smaller.
+        Source: Huang et al. (2024, assistant selection), appendix A.5. The value is 0 for the largest candidate, and
+        near 1 for a candidate that is billions of parameters smaller.
         """
         billions = np.asarray(self.parameters, np.float64) / 1e9
         return 1.0 - np.exp(billions - billions.max())
@@ -104,10 +115,11 @@ class Data:
 
         Args:
             alignment_weight: `w`, 0 to 1.
-            costs: `c` of each candidate by name; `None`: the value from its parameters.
+            costs: `c` of each candidate by name; `None`: computed from its number of parameters.
 
         Raises:
-            ValueError: `w` is outside [0, 1], costs belong to other candidates, or a reward is not finite (names it).
+            ValueError: `w` is outside [0, 1], `costs` names other candidates, or a reward is not finite; the message
+                names it.
         """
         if not 0 <= alignment_weight <= 1:
             raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 counts alignment only")
@@ -123,11 +135,11 @@ class Data:
 
 
 def read(folder: str | Path) -> Data:
-    """Returns the data of a folder, as the last call of `make` wrote it.
+    """Reads the data that the last call of `make` wrote to a folder.
 
     Raises:
         FileNotFoundError: the folder has no manifest.
-        ValueError: the format is another one, or a file is missing or damaged (names it).
+        ValueError: the format is unknown, or a file is missing or damaged; the message names the file.
     """
     path = expanded(folder)
     if not (path / MANIFEST).is_file():

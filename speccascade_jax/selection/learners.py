@@ -1,8 +1,9 @@
 """Online learners for serving: their state, the numbers they pass to the decoder, and rewards from measured times.
 
-The decoder chooses in its own program, from numbers that change from query to query and from random bits of the query's
-own round (`drafters.chooser`). So learning compiles nothing, and a choice cannot depend on its draft. A reward is minus
-the log of a query's time per token, relative to the median of the first ones (`Rewards`): the machine's speed cancels.
+The decoder's compiled program chooses a drafter for each query (`drafters.chooser`). The choice depends on the
+learner's numbers, which are arguments of the program, and on random bits of its own. So learning compiles nothing, and
+the choice cannot depend on the draft. A reward is minus the logarithm of a query's time per token, relative to the
+median of the learner's first queries (`Rewards`). So rewards do not depend on the machine's speed.
 """
 
 import math
@@ -19,21 +20,22 @@ from speccascade_jax.drafters.chooser import Chooser
 from speccascade_jax.pairs.policy_files import Policy
 
 EXPLORED = 4.0
-"""Range of times per token that `Exp3` distinguishes: from a quarter to four times the usual time."""
+"""The range of times per token that `Exp3` distinguishes: from a quarter to four times the usual time."""
 STEPS = 8.0
-"""Factor of `Exp3`'s rate over √(log K / (K t)), the rate for worst-case losses.
+"""The factor of `Exp3`'s learning rate over √(log K / (K t)), which is the rate for worst-case losses.
 
-The losses of drafters vary less, so a higher rate is safe.
+The losses of drafters vary less than worst-case losses, so a higher rate is safe.
 """
 REFERENCE = 16
-"""Number of a learner's first queries whose median time is the reference of its rewards."""
+"""The largest number of a learner's first queries whose median time is the reference of its rewards."""
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """Whitening of the features for the regressions: `(x − center) · scale`, float32 `[D]` each.
+    """The standardisation of features for the regressions: `(x − center) · scale`, float32 `[D]` each.
 
-    The scale gives the whole vector a length of about 1, so λ and the noise mean the same for any target.
+    The scale gives the feature vector a length of about 1. So λ and σ in `Posterior` mean the same for any target
+    model.
     """
 
     center: np.ndarray
@@ -41,31 +43,33 @@ class Whitening:
 
     @classmethod
     def of(cls, features: np.ndarray) -> Self:
-        """Returns the whitening of a sample `[N, D]`."""
+        """Computes the whitening from a sample of features, `[N, D]`."""
         center, spread = features.mean(0), features.std(0)
         scale = 1.0 / (np.maximum(spread, 1e-6) * np.sqrt(features.shape[1]))
         return cls(center.astype(np.float32), scale.astype(np.float32))
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Returns whitened features and a constant, float64 `[N, D + 1]`."""
+        """Returns the whitened features and a constant feature, float64 `[N, D + 1]`."""
         white = (np.asarray(features, np.float64) - self.center) * self.scale
         return np.concatenate([white, np.ones((len(white), 1))], axis=1)
 
 
 @dataclass
 class Posterior:
-    """Posterior of linear bandits: beliefs about each arm's reward after queries that each showed one arm's reward.
+    """The posterior of linear bandits: what is known about each arm's reward after queries that each showed one reward.
 
-    Each arm has a ridge regression on a constant and the features, whitened once: `A = λI + Σ x xᵀ`, `b = Σ r x`,
-    weights `A⁻¹ b`, covariance `σ² A⁻¹` (LinUCB: Li et al., 2010; linear Thompson sampling: Agrawal and Goyal, 2013).
-    With a discount below 1, older queries count less, so changed rewards are learnt again (Russac et al., 2019).
-
-    The state is `inverse` `A⁻¹`, float64 `[K, D + 1, D + 1]`, and `moment`, `[K, D + 1]`.
+    Each arm has a ridge regression on a constant and the whitened features: `A = λI + Σ x xᵀ`, `b = Σ r x`, weights
+    `A⁻¹ b`, covariance `σ² A⁻¹` (LinUCB: Li et al., 2010; linear Thompson sampling: Agrawal and Goyal, 2013). With a
+    discount below 1, older queries count less, so changed rewards are learnt again (Russac et al., 2019).
 
     Attributes:
-        ridge: λ; noise: σ, the standard deviation of rewards around the line.
-        discount: factor on the evidence about every arm, for each further query. It also discounts the ridge, so the
-            uncertainty of an arm that was not seen for long grows up to `1 / ridge`.
+        whitening: the whitening of the features.
+        inverse: `A⁻¹`, float64 `[K, D + 1, D + 1]`.
+        moment: `b`, float64 `[K, D + 1]`.
+        ridge: λ.
+        noise: σ, the standard deviation of rewards around the regression line.
+        discount: the factor by which each further query reduces the weight of all earlier queries. It reduces λ too, so
+            the uncertainty of an arm that was not chosen for long grows, up to `1 / ridge`.
     """
 
     whitening: Whitening
@@ -91,12 +95,12 @@ class Posterior:
         return cls(whitening, inverse, np.zeros((arms, size)), ridge, noise, discount)
 
     def learn(self, features: np.ndarray, arms: np.ndarray, rewards: np.ndarray) -> None:
-        """Updates the posterior with queries `[N, D]`, the arm that each showed `[N]`, and its reward `[N]`, in order.
+        """Updates the posterior with queries in order: features `[N, D]`, chosen arms `[N]` and their rewards `[N]`.
 
-        Each update is a Sherman-Morrison step: inverting a matrix would take longer than a query.
+        Each update is a Sherman-Morrison step, because inverting a matrix would take longer than decoding a query.
 
         Raises:
-            ValueError: a reward is not finite (names it).
+            ValueError: a reward is not finite; the message names it.
         """
         if len(bad := np.flatnonzero(~np.isfinite(rewards))):
             raise ValueError(f"the reward of query {bad[0]} is {rewards[bad[0]]}: rewards must be finite")
@@ -110,7 +114,7 @@ class Posterior:
     def _forget(self) -> None:
         self.moment *= self.discount
         self.inverse /= self.discount
-        # cap an arm's mean variance at the prior's: discounting must not make it less certain than no evidence
+        # Limit an arm's mean variance to the prior's: an arm must not become less certain than without evidence.
         largest = np.trace(self.inverse, axis1=1, axis2=2) * self.ridge / self.inverse.shape[1]
         self.inverse /= np.maximum(largest, 1.0)[:, None, None]
 
@@ -137,11 +141,11 @@ def learn_by_trying(
     """Runs LinUCB over known rewards: each query, in random order, shows only the reward of its chosen arm.
 
     Args:
-        posterior: learns from each shown reward, in place.
-        features: `[N, D]`, the queries' embeddings.
+        posterior: updated in place with each shown reward.
+        features: `[N, D]`, the features of the queries.
         rewards: `[N, K]`, the reward of every arm.
         rng: random generator of the order of the queries.
-        deviations: standard deviations that are added to an arm's mean score.
+        deviations: the number of standard deviations that are added to an arm's mean score.
 
     Returns:
         int32 `[N]`, the chosen arms, in the order of the queries.
@@ -158,10 +162,10 @@ def learn_by_trying(
 
 
 class Rewards:
-    """Rewards from a learner's times per token, in order: `-log(time / usual)`.
+    """Rewards of a learner's queries, from times per token in the order of the queries: `-log(time / usual)`.
 
-    `usual` is the median of the first `REFERENCE` times at most: one unusually slow query does not change the rewards
-    of the others, and rewards stay comparable over time.
+    `usual` is the median of the first times, of at most `REFERENCE` queries. So one unusually slow query does not
+    change the rewards of other queries, and rewards stay comparable over time.
     """
 
     def __init__(self) -> None:
@@ -175,7 +179,7 @@ class Rewards:
 
 
 class Learner(Protocol):
-    """Protocol of a learner; `chooser` is a static part of the decoder's program."""
+    """The protocol of a learner, whose `chooser` is a static part of the decoder's program."""
 
     @property
     def chooser(self) -> Chooser:
@@ -186,12 +190,12 @@ class Learner(Protocol):
         """Returns the chooser's numbers for the next query."""
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Updates the learner with a query's embedding `[D]`, the arm that drafted, and its reward."""
+        """Updates the learner with a query's features `[D]`, the arm that drafted, and its reward."""
 
 
 @dataclass
 class Fixed:
-    """Learner that never changes: a trained policy, one arm always, or a random arm."""
+    """A learner that never changes: a trained policy, one arm always, or a random arm."""
 
     chooser: Chooser
     numbers: Params
@@ -201,12 +205,12 @@ class Fixed:
         return self.numbers
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Does nothing."""
+        """Does nothing, because the choice is fixed."""
 
 
 @dataclass
 class Thompson:
-    """Linear Thompson sampling on the target's embedding (`Posterior`)."""
+    """Linear Thompson sampling on the target's features of the prompt (`Posterior`)."""
 
     posterior: Posterior
     chooser: Chooser = Chooser("ridge", "thompson")
@@ -216,27 +220,33 @@ class Thompson:
         return self.posterior.params()
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Updates the posterior with one query: embedding `[D]`, chosen arm and reward."""
+        """Updates the posterior with one query: its features `[D]`, the chosen arm and the reward."""
         self.posterior.learn(features[None], np.array([arm]), np.array([reward]))
 
 
 @dataclass
 class Exp3:
-    """Exp3.S with a schedule, without features: small regret against the best arm of a stream, and of its parts.
+    """Exp3.S without features and with falling rates: a bandit with small regret against the best fixed arm.
 
-    Exp3.S (Auer et al., 2002) shares weight between arms, so that an arm can recover. With constant rates, exploration
-    costs the same in every query for ever. Here the rates fall with the number `t` of learnt queries, as for a regret
-    of order √t against one fixed arm: the regret per query goes to zero. The weight that other arms keep also falls, so
-    a later shift takes longer to detect, about in proportion to √t. A bound against the best arm of every part needs
-    the number of parts, which this learner does not know.
+    Exp3.S (Auer et al., 2002) moves some weight from every arm to all arms, so that an arm can recover after a shift.
+    With constant rates, exploration would cost the same in every query for ever. Here the rates fall with the number
+    `t` of learnt queries, as for a regret of order √t against one fixed arm, so the regret per query goes to zero. The
+    weight that inferior arms keep also falls. So a later shift takes longer to detect, about in proportion to √t. A
+    regret bound against the best arm of every part of the stream needs the number of parts, which this learner does not
+    know.
 
-    Losses are in [-1/2, 1/2] around a running mean of rewards and estimated by importance: the arm that drafted gets
-    its loss divided by its probability. Without the mean, an arm that was not tried for long would seem good.
+    A loss is the running mean of rewards minus the reward, scaled and limited to [-1/2, 1/2]. Losses are estimated by
+    importance weighting: the arm that drafted gets its loss divided by its probability. Without the running mean, an
+    arm that was not tried for long would seem good.
 
     Attributes:
-        rate: largest learning rate; explore: largest share of random queries; share: largest share of every weight that
-            is spread over all arms after each query; `schedule` gives their values after `num_queries` queries.
+        arms: number of arms.
+        rate: largest learning rate; `schedule` gives the current values of `rate`, `explore` and `share`.
+        explore: largest share of queries with a random arm.
+        share: largest share of every weight that is moved to all arms after each query.
+        log_weights: float64 `[K]`, logarithms of the arms' weights.
         usual: the running mean of rewards.
+        num_queries: number of learnt queries.
     """
 
     arms: int
@@ -256,7 +266,7 @@ class Exp3:
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """Values of `rate`, `explore` and `share` for the next query."""
+        """The values of `rate`, `explore` and `share` for the next query."""
         queries, spread = self.num_queries + 1, math.log(max(self.arms, 2))
         rate = STEPS * math.sqrt(spread / (self.arms * queries))
         explore = math.sqrt(self.arms * spread / queries)
@@ -264,16 +274,16 @@ class Exp3:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Probabilities of the arms, float64 `[K]`."""
+        """The probabilities of the arms, float64 `[K]`."""
         weights, explore = np.exp(self.log_weights - self.log_weights.max()), self.schedule[1]
         return (1 - explore) * weights / weights.sum() + explore / self.arms
 
     def params(self) -> Params:
-        """Returns the logs of the arms' probabilities as scores, float32 `[K]`."""
+        """Returns the logarithms of the arms' probabilities as scores, float32 `[K]`."""
         return {"scores": np.log(self.probabilities).astype(np.float32)}
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Updates the weight of `arm` by its loss over its probability, then spreads a share of all weights."""
+        """Updates the weight of `arm` by its loss over its probability, then moves a share of all weights to all."""
         rate, _, share = self.schedule
         loss = min(max((self.usual - reward) / math.log(EXPLORED), -1.0), 1.0) / 2
         self.log_weights[arm] -= rate * loss / self.probabilities[arm]
@@ -284,10 +294,10 @@ class Exp3:
 
 
 LEARNERS = ("thompson", "thompson_prior", "exp3", "greedy", "random")
-"""Names of the learners for serving.
+"""The names of the learners for serving.
 
-Thompson sampling, with or without a trained policy as its prior, and Exp3 learn; the trained policy ("greedy") and a
-random arm do not.
+"thompson", "thompson_prior" (Thompson sampling with a trained policy as its prior) and "exp3" learn. "greedy" (the
+trained policy) and "random" (a random arm) do not learn.
 """
 
 
@@ -297,32 +307,33 @@ def thompson(
     """Returns a Thompson sampler that has not learnt from any query yet.
 
     Args:
-        sample: embeddings `[N, D]` that give the spread of the features; their rewards are not known.
+        sample: features `[N, D]` that give the spread of the features; their rewards are not known.
         arms: number of arms.
         noise: σ of `Posterior`.
         ridge: λ of `Posterior`.
-        discount: factor on older evidence, as in `Posterior`.
+        discount: factor on older queries, as in `Posterior`.
     """
     return Thompson(Posterior.empty(Whitening.of(sample), arms, noise=noise, ridge=ridge, discount=discount))
 
 
 def with_prior(learner: Thompson, policy: Policy, numbers: Params, sample: np.ndarray, gain: float = 0.7) -> Thompson:
-    """Adds a trained policy as prior: each query of a sample shows every arm with reward `gain · (π(a) − 1)`.
+    """Adds a trained policy as a prior: the posterior learns the reward `gain · (π(a) − 1)` of every arm on a sample.
 
-    A policy does not predict times, only which arm is best. The prior assumes that the best arm is as fast as the usual
-    query and the others are slower by `gain` (0.7 in logs: twice the time), until measured queries outweigh it.
+    A policy does not predict times, only which arm is best. The prior assumes that the best arm takes the usual time
+    and the other arms are slower by `gain` (0.7 in natural logarithms: twice the time). Measured queries outweigh the
+    prior after a while.
 
     Args:
         learner: the learner, whose posterior changes in place.
         policy: the trained policy.
-        numbers: the policy's parameters, its arms in the decoder's order.
-        sample: embeddings `[N, D]`.
+        numbers: the policy's parameters, with its arms in the decoder's order.
+        sample: features `[N, D]`.
         gain: factor on `π(a) − 1`, in units of the reward.
     """
     scores = chooser.SCORERS[policy.card.scores](numbers, jnp.asarray(sample)).mean
     law = np.asarray(jax.nn.softmax(scores, -1), np.float64)
     posterior, discount = learner.posterior, learner.posterior.discount
-    posterior.discount = 1.0  # the arms learn one after the other, and a discount would favour the last one
+    posterior.discount = 1.0  # the arms learn one after the other: a discount would give the last one more evidence
     for arm in range(law.shape[1]):
         posterior.learn(sample, np.full(len(sample), arm), gain * (law[:, arm] - 1.0))
     posterior.discount = discount

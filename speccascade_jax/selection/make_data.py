@@ -1,13 +1,14 @@
 """Generation of the training data of selection policies, for `experiments/make_selection_data.py` (METHODS section 8).
 
-For every query of every domain, the target and each candidate decode a greedy output alone. A candidate's alignment is
-the ROUGE-L (F1) between the two texts. The candidate *autoregressive* is the target itself: its sampled output is
-compared with its greedy one.
+For every query of every domain, the target and each candidate model write a greedy output alone. A candidate's
+alignment is the ROUGE-L (F1) between the two texts. The candidate *autoregressive* is the target itself: its sampled
+output is compared with its greedy output.
 
-Outputs are stored once, and later calls with other candidates use them again. A folder of outputs holds
-`settings.json`, the settings that they depend on, and shards `000000-256.npz`, … (first query, number of queries):
-`ids`, `tokens` `[N, L]` (0 after the end) and `lengths`, and for the target also `features` `[N, D]`. Each shard is
-written completely or not at all. Its key is a hash of the settings and its queries, so more queries only add shards.
+Outputs are stored, and later calls with other candidates use them again. A folder of outputs holds a file
+`settings.json` with the settings on which the outputs depend, and shards named `000000-256.npz`, … (first query, number
+of queries). A shard holds `ids`, `tokens` `[N, L]` (0 after the end) and `lengths`; a shard of the target also holds
+`features` `[N, D]`. Each shard is written completely or not at all. A shard's key is a hash of the settings and of its
+queries, so a call with more queries only adds shards.
 """
 
 import copy
@@ -48,11 +49,15 @@ REMEDY = "name another output, or remove the folder"
 
 @dataclass(frozen=True)
 class Writer:
-    """Writer of a model's outputs for the queries of a session; the model decodes alone.
+    """A writer of one model's outputs for the queries of a session; the model decodes alone.
 
     Attributes:
-        session: provides examples and prompts; a draft takes the place of the target in its pair.
-        name: name in progress messages; bound: the model; temperature: 0 is greedy; embeds: whether to store features.
+        session: provides examples and prompts; the model takes the place of the target in the session's pair.
+        name: the model's name in progress messages.
+        bound: the model with its parameters.
+        temperature: sampling temperature; 0 is greedy.
+        seed: random seed of sampled outputs.
+        embeds: whether to store features of the prompts.
     """
 
     session: Session
@@ -74,7 +79,7 @@ class Writer:
         """Writes the missing shards; returns the outputs of all queries.
 
         Raises:
-            ValueError: the folder was started with other settings (names them), or a shard is damaged.
+            ValueError: the folder was started with other settings (the message names them), or a shard is damaged.
             FloatingPointError: logits are NaN or infinite.
         """
         settings = self.settings()
@@ -114,16 +119,16 @@ class Writer:
         return {"ids": ids, **together}
 
     def _alone(self) -> Session:
-        """Returns the session with this model as the target; prompts and examples are shared."""
+        """Returns a copy of the session in which this model is the target; the copy shares prompts and examples."""
         session = copy.copy(self.session)
         session.pair = replace(session.pair, target=self.bound, draft=self.bound, others={}, head=None, policy=None)
-        session._decoders, session._code = {}, {}  # caches of the pair's original target
+        session._decoders, session._code = {}, {}  # the old caches belong to the pair's original target
         return session
 
 
 @partial(jax.jit, static_argnames="model")
 def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
-    """Returns the features that a selection policy reads during decoding, float32 `[B, D]` (METHODS section 8)."""
+    """Returns the features of prompts that a selection policy reads, float32 `[B, D]` (METHODS section 8)."""
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + 1)
     return prompt_features(model, cache).astype(jnp.float32)
 
@@ -131,15 +136,16 @@ def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
 def make(
     *, pair: ModelPair, domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm], seed: int = 0, output: str
 ) -> dict[str, Any]:
-    """Writes a folder of selection data; a killed call resumes after its last shard and gives the same bytes.
+    """Writes a folder of selection data; a repeated call resumes a killed call after its last shard.
 
-    Outputs are stored by domain and model. Another call with more queries or other candidates adds the missing outputs,
-    and the folder's data are then those of that call.
+    The resumed call writes the same bytes as an uninterrupted one. Outputs are stored by domain and model. Another call
+    with more queries or other candidates adds the missing outputs, and the manifest then describes the queries and
+    candidates of that call.
 
     Args:
         pair: provides the target and the drafts.
-        domains: tasks; a domain's queries are its examples for quality.
-        drafters: the candidates, as in a method's `drafters`; "autoregressive" may be one.
+        domains: the tasks; the queries of a domain are its examples for quality.
+        drafters: the candidates, as in a method's `drafters`; one of them may be "autoregressive".
         seed: random seed of the target's sampled outputs.
         output: the folder.
 
@@ -155,7 +161,7 @@ def make(
     folder = expanded(output)
     with locks.held(folder / "lock", folder):
         loaded = load_source(pair)
-        prints = build_selection.prints(loaded, arms)  # refuses invalid candidates before a file is written
+        prints = build_selection.prints(loaded, arms)  # raises for invalid candidates before a file is written
         writers = {arm.called: writer_of(loaded, arm) for arm in arms}
         target, features = build_selection.target_of(loaded)
         sessions = [Session(pair, domain.resolved(), loaded) for domain in domains]
@@ -183,14 +189,15 @@ def _checked(domains: Sequence[Evaluation], drafters: Sequence[str | Level | Arm
     if twice := [name for name in called if called.count(name) > 1]:
         raise ValueError(f"domains names the task {twice[0]!r} twice: name each once, with more quality_examples")
     choice = Settings(method="spec_decode", drafters=tuple(drafters), choose=build_selection.RANDOM)
-    return build_selection.arms_of(recorded(choice))  # refuses invalid combinations
+    return build_selection.arms_of(recorded(choice))  # `recorded` raises for invalid combinations
 
 
 def writer_of(pair: Pair, arm: Arm) -> BoundModel:
-    """Returns the model that decodes alone in place of a drafter; for a hierarchy, the model right below the target.
+    """Returns the model that decodes alone in place of a drafter; for a hierarchy, the level right below the target.
 
     Raises:
-        ValueError: the drafter is a lossy hierarchy, whose output no model gives alone, or a custom drafter.
+        ValueError: the drafter is a hierarchy with a lossy rule, whose tokens no model alone would write, or a user's
+            drafter.
     """
     drafter = arm.drafter
     if drafter == TARGET:
@@ -205,14 +212,14 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
 
 
 def parameters(pair: Pair, arm: Arm) -> int:
-    """Returns the number of drafting parameters; for a hierarchy, those of all its models."""
+    """Returns the number of parameters that draft; a hierarchy has those of all its models."""
     if arm.drafter == TARGET:
         return count(pair.target.params)
     return sum(count(pair.model(name).params) for name in dict.fromkeys(build_drafter.models_of((arm.drafter,))))
 
 
 def _domain(folder: Path, session: Session, writers: dict[str, BoundModel], seed: int) -> dict[str, Any]:
-    """Writes outputs and alignments of one domain; returns its entry of the manifest."""
+    """Writes outputs and alignments of one domain; returns the domain's entry in the manifest."""
     task_folder, target = folder / session.task.name, session.pair.target
     written = Writer(session, "target", target, embeds=True)
     target_key = point_key(written=written.settings())
@@ -244,7 +251,7 @@ def _is_there(path: Path, key: str) -> bool:
 
 
 def alignment(session: Session, truth: Outputs, candidates: Outputs) -> np.ndarray:
-    """Returns the ROUGE-L (F1, 0 to 1) of every output's text against the target's, float32 `[N]`."""
+    """Returns the ROUGE-L (F1, 0 to 1) of every candidate output's text against the target's text, float32 `[N]`."""
 
     def texts(outputs: Outputs) -> list[str]:
         cut = zip(outputs.tokens, outputs.lengths, strict=True)

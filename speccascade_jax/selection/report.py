@@ -1,7 +1,7 @@
 """Comparison of drafter selection with each fixed drafter, on several domains (`experiments/compare_drafters.py`).
 
-Every way of choosing is a method, every domain a task, and each combination a record as in any sweep: a killed run
-resumes, and `experiments.tables --measures selection` prints its tables again.
+Every way of choosing a drafter is a method, and every domain is a task. Each combination of method and task gives a
+record, as in any sweep. So a killed run resumes, and `experiments.tables --measures selection` prints the tables again.
 """
 
 import itertools
@@ -31,10 +31,11 @@ from speccascade_jax.storage.files import expanded
 
 @dataclass(frozen=True, kw_only=True)
 class Among:
-    """Set of drafters to choose from, and the policies that were trained for them.
+    """A set of drafters to choose from, and the policies that were trained for it.
 
     Attributes:
-        drafters: as in `Settings.drafters`; policies: files; `None` is the pair's own.
+        drafters: the drafters, as in `Settings.drafters`.
+        policies: files of policies; `None` is the pair's own policy.
     """
 
     drafters: tuple[str | Level | Arm, ...]
@@ -61,32 +62,33 @@ def compare(
     output: str = "results/selection.jsonl",
     dry_run: bool = False,
 ) -> Path | None:
-    """Measures each fixed drafter, a random one, and a policy's choice, and the target alone, on every domain.
+    """Measures the target alone and each way of choosing a drafter (fixed, random, by a policy) on every domain.
 
-    Methods of one domain, temperature, block size and seed are timed together, and each query runs with every method in
-    turn: a killed run measures an unfinished group again.
+    Methods with the same domain, temperature, block size and seed form a group that is timed together: each query runs
+    with every method in turn. A restarted run measures an unfinished group again.
 
     Args:
         pair: the models.
-        domains: tasks, each with its numbers of examples and trials.
+        domains: the tasks, each with its numbers of examples and trials.
         drafters: the drafters to choose from.
         ways: how a trained policy chooses (`Settings.choose`).
-        policies: files; `None` is the pair's own.
-        further: other sets of drafters and their policies, in the same table: they show the effect of another drafter.
-        alone: also time each drafter without selection if it follows `block_sizes`, so that the table shows the cost of
-            choosing; this adds a program and a run for each.
-        block_sizes: for drafters without a block size of their own.
-        temperatures: as in a sweep.
-        seeds: as in a sweep.
-        output: the store's path.
-        dry_run: whether to list the points only.
+        policies: files of policies; `None` is the pair's own policy.
+        further: other sets of drafters with their policies, for the same table; they show the effect of another
+            drafter.
+        alone: whether to time each drafter also without selection, so that the table shows the cost of choosing. This
+            adds a program and a run for each drafter that has no block size or rule of its own.
+        block_sizes: block sizes of the drafters without a block size of their own.
+        temperatures: the sampling temperatures, as in a sweep.
+        seeds: the random seeds, as in a sweep.
+        output: path of the result store.
+        dry_run: whether to list the measurements without running them.
 
     Returns:
-        The store's path; `None` after a dry run.
+        The path of the result store; `None` after a dry run.
 
     Raises:
-        ValueError: a value is invalid, before any model is loaded; a policy belongs to other drafters or to another
-            target, before any program is compiled.
+        ValueError: before any model is loaded, a value is invalid; before any program is compiled, a policy belongs to
+            other drafters or to another target.
     """
     check_name(output)
     several("domains", domains, 1)
@@ -116,7 +118,9 @@ def compare(
 
 
 def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Settings]:
-    """Returns the lossless methods over the drafters: each one always, a random one, and every policy in every way.
+    """Returns the lossless methods that choose a drafter: always one of them, a random one, or by a policy.
+
+    There is a method for each drafter, and for each combination of a policy and a value in `ways`.
 
     Args:
         among: the drafters, and the files of their policies.
@@ -134,7 +138,8 @@ def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[S
 def together(groups: Iterable[Iterable[Point]]) -> list[list[Point]]:
     """Returns a sweep's points in groups that are timed together: by sampling, seed and block size.
 
-    Points without a block size, the target's among them, join the first point's block size.
+    A point is one combination of settings. Points without a block size, such as that of the target alone, join the
+    group of the first block size.
     """
     points_by_group: dict[tuple[object, ...], list[Point]] = {}
     points = list(itertools.chain(*groups))

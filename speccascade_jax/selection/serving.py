@@ -1,8 +1,8 @@
-"""Serving of a query stream with domain shifts, with online learning: `experiments/serve_online.py`.
+"""Serving of a stream of queries whose domain changes, with online learning: `experiments/serve_online.py`.
 
 Every query is decoded once for each learner and once with each fixed drafter, in an order that changes from query to
-query; a learner learns only from its own run. The results of each query are one line of a file, written before the next
-query starts. A killed run reads its lines, passes them to its learners again, and continues with the same state.
+query. A learner learns only from its own run. The results of each query are one line of a file, written before the next
+query starts. A restarted run reads these lines, passes them to its learners again, and continues with the same state.
 """
 
 import base64
@@ -58,27 +58,29 @@ def serve(
     output: str = "results/online",
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
-    """Serves the phases one after the other; prints the learners' regret against the best arms, and draws it.
+    """Serves the phases one after the other; prints and plots each learner's regret against the best fixed drafters.
+
+    A phase is a number of queries from one domain.
 
     Args:
         pair: the models.
-        phases: tasks, each with how many of its examples for latency are queries; a task may occur again, with other
-            examples.
+        phases: one evaluation for each phase, whose examples for latency are the queries; a task may occur again, with
+            other examples.
         drafters: the drafters to choose from.
         learning: names of `learners.LEARNERS`.
-        policy: file of "thompson_prior" and "greedy"; `None`: the pair's own.
+        policy: file of the policy that "thompson_prior" and "greedy" use; `None`: the pair's own policy.
         block_size: γ of the decoder.
         temperature: temperature of the decoder.
-        sample: examples for quality of each phase whose embeddings give the spread of the features.
+        sample: number of examples for quality, in each phase, whose features give the spread of all features.
         noise: σ of Thompson sampling (`learners.Posterior`).
-        discount: factor on older evidence of Thompson sampling (`learners.Posterior`).
+        discount: factor on older queries in Thompson sampling (`learners.Posterior`).
         seed: random seed of choices and outputs.
-        output: a folder.
-        clock: returns seconds; tests pass a fake one.
+        output: folder of the results.
+        clock: a function that returns seconds; tests pass a fake one.
 
     Returns:
-        A row for each query: `round`, `phase`, `domain`, and `runs`, by learner and by arm ("always NAME"): `arm`,
-        `seconds`, `tokens`.
+        A row for each query: `round`, `phase`, `domain`, and `runs`. `runs` holds `arm`, `seconds` and `tokens` for
+        each learner and for each fixed arm ("always NAME").
 
     Raises:
         ValueError: a value is invalid, the policy belongs to other drafters, or the folder was started with other
@@ -115,7 +117,7 @@ def _check(phases: Sequence[Evaluation], learning: Sequence[str], sample: int) -
 
 @dataclass(kw_only=True)
 class Server:
-    """Server of one stream; see `serve`."""
+    """The server of one stream of queries; see `serve`."""
 
     point: Point
     phases: tuple[Evaluation, ...]
@@ -134,7 +136,7 @@ class Server:
         self.arms = [arm.called for arm in build_selection.arms_of(self.point.settings)]
 
     def settings(self) -> Row:
-        """Returns the settings that the result depends on, except the clock."""
+        """Returns the settings on which the results depend, except the clock."""
         point = self.point
         facts: Row = {"learning": self.learning}
         facts |= {name: getattr(point.settings, name) for name in ("block_size", "temperature")}
@@ -145,7 +147,7 @@ class Server:
         arms = build_selection.arms_of(point.settings)
         prints = build_selection.prints(self.loaded, arms).values()
         facts["drafters"] = [[str(arm), fingerprint] for arm, fingerprint in zip(arms, prints, strict=True)]
-        asks = not {"thompson_prior", "greedy"}.isdisjoint(self.learning)  # learners that use a trained policy
+        asks = not {"thompson_prior", "greedy"}.isdisjoint(self.learning)  # these learners use a trained policy
         facts["policy"] = build_selection.policy_of(self.loaded, self.policy).fingerprint if asks else None
         facts["queries"] = []
         for session in self.sessions:
@@ -169,7 +171,7 @@ class Server:
         for number in range(len(rows), len(stream)):
             phase, place = stream[number]
             if phase not in warm:
-                # another task's prompts may have another width, whose programs are compiled here, before timing
+                # The prompts of this phase may have another padded length: compile its programs before timing.
                 for learner in (taught | fixed).values():
                     jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
@@ -183,7 +185,7 @@ class Server:
         return rows
 
     def learners(self) -> dict[str, Learner]:
-        """Returns the learners named in `learning`, at the beginning of the stream."""
+        """Returns the learners named in `learning`, in their state before the first query."""
         sample = np.concatenate([self._embeddings(session) for session in self.sessions])
         return {name: self._learner(name, sample) for name in self.learning}
 
@@ -202,7 +204,7 @@ class Server:
         return learners.with_prior(untaught(), policy, numbers, sample)
 
     def _embeddings(self, session: Session) -> np.ndarray:
-        """Returns the embeddings of some examples, which show the spread of the features; they have no rewards."""
+        """Returns the features of some examples, which show the spread of the features; their rewards are not known."""
         asked = session.evaluation
         rows = session.window(asked, min(self.sample, asked.quality_examples))
         prompt = session.prepare(self.point, rows).args[0]
@@ -218,7 +220,7 @@ class Server:
         return row | {"arms": self.arms, "runs": {name: timed[name] for name in names}}
 
     def _timed(self, learner: Learner, number: int, phase: int, place: int, clock: Callable[[], float]) -> Row:
-        """Returns a query's arm, time and tokens; learning and preparation between queries are not timed."""
+        """Decodes a query; returns its arm, time and tokens. Learning and preparation between queries are not timed."""
         ready = self._call(learner, phase, place, number)
         begin = clock()
         generation = ready(self.point.seed)
@@ -234,7 +236,7 @@ class Server:
     def _call(self, learner: Learner, phase: int, place: int, number: int) -> Callable[[int], Generation]:
         """Returns a function that decodes a phase's query with the learner's chooser and numbers.
 
-        The random bits depend on the query's round, not on its place in the phase.
+        The random bits depend on the query's number in the stream, not on its position in the phase.
         """
         session = self.sessions[phase]
         decoder = session.decoder(self.point.settings)
@@ -251,7 +253,7 @@ class Server:
 
 
 def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> None:
-    """Updates every learner with its own run of a query."""
+    """Updates every learner with the result of its own run of a query."""
     for name, learner in taught.items():
         run = row["runs"][name]
         features = np.frombuffer(base64.b64decode(run.get("features", "")), np.float32)
@@ -259,18 +261,18 @@ def _tell(taught: dict[str, Learner], row: Row, rewards: dict[str, Rewards]) -> 
 
 
 def costs(rows: list[Row]) -> dict[str, np.ndarray]:
-    """Returns learner or fixed drafter -> milliseconds per token, float64 `[N]`, one value per query."""
+    """Returns the milliseconds per token of all queries, float64 `[N]`, for each learner and each fixed drafter."""
     runs_of = {name: [row["runs"][name] for row in rows] for name in rows[0]["runs"]}
     return {name: np.asarray([1e3 * seconds_per_token(run) for run in runs]) for name, runs in runs_of.items()}
 
 
 def seconds_per_token(run: Row) -> float:
-    """Returns the seconds per token of a run."""
+    """Returns the seconds per token of one run of a query."""
     return float(run["seconds"] / max(run["tokens"], 1))
 
 
 def phases(rows: list[Row]) -> list[tuple[str, np.ndarray]]:
-    """Returns the domain and the queries (bool `[N]`) of every phase, in order."""
+    """Returns for every phase, in order, its domain and a mask of its queries (bool `[N]`)."""
     number = np.asarray([row["phase"] for row in rows])
     return [(rows[int(np.flatnonzero(number == n)[0])]["domain"], number == n) for n in np.unique(number)]
 
@@ -279,10 +281,13 @@ def summary(rows: list[Row]) -> Row:
     """Returns the best fixed arm of the stream and of every phase, and each learner's regret per query.
 
     Returns:
-        `best`: the arm with the least time over the stream; `phases`: for each its domain, queries, `best` arm, and
-        `ms_per_token` of every way; `learners`: for each its `regret` in ms per token and query, over the stream
-        against `best`, over the `first` and `last` half of each phase against the phase's own best, and `over_knowing`,
-        the ratio of its time to that of the best arm of every phase, minus 1.
+        A dictionary with three entries:
+
+        - `best`: the arm with the least time over the stream;
+        - `phases`: for each phase its domain, queries, `best` arm, and `ms_per_token` of every learner and fixed arm;
+        - `learners`: for each learner its `regret` against `best` over the stream, and its regret against each phase's
+          own best arm over the `first` and `last` half of the phase, in ms per token and query. `over_knowing` is the
+          ratio of its time to that of the best arm of every phase, minus 1.
     """
     times = costs(rows)
     arms = [name for name in times if name.startswith("always ")]

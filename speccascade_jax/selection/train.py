@@ -1,8 +1,8 @@
 """Training of selection policies before serving, for `experiments/train_policy.py`.
 
-Huang et al. (2024, assistant selection), section 2.4. Each epoch passes over the queries once, in an order that depends
-on the seed and the epoch. The position in the data is a function of the optimiser's step, so a saved state suffices to
-resume a killed run.
+Source: Huang et al. (2024, assistant selection), section 2.4. Each epoch passes over the queries once, in an order that
+depends on the seed and the epoch. The position in the data is a function of the optimiser's step, so a saved state
+suffices to resume a killed run.
 """
 
 import itertools
@@ -38,9 +38,9 @@ from speccascade_jax.training.runs import Stepped, TrainState
 Row = dict[str, Any]
 LINUCB = "linucb"
 LINEAR = "linear"
-"""Name among the objectives of `curves`: a linear policy, trained by the trainer's own objective."""
+"""The name, among the objectives of `curves`, of a linear policy that is trained by the trainer's own objective."""
 FILE = policy_files.FILE
-"""Name of the output file in the run's folder."""
+"""The name of the policy's file in the run's folder."""
 
 
 def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
@@ -56,7 +56,7 @@ def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 
 def expected(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """Returns `−Σ_a π(a|q) r(q, a)`: the paper's `J`, computed exactly instead of sampled."""
+    """Returns `−Σ_a π(a|q) r(q, a)`: the objective `J` of the paper, computed exactly instead of sampled."""
     return -(jax.nn.softmax(scores, -1) * rewards).sum(-1)
 
 
@@ -69,27 +69,32 @@ def best_arm(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 Objective = Callable[[Array, Array, Array], Array]
 OBJECTIVES: dict[str, Objective] = {"reinforce": reinforce, "expected": expected, "best_arm": best_arm}
-"""Map from a name to `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
+"""The training objectives by name: functions `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
 
-The rewards of all arms are known in advance, so the expectation that REINFORCE estimates is known too.
+The rewards of all arms are known in advance, so the expectation that "reinforce" estimates can be computed exactly.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTrainer:
-    """Trainer of a policy; the defaults are the numbers of METHODS.
+    """A trainer of a selection policy; the defaults are those of METHODS section 8.
 
     Attributes:
-        run_dir: folder of the state, metrics and the policy; training resumes if it holds a run.
-        data: a folder of `experiments.make_selection_data`; arms: its candidates to use, in this order (empty: all).
-        objective: a name of `OBJECTIVES`, or "linucb", which learns a linear policy by trying.
-        hidden: widths of the hidden layers, tanh between them; empty for a linear policy.
-        alignment_weight: weight of alignment in the rewards, 1 for alignment alone; costs: each arm's cost, instead of
-            the value from its parameters.
-        queries: number of random training queries (0: all that are not held out); held_out: share for evaluation.
-        batch, epochs, rate, weight_decay, betas: batch size, passes over the queries, and settings of AdamW.
-        seed: random seed of parameters, split, order and draws; save_every_seconds: seconds between saves of the
-            resumable state.
+        run_dir: folder of the state, the metrics and the policy; training resumes if it holds a run.
+        data: a folder that `experiments.make_selection_data` wrote.
+        arms: the candidates of the data to use, in this order (empty: all).
+        objective: a name in `OBJECTIVES`, or "linucb", which trains a linear policy on rewards of the arms that it
+            tries.
+        hidden: widths of the hidden layers, with tanh between layers; empty for a linear policy.
+        alignment_weight: weight of alignment in the rewards; 1 counts alignment alone.
+        costs: each arm's cost; `None`: computed from its number of parameters.
+        queries: number of random training queries (0: all that are not held out).
+        held_out: share of the queries that is used for evaluation only.
+        batch: number of queries in a batch.
+        epochs: number of passes over the queries.
+        rate, weight_decay, betas: settings of AdamW.
+        seed: random seed of parameters, split, order and draws.
+        save_every_seconds: seconds between saves of the state from which training resumes.
 
     Raises:
         ValueError: a setting is invalid.
@@ -132,7 +137,7 @@ class PolicyTrainer:
 
 
 def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Params:
-    """Returns layers for `chooser.perceptron`, uniform in ±1/√fan-in, as in the paper's library."""
+    """Returns random layers for `chooser.perceptron`, uniform in ±1/√fan-in, as in the paper's library."""
     sizes = list(zip((features, *hidden), (*hidden, arms), strict=True))
     params = {}
     for number, (wide, out) in enumerate(sizes):
@@ -142,14 +147,14 @@ def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Par
     return params
 
 
-@cache  # equal runs share their compiled step
+@cache  # the same object for equal settings, so that runs share their compiled step
 def optimizer(rate: float, betas: tuple[float, float], weight_decay: float) -> optax.GradientTransformation:
-    """Returns AdamW at a constant rate."""
+    """Returns AdamW with a constant learning rate."""
     return optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay)
 
 
 class Queries(NamedTuple):
-    """Queries of a step: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]`, false in padding."""
+    """The queries of a step: `features` `[B, D]`, `rewards` `[B, K]`; `counted` bool `[B]` is false in padding."""
 
     features: np.ndarray
     rewards: np.ndarray
@@ -160,7 +165,7 @@ class Queries(NamedTuple):
 def train_step(
     objective: str, optimizer: optax.GradientTransformation, state: TrainState, queries: Queries, key: Array
 ) -> Stepped:
-    """Takes one step; arms are drawn with the step's own random bits."""
+    """Takes one step of the optimiser; arms are drawn with the step's own random bits."""
     weight = queries.counted / queries.counted.sum()
     uniforms = jax.random.uniform(jax.random.fold_in(key, state.step), queries.rewards.shape)
 
@@ -175,7 +180,7 @@ def train_step(
 
 
 class Run(EpochRun):
-    """Run of a `PolicyTrainer`.
+    """One training run of a `PolicyTrainer`.
 
     Raises:
         ValueError: the data lack a candidate, a reward is not finite, there are fewer queries than requested, or the
@@ -202,7 +207,7 @@ class Run(EpochRun):
         return evaluation
 
     def learn_by_gradient(self) -> Params:
-        """Trains to the end; returns the parameters."""
+        """Trains by gradient steps to the end of the last epoch; returns the policy's parameters."""
         self.train(self.trainer.save_every_seconds)
         return jax.device_get(self.state.params)
 
@@ -220,7 +225,7 @@ class Run(EpochRun):
             logging.info("step %d of %d, %s", step, self.total, rounded)
 
     def batches(self, epoch: int) -> Iterator[Queries]:
-        """Yields an epoch's queries in random order; the last batch repeats some of its own queries."""
+        """Yields an epoch's queries in random order; repeated queries fill up the last batch and do not count."""
         size, order = self.trainer.batch, np.random.default_rng((self.trainer.seed, epoch)).permutation(self.rows)
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
@@ -228,7 +233,7 @@ class Run(EpochRun):
             yield Queries(self.data.features[rows], self.rewards[rows], np.arange(size) < len(chosen))
 
     def learn_by_trying(self) -> Params:
-        """Returns a linear policy that learnt, for each query, only the reward of the tried arm, in one pass."""
+        """Trains a linear policy in one pass; each query shows only the reward of the arm that LinUCB tries."""
         features, rewards = self.data.features[self.rows], self.rewards[self.rows]
         noise = max(float(rewards.std()), 1e-3)
         posterior = Posterior.empty(Whitening.of(features), len(self.data.arms), noise=noise)
@@ -247,7 +252,9 @@ class Run(EpochRun):
 
 
 def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the training rows (`wanted`, 0: all), and the evaluation rows, which do not depend on `wanted`.
+    """Splits the rows at random into training rows (`wanted` of them, 0: all) and evaluation rows.
+
+    The evaluation rows do not depend on `wanted`.
 
     Raises:
         ValueError: there are fewer rows than wanted.
@@ -265,11 +272,13 @@ def judged(policy: Policy, data: Data, rewards: np.ndarray) -> dict[str, Any]:
     """Evaluates a policy on queries with known rewards `[N, K]`.
 
     Returns:
-        `judged`, the number of queries; mean `reward` of the greedy and the dynamic policy, of each fixed arm, of a
-            random
-        arm, and of the best arm of each query (`oracle`); `best`, the share of queries for which the greedy policy
-            takes a
-        best arm; and by domain the share of each arm (`choices`).
+        A dictionary with these entries:
+
+        - `judged`: the number of queries;
+        - `reward`: the mean reward of the greedy and of the dynamic policy, of each fixed arm, of a random arm, and of
+          the best arm of each query (`oracle`);
+        - `best`: the share of queries for which the greedy policy takes a best arm;
+        - `choices`: for each domain, the share of the queries for which the greedy policy takes each arm.
     """
     scores = chooser.SCORERS[policy.card.scores](policy.params, jnp.asarray(data.features)).mean
     law, greedy = np.asarray(jax.nn.softmax(scores, -1)), np.asarray(scores).argmax(-1)
@@ -292,19 +301,20 @@ def curves(
     objectives: Sequence[str] = ("reinforce", "expected", "best_arm", LINEAR, "linucb"),
     seeds: Sequence[int] = (0, 1, 2),
 ) -> list[Row]:
-    """Trains a policy for every number of queries, objective and seed (assistant selection, Figure 3).
+    """Trains a policy for every number of queries, objective and seed.
 
-    The same held-out queries evaluate all policies of a seed, because their reward is known for every arm.
-    `selection.report` measures the time that a policy's choices save.
+    The result corresponds to Figure 3 of Huang et al. (2024, assistant selection). All policies of a seed are evaluated
+    on the same held-out queries, because their rewards are known for every arm. `selection.report` measures the time
+    that a policy's choices save.
 
-    The runs are stored in `<run_dir>/curves/…`: a killed one resumes. Finished runs do not train again, except LinUCB's
-    single pass.
+    The runs are stored in `<run_dir>/curves/…`, so that killed runs resume. Finished runs are not trained again, except
+    the single pass of LinUCB.
 
     Args:
         trainer: the settings that all runs share.
         queries: numbers of training queries; those beyond the data are left out, and the largest possible one is added.
         objectives: as in `PolicyTrainer`, or `LINEAR`.
-        seeds: random seeds; every number of queries and objective is trained with each of them.
+        seeds: random seeds; every number of queries and objective is trained with each seed.
 
     Returns:
         The rows, one for each run: `queries`, `objective`, `seed`, `best`, `reward`, `choices`.
@@ -317,7 +327,7 @@ def curves(
     total = len(selection_data.read(trainer.data).features)
     most = len(split(total, trainer.held_out, 0, trainer.seed)[0])
     counts = sorted({count for count in queries if count < most} | {most})
-    runs = []  # check all trainers before the first one trains
+    runs = []  # all trainers are built, and so checked, before the first one trains
     for objective, count, seed in itertools.product(objectives, counts, seeds):
         kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
         folder = Path(trainer.run_dir, "curves", f"{objective}-{count}-{seed}")
@@ -329,7 +339,9 @@ def curves(
 
 
 def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0, 0.5, 1.0)) -> list[Row]:
-    """Trains a policy for every alignment weight (assistant selection, Figure 2); measures its choices and rewards.
+    """Trains a policy for every alignment weight; measures its choices and rewards.
+
+    Source: Huang et al., 2024, assistant selection, Figure 2.
 
     Returns:
         The rows, one for each weight: `alignment_weight`, `best`, `reward`, `choices`.
