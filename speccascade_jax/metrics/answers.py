@@ -1,6 +1,7 @@
-"""Short answers against references: the last number, SQuAD's exact match and F1, the letter of a choice.
+"""Metrics of short answers: the last number, exact match and F1 as in SQuAD, and the letter of a multiple choice.
 
-All scores except F1 are 0 or 100. Each compares with one reference; `metrics.quality` takes the best of several.
+All scores except F1 are 0 or 100. Each function compares with one reference; `metrics.quality` takes the best score
+over several references.
 """
 
 import re
@@ -39,20 +40,23 @@ def final_number(prediction: str, reference: str) -> list[float]:
 
 
 def normalise(text: str) -> str:
-    """Returns lower case without punctuation, articles and surplus spaces, as in SQuAD (Rajpurkar et al. 2016)."""
+    """Returns the text in lower case without punctuation, articles and surplus spaces, as SQuAD does.
+
+    Source: Rajpurkar et al. 2016.
+    """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def answer_exact_match(prediction: str, reference: str) -> list[float]:
-    """Scores whether both texts are equal once normalised."""
+    """Scores whether both texts are equal after `normalise`."""
     return [100.0 * (normalise(prediction) == normalise(reference))]
 
 
 def answer_f1(prediction: str, reference: str) -> list[float]:
-    """Returns the F1 score of the normalised words.
+    """Returns the F1 score of the words of both texts after `normalise`.
 
-    If a text is "unanswerable" or has no words, the score is 100 for equal texts and 0 for different ones.
+    If a text is "unanswerable" or has no words, the score is 100 for equal texts and 0 for different texts.
     """
     ours, theirs = normalise(prediction), normalise(reference)
     if not ours or not theirs or UNANSWERABLE in (ours, theirs):
@@ -63,7 +67,7 @@ def answer_f1(prediction: str, reference: str) -> list[float]:
 
 
 def choice(prediction: str, reference: str) -> list[float]:
-    """Scores whether the first letter from A to E that stands alone is the reference.
+    """Scores whether the first letter from A to E that stands alone in the prediction is the reference.
 
     Examples of such letters: "B", "(B)", "B. Berlin", "答案是B".
     """

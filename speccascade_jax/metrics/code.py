@@ -1,4 +1,4 @@
-"""pass@1: whether a generated program passes its tests, run in the sandbox."""
+"""The metric pass@1: whether a generated program passes its tests; the program runs in the sandbox."""
 
 import json
 
@@ -10,15 +10,15 @@ SECONDS = 10.0
 
 
 def harness(*, before: str, after: str) -> str:
-    """Returns a reference for `pass_at_1`: the text before the generated code, and the tests after it."""
+    """Returns a reference for `pass_at_1`, made of the code before the generated code and the tests after it."""
     return json.dumps({"before": before, "after": after}, ensure_ascii=False)
 
 
 def program(prediction: str, reference: str) -> str:
-    """Returns the program that tests `prediction`: the reference's code before and after it.
+    """Returns the program that tests `prediction`: the code before it, the prediction itself, and the code after it.
 
     Raises:
-        ValueError: the reference is no `harness`.
+        ValueError: the reference was not made by `harness`.
     """
     try:
         parts = json.loads(reference)
@@ -30,12 +30,12 @@ def program(prediction: str, reference: str) -> str:
 
 
 def pass_at_1(prediction: str, reference: str) -> list[float]:
-    """Runs the program and returns a one-hot list over `KINDS`: 1 for the way in which it ended, 0 for the others.
+    """Runs the program; returns a list over `KINDS` with 1 for the way in which the program ended and 0 elsewhere.
 
-    "passed" is the first kind.
+    "passed" is the first entry of `KINDS`.
 
     Raises:
-        sandbox.SandboxUnavailable: this system offers no protection; nothing was run.
+        sandbox.SandboxUnavailable: this system cannot protect itself from the program, which was not run.
     """
     kind = sandbox.run(program(prediction, reference), timeout=SECONDS).kind
     return [float(kind == known_kind) for known_kind in KINDS]

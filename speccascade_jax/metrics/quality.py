@@ -1,7 +1,7 @@
-"""Text quality: BLEU (sacrebleu), ROUGE (rouge-score), short answers, tests of code; all from 0 to 100.
+"""Metrics of text quality: BLEU and chrF (sacrebleu), ROUGE (rouge-score), short answers, tests of code; from 0 to 100.
 
-Each metric is kept as statistics per example (counts for BLEU and pass@1, the score itself for the others), so that a
-corpus score and a bootstrap need one pass over the texts. A record keeps the statistics (`measure`), so that two
+Each metric has statistics per example: counts for BLEU, chrF and pass@1, and the score itself for the others. So a
+corpus score and a bootstrap need only one pass over the texts. A record stores the statistics (`measure`), so that two
 records can be compared example by example without their texts (`results.analysis.bootstrap`).
 """
 
@@ -21,7 +21,7 @@ from speccascade_jax.core import names
 from speccascade_jax.metrics import answers, code
 
 References = Sequence[str | tuple[str, ...]]
-"""One text per example, or a tuple of texts of which the best counts."""
+"""One reference text per example, or a tuple of texts, of which the one with the best score counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Metric:
     """The computation of one metric: statistics of each example, and a corpus score from their sums.
 
     Attributes:
-        statistics: (prediction, reference) -> K numbers.
-        from_sums: maps sums of the statistics over the N examples of each of R corpora, `[R, K]`, and N to the scores
-            `[R]`, from 0 to 100.
-        signature: () -> text that identifies the computation in a record: tokeniser, smoothing, stemming, library
-            version.
+        statistics: function `(prediction, reference) -> K numbers` of one example.
+        from_sums: function from sums of the statistics over the N examples of each of R corpora, `[R, K]`, and N to the
+            scores `[R]`, from 0 to 100.
+        signature: function `() -> text` that identifies the computation in a record: tokeniser, smoothing, stemming and
+            library version.
         several: whether an example may have several references, of which the best counts.
-        executes: whether it runs a model's output; only if `Evaluation.execute_code` allows it.
-        right_or_wrong: whether an example is right or wrong, and the score the share of right ones.
+        executes: whether the metric runs a model's output as a program; `Evaluation.execute_code` must allow this.
+        right_or_wrong: whether every example is either right or wrong, and the score is the share of right examples.
 
     Examples:
         >>> import numpy as np
@@ -99,7 +99,7 @@ def measure(
         itself if K is 1).
 
     Raises:
-        ValueError: as `score`; another number of ids; an id that occurs twice.
+        ValueError: as in `score`; the number of ids differs from that of predictions; an id occurs twice.
     """
     if len(ids) != len(predictions) or len(set(ids)) != len(ids):
         raise ValueError(
@@ -125,17 +125,17 @@ def measure(
 
 
 def get_metric(name: str) -> Metric:
-    """Returns the metric of a name in `METRICS`, or a user's own metric of the form `module.NAME`.
+    """Returns the metric with a name in `METRICS`, or a user's metric, whose name has the form `module.NAME`.
 
     Raises:
-        ValueError: there is none; names the nearest, and how to name one's own.
+        ValueError: the metric is unknown; the message names the nearest ones, and says how to name a user's metric.
     """
     metric: Metric = names.look_up("metric", name, METRICS, Metric)
     return metric
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
-    """Returns the K statistics of each example, float64 `[N, K]`, compared with the best of its references."""
+    """Returns the K statistics of each example, float64 `[N, K]`; of several references, the best one counts."""
     for argument, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
             raise ValueError(f"{argument} is one string; give a list with one text per example")
@@ -164,7 +164,8 @@ def _corpus_score(name: str, statistics: np.ndarray) -> float:
 def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, float]:
     """Computes the 95% bootstrap percentile interval of a corpus score, over examples.
 
-    sacrebleu's own bootstrap covers its own metrics only, and takes its seed from the environment.
+    sacrebleu's bootstrap is not used, because it covers only sacrebleu's metrics and takes its seed from the
+    environment.
     """
     rng, examples = np.random.default_rng(0), len(statistics)
     if get_metric(name).right_or_wrong:
@@ -178,26 +179,30 @@ def _interval(name: str, statistics: np.ndarray, samples: int) -> tuple[float, f
 
 
 COINS = 2
-"""Number of made-up examples, right or wrong by a coin, among those that right-or-wrong answers are resampled from.
+"""The number of artificial examples, right or wrong at random, that are added before right-or-wrong answers are drawn.
 
-Without them, resamples of answers that are nearly all alike are too much alike. If one side alone is right on 10% of
-the examples and the other alone on 5%, 95% intervals of the difference hold the truth in 57% of all cases with 8
-examples, in 76% with 16, in 93% with 64. With them, they hold it in 94.5 to 100%, with 8 to 200 examples of which 3 to
-40% differ. Agresti and Coull (1998) and Bonett and Price (2012) add to shares and their differences in the same way.
+The draws are those of the bootstrap. Without the artificial examples, intervals are too narrow if nearly all answers
+are right, or nearly all are wrong. For example, let only the first of two methods be right on 10% of the examples, and
+only the second on 5%. Then 95% intervals of the difference contain the true difference in 57% of all cases with 8
+examples, in 76% with 16, and in 93% with 64. With the artificial examples, intervals contain it in 94.5 to 100% of all
+cases. This holds for 8 to 200 examples, if the methods differ on 3 to 40% of them. Agresti and Coull (1998) and Bonett
+and Price (2012) add artificial examples to shares and their differences in the same way.
 """
 
 
 def sums_with_coins(name: str, statistics: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the sums of resamples of right-or-wrong answers, `[R, K]`, scaled to the number of answers.
+    """Returns the sums over resamples of right-or-wrong answers and coins, `[R, K]`, scaled to the number of answers.
+
+    A coin is an artificial example (`COINS`).
 
     Args:
         name: a metric that is `right_or_wrong`.
-        statistics: `[N, K]`.
-        drawn: `[R, N + COINS]`, how often each resample draws each answer and each coin.
-        rng: throws the coins, anew for each resample.
+        statistics: `[N, K]`, the statistics of the answers.
+        drawn: `[R, N + COINS]`, how often each resample contains each answer and each coin.
+        rng: random generator that tosses the coins again for each resample.
     """
     examples, width = statistics.shape
-    right = 100.0 / get_metric(name).from_sums(np.eye(1, width), 1)[0]  # the first statistic of a right answer
+    right = 100.0 / get_metric(name).from_sums(np.eye(1, width), 1)[0]  # a right answer's value of the first statistic
     sums = drawn[:, :examples] @ statistics
     sums[:, 0] += right * (drawn[:, examples:] * rng.integers(2, size=(len(drawn), COINS))).sum(-1)
     return np.asarray(sums * examples / (examples + COINS))
@@ -210,15 +215,15 @@ def _compact(statistics: np.ndarray) -> list:
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-# Scripts that put no spaces between words: Thai to Khmer, kana, Chinese characters.
+# Scripts without spaces between words, for which BLEU needs another tokeniser: Thai to Khmer, kana, Chinese characters
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _CHRF = CHRF()
 
 
 @functools.cache
 def _bleu(metric: str, effective_order: bool = True) -> BLEU:
-    """Returns sacrebleu's BLEU with the tokeniser after the colon of a metric's name, or its default."""
-    # Without effective order it warns about single sentences; the counts for a corpus score are the same.
+    """Returns sacrebleu's BLEU with the tokeniser that a metric's name has after its colon, or the default one."""
+    # Without effective order sacrebleu warns about single sentences. The counts for a corpus score do not depend on it.
     return BLEU(effective_order=effective_order, tokenize=metric.partition(":")[2] or None)
 
 
@@ -252,12 +257,12 @@ def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
 
 def _bleu_signature(metric: str) -> str:
     bleu = _bleu(metric, effective_order=False)
-    bleu.corpus_score(["one"], [["one"]])  # the number of references is known only after a score
+    bleu.corpus_score(["one"], [["one"]])  # the signature holds the number of references, known only after a score
     return f"BLEU|{bleu.get_signature()}"
 
 
 def _chrf_statistics(prediction: str, reference: str) -> list[float]:
-    """Returns n-gram counts per character order: in the prediction, in the reference, in both."""
+    """Returns for each character order the number of n-grams in the prediction, in the reference, and in both."""
     return [*map(float, _CHRF._extract_corpus_statistics([prediction], [[reference]])[0])]
 
 
@@ -268,7 +273,7 @@ def _chrf_from(sums: np.ndarray, examples: int) -> np.ndarray:
 
 @functools.cache
 def _rouge(kind: str) -> Any:
-    from rouge_score import rouge_scorer  # loads NLTK and SciPy, which is slow, and BLEU needs neither
+    from rouge_score import rouge_scorer  # imported late, because it loads NLTK and SciPy, which is slow
 
     return rouge_scorer.RougeScorer([kind], use_stemmer=True)
 
@@ -305,7 +310,7 @@ def _mean_of(statistics: Callable[[str, str], list[float]], described: str, righ
 _right_or_wrong = functools.partial(_mean_of, right_or_wrong=True)
 
 
-# sacrebleu's tokenisers besides its default; some need a package or a download, which its error names
+# sacrebleu's tokenisers besides its default; some need a package or a download, which sacrebleu's error names
 _TOKENISED = tuple(f"bleu:{name}" for name in ("zh", "ja-mecab", "ko-mecab", "char", "intl", "flores200"))
 _ASCII_WORD = re.compile("[a-zA-Z0-9]")
 _ROUGE_VERSION = metadata.version("rouge-score")

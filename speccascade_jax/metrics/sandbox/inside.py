@@ -1,11 +1,13 @@
 """The protection around a generated program: a script started by `running.py` that needs the standard library only.
 
-There are three processes. The launcher leaves the caller's namespaces. Its child is process 1 of the new namespaces: it
-builds a file system that holds Python and nothing of the caller's, then watches time and memory; when it ends, the
-kernel kills every process that the program has started. Its child gives up the user, resources and system calls that it
-does not need, and becomes the program. A step that fails ends all three: nothing continues half protected.
+There are three processes. The first one, the launcher, leaves the caller's namespaces. The second one, a child of the
+launcher, is process 1 of the new namespaces. It builds a file system that holds Python and none of the caller's files,
+then watches time and memory. When process 1 ends, the kernel kills every process that the program has started. The
+third process, a child of process 1, gives up the user, the resources and the system calls that it does not need, and
+becomes the program. A step that fails ends all three processes, so nothing runs with half of the protection.
 
-Standard input holds the job: a line of JSON, then the program. The verdict is the launcher's exit status, `CODES`.
+Standard input holds the job: a line of JSON, then the program. The result is the launcher's exit status, one of
+`CODES`.
 """
 
 import contextlib
@@ -24,10 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 CODES = {"passed": 40, "failed": 41, "timeout": 42, "memory": 43, "killed": 44, "refused": 45}
-# The program shows by this status that it reached its last line: leaving earlier, with status 0, passes no test. The
-# status differs in every run, so that another exit status passes only with a probability of 1/64. It is in the
-# program's own file: a program that means to pass can read it there, as it could replace its tests. `__debug__` is
-# false if Python was started again without assert statements (-O).
+# These lines are added to the program. Their exit status `end` shows that the program reached its last line, so a
+# program that leaves earlier with status 0 does not pass. The status is drawn for every run, so another status is equal
+# to it only with a probability of 1/64. A program that is written to cheat can read the status in its own file, just as
+# it can replace its tests. `__debug__` is false if Python was started again without assert statements (-O).
 LAST_LINE = '\nif __name__ == "__main__" and __debug__:\n    raise SystemExit({end})\n'
 ENDS = range(192, 256)
 NOBODY = 65534
@@ -42,9 +44,9 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SECCOMP_MODE_FILTER, AF_UNIX, X32 = 2, 1, 0x40000000
 
-# Refused: sockets beyond AF_UNIX (virtual machines have families that no network namespace hides), memory that no limit
-# counts (System V, memfd), the caller's keys, and kernel interfaces that no exercise needs. Numbers are those of the
-# kernel's unistd.h.
+# Numbers of system calls, from the kernel's unistd.h. The filter refuses these calls, except those in `OURS` and
+# `ALLOWED`: sockets other than AF_UNIX (virtual machines have socket families that no network namespace hides), memory
+# that no limit counts (System V, memfd), the caller's keys, and kernel interfaces that no exercise needs.
 EVERYWHERE = {"io_uring_setup": 425, "mount_setattr": 442, "memfd_secret": 447}
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {"audit": 0xC000003E, "pivot_root": 155, "socket": 41, "shmget": 29, "semget": 64, "msgget": 68}
@@ -55,18 +57,18 @@ NUMBERS: dict[str, dict[str, int]] = {
     | {"bpf": 280, "userfaultfd": 282, "prlimit64": 261},
 }
 OURS = ("audit", "pivot_root")
-# Allowed with this first argument only. `prlimit64` may change the caller's limits (0), not those of another process:
-# process 1 may run as the same user as the program.
+# These calls are allowed with this first argument only. With argument 0, `prlimit64` changes the limits of the calling
+# process. It must not change those of process 1, which may run as the same user as the program.
 ALLOWED = {"socket": AF_UNIX, "prlimit64": 0}
 
 
 def call(name: str, *arguments: object) -> None:
-    """Calls a function of the C library that reports failure by -1 and errno.
+    """Calls a function of the C library that reports failure by returning -1 and setting errno.
 
     Raises:
-        OSError: names the function.
+        OSError: the call failed; the message names the function.
     """
-    # as a long: a variadic function reads the whole register
+    # Integers are passed as long, because a variadic function reads the whole register.
     widened = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*widened) == -1:
         number = ctypes.get_errno()
@@ -77,7 +79,7 @@ def numbers() -> dict[str, int]:
     """Returns the numbers of this machine's system calls.
 
     Raises:
-        OSError: they are not known for this machine.
+        OSError: the numbers are not known for this machine.
     """
     if platform.machine() not in NUMBERS:
         raise OSError(
@@ -92,13 +94,13 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def close(path: str, flags: int) -> None:
-    """Forbids writing, set-user-id and devices at `path`; with AT_RECURSIVE also at mounts below it."""
+    """Forbids writing, set-user-id programs and devices at `path`; with AT_RECURSIVE also at mounts below it."""
     attributes = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
     call("syscall", numbers()["mount_setattr"], AT_FDCWD, path.encode(), flags, attributes, len(attributes))
 
 
 def map_user(outer_user: int, outer_group: int) -> None:
-    """Maps the user nobody of the user namespace just entered to the given user and group outside."""
+    """Maps the user nobody of the new user namespace to the given user and group outside the namespace."""
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {outer_user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {outer_group} 1")
@@ -108,9 +110,10 @@ def map_user(outer_user: int, outer_group: int) -> None:
 
 
 def leave_namespaces() -> None:
-    """Moves this process and its children out of the caller's Linux namespaces, into new ones.
+    """Moves this process and its future children out of the caller's Linux namespaces, into new ones.
 
-    Root enters no user namespace: only root can mount an interpreter below a home folder that others cannot read.
+    Root keeps its user namespace, because only root can mount an interpreter below a home folder that others cannot
+    read.
     """
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
@@ -126,14 +129,14 @@ def launch(job: dict[str, Any], program: bytes) -> NoReturn:
     child = os.fork()
     if child == 0:
         ending_all(2, supervise, job, program)
-    # on SIGTERM the child is killed and still waited for, so that nothing keeps running after the launcher
+    # On SIGTERM the launcher kills its child and still waits for its end, so that nothing runs after the launcher.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(status if status >= 0 else CODES["killed"])
 
 
 def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -> NoReturn:
-    """Runs `step`; if it fails, writes its error to the descriptor `report` and ends this process."""
+    """Runs `step`, which never returns; if it fails, writes the error to descriptor `report` and ends the process."""
     try:
         step(*arguments)
     except BaseException as error:
@@ -145,7 +148,7 @@ def ending_all(report: int, step: Callable[..., NoReturn], *arguments: object) -
 
 
 def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
-    """Runs as process 1 of the new namespaces: builds the root, starts the program and waits for its end."""
+    """Runs as process 1 of the new namespaces: builds the root folder, starts the program and waits for its end."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     # The program may run as the same user: it must not trace this process, read its descriptors, or trigger a handler.
     call("prctl", PR_SET_DUMPABLE, 0)
@@ -159,7 +162,7 @@ def supervise(job: dict[str, Any], program: bytes) -> NoReturn:
     if child == 0:
         ending_all(writer, become_program, job)
     os.close(writer)
-    # nothing to read if the program has started: execve closes the pipe
+    # A started program leaves nothing to read, because execve closes the pipe.
     if failure := os.read(reader, 4096):
         os.write(2, failure)
         os._exit(CODES["refused"])
@@ -194,7 +197,7 @@ def build_root(job: dict[str, Any], program: bytes) -> None:
 
 
 def show(path: str) -> None:
-    """Shows the caller's file, folder or link `path` at the same place."""
+    """Mounts the caller's file or folder `path` at the same path in the new root; a link is created again as a link."""
     old = "/old" + path
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.islink(old):
@@ -208,7 +211,10 @@ def show(path: str) -> None:
 
 
 def watch(child: int, end: int, timeout: float, memory: int) -> str:
-    """Waits for `child` and reaps orphans; returns how the program ended, a key of `CODES`."""
+    """Waits for the end of `child`, or for a limit to be exceeded; returns how the program ended, a key of `CODES`.
+
+    Other processes that end meanwhile are reaped, because process 1 is the parent of all orphans.
+    """
     deadline = time.monotonic() + timeout
     while (remaining := deadline - time.monotonic()) > 0:
         ended, status = os.waitpid(-1, os.WNOHANG)
@@ -222,11 +228,11 @@ def watch(child: int, end: int, timeout: float, memory: int) -> str:
 
 
 def resident() -> int:
-    """Returns the bytes of memory of all processes but this one; a shared page counts once per process."""
+    """Returns the resident memory of all processes except this one, in bytes; a shared page counts once per process."""
     pages = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            with contextlib.suppress(OSError):  # the process has ended meanwhile
+            with contextlib.suppress(OSError):  # raised if the process has ended meanwhile
                 pages += int(Path("/proc", name, "statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
@@ -236,14 +242,15 @@ def resident() -> int:
 
 def become_program(job: dict[str, Any]) -> NoReturn:
     """Gives up all rights, sets the limits, and becomes the interpreter that runs the program."""
-    os.setsid()  # otherwise its process group contains the launcher
+    os.setsid()  # a process group of its own: the launcher's group would contain the launcher too
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    call("prctl", PR_SET_DUMPABLE, 1)  # otherwise it may not write its own maps
-    # a user namespace of its own: processes are counted in it, and no further one can be made
+    call("prctl", PR_SET_DUMPABLE, 1)  # otherwise this process may not write its own user and group maps
+    # The program gets a user namespace of its own: the kernel counts the user's processes per namespace, and the
+    # program can create no further user namespace.
     call("unshare", CLONE_NEWUSER)
     map_user(NOBODY, NOBODY)
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
@@ -253,13 +260,13 @@ def become_program(job: dict[str, Any]) -> NoReturn:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     filter_calls()
     environment = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    # no capability survives this: the user is not root
+    # After execve the program has no capabilities, because its user is not root.
     os.execve(job["interpreter"], [job["interpreter"], "-s", "-P", "-S", "-B", "/program.py"], environment)
 
 
 def set_limits(job: dict[str, Any]) -> None:
-    """Sets the resource limits of the job, never above those that the process has."""
-    # no limit on processor time, which counts all threads together: the wall clock ends the program
+    """Sets the resource limits of the job, but never above the limits that the process has already."""
+    # There is no limit on processor time, which adds up over threads: the wall clock ends the program.
     limits = dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK), 0)
     limits |= {resource.RLIMIT_AS: job["memory"], resource.RLIMIT_NPROC: job["processes"]}
     limits |= {resource.RLIMIT_FSIZE: job["file_size"], resource.RLIMIT_NOFILE: 64}
@@ -270,7 +277,10 @@ def set_limits(job: dict[str, Any]) -> None:
 
 
 def filter_calls() -> None:
-    """Installs the filter of system calls: 8-byte instructions (operation, steps if true, steps if false, operand)."""
+    """Installs the filter of system calls.
+
+    The filter consists of instructions of 8 bytes: operation, instructions to skip if true, and if false, and operand.
+    """
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse, allow = (answer, 0, 0, 0x00050000 | errno.EPERM), (answer, 0, 0, 0x7FFF0000)
     known = numbers()

@@ -1,4 +1,4 @@
-"""Starts a generated program inside the protection of `inside.py`, reads its output and classifies its end."""
+"""Functions that start a generated program inside the protection of `inside.py` and classify how it ends."""
 
 import functools
 import json
@@ -18,18 +18,21 @@ from speccascade_jax.metrics.sandbox import inside
 KINDS = ("passed", "failed", "timeout", "memory", "output", "killed")
 """The ways in which a program ends.
 
-"passed": it reached its last line and ended with status 0. "failed": it ended otherwise (an exception, an exit before
-the last line, another status). "timeout": it was still running at the deadline. "memory": it asked for more memory than
-allowed. "output": it wrote more than allowed. "killed": a signal ended it.
+- "passed": it reached its last line and ended with status 0.
+- "failed": it ended otherwise (an exception, an exit before the last line, another status).
+- "timeout": it was still running at the deadline.
+- "memory": it asked for more memory than allowed.
+- "output": it wrote more than allowed.
+- "killed": a signal ended it.
 """
 MECHANISM = (
     "Linux namespaces (user, mount, process, network, IPC, host name), a read-only file system with Python only, "
     "user nobody without capabilities, resource limits, a system call filter"
 )
-SPARE = 5.0  # seconds beyond the program's own deadline after which the caller stops waiting for the verdict
-SMALLEST_MEMORY = 64 << 20  # bytes; Python itself takes about a third
+SPARE = 5.0  # seconds after the program's deadline at which the caller stops waiting for the launcher
+SMALLEST_MEMORY = 64 << 20  # bytes; Python itself takes about a third of it
 
-# A program that tests its own protection. Only this test decides whether the sandbox is available.
+# A program that tests its own protection. The sandbox counts as available if and only if this program passes.
 PROBE = """
 import os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -44,12 +47,12 @@ assert len(open("/proc/net/route").readlines()) <= 1, "it has a network"
 
 
 class SandboxUnavailable(RuntimeError):  # noqa: N818 (a state of the system, no fault of the caller)
-    """Error raised if this system cannot protect itself from a generated program; names the cause and a remedy."""
+    """Error raised if this system cannot protect itself from a generated program; it names the cause and a remedy."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The resource limits of one program; `run` names the units."""
+    """The resource limits of one program; the docstring of `run` gives their units."""
 
     timeout: float
     memory: int
@@ -70,8 +73,8 @@ class Outcome:
 
     Attributes:
         kind: one of `KINDS`.
-        output: the end of the text that it wrote to both streams.
-        seconds: wall-clock time, the sandbox's own start included.
+        output: the end of the text that the program wrote to standard output and standard error.
+        seconds: wall-clock time, including the start of the sandbox.
     """
 
     kind: str
@@ -95,23 +98,24 @@ def run(
 ) -> Outcome:
     """Runs `program` in the sandbox, where it sees Python's standard library and nothing else of this machine.
 
-    Its hash seed is 0, its standard input is empty, and its folder `/tmp` is empty and deleted afterwards.
+    Python's hash seed is 0, the standard input is empty, and the folder `/tmp` is empty and deleted afterwards.
 
-    "passed" means that the program's last line was reached, shown by an exit status drawn for this run. A program that
-    leaves earlier, with any status, counts as passed with a probability of 1/64 at most. A program that means to pass
-    can read the number in its own file, or replace its tests: for such a program "passed" proves nothing.
+    "passed" means that the program reached its last line, which ends it with an exit status drawn for this run. A
+    program that leaves earlier, with any status, counts as passed with a probability of at most 1/64. A program that is
+    written to cheat can read the number in its own file, or replace its tests: for such a program "passed" proves
+    nothing.
 
     Args:
         program: Python source.
         timeout: seconds of wall clock.
-        memory: bytes of addresses for each process, and of resident memory for all together.
-        output_limit: bytes to both streams together; the program is ended if it writes more.
-        processes: the most processes at a time, threads counted.
-        file_size: bytes of all its files together.
+        memory: bytes of address space for each process, and of resident memory for all processes together.
+        output_limit: bytes of standard output and standard error together; a program that writes more is ended.
+        processes: the largest number of processes at a time; threads count as processes.
+        file_size: bytes of all files of the program together.
 
     Raises:
         SandboxUnavailable: `available` gives a reason; the program is not run.
-        ValueError: a limit that is not positive, or too little memory for Python itself.
+        ValueError: a limit is not positive, or the memory is too little for Python itself.
     """
     limits = Limits(timeout, memory, output_limit, processes, file_size)
     if reason := available():
@@ -121,9 +125,9 @@ def run(
 
 @functools.cache
 def available() -> str | None:
-    """Returns `None` if programs can be run, else what is missing.
+    """Returns `None` if programs can be run, else a text that says what is missing.
 
-    It runs a program that tests its own protection.
+    The function runs a program that tests its own protection.
     """
     if sys.platform != "linux":
         return f"generated programs run only on Linux, whose namespaces isolate them; this system is {sys.platform}"
@@ -139,7 +143,7 @@ def available() -> str | None:
 
 
 def describe() -> str:
-    """Returns one line: the protection on this machine, or why nothing runs."""
+    """Returns one line that describes the protection on this machine, or says why no program runs."""
     return available() or MECHANISM
 
 
@@ -162,7 +166,7 @@ def _run(program: str, limits: Limits) -> Outcome:
 
 
 def _read(process: subprocess.Popen[bytes], limit: int, deadline: float) -> tuple[bytes, str | None]:
-    """Reads the program's output; returns it, and "output" or "timeout" if the program exceeds that limit."""
+    """Reads the program's output; returns it with "output" or "timeout" if it exceeds this limit, else with `None`."""
     assert process.stdout is not None
     descriptor, output = process.stdout.fileno(), bytearray()
     waiting = select.poll()
@@ -184,7 +188,7 @@ def _kind(status: int, output: bytes) -> str:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     if kind == "refused":
         raise SandboxUnavailable(_reason(lines[-1] if lines else f"its launcher ended with status {status}"))
-    # a program that exceeds the limit on its address space ends with Python's MemoryError
+    # A program that exceeds the limit on its address space fails with Python's MemoryError.
     return "memory" if kind == "failed" and lines and lines[-1].startswith("MemoryError") else kind
 
 
@@ -200,15 +204,15 @@ def _reason(failure: str) -> str:
 
 
 def _interpreter() -> str:
-    """Returns the base interpreter, not that of a virtual environment, whose packages the program must not see."""
+    """Returns the path of the base interpreter; the program must not see the packages of a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @functools.cache
 def _readable() -> list[str]:
-    """Returns the paths that Python needs: itself, its library, the system's libraries, time zones."""
+    """Returns the paths that Python needs: the interpreter, its library, the system's libraries and time zones."""
     library = [sysconfig.get_path("stdlib"), *(f"{sys.base_prefix}/{name}" for name in ("lib", sys.platlibdir))]
     system = ["/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"]
-    # links stay links: /lib is a link to /usr/lib on most systems
+    # /lib and /lib64 are not resolved: they are links on most systems, and `inside.show` creates links again as links
     wanted = {_interpreter(), "/lib", "/lib64"} | {os.path.realpath(path) for path in library + system}
     return sorted(p for p in wanted if os.path.exists(p) and not any(str(above) in wanted for above in Path(p).parents))
