@@ -1,4 +1,4 @@
-"""The folder of data sets: one setting for the whole project."""
+"""The folder of data sets, which one environment variable sets for the whole project."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ ORIGINS = {
     "wmt22_en_de": f"{_GITHUB}/wmt-conference/wmt22-news-systems",
     "xsum_1000": f"{_GITHUB}/FMInference/H2O",
 }
-"""Files and folders of the data directory -> where the file is, or the repository that the folder's data come from."""
+"""Files and folders of the data directory, with a file's address or the repository from which a folder's data come."""
 
 
 def require(*parts: str, instead: str = "the shipped task tiny_translation") -> Path:
@@ -49,10 +49,10 @@ def require(*parts: str, instead: str = "the shipped task tiny_translation") -> 
 
     Args:
         parts: names of folders, then of the file.
-        instead: what the package ships in its place, for the error.
+        instead: what the package ships as a substitute, for the error message.
 
     Raises:
-        FileNotFoundError: there is no such file; names the path, where to get it, and how to set another folder.
+        FileNotFoundError: there is no such file; the message names the path, its origin, and how to set another folder.
     """
     path, name = data_directory().joinpath(*parts), "/".join(parts)
     if path.exists():

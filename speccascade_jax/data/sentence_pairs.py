@@ -1,4 +1,4 @@
-"""Sentence pairs: reading them, as texts or token ids, and joining neighbours."""
+"""Functions that read sentence pairs, as texts or as token ids, and join several pairs into one."""
 
 import math
 from collections.abc import Callable, Sequence, Sized
@@ -28,13 +28,13 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
 
     Args:
         path: an existing file, or a path inside the data directory.
-        columns: numbers of the source's and the target's column, (1, 0) for the other direction; for a `.jsonl` the
+        columns: numbers of the column of the source and of that of the target; (1, 0) swaps them. For a `.jsonl`, the
             names of the two fields.
 
     Raises:
         FileNotFoundError: neither path exists.
-        ValueError: a line without exactly one tab, not in UTF-8, or without such a field (names its number); a damaged
-            gzip file.
+        ValueError: a line is not in UTF-8, has not exactly one tab, or lacks a field (the message names the line's
+            number); a gzip file is damaged.
     """
     path = expanded(path)
     file = path if path.is_file() else directory.require(*path.parts)
@@ -63,17 +63,18 @@ def _fields(line: str, location: str, columns: Columns) -> TextPair:
 
 
 def holds_pieces(path: str | Path) -> bool:
-    """Returns whether a file's name (`….pieces[.gz]`) says that its columns are pieces separated by spaces."""
+    """Returns whether a file's name (`….pieces[.gz]`) says that its columns are sentencepiece pieces, not texts."""
     return ".pieces" in Path(path).suffixes[-2:]
 
 
 def read_tokens(
     path: str | Path, vocabulary: FileVocabulary, limit: int | None = None, columns: Columns = (0, 1)
 ) -> list[TokenPair]:
-    """Returns token ids of the first `limit` pairs of a file (`read_pairs`), text or pieces (`holds_pieces`).
+    """Returns the token ids of the first `limit` pairs of a file, whose columns are texts or pieces (`holds_pieces`).
 
     Raises:
-        ValueError: pieces, with a vocabulary that is no sentencepiece file; as `read_pairs`.
+        ValueError: the file holds pieces (`holds_pieces`), and the vocabulary is not a sentencepiece file; as in
+            `read_pairs`.
     """
     ids: Callable[[str], list[int]] = vocabulary.encode
     if holds_pieces(path):
@@ -87,10 +88,10 @@ def read_tokens(
 def group(
     pairs: Sequence[tuple[Sized, Sized]], max_joined: int, rng: np.random.Generator, max_length: float = math.inf
 ) -> list[list[int]]:
-    """Returns a random partition of `pairs`, texts or tokens, into groups of 1 to `max_joined`, as indices.
+    """Returns a random partition of `pairs`, as lists of indices; each group has 1 to `max_joined` pairs.
 
-    A group's size is drawn uniformly. It closes early if the next pair would take the source or the target beyond
-    `max_length` (EOS not counted).
+    The pairs are texts or tokens. The size of a group is drawn uniformly. A group is closed early if the next pair
+    would make its source or its target longer than `max_length` (EOS not counted).
 
     Raises:
         ValueError: a single pair is longer than `max_length`.
@@ -118,7 +119,8 @@ def join_texts(pairs: Sequence[TextPair], indices: Sequence[int]) -> TextPair:
 def join_tokens(pairs: Sequence[TokenPair], indices: Sequence[int]) -> TokenPair:
     """Joins the token pairs of one group, as `join_texts` joins texts.
 
-    The result equals the tokens of the joined texts: sentencepiece cuts at spaces first and marks each word's start.
+    The result equals the tokens of the joined texts, because sentencepiece splits at spaces first and marks each word's
+    start.
     """
     source = [token for index in indices for token in pairs[index].source]
     return TokenPair(source, [token for index in indices for token in pairs[index].target])

@@ -1,4 +1,4 @@
-"""Tasks from your own data: a file of rows, or a folder that Hugging Face's `datasets` saved."""
+"""Tasks from a user's own data: a file of rows, or a folder that Hugging Face's library `datasets` saved."""
 
 import csv
 import dataclasses
@@ -20,7 +20,7 @@ from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
-_SPLITS = "dataset_dict.json"  # `datasets` writes it for several splits, and "state.json" for one
+_SPLITS = "dataset_dict.json"  # `datasets` writes this file for several splits, and "state.json" for one split
 _LONGEST_FIELD = 1 << 30
 _REMEDIES = {
     ".json": "write one object per line (jq -c '.[]' data.json > data.jsonl)",
@@ -31,10 +31,10 @@ Row = Mapping[str, Any]
 
 
 def is_file(name: object) -> bool:
-    """Returns whether a task's name is a path that `FileTask` reads.
+    """Returns whether a task's name is a path that `FileTask` can read.
 
-    Such a path ends in `.csv`, `.tsv`, `.jsonl` or `.gz` after one of them, or it contains a slash and is a folder that
-    `datasets` saved.
+    Such a path ends in `.csv`, `.tsv` or `.jsonl`, or in one of these and `.gz`. It may also be a folder that
+    `datasets` saved, if the path contains a slash.
     """
     if not isinstance(name, str):
         return False
@@ -47,33 +47,34 @@ def is_file(name: object) -> bool:
 class FileTask(Task):
     r"""A task whose examples are the rows of a file.
 
-    All fields are plain values, so that gin can bind the task and a record can store it. Its records depend on the
-    file's content when it is read, and on the path as given.
+    All fields are plain values, so that gin can bind the task and a record can store it. The records of the task depend
+    on the path as given, and on the content of the file when it is read.
 
     Attributes:
-        path: a `.csv` or `.tsv`, a `.jsonl` (gzipped too: `.gz`), or a folder written by `datasets`' `save_to_disk`;
-            relative to the current folder or to the data directory.
-        source, reference: the columns of the input and of the reference: a name in the header or a JSON field, or a
-            number from 0 in a file without a header. A JSON field may be a list: several references.
-        template: the model's input; `{source}` is the source, `{column}` any column of the file, `{c0}` the first
-            column of a file without a header.
-        pool: a file of the same form (for a folder, the first split) whose first rows are the exemplars; they are not
-            evaluated.
+        path: a `.csv`, `.tsv` or `.jsonl` file (or one of these with `.gz`), or a folder written by `save_to_disk` of
+            `datasets`; relative to the current folder or to the data directory.
+        source, reference: the columns of the input and of the reference: a name in the header, a JSON field, or a
+            number from 0 in a file without a header. A JSON field may be a list, which gives several references.
+        template: the model's input; `{source}` is replaced by the source, `{column}` by any column of the file, and
+            `{c0}` by the first column of a file without a header.
+        pool: a file of the same form whose first rows are the exemplars, which are not evaluated; of a folder, its
+            first split.
         shots: the number of exemplars in a prompt.
-        answer: the text after a template in an exemplar.
+        answer: the text after the template in an exemplar.
         separator: the text between exemplars.
         stop_strings: strings before which an output ends, as in `FewShotTask`.
-        too_long: the treatment of a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, or its
-            end if it has exemplars) or "skip" (the next example takes its place). Both are counted and reported.
+        too_long: what happens to a prompt of more than `max_input_length` tokens: "cut" (its beginning is kept, or its
+            end if it has exemplars) or "skip" (the next example replaces it). Cut and skipped prompts are counted and
+            reported.
         shuffle: whether the rows are taken in a fixed random order, for sorted files.
         name: the name in records; by default the file's name without its ending.
-        splits: the splits of a folder with several; otherwise "all".
+        splits: the splits of a folder with several splits; otherwise "all".
 
     Raises:
-        ValueError: an invalid value, before anything is read. `load`: a damaged file, a missing column (names line and
-            columns), or too small a pool.
-        FileNotFoundError: no such file.
-        ImportError: a folder, and `datasets` is not installed.
+        ValueError: a value is invalid, before anything is read. `load` raises it if the file is damaged, a column is
+            missing (the message names the line and the columns), or the pool is too small.
+        FileNotFoundError: there is no such file.
+        ImportError: the path is a folder, and `datasets` is not installed.
 
     Examples:
         >>> from pathlib import Path
@@ -124,7 +125,7 @@ class FileTask(Task):
             raise ValueError(f"too_long={self.too_long!r} is unknown: give 'cut' or 'skip'")
 
     def _check_fields(self) -> None:
-        """Refuses a template that gives all rows the same prompt, and exemplars without their answers."""
+        """Checks that a template gives different prompts for different rows, and that exemplars have answers."""
         needed = {"template": "{source}"} | ({"answer": "{answer}"} if self.shots else {})
         for name, field in needed.items():
             if not _has_field(text := getattr(self, name)):
@@ -145,7 +146,7 @@ class FileTask(Task):
         return self._shown.read(split)
 
     def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
-        """Returns the records of a file, or of a split of a folder: the first one if none is named."""
+        """Returns the records of a file, or of a split of a folder; without a named split, those of the first split."""
         place = _found(path)
         if not place.exists():
             raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
@@ -155,7 +156,7 @@ class FileTask(Task):
 
     def _record(self, number: int, row: Row, location: str) -> Record:
         source, reference = (_column(row, column, location) for column in (self.source, self.reference))
-        # NaN is what pandas writes where a table has nothing.
+        # pandas writes NaN into empty cells of a table.
         source, reference = (None if _is_nan(value) else value for value in (source, reference))
         many = isinstance(reference, list | tuple)
         listed: Sequence[Any] = reference if isinstance(reference, list | tuple) else [reference]
@@ -168,7 +169,7 @@ class FileTask(Task):
         for name, text in (("source", str(source)), *(("reference", text) for text in texts)):
             check_text(f"{location}: the {name}", text)
         try:
-            numbered = {f"c{name}": value for name, value in row.items()}  # a template cannot name a number
+            numbered = {f"c{name}": value for name, value in row.items()}  # a template's field cannot be named `0`
             question = self.template.format_map({**numbered, **row, "source": source})
         except (KeyError, IndexError, ValueError) as error:
             known = f"the columns are {', '.join(row)} and source; write {{{{ and }}}} for braces"
@@ -179,7 +180,7 @@ class FileTask(Task):
         return Record(id=number, question=question, answer=first, reference=references)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """Returns the beginning of a prompt, or its end if it has exemplars, because the question comes last."""
+        """Returns the beginning of a prompt; with exemplars its end, because the question comes last."""
         return self._shown.cut(ids, room) if self.shots else super().cut(ids, room)
 
     def postprocess(self, text: str) -> str:
@@ -194,18 +195,18 @@ def _is_nan(value: Any) -> bool:
 def _has_field(template: str) -> bool:
     try:
         return any(name is not None for _, name, *_ in string.Formatter().parse(template))
-    except ValueError:  # malformed: refused when the first row is filled in
+    except ValueError:  # a malformed template raises an error later, when the first row is filled in
         return True
 
 
 def _found(path: str) -> Path:
-    """Returns the path of a file: as given, or in the data directory."""
+    """Returns the path of a file: the given path if it exists, otherwise the path inside the data directory."""
     here = expanded(path)
     return here if here.exists() or here.is_absolute() else directory.data_directory() / path
 
 
 def _splits(folder: Path) -> tuple[str, ...]:
-    """Returns the splits of a folder of `datasets`, which lists them in a file."""
+    """Returns the splits of a folder that `datasets` saved, from the file that lists them."""
     split_list = folder / _SPLITS
     if not split_list.is_file():
         return (_WHOLE,)
@@ -213,7 +214,7 @@ def _splits(folder: Path) -> tuple[str, ...]:
 
 
 def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
-    """Yields the rows of a file or a folder; in a file without a header the columns are named by numbers."""
+    """Yields the rows of a file or a folder; the columns of a file without a header have numbers as names."""
     if path.is_dir():
         yield from _rows_of_folder(path, split)
     elif ".jsonl" in path.suffixes[-2:]:
@@ -233,7 +234,7 @@ def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     table, names = csv.reader(texts, **style), list[str]()
     try:
-        for fields in filter(None, table):  # without empty lines
+        for fields in filter(None, table):  # the filter drops empty lines
             if not names:
                 names = fields if header else [str(number) for number in range(len(fields))]
                 if header:

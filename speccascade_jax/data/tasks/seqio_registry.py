@@ -1,8 +1,9 @@
-"""The data sets of the T5 experiments of Narasimhan et al. (2024), registered with seqio by importing this module.
+"""The data sets of the T5 experiments of Narasimhan et al. (2024); an import of this module registers them with seqio.
 
-The texts are TensorFlow Datasets'. Prompts are T5's (Raffel et al. 2020, appendix D): the prefix of the row in
-`table.TASKS`, then the text. Narasimhan et al. (§F.1) use the validation splits, of 3,000 (newstest2013), 11,305 and
-13,368 examples; TensorFlow Datasets' catalogue gives the last two numbers for its XSum 1.1.0 and its CNN/DailyMail.
+The texts come from TensorFlow Datasets. A prompt is that of T5 (Raffel et al. 2020, appendix D): the prefix of the row
+in `table.TASKS`, then the text. Narasimhan et al. (§F.1) use the validation splits, of 3,000 (newstest2013), 11,305 and
+13,368 examples. The catalogue of TensorFlow Datasets gives the last two numbers for its XSum 1.1.0 and its
+CNN/DailyMail.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from speccascade_jax.metrics import quality
 
 
 class Source(NamedTuple):
-    """A data set of TensorFlow Datasets with its version, and the features for source and reference."""
+    """A data set of TensorFlow Datasets with its version, and the names of its features for source and reference."""
 
     data_set: str
     source: str
@@ -32,18 +33,18 @@ SOURCES = {
 
 
 def make_task(name: str, vocabulary: str | Path | None = None) -> seqio.Task:
-    """Returns one of `SOURCES` as a seqio Task, not registered; its name is `speccascade_…`.
+    """Returns one of `SOURCES` as a seqio Task, without registering it; the Task's name is `speccascade_…`.
 
     Args:
         name: a key of `SOURCES`.
-        vocabulary: a sentencepiece file. With it, `inputs` and `targets` are token ids that end in EOS, cut to seqio's
-            `sequence_length`, as T5X takes them. Without it they are texts, as this package takes them.
+        vocabulary: a sentencepiece file. If it is set, `inputs` and `targets` are token ids that end in EOS and are cut
+            to seqio's `sequence_length`, as T5X needs them. Otherwise they are texts, as this package needs them.
     """
     row, source = TASKS[name], SOURCES[name]
     cut: list[Any] = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
     return seqio.Task(
         f"speccascade_{name}",
-        # read_only: absent data are an error, not a download of gigabytes during an experiment
+        # With read_only, absent data raise an error. Otherwise an experiment would start a download of gigabytes.
         source=seqio.TfdsDataSource(source.data_set, splits=row.splits, read_only=True),
         preprocessors=[_prompts(source, row.prefix), *(cut if vocabulary else ())],
         output_features=dict.fromkeys(("inputs", "targets"), _feature(vocabulary)),

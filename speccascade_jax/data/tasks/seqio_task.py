@@ -1,14 +1,15 @@
-"""Tasks from seqio's registry, for use in place of a task's name.
+"""Tasks from the registry of seqio, which can be used in place of a task's name.
 
-seqio itself is imported on use: it loads TensorFlow (860 MB).
+seqio is imported only when a task is read, because it loads TensorFlow (860 MB).
 
 Source and reference are the registered `inputs` and `targets` before tokenisation (`…_pretokenized`, or the features
 themselves if they are strings). The pair's own vocabulary tokenises them, not seqio's. If a task has token ids only,
-they are turned into text by the vocabulary that the task was registered with.
+the vocabulary with which the task was registered decodes them.
 
-Order: seqio's, unshuffled; an id is a position in it. A Mixture draws from its tasks with a fixed seed and ends with
-the first exhausted task. seqio cannot pass its seed to a `FunctionDataSource`: over such a source, and only there, a
-preprocessor that draws random numbers gives other examples in every run.
+Examples come in seqio's order, without shuffling, and an example's id is its position in this order. A Mixture draws
+from its tasks with a fixed seed and ends with the first exhausted task. seqio cannot pass its seed to a
+`FunctionDataSource`. So a preprocessor that draws random numbers gives other examples in every run if it reads such a
+source.
 """
 
 import contextlib
@@ -27,21 +28,21 @@ from speccascade_jax.data.tasks.task import Example, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeqioTask(Task):
-    """A Task or Mixture of seqio's registry, as a value for use in place of a task's name.
+    """A Task or Mixture of seqio's registry, as a value that can be used in place of a task's name.
 
-    All fields are plain values, so that gin can bind the task and a record can store it: seqio has neither our lengths
-    nor our metrics. The module's docstring describes prompts, references and their order.
+    All fields are plain values, so that gin can bind the task and a record can store it. The fields add lengths and
+    metrics, which seqio does not have. The module's docstring describes prompts, references and their order.
 
     Attributes:
-        module: the module whose import registers the task; empty if it is registered already.
-        registered: the name in seqio's registry, if it is not `name`.
-        splits: as in `Task`; whether a split is registered is checked on reading.
-        max_input_length, max_output_length: as in `Task`, but without a default: a prompt is cut to the former.
+        module: the module whose import registers the task; empty if the task is registered already.
+        registered: the name in seqio's registry, if it differs from `name`.
+        splits: as in `Task`; whether a split is registered is checked when it is read.
+        max_input_length, max_output_length: as in `Task`, but without a default; longer prompts are cut.
         prefix: the beginning of every registered input, such as "summarize: ". It is removed from the source, and
-            `build_prompt` adds it again; with or without it, the prompt is the registered input.
+            `build_prompt` adds it again, so the prompt is the registered input with and without this field.
 
     Raises:
-        ValueError: one string in place of a tuple of strings.
+        ValueError: a string is given in place of a tuple of strings.
 
     Examples:
         >>> from speccascade_jax.extend import Example, SeqioTask
@@ -72,21 +73,21 @@ def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
 
     Args:
         name: the name in seqio's registry of Tasks or of Mixtures.
-        module: imported first, to register the task; empty if it is registered.
-        prefix: the beginning of every input; left out of the sources.
+        module: a module that is imported first, to register the task; empty if the task is registered.
+        prefix: the beginning of every input, which is removed from the sources.
         split: one of the registered splits.
 
     Raises:
-        ImportError: no seqio, or no such module.
-        ValueError: an unknown name or split, an input without the prefix, features that are no text.
-        FileNotFoundError: a data set of TensorFlow Datasets that is not on this machine.
+        ImportError: seqio or the module cannot be imported.
+        ValueError: the name or the split is unknown, an input lacks the prefix, or a feature is not text.
+        FileNotFoundError: a data set of TensorFlow Datasets is not on this machine.
     """
     seqio = _import_seqio(name)
     provider = _look_up(seqio, name, module)
     splits = list[str]()
     with contextlib.suppress(
         ValueError
-    ):  # splits come from data that may be absent: the later error about those data helps more
+    ):  # raised if the data are absent: the error that follows later about the data helps more
         splits += sorted(provider.splits)
     if splits and split not in splits:
         raise ValueError(f"seqio's {name} has no split {split!r}; its splits: {', '.join(splits)}")
@@ -106,14 +107,14 @@ def _import_seqio(name: str) -> Any:
     except ImportError as error:
         install = "Install the extra (3 GB): pip install -c constraints.txt -e '.[seqio]'"
         raise ImportError(f"{name} is read through seqio, which cannot be imported ({error}). {install}") from error
-    with contextlib.suppress(RuntimeError):  # TensorFlow is in use already, and its user has chosen
-        # otherwise TensorFlow takes all GPU memory from JAX to read a few texts
+    with contextlib.suppress(RuntimeError):  # raised if TensorFlow is in use already: its user has chosen the devices
+        # Without this, TensorFlow reserves all GPU memory, which JAX needs, to read a few texts.
         tensorflow.config.set_visible_devices([], "GPU")
     return seqio
 
 
 def _look_up(seqio: Any, name: str, module: str) -> Any:
-    """Returns the registered Task or Mixture."""
+    """Imports the module that registers a Task or Mixture, then returns the Task or Mixture."""
     if module:
         try:
             importlib.import_module(module)
@@ -131,27 +132,27 @@ def _look_up(seqio: Any, name: str, module: str) -> Any:
 
 
 def _dataset(seqio: Any, name: str, provider: Any, split: str) -> Any:
-    """Returns the tf.data.Dataset of a split: unshuffled, one epoch, uncut."""
+    """Returns the tf.data.Dataset of a split: one epoch, not shuffled, and with uncut examples."""
     tasks = seqio.get_subtasks(provider)
     takes_seed = not any(isinstance(task.source, seqio.FunctionDataSource) for task in tasks)
-    # no cache in memory: it needs the split's size, and every example is read only once
+    # seqio's cache in memory is off, because it needs the size of the split, and every example is read only once.
     asked: dict[str, Any] = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
     asked |= {"seed": 0 if takes_seed else None, "try_in_mem_cache": False}
     try:
         if isinstance(provider, seqio.Mixture):
-            with contextlib.suppress(TypeError):  # raised if only some tasks keep their texts: then they share ids only
+            with contextlib.suppress(TypeError):  # raised if some tasks lack texts: then only ids are common to all
                 return provider.get_dataset(**asked, copy_pretokenized=True)
         return provider.get_dataset(**asked)
-    except (AssertionError, OSError, ValueError) as error:  # the errors of seqio and TensorFlow Datasets without data
+    except (AssertionError, OSError, ValueError) as error:  # seqio and TensorFlow Datasets raise these if data lack
         if absent := [message for task in tasks if (message := _absent(seqio, task.source, split))]:
             raise FileNotFoundError(f"seqio's {name} has no data on this machine. {' '.join(absent)}") from error
         raise
 
 
 def _absent(seqio: Any, source: Any, split: str) -> str:
-    """Returns the data set that a source lacks and how to get it.
+    """Returns a text that names the data set that a source lacks and says how to get it.
 
-    Empty if the data are present, or the source is not TensorFlow Datasets'.
+    The text is empty if the data are present, or if the source is not one of TensorFlow Datasets.
     """
     if not isinstance(source, seqio.TfdsDataSource):
         return ""
@@ -163,7 +164,7 @@ def _absent(seqio: Any, source: Any, split: str) -> str:
         return ""
     folder_argument = f", data_dir={folder!r}" if folder else ""
     by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-    # not `tfds build`: that script needs apache-beam, even for data sets that do not (4.9.10)
+    # The text does not propose `tfds build`, which always needs apache-beam, even if a data set does not (4.9.10).
     return (
         f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
         f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{folder_argument}).download_and_prepare()"'
@@ -180,9 +181,9 @@ def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) 
     """Returns one feature of an example as text (see the module's docstring).
 
     Args:
-        record: maps a feature to bytes, or to an array `[T]` of token ids.
+        record: dictionary from a feature to bytes, or to an array `[T]` of token ids.
         feature: the feature's name.
-        features: maps a feature to a seqio.Feature, for its vocabulary.
+        features: dictionary from a feature to a seqio.Feature, which holds its vocabulary.
     """
     if feature not in record:
         raise ValueError(f"feature {feature!r} is missing in {', '.join(record)}: a task needs 'inputs' and 'targets'")

@@ -1,14 +1,14 @@
-"""The table of tasks, and the readers of their data sets. `data.tasks.task` defines tasks.
+"""The table of tasks, and the readers of their data sets. `data.tasks.task` defines the class of a task.
 
-A new task is one reader (split -> examples) and one row of `TASKS`. A task for decoder-only models, whose prompt shows
-solved examples first, is a function from a file's entry to a `Record`, and a row of `FEW_SHOT`. Data sets other than
-the shipped one are in the data directory (`speccascade_jax.data.directory`) or come through seqio, and are read when
-`load` is called, never on import. A task in seqio's registry needs no row: a `SeqioTask` can be used in place of a
-name.
+A new task needs one reader (split -> examples) and one row of `TASKS`. A task for decoder-only models, whose prompt
+shows solved examples first, needs a function from a file's entry to a `Record`, and a row of `FEW_SHOT`. Data sets
+other than the shipped one are in the data directory (`speccascade_jax.data.directory`) or come through seqio. They are
+read when `load` is called, never on import. A task in seqio's registry needs no row, because a `SeqioTask` can be used
+in place of a name.
 
-Programs (HumanEval, Chen et al. 2021; MBPP, Austin et al. 2021) are judged by a test harness (`metrics.code.harness`).
-Scoring runs the models' programs, so both need `Evaluation.execute_code`. An answer with several spellings is judged by
-its best.
+Generated programs (HumanEval, Chen et al. 2021; MBPP, Austin et al. 2021) are scored by a test harness
+(`metrics.code.harness`). Scoring runs these programs, so both tasks need `Evaluation.execute_code`. If an answer has
+several spellings, the output is compared with each, and the best score counts.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ from speccascade_jax.metrics.code import harness
 from speccascade_jax.storage import readers
 
 POOL = 16
-"""Number of records that are kept for exemplars, unless a data set says otherwise."""
+"""The number of records that are kept for exemplars, unless a data set sets another number."""
 _SQUAD_PARAGRAPHS = 8
-_RESULT = "####"  # GSM8K writes a solution's number after it
+_RESULT = "####"  # in GSM8K the final number of a solution follows this mark
 _CALCULATOR = re.compile(r"<<.*?>>")
-_PUBLISHED_EXEMPLARS = (2, 3, 4)  # MBPP's task ids that Austin et al. show
+_PUBLISHED_EXEMPLARS = (2, 3, 4)  # task ids of MBPP that Austin et al. use as exemplars
 
 Entry = Mapping[str, Any]
 
 
 def records_of(folder: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a file in the data directory, numbered from 0."""
+    """Yields the objects of a file in the data directory, each with its number from 0."""
     return enumerate(json_lines(directory.require(folder, file)))
 
 
 def packaged(file: str) -> list[Example]:
-    """Returns the examples of a file in the package."""
+    """Returns the examples in a file that the package ships."""
     with resources.as_file(resources.files("speccascade_jax") / "assets" / file) as path:
         return [Example(**record) for record in json_lines(path)]
 
@@ -69,11 +69,14 @@ def _pairs(folder: str, files: Mapping[str, str], split: str) -> list[TextPair]:
 
 
 def _read_joined(split: str, reverse: bool = False) -> list[Example]:
-    """Returns joined sentence pairs; German to English has another seed, so that no text is the other task's answer."""
+    """Returns joined sentence pairs, from English to German or, if `reverse`, from German to English.
+
+    Each direction has its own seed, so that no text of one task is the answer to a text of the other.
+    """
     pairs = _pairs(*_TATOEBA, split)
     if reverse:
         pairs = [(german, english) for english, german in pairs]
-    # the joining of sentences is part of a task's definition: the two seeds never change
+    # The two seeds never change, because the joining of sentences is part of a task's definition.
     groups = group(pairs, max_joined=4, rng=np.random.default_rng(int(reverse)))
     return _numbered([join_texts(pairs, indices) for indices in groups])
 
@@ -90,9 +93,10 @@ def _read_dialogsum(split: str) -> list[Example]:
 
 
 def _read_wmt22(split: str) -> list[Example]:
-    """Returns half of WMT22's general test set, against its first human reference.
+    """Returns half of the general test set of WMT22, with its first human reference.
 
-    Neighbours come from one document: without a shuffle a limit would sample one or two texts.
+    The texts are shuffled, because neighbours come from one document: the first examples would cover one or two
+    documents.
     """
     entries = records_of("wmt22_en_de", "dev_half.jsonl")
     return shuffled([Example(entry["id"], entry["en"], entry["de_refA"]) for _, entry in entries])
@@ -100,15 +104,15 @@ def _read_wmt22(split: str) -> list[Example]:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Files with one record per line, in a folder of the data directory.
+    """The files of a data set in a folder of the data directory, with one record per line.
 
     Attributes:
         folder: the folder.
-        files: maps a split to a file, the default split first.
-        record: (number of the line, entry) -> record.
-        exemplars: the file that exemplars are taken from; empty: the beginning of the default split.
+        files: a file for each split, the default split first.
+        record: function `(number of the line, entry) -> record`.
+        exemplars: the file from which exemplars are taken; empty: the beginning of the default split.
         most: the largest number of exemplars; `None`: the whole file.
-        mixed: whether records are shuffled because neighbours are related: a limit would sample few groups.
+        mixed: whether records are shuffled, because neighbours are related and the first ones would cover few groups.
     """
 
     folder: str
@@ -124,7 +128,7 @@ class DataSet:
         return shuffled(list(records)) if self.mixed else records
 
     def pool(self) -> Iterable[Record]:
-        """Returns the records that exemplars are taken from, in order."""
+        """Returns the records from which exemplars are taken, in order."""
         records = self._read(self.exemplars) if self.exemplars else self.records(next(iter(self.files)))
         return islice(records, self.most)
 
@@ -138,7 +142,7 @@ def _answered(number: int, question: str, answer: str, group: str = "") -> Recor
 
 
 def humaneval(number: int, entry: Entry) -> Record:
-    """Returns a record of HumanEval: a function's head is the question, its tests are the reference."""
+    """Returns a record of HumanEval: the question is the head of a function, and the reference holds its tests."""
     after = f"\n{entry['test']}\ncheck({entry['entry_point']})\n"
     number, prompt = int(entry["task_id"].rpartition("/")[2]), entry["prompt"]
     reference = harness(before=prompt, after=after)
@@ -146,7 +150,7 @@ def humaneval(number: int, entry: Entry) -> Record:
 
 
 def mbpp(number: int, entry: Entry) -> Record:
-    """Returns a record of MBPP: a description with its tests is the question."""
+    """Returns a record of MBPP: the question is a description of a function with its tests."""
     tests = "\n".join(entry["test_list"])
     question = f"{entry['text'].strip()}\n{_unix(tests)}"
     reference = harness(before="", after=_unix(f"\n{entry['test_setup_code']}\n{tests}\n"))
@@ -154,7 +158,7 @@ def mbpp(number: int, entry: Entry) -> Record:
 
 
 def published_first(records: Iterable[Record]) -> list[Record]:
-    """Returns MBPP's exemplars, the three published ones first."""
+    """Returns the exemplars of MBPP, beginning with the three that Austin et al. published."""
     return sorted(records, key=lambda record: (record.id not in _PUBLISHED_EXEMPLARS, record.id))
 
 
@@ -163,14 +167,14 @@ def _unix(text: str) -> str:
 
 
 def gsm8k(number: int, entry: Entry) -> Record:
-    """Returns a problem of GSM8K and its solution, without the `<<…>>` marks that are meant for a calculator."""
+    """Returns a problem of GSM8K and its solution, without the `<<…>>` marks for a calculator."""
     solution = _CALCULATOR.sub("", entry["answer"])
     result = solution.rpartition(_RESULT)[2].strip()
     return Record(id=number, question=entry["question"].strip(), answer=solution, reference=result)
 
 
 def mmlu(number: int, entry: Entry) -> Record:
-    """Returns a multiple-choice question of MMLU; its exemplars are from the same subject."""
+    """Returns a multiple-choice question of MMLU; the group is the subject, so exemplars have the same subject."""
     question = _choices(entry["question"], entry["choices"])
     return _answered(number, question, entry["answer"], entry["subject"].replace("_", " "))
 
@@ -181,7 +185,7 @@ def commonsense(number: int, entry: Entry) -> Record:
 
 
 def _choices(question: str, choices: Iterable[str]) -> str:
-    """Returns the question with its choices on lines of their own, lettered from A."""
+    """Returns the question, followed by one line for each choice with a letter from A."""
     lettered = zip(string.ascii_uppercase, choices, strict=False)
     return "\n".join([question.strip(), *(f"{letter}. {choice.strip()}" for letter, choice in lettered)])
 
@@ -192,7 +196,7 @@ def wmt22(number: int, entry: Entry) -> Record:
 
 
 def article(words: int) -> Callable[[int, Entry], Record]:
-    """Returns a reader of articles that cuts them to `words` words, so that a prompt keeps all its exemplars."""
+    """Returns a function that reads articles and cuts them to `words` words, so that a prompt keeps all exemplars."""
 
     def record(number: int, entry: Entry) -> Record:
         question, summary = " ".join(entry["document"].split()[:words]), entry["summary"]
@@ -218,7 +222,7 @@ def nq_question(number: int, entry: Entry) -> Record:
 
 
 def _open_question(number: int, question: str, answers: list[str]) -> Record:
-    """Returns a question with exactly one question mark at the end: NQ-open has none, WebQuestions has one."""
+    """Returns a record whose question ends in exactly one question mark, which is missing in some data sets."""
     spellings = tuple(dict.fromkeys(answers))
     return Record(id=number, question=question.strip().rstrip("?") + "?", answer=spellings[0], reference=spellings)
 
@@ -232,7 +236,7 @@ def _squad_paragraphs() -> Iterator[tuple[Entry, Record]]:
 
 
 def squad_exemplars() -> dict[str, Record]:
-    """Returns one exemplar per paragraph; questions with and without an answer alternate."""
+    """Returns one exemplar per paragraph, by paragraph; questions with and without an answer alternate."""
     exemplars: dict[str, Record] = {}
     for entry, record in _squad_paragraphs():
         is_wanted = entry["is_impossible"] == bool(len(exemplars) % 2)
@@ -244,13 +248,16 @@ def squad_exemplars() -> dict[str, Record]:
 
 
 def squad_records() -> list[Record]:
-    """Returns the records of all paragraphs but the exemplars', shuffled because neighbours share an article."""
+    """Returns the records of all paragraphs except the exemplars', shuffled because neighbours share an article."""
     shown = squad_exemplars()
     return shuffled([record for entry, record in _squad_paragraphs() if entry["context"] not in shown])
 
 
 def trivia_records(split: str) -> Iterator[Record]:
-    """Reads TriviaQA: `triviaqa/<split>.json` as published, or `.jsonl`, one entry of its `Data` a line."""
+    """Yields the records of TriviaQA from `triviaqa/<split>.json` as published, or from `triviaqa/<split>.jsonl`.
+
+    The `.jsonl` file holds one entry of the published list `Data` per line.
+    """
     path = directory.data_directory() / "triviaqa" / f"{split}.jsonl"
     if not path.exists():
         path = directory.require("triviaqa", f"{split}.json")
@@ -273,7 +280,10 @@ def _trivia_data(path: Path) -> list[dict[str, Any]]:
 
 
 def _few_shot(data: DataSet, shots: int, lengths: tuple[int, int], **row: Any) -> FewShotTask:
-    """Returns a task over a data set's files, named as its folder; `lengths`: the most input and output tokens."""
+    """Returns a task over the files of a data set; `lengths` are the largest numbers of input and output tokens.
+
+    The task's name is the name of the folder, unless `row` has another name.
+    """
     fields: dict[str, Any] = {"name": data.folder, "records": data.records, "pool": data.pool}
     fields |= {"splits": tuple(data.files), "max_input_length": lengths[0], "max_output_length": lengths[1]}
     return FewShotTask(shots=shots, **fields | row)
@@ -282,7 +292,7 @@ def _few_shot(data: DataSet, shots: int, lengths: tuple[int, int], **row: Any) -
 def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple[int, int]) -> SeqioTask:
     """Returns a data set of the T5 experiments of Narasimhan et al. (2024, §F.1; METHODS section 9).
 
-    As there, validation is the default split.
+    The default split is the validation split, as in the paper.
     """
     return SeqioTask(
         name=name, registered=f"speccascade_{name}", module="speccascade_jax.data.tasks.seqio_registry", prefix=prefix,
@@ -290,11 +300,11 @@ def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple
     )  # fmt: skip
 
 
-# outputs have at most 5 tokens (METHODS section 9)
+# settings of question answering, whose outputs have at most 5 tokens (METHODS section 9)
 _QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "stop_strings": ("\n",)}
 _OPEN = _QA | {"template": Template(question="Q: {question}\nA:", separator="\n")}
 _CHOICE: dict[str, Any] = {"metrics": ("choice",), "stop_strings": ("\n",)}
-_ROUGE = ("rouge2", "rouge1", "rougeL")  # Narasimhan et al. (2024) show ROUGE-2
+_ROUGE = ("rouge2", "rouge1", "rougeL")  # ROUGE-2 is first, because Narasimhan et al. (2024) report it
 _ARTICLE: dict[str, Any] = {"metrics": _ROUGE, "template": Template(question="Article: {question}\nSummary:")}
 _MBPP_FILES = {"test": "test_dev_half.jsonl", "validation": "valid_511-600.jsonl", "train": "train_601-974.jsonl"}
 _MBPP = DataSet("mbpp", _MBPP_FILES, mbpp, "prompt_1-10.jsonl")
@@ -316,11 +326,11 @@ FEW_SHOT = (
         shots=5, lengths=(256, 5), **_OPEN),
     _few_shot(DataSet("gsm8k", {"test": "test_dev_half.jsonl"}, gsm8k, "train.jsonl.gz"),
         shots=8, lengths=(2048, 320), metrics=("final_number",), stop_strings=("\nQuestion:",)),
-    # the files hold one subject after the other: a limit would sample two or three of 57
+    # `mixed`, because the files hold one subject after the other: the first examples would cover two or three of 57
     _few_shot(DataSet("mmlu", _MMLU, mmlu, "dev.jsonl", most=None, mixed=True), shots=5, lengths=(3072, 5), **_CHOICE,
         template=Template(header="Multiple-choice questions about {group}, each with the letter of its answer.")),
     _few_shot(DataSet("commonsenseqa", _HALF_VALIDATION, commonsense, most=8), shots=7, lengths=(768, 5), **_CHOICE),
-    # a program continues inside a function: the first line's indent counts
+    # `clean` keeps leading spaces: an output continues inside a function, so the indent of its first line matters
     _few_shot(DataSet("humaneval", _HALF_TEST, humaneval, most=0),
         shots=0, lengths=(768, 320), metrics=("pass_at_1",), template=Template(question="{question}"),
         stop_strings=("\ndef ", "\nclass ", "\nif ", "\nprint", "\n#", "\n@"), clean=str.rstrip),
@@ -352,7 +362,7 @@ _ROWS: tuple[Task, ...] = (
         max_input_length=128, max_output_length=64),
     Task(name="multi30k", splits=tuple(_MULTI30K[1]), read=lambda split: _numbered(_pairs(*_MULTI30K, split))),
     Task(name="wmt22", splits=("test",), read=_read_wmt22, max_input_length=256, max_output_length=256),
-    # openings written for this project, each with one continuation
+    # beginnings of stories, written for this project, each with one continuation
     Task(name="stories", splits=("test",), read=lambda split: packaged("stories.jsonl"), metrics=("rougeL",), **_LONG),
     _of_paper_1("wmt14_en_de", "translate English to German: ", ("bleu",), lengths=(80, 80)),
     _of_paper_1("xsum", "summarize: ", _ROUGE, lengths=(1024, 64)),
@@ -363,17 +373,18 @@ TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
 def get_task(name: str | Task) -> Task:
-    """Returns the task that a name stands for; returns a `Task` unchanged.
+    """Returns the task with a name; returns a `Task` unchanged.
 
     Args:
-        name: a name of `TASKS`, or `module.NAME`, a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;
-            "news.csv" is a `FileTask` over that file's columns source and reference.
+        name: a name in `TASKS`, or `module.NAME` for a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;
+            "news.csv" is a `FileTask` over the columns source and reference of that file.
 
     Returns:
         A `Task`. Its data are read when `load` is called.
 
     Raises:
-        ValueError: there is no such task (names the nearest), or it has no exemplars.
+        ValueError: the task is unknown (the message names the nearest names), or a number of exemplars is given for a
+            task without exemplars.
 
     Examples:
         >>> from speccascade_jax.extend import get_task
@@ -397,10 +408,10 @@ def get_task(name: str | Task) -> Task:
 
 
 def with_shots(task: Task, shots: str) -> FewShotTask:
-    """Returns a few-shot task with another number of exemplars, named by its name and that number.
+    """Returns a few-shot task with another number of exemplars; its new name contains this number.
 
     Raises:
-        ValueError: the task shows no exemplars, or `shots` is no number.
+        ValueError: the task shows no exemplars, or `shots` is not a number.
     """
     if not isinstance(task, FewShotTask):
         raise ValueError(f"task {task.name} shows no exemplars; write {task.name!r} without :{shots}")

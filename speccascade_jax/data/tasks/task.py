@@ -1,10 +1,10 @@
-"""Tasks: examples of a data set, and how they become prompts and scores. The table: `data.tasks.table`.
+"""Tasks, which define how examples of a data set become prompts and scores. `data.tasks.table` lists all tasks.
 
-Few-shot tasks are for decoder-only models: a prompt shows some solved records of a data set, then asks the next one.
-The exemplars are fixed: the first records of a pool that the task's reader takes from the data directory. No record of
-the pool is ever evaluated, even beyond the exemplars in use, so the examples are the same for every number of
-exemplars. An example's `source` is the whole prompt, so the identity of a record's examples covers template and
-exemplars.
+Few-shot tasks are for decoder-only models: a prompt shows some solved records of a data set (exemplars), then asks for
+the answer to another record. The exemplars are fixed: the first records of a pool that the task's reader takes from the
+data directory. No record of the pool is ever evaluated, even if it is not used as an exemplar. So the evaluated
+examples are the same for every number of exemplars. An example's `source` is the whole prompt, so the identity of an
+example covers the template and the exemplars.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 from speccascade_jax.core.checks import several
 from speccascade_jax.storage import readers
 
-# The order and the joining of sentences are part of a task's definition: this number never changes.
+# The seed of the order of examples. It never changes, because the order is part of a task's definition.
 ORDER_SEED = 0
 
 T = TypeVar("T")
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An input and its reference.
+    """An input text and its reference output.
 
     Attributes:
-        id: a number that is unique within a split and does not depend on any limit.
-        source: the input's text, without `Task.prefix`.
-        reference: one text, or a tuple of several; metrics that allow several take the best
+        id: a number that is unique within a split and does not depend on how many examples are loaded.
+        source: the input text, without `Task.prefix`.
+        reference: one text, or a tuple of several; metrics that allow several use the best one
             (`metrics.quality.Metric.several`).
 
     Examples:
@@ -50,13 +50,13 @@ class Task:
     """A data set with everything that turns it into prompts and scores.
 
     Attributes:
-        name: its key in `TASKS`.
+        name: the task's key in `TASKS`.
         splits: the names that `load` accepts, the default one first.
-        read: maps a split to all of its examples, in an order of which any beginning is a fair sample. `load` takes no
-            more of them than it needs, so a large split may come from a generator.
-        metrics: names in `metrics.quality.METRICS`, or `module.NAME` of your own (`Metric`), the main one first.
-        max_input_length: the most tokens in a prompt, EOS included.
-        max_output_length: the most tokens to generate, EOS included.
+        read: function from a split to all of its examples, in an order in which the first ones are a fair sample.
+            `load` takes no more of them than it needs, so a large split may come from a generator.
+        metrics: names in `metrics.quality.METRICS`, or `module.NAME` for a user's `Metric`, the main one first.
+        max_input_length: the largest number of tokens in a prompt, EOS included.
+        max_output_length: the largest number of tokens to generate, EOS included.
         prefix: text before every source; empty for models trained on plain pairs.
 
     Examples:
@@ -83,25 +83,25 @@ class Task:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Strings before which an output ends; few-shot tasks have some."""
+        """Strings that end an output, which is cut before them; few-shot tasks have some."""
         return ()
 
     @property
     def too_long(self) -> str:
-        """The treatment of a prompt of more than `max_input_length` tokens: "cut", or "skip" for the next example."""
+        """What happens to a prompt of more than `max_input_length` tokens: "cut", or "skip" for the next example."""
         return "cut"
 
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
-        """Returns the first `limit` examples of `split`; all of them if it has fewer, or without a limit.
+        """Returns the first `limit` examples of `split`; all examples if there are fewer, or if no limit is set.
 
         Args:
             split: one of `splits`; by default the first.
             limit: at least 1.
 
         Raises:
-            ValueError: an unknown split, a limit below 1, items that are no `Example`, or an id that occurs twice.
-            FileNotFoundError: the data directory, or TensorFlow Datasets' folder, lacks the data.
-            ImportError: the task comes through seqio, which is not installed.
+            ValueError: the split is unknown, the limit is below 1, an item is no `Example`, or an id occurs twice.
+            FileNotFoundError: the data directory, or the folder of TensorFlow Datasets, lacks the data.
+            ImportError: the task is read through seqio, which is not installed.
         """
         split = self.splits[0] if split is None else split
         if split not in self.splits:
@@ -121,7 +121,7 @@ class Task:
         return self.prefix + example.source
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """Returns the part of a prompt's token ids that is kept if there are more than `room`: the beginning."""
+        """Returns the token ids of a prompt that are kept if there are more than `room`: its beginning."""
         return ids[:room]
 
     def postprocess(self, text: str) -> str:
@@ -130,7 +130,7 @@ class Task:
 
 
 def _instances(task: Task, reader: str, items: Iterable[Any], kind: type[T]) -> Iterator[T]:
-    """Yields what a task's reader gives; refuses items of another kind, such as tuples, with a ValueError."""
+    """Yields the items from a task's reader; raises a ValueError for an item of another class, such as a tuple."""
     for number, item in enumerate(items):
         if not isinstance(item, kind):
             fault = f"item {number} is a {type(item).__name__}"
@@ -140,14 +140,14 @@ def _instances(task: Task, reader: str, items: Iterable[Any], kind: type[T]) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record of a data set as texts: an exemplar, or a record to evaluate.
+    """One record of a data set as texts, for use as an exemplar or for evaluation.
 
     Attributes:
         id: as `Example.id`.
-        question: the question, with everything that an answer depends on.
-        answer: the text after it in an exemplar; records to evaluate need none.
+        question: the question, with all context that an answer depends on.
+        answer: the text after the question in an exemplar; records to evaluate need none.
         reference: the reference of an output, as `Example.reference`.
-        group: records are shown exemplars of their own group only (the subject in MMLU).
+        group: a label such as the subject in MMLU; a prompt shows exemplars of the record's own group only.
     """
 
     id: int
@@ -159,13 +159,13 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Template:
-    """The texts around a few-shot prompt's questions and answers.
+    """The texts around the questions and answers of a few-shot prompt.
 
     Attributes:
-        question: the text of a record up to the model's output; `{question}` stands for the record's question.
-        answer: the text after it in an exemplar, with `{answer}`.
+        question: the text of a record up to the model's output; `{question}` is replaced by the record's question.
+        answer: the text after the question in an exemplar; `{answer}` is replaced by the exemplar's answer.
         separator: the text between exemplars.
-        header: the prompt's beginning; `{group}` stands for the record's group. Empty: none.
+        header: the beginning of the prompt; `{group}` is replaced by the record's group. Empty: no header.
     """
 
     question: str = "Question: {question}\nAnswer:"
@@ -174,7 +174,7 @@ class Template:
     header: str = ""
 
     def prompt(self, exemplars: Sequence[Record], record: Record) -> str:
-        """Returns the model's whole input for `record`."""
+        """Returns the whole prompt for `record`: the header, the exemplars and the question."""
         parts = [self.header.format(group=record.group)] if self.header else []
         for exemplar in exemplars:
             parts.append(self.question.format(question=exemplar.question) + self.answer.format(answer=exemplar.answer))
@@ -186,20 +186,21 @@ class FewShotTask(Task):
     r"""A task whose prompts consist of exemplars and a question.
 
     Attributes:
-        records: maps a split to all records, in an order of which any beginning is a fair sample. Records of the pool
-            may be among them.
-        pool: () -> the records that exemplars are taken from, in order.
-        shots: the number of exemplars in a prompt; "name:shots" is the task with another number.
+        records: function from a split to all records, in an order in which the first ones are a fair sample. Records of
+            the pool may be among them.
+        pool: function `() -> records` from which exemplars are taken, in order.
+        shots: the number of exemplars in a prompt; the name "name:shots" selects another number.
         template: the form of the prompt.
-        stop_strings: the scored text ends before the first of them; a model that goes on writes further questions. A
-            `Session`'s generation ends there too if the vocabulary has the string as one token (`prompts.stop_ids`),
-            also at the beginning of an output: that answer is empty. Generation may go on for "\n\n" and the like,
-            which vocabularies with merges also have in tokens with the text before it, and for a string of several
-            tokens.
-        clean: applied to an output before that.
+        stop_strings: the scored text ends before the first of these strings, because models go on and write further
+            questions. Generation in a `Session` also ends there if the vocabulary has the string as one token
+            (`prompts.stop_ids`). If this token is the first of an output, the answer is empty. Generation goes on after
+            a string of several tokens. It may also go on after strings like "\n\n", which vocabularies with merges
+            often join with the text before them.
+        clean: function that is applied to an output before it is cut at a stop string.
 
     Raises:
-        ValueError: a negative number of exemplars; one string in place of a tuple. `load`: the pool is too small.
+        ValueError: the number of exemplars is negative, or a string is given in place of a tuple of strings. `load`
+            raises it if the pool is too small.
     """
 
     records: Callable[[str], Iterable[Record]]
@@ -217,7 +218,7 @@ class FewShotTask(Task):
         object.__setattr__(self, "read", self._read)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """Returns the end of a prompt that is too long: the question comes last, so exemplars are cut first."""
+        """Returns the end of a prompt that is too long, because the question is at the end; exemplars are cut first."""
         return ids[max(0, len(ids) - room) :]
 
     def postprocess(self, text: str) -> str:
@@ -239,18 +240,18 @@ class FewShotTask(Task):
 
 
 def _spelt(question: str) -> str:
-    """Returns a question without differences in case and spaces."""
+    """Returns a question in lower case with single spaces, so that different spellings are recognised as equal."""
     return " ".join(question.casefold().split())
 
 
 def shuffled(records: list[T]) -> list[T]:
-    """Returns records in a fixed random order, for files that are sorted by length or have related neighbours."""
+    """Returns records in a fixed random order, for files that are sorted by length or whose neighbours are related."""
     order = np.random.default_rng(ORDER_SEED).permutation(len(records))
     return [records[index] for index in order.tolist()]
 
 
 class Entry(dict[str, Any]):
-    """A line of a file; a missing field raises an error that names the line."""
+    """A line of a file as a dictionary; access to a missing field raises an error that names the line."""
 
     def __init__(self, location: str, fields: dict[str, Any]):
         super().__init__(fields)
@@ -263,10 +264,13 @@ class Entry(dict[str, Any]):
 
 
 def json_lines(path: Path) -> Iterator[Entry]:
-    """Yields the objects of a file with one object per line, gzipped if its name ends in `.gz`; skips blank lines.
+    """Yields the JSON objects of a file with one object per line; skips blank lines.
+
+    A file whose name ends in `.gz` is decompressed.
 
     Raises:
-        ValueError: a line without an object, or without a requested field; names file and line.
+        ValueError: a line has no JSON object, or lacks a field that is accessed; the message names the file and the
+            line.
     """
     for number, line in readers.lines(path):
         if not line.strip():

@@ -1,1 +1,1 @@
-"""★ Vocabularies: text to ids and back, one file per kind."""
+"""★ Vocabularies, which convert text to token ids and back; each kind has its own file."""

@@ -1,4 +1,7 @@
-"""Hugging Face's `tokenizer.json` (byte-level BPE as in Llama 3 and Qwen, or sentencepiece-like as in Gemma)."""
+"""Vocabularies from Hugging Face's `tokenizer.json`.
+
+The file holds byte-level BPE, as in Llama 3 and Qwen, or a tokeniser like sentencepiece, as in Gemma.
+"""
 
 import itertools
 import re
@@ -14,10 +17,11 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class HuggingFaceVocabulary(FileVocabulary):
-    """A `tokenizer.json`, with the special ids from files in the same folder.
+    """The vocabulary of a `tokenizer.json`, with the special ids from files in the same folder.
 
-    Texts are encoded without the additions of its post-processor, which `bos_id` tells. Names of special pieces inside
-    a text are read as these pieces, as the library does. Pieces that only the files beside it add are added.
+    Texts are encoded without the pieces that the file's post-processor adds at the beginning or the end; `bos_id` is
+    the piece at the beginning. Names of special pieces inside a text are read as these pieces, as in the library
+    `tokenizers`. Pieces that only the other files of the folder define are added.
 
     Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes and of the special ids.
     """
@@ -47,7 +51,7 @@ class HuggingFaceVocabulary(FileVocabulary):
         return repr((*special_ids, more) if more else special_ids).encode()
 
     def _add(self, more: Mapping[int, Added]) -> None:
-        """Adds pieces that `tokenizer.json` lacks and the files beside it number."""
+        """Adds pieces that `tokenizer.json` lacks, and to which the other files of the folder give ids."""
         from tokenizers import AddedToken
 
         for token, piece in more.items():
@@ -58,7 +62,7 @@ class HuggingFaceVocabulary(FileVocabulary):
                 raise ValueError(f"a file in the folder of {self.path} {ids}: the files belong to different models")
 
     def _front(self) -> int | None:
-        """Returns the id that the tokenizer's own post-processor puts before a text."""
+        """Returns the id that the tokenizer's own post-processor puts before a text, or `None` if it puts none."""
         plain, whole = (self._tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
         front = next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
         if front > 1:
@@ -66,11 +70,14 @@ class HuggingFaceVocabulary(FileVocabulary):
         return whole[0] if front else None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`, without the additions of the file's post-processor."""
+        """Returns the ids of `text`, without the pieces that the file's post-processor adds."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """Decodes ids; runs of byte pieces without the library, which drops a whole run if one character is broken."""
+        """Decodes ids; runs of byte pieces are decoded without the library.
+
+        The library would drop a whole run of bytes if one character in it is broken.
+        """
         parts: list[str] = []
         for spelt, run in itertools.groupby(ids, key=self._bytes.__contains__):
             if spelt:
@@ -82,7 +89,8 @@ class HuggingFaceVocabulary(FileVocabulary):
         return "".join(parts)
 
     def _raw(self, ids: list[int]) -> str:
-        # Pieces without a text were taken out before; the library would take out T5's sentinels too.
+        # Pieces without a text have been removed before. With skip_special_tokens=True the library would also remove
+        # T5's sentinels, which have a text.
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
@@ -98,7 +106,7 @@ def _parse(path: Path, content: bytes) -> Any:
         raise ImportError(f"{path} is read through the library tokenizers: {install}") from error
     try:
         return Tokenizer.from_buffer(content)
-    except BaseException as error:  # the library raises bare Exceptions, and its panics are not even Exceptions
+    except BaseException as error:  # the library raises plain Exceptions, and panics that are only BaseExceptions
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise ValueError(

@@ -1,7 +1,7 @@
-"""llama2.c's tokenizer files, encoded and decoded as its `run.c` does (https://github.com/karpathy/llama2.c, MIT).
+"""Tokeniser files of llama2.c, encoded and decoded as in its `run.c` (https://github.com/karpathy/llama2.c, MIT).
 
-Format: int32 length of the longest piece; then per piece float32 score, int32 length, bytes. Little endian; spaces are
-stored as spaces.
+File format: an int32 with the length of the longest piece; then for each piece a float32 score, an int32 length, and
+the bytes. Numbers are little endian, and spaces are stored as spaces.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
-_FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; then come the 256 bytes
+_FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; ids 3 to 258 are the 256 bytes
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 _NO_MERGE = -1e10  # as in run.c: pieces with lower scores are never merged
 _LONGEST = 1 << 16
@@ -23,9 +23,9 @@ class _Piece(NamedTuple):
 
 
 class Llama2cVocabulary(FileVocabulary):
-    """A vocabulary of llama2.c: BOS 1, EOS 2, byte `b` at `b + 3`.
+    """A vocabulary of llama2.c: BOS is 1, EOS is 2, and byte `b` is `b + 3`.
 
-    Both 1 and 2 end an output: models of TinyStories are trained with BOS between stories, and llama2.c's own loop
+    BOS and EOS both end an output. Models of TinyStories are trained with BOS between stories, and llama2.c's own loop
     stops there.
 
     Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes.
@@ -52,10 +52,10 @@ class Llama2cVocabulary(FileVocabulary):
         return b""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`, without BOS and EOS: characters, or their bytes, merged while a pair is a piece.
+        """Returns the ids of `text`, without BOS and EOS: characters or their bytes, merged while a pair is a piece.
 
-        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first;
-        among equals, the leftmost.
+        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first; of
+        pairs with equal scores, the leftmost.
         """
         ids = [token for character in " " * bool(text) + text for token in self._spelt(character)]
         merged = [self._merge(*pair) for pair in zip(ids, ids[1:], strict=False)]
@@ -74,7 +74,7 @@ class Llama2cVocabulary(FileVocabulary):
         return [byte + _FIRST_BYTE for byte in text] if token is None else [token]
 
     def _merge(self, first: int, second: int) -> tuple[float, int]:
-        """Returns score and id of the two as one piece; the lowest score if they form none."""
+        """Returns the score and the id of two pieces joined; the lowest score if they do not form a piece."""
         token = self._ids.get(self._table[first].text + self._table[second].text)
         return (_NO_MERGE, -1) if token is None else (self._table[token].score, token)
 
@@ -89,14 +89,17 @@ class Llama2cVocabulary(FileVocabulary):
         return bytes([int(spelt[1], 16)]) if spelt else text
 
     def piece(self, token: int) -> str:
-        """Returns the piece of `token` in sentencepiece's notation, from which llama2.c's files are made."""
+        """Returns the piece of `token` in the notation of sentencepiece, from which llama2.c's files are converted."""
         if token in (self.bos_id, self.eos_id):
             return "<s>" if token == self.bos_id else "</s>"
         return self._table[token].text.decode("utf-8", "replace").replace(" ", "▁")
 
 
 def read_pieces(path: Path) -> list[_Piece] | None:
-    """Returns the pieces of a llama2.c tokenizer, or `None` for another file, usually after its first bytes."""
+    """Returns the pieces of a llama2.c tokenizer, or `None` if the file is not one.
+
+    Most other files are recognised by their first bytes.
+    """
     with path.open("rb") as file:
         header = file.read(4)
         longest = struct.unpack("<i", header)[0] if len(header) == 4 else 0
@@ -108,6 +111,6 @@ def read_pieces(path: Path) -> list[_Piece] | None:
             text = file.read(length) if 0 <= length <= longest else b""
             byte = len(pieces) - _FIRST_BYTE
             if len(text) != length or (0 <= byte < 256 and text != b"<0x%02X>" % byte):
-                return None  # at once: another large file is not read to its end
+                return None  # returns at once, so that a large file of another kind is not read to its end
             pieces.append(_Piece(score, text))
     return pieces if len(pieces) >= _FIRST_BYTE + 256 else None

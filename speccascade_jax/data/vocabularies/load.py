@@ -1,4 +1,4 @@
-"""Vocabularies of any kind: detecting the kind, locating a vocabulary in a model's folder, comparing two.
+"""Functions for vocabularies of any kind: detect the kind, find a vocabulary in a model's folder, and compare two.
 
 `TextVocabulary` defines a vocabulary; each kind has its own file.
 """
@@ -21,16 +21,17 @@ LOOKED_FOR = f"{', '.join(NAMES)}, or one tokenizer of llama2.c (*.bin)"
 
 
 def load_vocabulary(path: str | Path) -> FileVocabulary:
-    """Returns the vocabulary in a file, or in the folder of a model; its content determines its kind.
+    """Returns the vocabulary in a file or in the folder of a model; the file's content determines its kind.
 
     Args:
         path: a `tokenizer.json` (with its special ids in the files next to it), a sentencepiece model, a tokenizer of
-            llama2.c, or a folder that holds one (`NAMES`, the first that exists).
+            llama2.c, or a folder. In a folder, the first existing file of `NAMES` is used, or else a tokenizer of
+            llama2.c.
 
     Raises:
-        FileNotFoundError: there is no vocabulary; names the files that were tried.
-        ImportError: a `tokenizer.json`, and `tokenizers` is not installed.
-        ValueError: several tokenizers of llama2.c in a folder, or a file that is no vocabulary.
+        FileNotFoundError: there is no vocabulary; the message names the files that were tried.
+        ImportError: the file is a `tokenizer.json`, and the library `tokenizers` is not installed.
+        ValueError: a folder holds several tokenizers of llama2.c, or the file is not a vocabulary.
     """
     path = expanded(path)
     files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
@@ -54,7 +55,10 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
 
 
 def candidates(path: Path) -> list[Path]:
-    """Returns the possible vocabularies of a model at `path`, a folder or a file in one; several are ambiguous."""
+    """Returns the files that may be the vocabulary of a model at `path`, a folder or a file in it.
+
+    If there are several files, the right one is not known.
+    """
     folder = path if path.is_dir() else path.parent
     named = [folder / name for name in NAMES if (folder / name).is_file()]
     if named:
@@ -63,10 +67,11 @@ def candidates(path: Path) -> list[Path]:
 
 
 def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
-    """Describes the first difference of two vocabularies, a piece or else their sizes; `None` if there is none.
+    """Describes the first difference of two vocabularies, in a piece or else in their size; `None` if they are equal.
 
-    Control pieces may have other names, or be missing at the end: texts don't contain them, and speculation is exact
-    whatever the draft makes of an id. Nor do special ids count: prompts and stop ids are the target's.
+    Control pieces may have different names, or be missing at the end of one vocabulary. Texts do not contain them, and
+    speculation is exact, however the draft interprets an id. Special ids may differ too, because prompts and stop ids
+    are those of the target.
     """
     if a == b:
         return None

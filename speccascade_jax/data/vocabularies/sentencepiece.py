@@ -1,4 +1,4 @@
-"""Sentencepiece files: any with an end of sequence (T5, Llama 2, Gemma), and those with T5's ids that we train."""
+"""Vocabularies from sentencepiece files with an end of sequence (T5, Llama 2, Gemma), and training of such files."""
 
 import copy
 import io
@@ -16,19 +16,19 @@ from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabular
 from speccascade_jax.storage.files import expanded
 
 HUGGING_FACE = ("tokenizer.model", "spiece.model")
-"""Names of sentencepiece files in the layout of Hugging Face, whose other files count too."""
+"""Names of sentencepiece files in a folder with the layout of Hugging Face, whose other files are read too."""
 
 
 class SentencePieceVocabulary(FileVocabulary):
     """A sentencepiece vocabulary, with the special ids and added pieces of its own file and of its `TokenizerFiles`.
 
-    T5's 100 sentinels are no pieces of its file: `with_sentinels` adds them for a model that has rows for them.
+    The 100 sentinels of T5 are not pieces of its file; `with_sentinels` adds them for a model that has rows for them.
 
     Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as with a `tokenizer.json`; the
-    library itself does not do so. The text between two of them is encoded separately, with the space that many files
-    put before a text's first word: chat models such as Llama 2's and Vicuna were trained on turns encoded so, and
-    `decode` drops the space after such a piece. Without a BOS, as in T5, the names are ordinary text. Names of added
-    pieces are always read.
+    library itself does not do so. The text between two such names is encoded separately, with the space that many files
+    put before the first word of a text. Chat models such as Llama 2's and Vicuna were trained on turns that were
+    encoded in this way, and `decode` drops the space after such a piece. In a vocabulary without BOS, such as T5's, the
+    names of control pieces are ordinary text. Names of added pieces are always read as these pieces.
 
     Attributes:
         unk_id: the id of characters without a piece.
@@ -38,7 +38,7 @@ class SentencePieceVocabulary(FileVocabulary):
     unk_id: int
 
     def __init__(self, path: str | Path):
-        """Reads `path`; raises the errors of `FileVocabulary`."""
+        """Reads `path`; raises the same errors as `FileVocabulary`."""
         if not expanded(path).is_file():
             raise FileNotFoundError(f"vocabulary {path} does not exist; experiments/train_vocab.py trains one")
         super().__init__(path)
@@ -48,7 +48,7 @@ class SentencePieceVocabulary(FileVocabulary):
         self.unk_id = self._pieces.unk_id()
         self._anchor = list(self._pieces.encode("a"))
         bos, eos = (token if token >= 0 else None for token in (self._pieces.bos_id(), self._pieces.eos_id()))
-        # Files beside a model of another name need not be its own.
+        # Next to a file with another name, the files of the folder may belong to another model, so they are not read.
         files = TokenizerFiles(self.path, read=self.path.name in HUGGING_FACE)
         ids = {name: token for token, name in enumerate(self._own_pieces())}
         added = files.added(ids)
@@ -56,12 +56,12 @@ class SentencePieceVocabulary(FileVocabulary):
         self.bos_id, self.stop_ids = files.bos_id(ids, bos), files.stop_ids(ids, eos)
         self.eos_id = self.stop_ids[0]
         self._take(added)
-        # A file alone has the digest of its bytes, as before files beside it were read.
+        # If other files change nothing, the fingerprint is the digest of the file alone, as in older versions.
         special_ids = (self.bos_id, self.stop_ids, added)
         return b"" if special_ids == (bos, (eos,), {}) else repr(special_ids).encode()
 
     def _take(self, added: Mapping[int, Added]) -> None:
-        """Sets everything that depends on the added pieces."""
+        """Sets all attributes that depend on the added pieces."""
         pieces = range(self._pieces.get_piece_size())
         self._added, self.vocab_size = added, max(len(pieces), max(added, default=-1) + 1)
         controls = np.flatnonzero(self._pieces.is_control(list(pieces))).tolist()
@@ -80,9 +80,10 @@ class SentencePieceVocabulary(FileVocabulary):
         return list(self._pieces.id_to_piece(list(range(self._pieces.get_piece_size()))))
 
     def with_sentinels(self, entries: int) -> Self:
-        """Returns the vocabulary with T5's 100 sentinels after its pieces, if it is T5's and a model has the entries.
+        """Returns the vocabulary with T5's 100 sentinels after its pieces, if it is T5's and the model has the entries.
 
-        Sentinel `n`, "<extra_id_n>", has the id `pieces + 99 - n`, as in transformers and in seqio.
+        The id of sentinel `n`, "<extra_id_n>", is `pieces + 99 - n`, as in transformers and in seqio. `entries` is the
+        number of rows of the model's embedding.
         """
         first = self._pieces.get_piece_size()
         known = any(map(SENTINEL.search, self.piece_table())) or not self._added.keys().isdisjoint(
@@ -95,7 +96,7 @@ class SentencePieceVocabulary(FileVocabulary):
         return other
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`; BOS and EOS only if the text names them."""
+        """Returns the ids of `text`; BOS and EOS are included only if the text contains their names."""
         ids, begin = list[int](), 0
         for match in self._pattern.finditer(text) if self._named else ():
             ids += [*self._pieces.encode(text[begin : match.start()]), self._ids[match[match.lastindex or 0]]]
@@ -129,9 +130,9 @@ class SentencePieceVocabulary(FileVocabulary):
         return table
 
     def pieces(self, ids: Iterable[int]) -> str:
-        """Returns the pieces of `ids`, separated by spaces; `ids_of_pieces` turns them into the same ids again.
+        """Returns the pieces of `ids`, separated by spaces; `ids_of_pieces` converts them back to the same ids.
 
-        Text does not: `encode(decode(ids))` may split a word differently from `ids`.
+        A decoded text cannot be used for this purpose, because `encode(decode(ids))` may split a word differently.
         """
         return " ".join(self._pieces.id_to_piece([int(token) for token in ids]))
 
@@ -139,7 +140,7 @@ class SentencePieceVocabulary(FileVocabulary):
         """Returns the ids of a text that the method `pieces` wrote.
 
         Raises:
-            ValueError: a name that is no piece of this vocabulary.
+            ValueError: a name is not a piece of this vocabulary.
         """
         names = pieces.split(" ") if pieces else []
         ids = list(self._pieces.piece_to_id(names))
@@ -152,7 +153,7 @@ class SentencePieceVocabulary(FileVocabulary):
 
 
 class Vocabulary(SentencePieceVocabulary):
-    """A sentencepiece vocabulary with T5's special ids, as training needs and writes it.
+    """A sentencepiece vocabulary with the special ids of T5, as training needs and writes it.
 
     Attributes:
         pad_id, eos_id, unk_id: 0, 1, 2.
@@ -193,13 +194,14 @@ def _parse(path: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def train(sentences: Iterable[str], vocab_size: int) -> bytes:
-    """Trains a unigram vocabulary of `vocab_size` pieces on `sentences` and returns the file's bytes.
+    """Trains a unigram vocabulary of `vocab_size` pieces on `sentences` and returns the bytes of its file.
 
-    One thread and no sampling: the same sentences give the same bytes. Every character seen is a piece (coverage 1.0)
-    and all others are spelt in bytes, so `Vocabulary.encode` never returns `unk_id`.
+    Training uses one thread and no sampling, so the same sentences give the same bytes. Every character of the
+    sentences is a piece (coverage 1.0), and all other characters are encoded as bytes, so `Vocabulary.encode` never
+    returns `unk_id`.
 
     Raises:
-        RuntimeError: from sentencepiece, for instance if `vocab_size` exceeds what the sentences support.
+        RuntimeError: raised by sentencepiece, for example if `vocab_size` is too large for the sentences.
     """
     model = io.BytesIO()
     special_ids = {"pad_id": Vocabulary.pad_id, "eos_id": Vocabulary.eos_id, "unk_id": Vocabulary.unk_id, "bos_id": -1}

@@ -1,4 +1,4 @@
-"""Special pieces that the files beside a tokenizer name, number or add, in the layout of Hugging Face."""
+"""Special pieces that files next to a tokenizer name, number or add, in a folder with the layout of Hugging Face."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from speccascade_jax.storage import checksums
 from speccascade_jax.storage.readers import parsed
 
-# files that name the special pieces, and files that number them; the first with an entry counts
+# Files that name the special pieces, and files that give their ids. The first file that has an entry is used.
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING = ("generation_config.json", "config.json")
 ADDED = "added_tokens.json"
-# no tokenizer has as many: a larger id is noise, and tables are as long as the largest
+# The largest plausible number of added pieces. A larger id is an error: it would make tables of pieces very long.
 _MOST_ADDED = 1 << 16
 
 
@@ -19,8 +19,9 @@ class Added(NamedTuple):
     """A piece that is not in the tokenizer's own file.
 
     Attributes:
-        name: its text in prompts; special: outputs do not show it.
-        lstrip, rstrip: whether it takes the spaces before it, and those after it, out of a prompt.
+        name: the piece's text in prompts.
+        special: whether outputs leave the piece out.
+        lstrip, rstrip: whether the piece removes the spaces before it, and those after it, from a prompt.
     """
 
     name: str
@@ -30,10 +31,11 @@ class Added(NamedTuple):
 
 
 class TokenizerFiles:
-    """The files beside a tokenizer or a model.
+    """The files next to a tokenizer or a model that describe its special pieces.
 
     Raises:
-        ValueError: a file is no JSON object. Methods: a file has an odd entry, or is of another model.
+        ValueError: a file is not a JSON object. The methods raise it if an entry of a file is invalid, or a file
+            belongs to another model.
     """
 
     def __init__(self, path: Path, read: bool = True):
@@ -45,7 +47,10 @@ class TokenizerFiles:
         return [self._tables.get(name, {}) for name in names]
 
     def added(self, ids: Mapping[str, int]) -> dict[int, Added]:
-        """Returns the added pieces by id, without those that the tokenizer's own file has too (`ids` by piece)."""
+        """Returns the added pieces by id, without pieces that the tokenizer's own file has too.
+
+        `ids` maps each piece of the tokenizer's own file to its id.
+        """
         special = set(self._special())
         try:
             table = {int(token): Added(name, name in special) for name, token in self._tables.get(ADDED, {}).items()}
@@ -60,19 +65,20 @@ class TokenizerFiles:
         return table
 
     def bos_id(self, ids: Mapping[str, int], front: int | None) -> int | None:
-        """Returns the id that a text begins with; `None`: nothing.
+        """Returns the id with which a text begins, or `None` if it begins with no special id.
 
-        It is the `bos_token` if `add_bos_token` is true, nothing if it is false, and otherwise `front`, which the
-        tokenizer itself puts before a text. A `bos_token` that is only named begins no text (SmolLM2).
+        If the entry `add_bos_token` is true, the result is the id of `bos_token`; if it is false, `None`. Without this
+        entry, it is `front`, which the tokenizer itself puts before a text. So a `bos_token` that the files only name
+        does not begin a text (SmolLM2).
         """
         adds = self._in(NAMING)[0].get("add_bos_token")
         return front if adds is None else self._named("bos_token", ids) if adds else None
 
     def stop_ids(self, ids: Mapping[str, int], eos: int | None = None) -> tuple[int, ...]:
-        """Returns the ids that end an output: the `eos_token` (else `eos`), then every number in `eos_token_id`.
+        """Returns the ids that end an output: that of `eos_token` (or else `eos`), then all ids in `eos_token_id`.
 
         Raises:
-            ValueError: there is no end of sequence, or one that is no piece.
+            ValueError: there is no end of sequence, or an end of sequence is not a piece.
         """
         named = self._named("eos_token", ids)
         ends = [eos if named is None else named, *self.stop_numbers()]
@@ -85,7 +91,7 @@ class TokenizerFiles:
         return stops
 
     def stop_numbers(self) -> list[int]:
-        """Returns the ids in `eos_token_id`: of `generation_config.json`, else of `config.json`."""
+        """Returns the ids in the entry `eos_token_id` of `generation_config.json`, or else of `config.json`."""
         value: Any = next((t["eos_token_id"] for t in self._in(NUMBERING) if t.get("eos_token_id") is not None), [])
         numbers = value if isinstance(value, list) else [value]
         if odd := [number for number in numbers if type(number) is not int]:
@@ -93,7 +99,7 @@ class TokenizerFiles:
         return numbers
 
     def _named(self, entry: str, ids: Mapping[str, int]) -> int | None:
-        """Returns the id of the piece that the first table with an entry names; `None` if it names none."""
+        """Returns the id of the piece that `entry` names in the first file that has it; `None` if it names no piece."""
         value = next((table[entry] for table in self._in(NAMING) if entry in table), None)
         name = value.get("content") if isinstance(value, dict) else value
         if value is not None and not isinstance(name, str):
@@ -103,7 +109,7 @@ class TokenizerFiles:
         return None if name is None else ids[name]
 
     def _special(self) -> Iterator[str]:
-        """Yields the names of all pieces with a role, such as `eos_token`."""
+        """Yields the names of all pieces that have a role, such as that of `eos_token`."""
         for table in self._in(NAMING):
             for entry in (table[key] for key in table if key.endswith(("_token", "_tokens"))):
                 for value in entry if isinstance(entry, list) else [entry]:

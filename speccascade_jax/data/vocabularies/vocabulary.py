@@ -14,7 +14,7 @@ from speccascade_jax.storage import checksums
 from speccascade_jax.storage.files import expanded
 
 Ids = Sequence[int] | np.ndarray
-# pieces of T5 that stand for a gap in a prompt and begin its filling in an output
+# The sentinels of T5: such a piece marks a gap in a prompt, and comes before the text for this gap in an output.
 SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
@@ -23,10 +23,10 @@ class TextVocabulary(Protocol):
 
     Attributes:
         vocab_size: the number of pieces; ids are `0 … vocab_size − 1`.
-        bos_id: the beginning of a text; `None` if texts begin with nothing.
-        eos_id: the end of a text.
-        stop_ids: ids that end an output; the end of sequence is among them.
-        fingerprint: hexadecimal digest of everything that encoding and decoding depend on.
+        bos_id: the id with which a text begins; `None` if a text begins with no special id.
+        eos_id: the id of the end of a text.
+        stop_ids: the ids that end an output; `eos_id` is one of them.
+        fingerprint: hexadecimal digest of everything on which encoding and decoding depend.
     """
 
     vocab_size: int
@@ -40,41 +40,43 @@ class TextVocabulary(Protocol):
         """Returns the ids of `text`, without a beginning or an end of sequence."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
-        """Returns the text of `ids` up to the first stop id, without padding, beginnings and ids beyond the vocabulary.
+        """Returns the text of `ids` up to the first stop id.
+
+        Padding, beginnings of sequence and ids outside the vocabulary have no text.
 
         Args:
             ids: the ids to decode.
-            after: ids before them, such as a prompt's. Many vocabularies put a space before a text's first word and
-                drop it again when decoding. After an id with text the space belongs to the text and is kept, so that
-                prompt and output join correctly.
+            after: ids that come before `ids`, such as those of a prompt. Many vocabularies put a space before the first
+                word of a text and drop it again when decoding. After an id with text, the space belongs to the text and
+                is kept, so that prompt and output join correctly.
         """
 
     @abstractmethod
     def piece(self, token: int) -> str:
-        """Returns the piece of `token` in the vocabulary's notation (`▁` for a space in sentencepiece's)."""
+        """Returns the piece of `token` in the notation of the vocabulary (sentencepiece writes `▁` for a space)."""
 
     def piece_table(self) -> list[str]:
         """Returns the result of `piece` for every id; "" for an unused id."""
 
 
 def settled(text: str, last: bool) -> str:
-    """Returns the part of a decoded text that further tokens can't change.
+    """Returns the part of a decoded text that further tokens cannot change; all of it if `last`.
 
-    A piece's text depends on its neighbours (spaces at the beginning, characters spelt in bytes), so the whole output
-    is decoded again. Only the end can change, if a character still lacks bytes.
+    The text of a piece depends on its neighbours (spaces at the beginning, characters encoded as several bytes), so an
+    output is decoded again after every token. Only the end of the text can change, if bytes of a character are missing.
     """
     return text if last else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
 def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
-    """Returns the text that each id adds; joined, the texts equal the result of `decode`.
+    """Returns the text that each id adds; joined, these texts equal the result of `decode`.
 
-    A stop id adds nothing, and bytes of a character add nothing until its last byte.
+    A stop id adds no text. Of the bytes of a character, only the last one adds text.
     """
     texts = _added(vocabulary, ids, after, _WINDOW)
     if "".join(texts) == vocabulary.decode(ids, after=after):
         return texts
-    return _added(vocabulary, ids, after, None)  # some pieces depend on text far before them
+    return _added(vocabulary, ids, after, None)  # slower, for vocabularies whose pieces depend on text far before them
 
 
 _WINDOW = 8
@@ -87,8 +89,8 @@ def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: i
         vocabulary: decodes the ids.
         ids: the ids whose texts are returned.
         after: ids before them, as in `TextVocabulary.decode`.
-        window: number of ids before the unsettled part that are decoded with it; `None` decodes every beginning in
-            full.
+        window: number of ids before the unsettled part that are decoded together with it; `None` decodes every prefix
+            in full.
     """
     texts, begin, shown = list[str](), 0, ""
     context = [*after, *ids]
@@ -105,12 +107,13 @@ def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: i
 
 
 class FileVocabulary(TextVocabulary):
-    """A `TextVocabulary` read from a file. Two are equal, and hash alike, if their fingerprints are equal.
+    """A `TextVocabulary` that is read from a file; two such vocabularies are equal if their fingerprints are equal.
 
     Attributes:
         path: the file.
         specials: ids that have no text.
-        controls: ids that no text without names of pieces has: control pieces, added pieces, unused ids.
+        controls: ids of control pieces, added pieces and unused ids; a text has them only if it contains names of
+            pieces.
     """
 
     path: Path
@@ -121,9 +124,9 @@ class FileVocabulary(TextVocabulary):
         """Reads `path`, and checks it against the digests next to it (`checksums.read`).
 
         Raises:
-            FileNotFoundError: no such file.
-            ImportError: a library that the kind needs is not installed.
-            ValueError: the file is not of this kind, or damaged.
+            FileNotFoundError: there is no such file.
+            ImportError: a library that this kind of vocabulary needs is not installed.
+            ValueError: the file is of another kind, or damaged.
         """
         self.path = expanded(path)
         content = checksums.read(self.path)
@@ -131,12 +134,13 @@ class FileVocabulary(TextVocabulary):
 
     @abstractmethod
     def _read(self, content: bytes) -> bytes:
-        """Sets pieces and special ids from the content; returns other bytes that the fingerprint depends on."""
+        """Sets the pieces and special ids from a file's content; returns further bytes for the fingerprint."""
 
     def ending_with(self, stop_ids: Iterable[int]) -> Self:
-        """Returns the vocabulary with further ids that end an output: those of a model that uses it.
+        """Returns the vocabulary with further ids that end an output, which are those of the model that uses it.
 
-        The fingerprint stays: it is that of the files. A record's key holds the stop ids besides.
+        The fingerprint does not change, because it is that of the files. The key of a record holds the stop ids
+        separately.
         """
         if not (more := [token for token in dict.fromkeys(stop_ids) if token not in self.stop_ids]):
             return self
@@ -146,7 +150,7 @@ class FileVocabulary(TextVocabulary):
 
     @abstractmethod
     def _text(self, ids: list[int], goes_on: bool) -> str:
-        """Decodes ids that all have text; `goes_on` says whether the result continues another text."""
+        """Decodes ids, all of which have text; `goes_on` says whether the result continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
         """Returns the text of `ids`; it continues the text of `after` if the last id of `after` has text."""
@@ -159,7 +163,7 @@ class FileVocabulary(TextVocabulary):
     def _kept(self, ids: Iterable[int]) -> list[int]:
         kept: list[int] = []
         for place, token in enumerate(map(int, ids)):
-            # a BOS in the first position begins the text, even if it is a stop id too
+            # A BOS in the first position begins the text and does not end it, even if it is a stop id too.
             if token in self.stop_ids and (place or token != self.bos_id):
                 break
             if self._has_text(token):
