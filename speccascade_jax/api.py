@@ -34,19 +34,20 @@ from speccascade_jax.rules.rule import Rule, checked_alpha
 
 @dataclass(frozen=True)
 class DecodeOutput:
-    """The output of `decode`, on the host.
+    """The output of `decode`, in host memory.
 
     Attributes:
-        texts: decoded outputs; `None` for a pair without a vocabulary. For a decoder-only pair they continue their
-            prompts, spaces included.
+        texts: the decoded outputs; `None` for a pair without a vocabulary. For a decoder-only pair each text continues
+            its prompt, spaces included.
         tokens: int32 `[B, max_new_tokens]`, 0 after the end.
-        lengths: int32 `[B]`, a stop id included.
-        stats: the measures of METHODS section 9 over the rows that did not fail, and `rows`: the counters per row.
-        failed: the rows with NaN or infinite logits, with the model and the position (`engine.generate.Failure`): their
-            outputs end there. Empty if there are none.
-        generation: the raw result.
-        trace: per row which tokens were proposed, kept and rejected, with the probabilities
-            (`results.store.trace.Trace`), if requested; a notebook shows it in colours.
+        lengths: int32 `[B]`, the number of tokens in each row, including a stop id.
+        stats: the measures of METHODS section 9 over the rows that did not fail; its entry `rows` holds the counters
+            per row.
+        failed: the rows with NaN or infinite logits, with the model and the position (`engine.generate.Failure`); their
+            outputs end there. Empty if no row failed.
+        generation: the raw result of the engine.
+        trace: if requested, for each row the tokens that were proposed, kept and rejected, with their probabilities
+            (`results.store.trace.Trace`); a notebook shows a trace in colours.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -79,27 +80,28 @@ def decode(
     trace: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> DecodeOutput:
-    """Generates tokens with a draft and a target model under a rule.
+    """Generates tokens for prompts with a draft and a target model, by the method and the rule in the settings.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
-        prompts: texts (`prompts.text_ids` turns them into ids), or token ids: `[B, P]` or a list of lists (one flat
-            list is one prompt).
-        max_new_tokens: the most tokens to generate.
-        seed: the random seed; a row's random bits depend on the seed and its example id only.
-        example_ids: `[B]`, default `0 … B − 1`; rows with the same id draw the same bits.
-        stop_ids: ids that end a row; default: the vocabulary's, or none without a vocabulary.
+        prompts: texts (`prompts.text_ids` converts them to ids), or token ids: `[B, P]` or a list of lists (a flat list
+            is a single prompt).
+        max_new_tokens: the largest number of tokens to generate.
+        seed: the random seed; the random bits of a row depend only on the seed and its example id.
+        example_ids: `[B]`, default `0 … B − 1`; rows with the same id have the same random bits.
+        stop_ids: ids that end a row; default: those of the vocabulary, or none without a vocabulary.
         trace: whether to return a trace for every row; the tokens are the same, and the call takes longer.
-        settings: how tokens are made; `help(speccascade_jax.extend.Settings)` describes each.
+        settings: the method, its rule and drafters, and sampling; `help(speccascade_jax.extend.Settings)` describes
+            each setting.
 
     Returns:
         A `DecodeOutput`.
 
     Raises:
-        ValueError: a meaningless argument; names it and the remedy, before anything is compiled.
-        TypeError: an unknown setting.
-        FloatingPointError: NaN logits in every row; names the model, the row and the position. If only some rows fail,
-            the call warns, returns all rows, and lists these in `failed`.
+        ValueError: an argument is invalid; the message names it and the remedy, and nothing has been compiled yet.
+        TypeError: a setting is unknown.
+        FloatingPointError: logits are NaN in every row; the message names the model, the row and the position. If only
+            some rows fail, the call warns, returns all rows, and lists these in `failed`.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -124,7 +126,7 @@ def decode(
 
 
 def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:
-    """Reads a trace per row from the recorded generation."""
+    """Builds a trace for each row from the recorded generation."""
     vocabulary, contexts, method = decoder.pair.vocabulary, decoder_context(prompt), decoder.method
     prompt_texts = [prompts] if isinstance(prompts, str) else [p if isinstance(p, str) else "" for p in prompts]
     threshold = threshold_text(method, decoder.settings)
@@ -149,12 +151,12 @@ def collect(
 
     Args:
         pair: the models.
-        generation: the raw result.
-        prompt: the prompt that it continues; without it, texts start as if there were no prompt.
+        generation: the raw result of the engine.
+        prompt: the prompts that the generation continues; without them, texts are decoded as if there were no prompt.
         draft_alone: whether the draft wrote alone.
 
     Raises:
-        FloatingPointError: NaN logits in every row.
+        FloatingPointError: logits are NaN in every row.
     """
     return _output(pair, fetch(generation), prompt, draft_alone)
 
@@ -191,13 +193,13 @@ def target_law(
     top_k: Any = 0,
     draft_temperature: Any = None,
 ) -> Array:
-    """Returns `π`, the distribution that a token is drawn from under a rule.
+    """Returns `π`, the distribution of the tokens that decoding under a rule generates.
 
     Args:
-        rule: name or `Rule`.
+        rule: a rule's name, or a `Rule`.
         q_logits: `[..., V]`, raw logits of the draft.
         p_logits: `[..., V]`, raw logits of the target.
-        alpha: a number, or the shape of the leading axes.
+        alpha: a number, or an array with the shape of the leading axes of the logits.
         temperature: a number, as in `decode`.
         top_p: a number, as in `decode`.
         top_k: a number, as in `decode`.
@@ -207,8 +209,8 @@ def target_law(
         float32 `[..., V]`.
 
     Raises:
-        ValueError: a meaningless argument.
-        FloatingPointError: NaN or infinite logits; names the model.
+        ValueError: an argument is invalid.
+        FloatingPointError: logits are NaN or infinite; the message names the model.
 
     Examples:
         >>> import numpy as np
@@ -224,7 +226,7 @@ def target_law(
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; they must agree")
     for name, logits in (("draft", q_logits), ("target", p_logits)):
-        # refuses rows whose largest entry is not finite, as `decode` does; -inf alone masks an entry
+        # A row whose largest logit is not finite is an error, as in `decode`; other logits of -inf only mask a token.
         if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():
             row = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
             raise FloatingPointError(f"the {name} model's logits have NaN or infinity, or only -inf, at [{row}]")

@@ -1,9 +1,9 @@
-"""The extension API: names for a user's rule, stop policy, drafter, verifier, model, method, task or metric.
+"""The extension API: what a user's rule, stop policy, drafter, verifier, model, method, task or metric needs.
 
-Names of this module are stable. A name that will be removed, or whose arguments or result will change, works as before
-for at least one minor version, warns (`DeprecationWarning`) and names its successor; `CHANGELOG.md` lists it under
-"Deprecated", then under "Breaking". A new argument or field has a default, so older code still works. Modules below
-this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
+The names of this module are stable. A name that will be removed, or whose arguments or result will change, works as
+before for at least one minor version. It warns (`DeprecationWarning`) and names its successor, and `CHANGELOG.md` lists
+it under "Deprecated", then under "Breaking". A new argument or field has a default, so older code still works. Modules
+below this one may move at any time: `runtime.moved` keeps an old import working for one minor version.
 
 Examples:
     >>> from speccascade_jax import extend

@@ -1,7 +1,7 @@
-"""`stream`: the tokens of one output as they are committed, each with its source.
+"""The function `stream`, which yields the tokens of one output as they are committed, each with its source.
 
-`generate` loops over the same rounds on the device (`engine.loop`). Here Python loops: one dispatch and one transfer of
-a few integers per round, while everything else stays on the device.
+`generate` runs the same rounds in a loop on the device (`engine.loop`). Here the loop is in Python: each round takes
+one dispatch and one transfer of a few integers, and all other data stay on the device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,17 +32,17 @@ from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 
 @dataclass(frozen=True, slots=True)
 class StreamedToken:
-    """One committed token.
+    """One committed token, with its text, its source and its place in the output.
 
     Attributes:
-        id: its id in the vocabulary; a stop id is streamed too.
-        text: the text that the token adds; all texts joined are the output of `decode`. Empty without a vocabulary, for
-            a stop id, and for bytes of a character until the one that completes it.
+        id: the token's id in the vocabulary; a stop id is streamed too.
+        text: the text that the token adds; all texts joined are the output of `decode`. It is empty without a
+            vocabulary and for a stop id. Of the bytes of a character, only the last one has a text.
         source: "draft" (drafted and kept), "replaced" (by the target, after a rejection), "bonus" (after a fully kept
             block) or "target" (nothing was drafted); always "draft" if the draft writes alone.
-        round: the round that committed it, from 0.
-        slot: its place in that round, from 0.
-        position: its place in the output, from 0.
+        round: the round that committed the token, from 0.
+        slot: the token's place in that round, from 0.
+        position: the token's place in the output, from 0.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -72,25 +72,26 @@ def stream(
 ) -> Iterator[StreamedToken]:
     """Streams the tokens that `decode` would return for one prompt, as they are committed.
 
-    Nothing is computed before the first token is requested, and an iterator may be dropped halfway. The function
-    compiles once per engine, padded prompt length and `max_new_tokens`, whatever the other numbers are.
+    Nothing is computed before the first token is requested, and a caller may drop the iterator before its end. The
+    function compiles once for each engine, padded prompt length and `max_new_tokens`. Other values of α, temperature or
+    seed compile nothing.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompt: one text, or one list of token ids.
-        max_new_tokens: the most tokens to generate.
+        max_new_tokens: the largest number of tokens to generate.
         seed: the random seed.
-        example_id: with the seed, it determines the random bits; `decode` gives its first prompt 0.
+        example_id: determines the random bits, together with the seed; `decode` gives its first prompt the id 0.
         stop_ids: ids that end the output, as in `decode`.
-        settings: how tokens are made, as in `decode`.
+        settings: the method, its rule and drafters, and sampling, as in `decode`.
 
     Returns:
         An iterator over `StreamedToken`.
 
     Raises:
-        ValueError: a meaningless argument, several prompts, or a method that is more than one generation; at the call,
-            before anything is compiled.
-        FloatingPointError: NaN logits, when the iterator reaches them.
+        ValueError: an argument is invalid, there are several prompts, or the method runs more than one generation. The
+            call itself raises it, before anything is compiled.
+        FloatingPointError: logits are NaN; raised when the iterator reaches them.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -121,8 +122,8 @@ class _Round(NamedTuple):
     """The part of a round that the host receives.
 
     Attributes:
-        tokens: its committed tokens.
-        sources: their sources.
+        tokens: the committed tokens of the round.
+        sources: the sources of these tokens.
         done: whether it was the last round.
         failed_at: `[1, 2]`, as in `Generation`.
     """
@@ -134,7 +135,7 @@ class _Round(NamedTuple):
 
 
 def _rounds(decoder: Decoder, prompt: Prompt, seed: int, ids: np.ndarray, longest: int) -> Iterator[_Round]:
-    """Yields rounds until the row is done; the next round runs while the caller reads the previous one."""
+    """Yields rounds until the row is done; the device runs the next round while the caller handles the previous one."""
     engine, controls, params = decoder.require_engine(), decoder.controls(1), decoder.ready(prompt, longest)
     with decoder.compiling("stream", prompt, longest):
         state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
@@ -157,7 +158,10 @@ def _init(
 
 @partial(jax.jit, static_argnames="engine", donate_argnames="state")
 def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
-    """Runs one round and returns int32 `[4 + 2 (G + 1)]`, which `_unpack` reads; XLA drops unread distributions."""
+    """Runs one round; returns the state, and int32 `[4 + 2 (G + 1)]` for `_unpack`.
+
+    The distributions of the round are not returned, so XLA does not keep them.
+    """
     state, turn = one_round(engine, params, state, controls)
     head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
     return state, jnp.concatenate([head, turn.tokens[0], turn.source[0]])
@@ -172,7 +176,7 @@ def _unpack(seen: np.ndarray) -> _Round:
 def _tokens(
     rounds: Iterator[_Round], vocabulary: TextVocabulary | None, draft_alone: bool, after: Ids = ()
 ) -> Iterator[StreamedToken]:
-    """Yields the rounds' tokens one by one, with their text; `after` holds the ids that they continue."""
+    """Yields the tokens of the rounds one by one, with their text; `after` holds the ids that the output continues."""
     ids: list[int] = []
     shown = ""
     for number, turn in enumerate(rounds):
@@ -189,6 +193,6 @@ def _tokens(
 def compilations() -> int:
     """Returns how many programs `stream` has compiled in this process.
 
-    There are two for each engine, padded prompt length and `max_new_tokens`.
+    There are two programs for each engine, padded prompt length and `max_new_tokens`.
     """
     return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]
