@@ -12,7 +12,7 @@ VARIABLE = "SPECCASCADE_DATA"
 def data_directory() -> Path:
     """Returns the folder of data sets: `$SPECCASCADE_DATA` if set, else `../shared/data` next to the repository.
 
-    The folder need not exist; `require` raises if it does not.
+    The folder need not exist; only `require` raises an error if a file is missing.
     """
     named = os.environ.get(VARIABLE)
     return expanded(named) if named else repository_root().parent / "shared" / "data"

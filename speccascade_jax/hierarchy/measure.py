@@ -31,7 +31,7 @@ CLOSE = 0.03
 
 
 Batch = tuple[Prompt, Any, Any]
-"""Prompts `[B, P]`, and the target's outputs for them: int32 tokens `[B, L]` and lengths `[B]`."""
+"""Prompts `[B, P]`, and the outputs of the target for these prompts: int32 tokens `[B, L]` and lengths `[B]`."""
 
 
 @dataclass(frozen=True)

@@ -108,13 +108,13 @@ class TwoGenerations:
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
     ) -> Generation:
-        """Runs the program; arguments and result are those of `engine.generate.generate`, without engine and level."""
+        """Runs the program; takes the arguments of `engine.generate.generate`, except `engine` and `level`."""
         ids = row_ids(example_ids, prompt)
         generation: Generation = _jitted(self, params, prompt, argument(seed, np.uint32), example_ids=ids, **more)
         return generation
 
     def traced(self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, **more: Any) -> Generation:
-        """Computes both generations inside jit."""
+        """Computes both generations; jit traces this method."""
         raise NotImplementedError
 
 
@@ -272,7 +272,7 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
     nothing = replace(nothing, failed_at=nothing.failed_at - 1)
     written = jax.lax.cond(rows.any(), write, lambda: nothing)
-    aside = {"record": written.record, "num_rounds": written.num_rounds}  # all other fields have a row axis
+    aside = {"record": written.record, "num_rounds": written.num_rounds}  # these fields have no axis of rows to choose
     generations = (replace(generation, record=None, num_rounds=None) for generation in (written, nothing))
     kept: Generation = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *generations)
     return replace(kept, **aside)

@@ -187,14 +187,14 @@ class Chain(Protocol):
     """
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
-        """Runs the program; arguments and result are those of `engine.generate.generate`, without engine and level."""
+        """Runs the program; takes the arguments of `engine.generate.generate`, except `engine` and `level`."""
 
 
 Program = Engine | Chain
 
 
 def run(program: Program, params: Params, prompt: Prompt, seed: int | Array, **more: Any) -> Generation:
-    """Runs a method's program; arguments and result are those of `engine.generate.generate`."""
+    """Runs a method's program on a prompt; `more` are further arguments of `engine.generate.generate`."""
     if isinstance(program, Engine):
         return generate(program, params, prompt, seed, **more)
     return program.generate(params, prompt, seed, **more)
@@ -325,7 +325,7 @@ class Decoder:
         return fetch(generation)
 
     def ready(self, prompt: Prompt, max_new_tokens: int) -> Params:
-        """Returns the parameters; for planned block lengths they include costs, which are measured if not yet known."""
+        """Returns the parameters; with planned block lengths they include the costs, which are measured if unknown."""
         shape = _shape(prompt, max_new_tokens)
         if shape not in self._ready:
             arguments = self._arguments(np.arange(shape[0]), max_new_tokens)

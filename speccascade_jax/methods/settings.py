@@ -18,7 +18,7 @@ DRAFT_MODEL = "draft"
 """The name of the pair's model that drafts by default."""
 
 TOKEN: Final = "token"
-"""The default verification: token by token."""
+"""The default value of `verify`: drafts are verified token by token."""
 
 TAIL = 10
 """The default number of tokens that a tail appends to a draft (Globerson et al., 2025, appendix D)."""

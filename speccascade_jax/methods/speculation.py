@@ -163,7 +163,7 @@ class Speculation(Method):
         return "" if self.alpha_stops else self.policy(settings).threshold
 
     def on_rejection(self, settings: Settings) -> bool:
-        """Returns `on_rejection` of the stop policy under these settings."""
+        """Returns whether the stop policy compares its threshold with P(some token of the block is rejected)."""
         return self.policy(settings).on_rejection
 
     def needs_head(self, settings: Settings) -> bool:

@@ -107,7 +107,7 @@ def compare(
         return None
     with ResultStore(output) as store:
         check_format(store.records, output)
-        # check all domains before the first one runs
+        # Opening a session checks its domain, so all sessions are opened before the first domain runs.
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]
         for groups, session in zip(of_domains, sessions, strict=True):
             tell_without_outputs(store, session.evaluation, measure(groups, store, session, evaluate_together))

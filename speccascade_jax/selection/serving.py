@@ -95,7 +95,7 @@ def serve(
     learnt_by: dict[str, Any] = {"learning": tuple(learning), "policy": policy, "noise": noise, "discount": discount}
     with runs.alone(folder):
         server = Server(point=point, phases=resolved, sample=sample, **learnt_by)
-        taught = server.learners()  # refuses invalid learners before a file is written
+        taught = server.learners()  # raises for invalid learners before a file is written
         claim(folder / "settings.json", server.settings(), "name another output, or remove the folder")
         rows = server.run(taught, folder, clock)
         report(rows, folder)

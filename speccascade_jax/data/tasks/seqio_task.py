@@ -143,7 +143,7 @@ def _dataset(seqio: Any, name: str, provider: Any, split: str) -> Any:
             with contextlib.suppress(TypeError):  # raised if some tasks lack texts: then only ids are common to all
                 return provider.get_dataset(**asked, copy_pretokenized=True)
         return provider.get_dataset(**asked)
-    except (AssertionError, OSError, ValueError) as error:  # seqio and TensorFlow Datasets raise these if data lack
+    except (AssertionError, OSError, ValueError) as error:  # raised by seqio and TensorFlow Datasets without data
         if absent := [message for task in tasks if (message := _absent(seqio, task.source, split))]:
             raise FileNotFoundError(f"seqio's {name} has no data on this machine. {' '.join(absent)}") from error
         raise
@@ -164,7 +164,7 @@ def _absent(seqio: Any, source: Any, split: str) -> str:
         return ""
     folder_argument = f", data_dir={folder!r}" if folder else ""
     by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-    # The text does not propose `tfds build`, which always needs apache-beam, even if a data set does not (4.9.10).
+    # `tfds build` is not proposed, because it always needs apache-beam, even for data sets without (version 4.9.10).
     return (
         f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
         f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{folder_argument}).download_and_prepare()"'

@@ -88,7 +88,7 @@ class Task:
 
     @property
     def too_long(self) -> str:
-        """What happens to a prompt of more than `max_input_length` tokens: "cut", or "skip" for the next example."""
+        """The treatment of a prompt of more than `max_input_length` tokens: "cut", or "skip" for the next example."""
         return "cut"
 
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:
@@ -112,12 +112,12 @@ class Task:
         ids = set[int]()
         for example in examples:
             if example.id in ids:
-                raise ValueError(f"task {self.name!r}: Example.id {example.id} stands twice; ids must be unique")
+                raise ValueError(f"task {self.name!r}: Example.id {example.id} occurs twice; ids must be unique")
             ids.add(example.id)
         return examples
 
     def build_prompt(self, example: Example) -> str:
-        """Returns the model's input text."""
+        """Returns the prompt of an example: the prefix and the example's source."""
         return self.prefix + example.source
 
     def cut(self, ids: list[int], room: int) -> list[int]:
@@ -125,7 +125,7 @@ class Task:
         return ids[:room]
 
     def postprocess(self, text: str) -> str:
-        """Returns the text that is scored, from a model's output."""
+        """Returns the text to score, extracted from a model's output."""
         return text.strip()
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary protocol, and the code that all kinds of vocabularies share."""
+"""The protocol of a vocabulary, and the code that all kinds of vocabularies share."""
 
 import copy
 import hashlib
@@ -153,7 +153,7 @@ class FileVocabulary(TextVocabulary):
         """Decodes ids, all of which have text; `goes_on` says whether the result continues another text."""
 
     def decode(self, ids: Iterable[int], after: Ids = ()) -> str:
-        """Returns the text of `ids`; it continues the text of `after` if the last id of `after` has text."""
+        """Returns the text of `ids`; it continues another text if the last id of `after` has text."""
         goes_on = len(after) > 0 and self._has_text(int(after[-1]))
         return self._text(self._kept(ids), goes_on)
 

@@ -133,7 +133,7 @@ def toy(**changes) -> FewShotTask:
 
 @pytest.mark.parametrize(("task", "message"), [
     (Task(name="t", splits=("a",), read=lambda _: [("a", "b")]), "^task 't': read must give Examples; item 0 is a tup"),
-    (Task(name="t", splits=("a",), read=lambda _: [Example(0, "a", "b")] * 2), "^task 't': Example.id 0 stands twice;"),
+    (Task(name="t", splits=("a",), read=lambda _: [Example(0, "a", "b")] * 2), "^task 't': Example.id 0 occurs twice;"),
     (toy(records=lambda _: [*RECORDS, "x"]), "^task 'toy': records must give Records; item 6 is a str"),
     (toy(pool=lambda: [{}]), "^task 'toy': pool must give Records; item 0 is a dict"),
 ])  # fmt: skip
