@@ -1,1 +1,1 @@
-"""Measurement: points, sweeps, sessions and latencies."""
+"""Measurement of decoding methods: configurations ("points"), sweeps, sessions and latencies."""

@@ -1,8 +1,9 @@
-"""Digests of a method's rule, stop policy and drafter, and of a user's task and metrics, for records' provenance.
+"""Digests (hashes) of the code of a method, and of a user's task and metrics, for the provenance of records.
 
-A digest is taken of the programs that JAX lowers. Another constant, operation or closed-over value gives another
-digest. A comment, a file's location and the process do not matter. Models, the package's tasks and the engine's loop
-are not part of the digest; for them, a record names the revision (`environment.package`). Nothing is compiled.
+The digest of a method covers its rule, stop policy and drafter. It is a hash of the programs that JAX lowers, so
+another constant, operation or closed-over value gives another digest. Comments, the location of a file and the process
+do not affect it. It does not cover models, the package's tasks and the engine's loop; for these, a record names the
+revision (`environment.package`). Nothing is compiled.
 """
 
 import ast
@@ -44,11 +45,11 @@ from speccascade_jax.stopping.policies import AcceptanceHead, Oracle
 from speccascade_jax.storage.files import point_key
 
 _TOLD = ("title", "detail", "symbol")
-"""Fields of a `Method` that are only shown to readers, and so are not part of the digest."""
+"""Fields of a `Method` that are only shown to readers, and are therefore not part of the digest."""
 
 
 def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
-    """Returns 32 hex digits of the code that outputs depend on, without settings, models and the loop.
+    """Returns a digest of a method's code (32 hex digits), which does not cover settings, models and the engine's loop.
 
     Args:
         decoder: the decoder whose method and programs determine the digest.
@@ -63,10 +64,11 @@ def digest(decoder: Decoder, controls: Callable[[], Controls]) -> str:
 
 
 def task_digest(asked: str | Task) -> str:
-    """Returns a digest of everything in a user's task and metrics that scores depend on; "" if they have no such code.
+    """Returns a digest of the code of a user's task and metrics that scores depend on; "" if there is no such code.
 
-    Empty for the package's tasks, and for files and registered tasks: their settings are part of a record's key. The
-    readers are not covered, because the examples that they return are part of the key.
+    It is empty for the package's tasks, and for files and registered tasks, because their settings are part of a
+    record's key. It does not cover the functions that read examples, because the examples themselves are part of the
+    key.
     """
     task, parts = get_task(asked), list[str]()
     if not _is_known(asked):
@@ -96,9 +98,9 @@ def _in_package(part: Any) -> bool:
 
 
 def _user_code(part: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Yields the syntax of a function or class with what it uses of its own file, and the values that it closes over.
+    """Yields the syntax of a function or class, of definitions that it uses from its own file, and closed-over values.
 
-    What it imports from other files is not covered.
+    Code that is imported from other files is not covered.
     """
     if isinstance(part, functools.partial):
         yield without_addresses(f"{part.args} {part.keywords}")
@@ -118,7 +120,7 @@ def _user_code(part: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
 
 
 def _with_uses(part: Any) -> Iterator[str]:
-    """Yields the syntax of a function or class, and of the top-level statements of its file that it uses by name."""
+    """Yields the syntax of a function or class, and of the top-level statements of its file whose names it uses."""
     waiting: list[Any] = [_tree(part)]
     try:
         statements = ast.parse(inspect.getsource(sys.modules[part.__module__])).body
@@ -131,7 +133,7 @@ def _with_uses(part: Any) -> Iterator[str]:
             if name in bound and name not in used:
                 used[name] = _dump(bound[name])
                 waiting.append(bound[name])
-        # the order in which a file defines its names does not matter
+        # sorted, because the order in which a file defines its names does not matter
     yield _dump(_tree(part))
     yield from (used[name] for name in sorted(used))
 
@@ -179,7 +181,8 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
     yield f"{verifier.reads_q} {verifier.reads_logs} {verifier.lossless} {verifier.defers} {engine.verify_final}"
     if isinstance(verifier, TokenWise):
         yield _law(verifier, engine.target.vocab_size)
-        if verifier.joint or engine.tree is not None:  # its decision depends on more than the kept share of one token
+        # `_law` covers only decisions on single tokens, so other verifiers add their source
+        if verifier.joint or engine.tree is not None:
             yield _source(type(verifier))
     yield _source(type(drafter))
     if type(drafter) is NestedDrafter:
@@ -195,9 +198,10 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
 
 
 def _law(verifier: TokenWise, size: int) -> str:
-    """Returns a digest of one verification over the real vocabulary.
+    """Returns a digest of a verifier's decision on a block of one token, over the real vocabulary size.
 
-    It covers the share of a draft that is kept, the replacement, the distribution, and the deferral.
+    The decision consists of the acceptance probability of the draft, the replacement after a rejection, the output
+    distribution, and the deferral.
     """
 
     def decide(pair: LawPair, alpha: Array, tokens: Array) -> Any:
@@ -213,7 +217,10 @@ def _law(verifier: TokenWise, size: int) -> str:
 
 
 def _policy(drafter: ModelDrafter, params: Params) -> str:
-    """Returns a digest of a stop policy's first decision; a user's own policy may read the model's hidden states."""
+    """Returns a digest of a stop policy's first decision.
+
+    Its inputs include the model's hidden states if the policy is an acceptance head or the user's own.
+    """
     stop, row = drafter.stop, _shape(1)
     ours = type(stop).__module__ == AcceptanceHead.__module__ and not isinstance(stop, AcceptanceHead)
     width = None if ours else teacher_forcing.features(BoundModel(params=params["model"], model=drafter.model))
@@ -230,7 +237,11 @@ def _policy(drafter: ModelDrafter, params: Params) -> str:
 
 
 def _plan(drafter: PlannedDrafter) -> str:
-    """Returns a digest of a plan of block lengths; its costs are inputs: they depend on the machine, outputs do not."""
+    """Returns a digest of the code that chooses block lengths.
+
+    The costs of the lengths are inputs of the digested program, because they differ between machines while outputs do
+    not.
+    """
     plan, row = drafter.plan, _shape(1)
     costs = Costs(_shape(len(plan.lengths)), _shape(), _shape(), _shape())
     first = lowered(plan.drafts, costs, _shape(dtype=jnp.int32))
@@ -238,7 +249,7 @@ def _plan(drafter: PlannedDrafter) -> str:
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:
-    """Returns a digest of the program that JAX lowers for a function; only shapes and dtypes of arguments matter."""
+    """Returns a digest of the program that JAX lowers for a function; of the arguments, only shape and dtype matter."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
     text = jax.jit(function).lower(*shapes).as_text()
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -257,15 +268,16 @@ def _source(kind: type) -> str:
 
 
 def _tree(part: Any) -> ast.AST:
-    """Returns the syntax tree of a function or class, or a tree of the words in a lambda's lines."""
+    """Returns the syntax tree of a function or class; for a lambda, a tree of the words in its source lines."""
     try:
         text = textwrap.dedent(inspect.getsource(part))
         return ast.parse(text)
-    except (OSError, TypeError):  # made at a prompt: its compiled form
+    # without source, for instance if defined at a Python prompt: a constant of the compiled code
+    except (OSError, TypeError):
         functions = [value for value in (part, *vars(part).values()) if isinstance(value, FunctionType)]
         codes = [(f.__code__.co_code, f.__code__.co_consts, f.__code__.co_names) for f in functions]
         return ast.Constant(without_addresses(repr(codes)))
-    except SyntaxError:  # a lambda's lines may be no whole statement
+    except SyntaxError:  # the source lines of a lambda may not be a complete statement
         words: list[ast.expr] = [ast.Name(word, ast.Load()) for word in re.findall(r"[^\W\d]\w*", text)]
         return ast.Tuple([ast.Constant(text), *words], ast.Load())
 

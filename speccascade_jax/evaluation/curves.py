@@ -1,4 +1,7 @@
-"""Names of curves (the points of one method under some settings), and the facts that tables need about them."""
+"""Names of curves in tables and plots, and the facts that tables need about them.
+
+A curve consists of the points of one method with the same non-default settings.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def facts(settings: Settings) -> dict[str, Any]:
     rule, trade_off = method.rule(settings), method.alpha(settings)
     distribution = rule.name if trade_off is rule.alpha else settings.method
     lossless = rule.lossless and trade_off is None and not method.draft_alone and not lossy_arms(settings)
-    if not lossless:  # then the distribution depends on the drafter
+    # the output distribution of a lossy method depends on its drafters, so its name includes them
+    if not lossless:
         greedy = ["greedy"] * getattr(method, "greedy_draft", False)
         chosen = [] if settings.choose is None else [f"{settings.choose} {settings.policy or ''}".strip()]
         parts = [*chosen, *map(str, settings.drafters), *greedy]

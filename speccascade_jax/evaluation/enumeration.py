@@ -1,4 +1,4 @@
-"""Enumeration of a sweep's points, in groups that share a compiled program."""
+"""Enumeration of the points (configurations) of a sweep, in groups that share one compiled program."""
 
 import itertools
 import warnings
@@ -37,34 +37,40 @@ def enumerate_points(
     verify: Sequence[str] = (TOKEN,),
     cooler: Sequence[float] = (),
 ) -> list[list[Point]]:
-    """Returns the points of a sweep, in groups that share a compiled program and a batch (the α's of one rule).
+    """Returns the points of a sweep in groups; the points of a group differ only in α.
 
-    The target alone and the draft alone come first for every sampling and seed: they are the two ends of every plot. A
-    method without α is one point. A method that `alphas` does not name gets `Alpha.usual`.
+    A group shares one compiled program, and its points are decoded in the same batches. For every sampling and seed,
+    the first points are the target alone and the draft alone, because they are the two ends of every plot. A method
+    without α gives one point. A method with an α that `alphas` does not name is measured at the usual α's of its rule
+    (`Alpha.usual`).
 
     Args:
         pair: the models of all points.
         evaluation: the examples of all points.
-        methods: names of methods and rules, or `Settings` with their own rule, stop threshold or drafters; the sampling
-            of such settings is ignored.
-        alphas: `curves.curve`, or a name that several curves share -> its α's. Names of known methods that are not
-            swept are ignored, so that a file's `methods` can be replaced alone; with a warning, unless the command line
-            replaces them.
-        stop_thresholds: name of a method with a stop threshold -> its thresholds.
-        heads: files of acceptance heads; each method that needs a head is measured with each of them instead of the
-            pair's own.
-        block_sizes: for methods whose blocks end at γ; methods that stop when the draft is unsure keep their own limit.
-        samplings: settings of `SAMPLING` by name; every method is measured with each of them.
-        seeds: random seeds; every method is measured with each of them.
-        bonus: for bare rules; `None`, and methods, take the method's own.
-        verify: ways to verify. Every method that keeps each draft as often as its distribution allows is measured with
-            each of them, unless it names its own.
-        cooler: shares of every temperature above 0 at which the target alone is also judged, but not timed.
+        methods: names of methods and rules, or `Settings` with their own rule, stop threshold or drafters; `samplings`
+            replaces the sampling in such `Settings`.
+        alphas: maps the name of a curve (`curves.curve`), or a name that several curves share, such as the method's, to
+            its α's. Known methods that are not in the sweep are ignored here, so that the `methods` of a gin file can
+            be replaced without its `alphas`. This causes a warning, unless the command line replaces only `methods`.
+        stop_thresholds: maps the name of a method with a stop threshold to the thresholds to measure.
+        heads: files of acceptance heads; each method that needs a head is measured with each of these files instead of
+            the pair's own head.
+        block_sizes: values of γ for methods with a fixed block size; methods that end a block when the draft is unsure
+            keep their own limit.
+        samplings: dictionaries of sampling settings (names: `methods.settings.SAMPLING`); every method is measured with
+            each dictionary.
+        seeds: random seeds; every method is measured with each seed.
+        bonus: the bonus setting of methods that are a rule alone; `None`: the default of each method. All other methods
+            keep their own setting.
+        verify: verification algorithms ("token", "block"). Every method that accepts a drafted token with probability
+            `min(1, π/q̃)` is measured with each algorithm, unless its settings name one.
+        cooler: fractions of each temperature above 0; the quality of the target alone is also measured at these lower
+            temperatures, without timing.
 
     Raises:
-        ValueError: an unknown method; an α outside a rule's domain; any other value without a meaning; a point that is
-            named twice; two heads whose files have the same name; a name in `alphas` that is neither swept nor a
-            method.
+        ValueError: an unknown method; an α outside a rule's domain; any other invalid value; a point that is named
+            twice; two heads whose files have the same name; a name in `alphas` that is neither in the sweep nor the
+            name of a method.
     """
     validate_types.check(enumerate_points, locals())
     alphas = dict(alphas or {})
@@ -96,7 +102,10 @@ def enumerate_points(
 
 
 def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[Point]:
-    """Returns points of the target alone at shares of each temperature, not timed, because they are no faster."""
+    """Returns untimed points of the target alone at the given fractions of each temperature above 0.
+
+    They are not timed, because the target is equally fast at every temperature.
+    """
     several("cooler", shares)
     if strange := [share for share in shares if not 0 <= share < 1]:
         raise ValueError(f"cooler={tuple(shares)!r} holds {strange[0]!r}: give shares of the temperature, in [0, 1)")
@@ -121,19 +130,22 @@ def _sampled(settings: Settings) -> tuple[float, float, int]:
 
 
 def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collection[str | None]) -> None:
-    """Refuses unknown names, and names of a rule where a method is meant; warns of methods that are not swept."""
+    """Refuses names in `alphas` that are neither in the sweep nor methods; warns of methods outside the sweep.
+
+    The name of a rule does not count as a method if a method in the sweep uses this rule.
+    """
     stray = [name for name in alphas if name not in swept]
     if unheard := [name for name in stray if name not in METHODS or name in rules]:
         raise ValueError(
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )
-    # a file's alphas for methods that the command line replaces are expected to be left over
+    # no warning if the command line replaces only `methods`: then alphas of the gin file's methods remain unused
     if stray and (on_command_line("alphas") or not on_command_line("methods")):
         warnings.warn(f"the alphas of {', '.join(stray)} are not used: these are not among the methods", stacklevel=3)
 
 
 def _check_heads(templates: Iterable[Settings]) -> None:
-    """Refuses two head files with the same name, because curves and `alphas` name a head by its file."""
+    """Refuses two head files with the same name, because curves and `alphas` name a head by its file name."""
     files: dict[str, Path] = {}
     for file in (expanded(template.head) for template in templates if template.head is not None):
         if (former := files.setdefault(file.stem, file)) != file:
@@ -143,12 +155,12 @@ def _check_heads(templates: Iterable[Settings]) -> None:
 
 
 def _names(settings: Settings) -> tuple[str, str, str]:
-    """Returns the names that `alphas` may use for settings, the most specific one first."""
+    """Returns the names under which `alphas` may list settings, the most specific name first."""
     return curve(settings), family(settings), settings.method
 
 
 def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Sequence[float]]) -> Iterator[Settings]:
-    """Yields every template that lacks a stop threshold once per threshold of its method, and all others unchanged."""
+    """Yields settings that lack a stop threshold once for each threshold of their method, and all others unchanged."""
 
     def lacks(settings: Settings) -> bool:
         return settings.stop_threshold is None and bool(table.get(settings.method).threshold(settings))
@@ -167,27 +179,27 @@ def _in_thresholds(templates: Sequence[Settings], thresholds: Mapping[str, Seque
 
 
 def _in_heads(templates: Iterable[Settings], heads: Sequence[str]) -> Iterator[Settings]:
-    """Yields every template that needs an acceptance head once per head of `heads`, and all others unchanged."""
+    """Yields settings that need an acceptance head once for each file in `heads`, and all others unchanged."""
     for template in templates:
         open_to_choice = asks_head(template) and template.head is None and heads
         yield from (replace(template, head=head) for head in heads) if open_to_choice else (template,)
 
 
 def _in_ways(templates: Iterable[Settings], verify: Sequence[str]) -> Iterator[Settings]:
-    """Yields every template once per kind of verification that it supports, or unchanged if it names its own."""
+    """Yields settings once for each verification algorithm that they support, or unchanged if they name their own."""
     for template in templates:
         method = table.get(template.method)
         if template.verify != TOKEN or not isinstance(method, Speculation):
             yield template
             continue
         fits = (template.accept or method.accept) == "speculative" and template.tree is None
-        # if no kind of verification fits a template, `recorded` raises the error
+        # `verify` without "token" may fit no method; `recorded` then raises the error
         ways = [way for way in verify if fits or way == TOKEN or TOKEN not in verify]
         yield from (recorded(replace(template, verify=way)) for way in ways)
 
 
 def _in_blocks(templates: Sequence[Settings], block_sizes: Sequence[int], bonus: str | None) -> Iterator[Settings]:
-    """Yields every template once per block size if its method has one to choose, otherwise once."""
+    """Yields settings once for each block size if their method has a fixed block size, and otherwise once."""
     for number, block in enumerate(block_sizes):
         for template in templates:
             method = table.get(template.method)

@@ -1,4 +1,4 @@
-"""The environment of a computation: the part of every record about software and hardware."""
+"""Software and hardware of a computation, as every record describes them."""
 
 import functools
 import os
@@ -30,24 +30,27 @@ def versions() -> dict[str, str]:
 
 
 def toolchain() -> dict[str, Any]:
-    """Returns everything that digests of code depend on besides the code.
+    """Returns the software versions, besides the code itself, that digests of code depend on.
 
-    Only digests under one toolchain are compared. `digest` is the version of the digests of `code_digests`.
+    Two digests are compared only if their toolchains are equal. The entry `digest` is the version of the digests in
+    `code_digests`.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     known = versions()
     return {"digest": 2, "python": python, "jax": known["jax"], "platform": jax.default_backend()}
 
 
-@functools.cache  # cached: the files may change after the code was loaded
+# cached, because the files may change after the code was loaded
+@functools.cache
 def package() -> dict[str, Any]:
-    """Returns the running code of this package: its `version`, git's `revision`, and whether it is `dirty`.
+    """Returns which code of this package is running: its `version`, git's `revision`, and whether it is `dirty`.
 
-    It is dirty if the package's files differ from the revision. An entry is `None` if it is unknown: the package is not
-    installed, its files are in no repository, or git is missing.
+    `dirty` says that the package's files differ from the revision. An entry is `None` if it is unknown, because the
+    package is not installed, its files are in no repository, or git is missing.
     """
     version, revision, changes = versions()["speccascade_jax"], None, None
-    # git may find a repository around the Python environment; only one that tracks the package counts
+    # git may find an unrelated repository around the Python environment; only a repository that tracks the package
+    # counts
     if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
         revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
     dirty = None if revision is None or changes is None else bool(changes)
@@ -55,7 +58,7 @@ def package() -> dict[str, Any]:
 
 
 def _git(*command: str) -> str | None:
-    """Returns git's output in the package's folder; `None` if it fails."""
+    """Runs git in the package's folder and returns its output; `None` if git fails."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     words = ["git", "--no-optional-locks", *command]
     try:
@@ -72,10 +75,10 @@ def device() -> dict[str, Any]:
 
 
 def hardware(mesh: Mesh | None = None) -> dict[str, Any]:
-    """Returns the facts that make two latencies comparable; they are part of the key of every timed record.
+    """Returns the hardware facts that must agree for two latencies to be comparable.
 
-    They include a mesh's shape. For accelerators they exclude the host's processor, so that a sweep can resume on a
-    machine with another one.
+    The key of every timed record contains these facts. They include the shape of a mesh. For accelerators they exclude
+    the host's processor, so that a sweep can resume on a machine with another processor.
     """
     first = jax.devices()[0]
     facts: dict[str, Any] = {"platform": first.platform, "kind": first.device_kind}
@@ -86,7 +89,7 @@ def hardware(mesh: Mesh | None = None) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Returns the processor's model name; JAX calls every processor "cpu"."""
+    """Returns the processor's model name, because JAX calls every processor "cpu"."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,6 +1,7 @@
-"""The entry points that gin files bind and scripts call: `run` (one point) and `sweep` (many), into a resumable store.
+"""Entry points for gin files and scripts: `run` measures one configuration, `sweep` many, into a resumable store.
 
-In every process but the first, a `Follower` replaces the store: all processes know what is done, and one writes.
+If several processes run together, only the first writes the store. Every other process holds a `Follower`, an in-memory
+list of the same keys, so that all processes know which points are done.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 def run(
     *, pair: ModelPair, evaluation: Evaluation, settings: Settings, seed: int = 0, output: str = "results/runs.jsonl"
 ) -> Record:
-    """Measures one point, prints it and adds it to a store; a stored point is printed without a new run.
+    """Measures one configuration, prints its record and stores it; an already stored configuration is only printed.
 
     Args:
         pair: the models.
-        evaluation: the examples that they are measured on.
+        evaluation: the examples that the models are measured on.
         settings: how tokens are generated.
         seed: the random seed.
         output: the store's path.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded; the errors of `Heads.check`, before anything is
-            compiled.
+        ValueError: a value is invalid (raised before anything is loaded); the errors of `Heads.check` (raised before
+            anything is compiled).
     """
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
@@ -101,46 +102,51 @@ def sweep(
     ray_address: str | None = None,
     dry_run: bool = False,
 ) -> Path | None:
-    """Measures rules × α × γ × temperature × top-p × seeds; a killed sweep resumes where it stopped.
+    """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
 
-    The target alone and the draft alone are always among the points. All points are checked before anything is loaded.
+    The points (configurations) always include the target alone and the draft alone. All points are checked before
+    anything is loaded.
 
     Args:
         pair: the models.
-        evaluation: the examples that they are measured on.
-        methods: names in `methods.table.METHODS`, which has every rule, `module.NAME` of your own, or `Settings` with
-            their own rule, stop threshold or drafters.
-        alphas: name of a method (or `curves.curve`) -> its α's; a method that is not named gets its usual range.
-        stop_thresholds: name of a method with a stop threshold (`h` of specdecpp) -> its thresholds; they share one
-            compiled program.
-        heads: files of acceptance heads; every method that needs a head is measured with each of them; empty: the
-            pair's own.
-        block_sizes: values of γ; each is one compiled program per rule.
+        evaluation: the examples that the models are measured on.
+        methods: names in `methods.table.METHODS` (which also has every rule), `module.NAME` for a method of your own,
+            or `Settings` with their own rule, stop threshold or drafters.
+        alphas: maps the name of a method, or of one of its curves (`curves.curve`), to its α's; a method that is not
+            named is measured at its usual α's.
+        stop_thresholds: maps the name of a method with a stop threshold (such as `specdecpp`, threshold `h`) to the
+            thresholds to measure; all thresholds share one compiled program.
+        heads: files of acceptance heads; every method that needs a head is measured with each file. If empty, the
+            pair's own head is used.
+        block_sizes: values of γ; each value needs one compiled program per rule.
         temperatures: values of `temperature` in `sc.decode`.
         top_ps: values of `top_p` in `sc.decode`.
         top_k: as in `sc.decode`.
-        draft_temperatures: values of `draft_temperature` in `sc.decode`; `None` is the method's own.
-        seeds: each seed is a record of its own; tables and plots average over them.
+        draft_temperatures: values of `draft_temperature` in `sc.decode`; `None`: the method's default.
+        seeds: random seeds; each seed gives a record of its own, and tables and plots average over the seeds.
         bonus: as in `sc.decode`.
-        verify: "token", "block" or both: how methods verify blocks, if they keep each draft as often as its
-            distribution allows.
-        cooler: shares of every temperature above 0 at which the target alone is also judged, to show the effect of
-            sharpening.
-        plan: if above 0, the number of α's for every rule among `methods` that `alphas` does not name. They are placed
-            where the rejection rate changes, by an estimate from one pass over the examples (`surveying.plan`, at the
-            first temperature and top-p).
-        together: settings that tables and plots put side by side (`panels.panels`).
-        share: the horizontal axis of the second plot, a name in `labels.SHARES`.
-        reuse: other stores; points that they share with this sweep are copied instead of being measured again.
-        output: the store's path; records of its shards (`shards`) are copied into it.
-        shard_id: index of the part to measure into its own store (`shards.path_of`), 0 to `num_shards - 1`.
-        num_shards: number of parts, for independent processes on several machines or devices. Tables and plots of
-            `output` read all parts, and so does this sweep without shards.
-        workers: if above 0, the number of processes that measure the points, one device each; this process writes. It
-            is `count` of `pool.Pool`.
-        worker_device: `device` of `pool.Pool`.
-        ray_address: `address` of `pool.Pool`.
-        dry_run: only lists the points, and checks that the pair and the examples exist.
+        verify: verification algorithms: "token", "block" or both. They apply to methods that accept a drafted token
+            with probability `min(1, π/q̃)`.
+        cooler: fractions of every temperature above 0; the quality of the target alone is also measured at these lower
+            temperatures, to show the effect of sharper distributions.
+        plan: if above 0, the number of α's for every rule among `methods` that `alphas` does not name. These α's are
+            evenly spaced in the rejection rate, which is estimated from one pass over the examples at the first
+            temperature and top-p (`surveying.plan`).
+        together: names of settings whose different values share one table and plot, instead of one table for each value
+            (`panels.panels`).
+        share: the quantity on the horizontal axis of the second plot, a name in `panels.SHARES`.
+        reuse: paths of other stores; points that they share with this sweep are copied instead of being measured again.
+        output: path of the store; records from the stores of the sweep's parts (`num_shards`) are copied into this
+            store.
+        shard_id: index of the part of the sweep that this process measures, 0 to `num_shards - 1`; each part has a
+            store of its own (`shards.path_of`).
+        num_shards: number of parts of the sweep, for independent processes on several machines or devices. Tables and
+            plots of `output` read the stores of all parts, and so does the same sweep with `num_shards=1`.
+        workers: if above 0, the number of worker processes that measure the points (`count` of `pool.Pool`); this
+            process then only writes the store.
+        worker_device: the Ray resource of which each worker reserves one unit (`device` of `pool.Pool`).
+        ray_address: address of a Ray cluster (`address` of `pool.Pool`).
+        dry_run: whether to only list the points, and check that the pair and the examples exist.
 
     Returns:
         The store's path; `None` after a dry run.
@@ -193,14 +199,14 @@ def sweep(
 
 
 def _list(points: Sequence[Point]) -> None:
-    """Prints points; refuses them if their pair or examples are missing."""
+    """Prints the points; raises an error if their pair or examples do not exist."""
     printing.print_points([point.label() for point in points])
     if points:
         rehearse(points[0].pair, points[0].evaluation)
 
 
 def _check_workers(workers: int, device: str | None, address: str | None, plan: int) -> None:
-    """Refuses worker settings without workers, and settings that exclude workers or several hosts."""
+    """Refuses worker options without workers, and options that cannot be combined with workers or several hosts."""
     for name, value in (("worker_device", device), ("ray_address", address)):
         if value and not workers:
             raise ValueError(f"{name}={value!r} needs workers: give workers too")
@@ -211,7 +217,7 @@ def _check_workers(workers: int, device: str | None, address: str | None, plan: 
 
 
 def _check_shown(output: str, together: Sequence[str], share: str) -> None:
-    """Refuses names that tables and plots cannot put side by side or on an axis, and calls `_check_output`."""
+    """Refuses names in `together` and `share` that tables and plots do not know, and checks the output paths."""
     _check_output(output)
     for name, chosen, known in (("together", together, panels.MIXABLE), ("share", (share,), SHARES)):
         if unknown := [value for value in chosen if value not in known]:
@@ -219,11 +225,11 @@ def _check_shown(output: str, together: Sequence[str], share: str) -> None:
 
 
 _OPERATIVE = r"from __gin__ import dynamic_registration\n.*\n# Parameters for [\w.]+:\n# ={70}"
-"""Beginning of the settings that a sweep writes beside its store."""
+"""Regular expression that matches the beginning of the gin settings file that a sweep writes beside its store."""
 
 
 def _check_output(output: str) -> None:
-    """Refuses an output whose plot, report or settings would have the name of a file that no sweep made."""
+    """Refuses an output path whose plot, report or settings file would replace a file that no sweep wrote."""
     result_store.check_name(output)
     store = page.default_path(output)
     check_replaceable(store.with_suffix(".settings.gin"), start=_OPERATIVE)
@@ -235,7 +241,8 @@ def _samplings(top_k: int, **lists: Sequence[Any]) -> list[dict[str, Any]]:
 
     Args:
         top_k: the same value for every combination.
-        lists: values of a setting, by its name in the plural.
+        lists: the values of each setting; an argument's name is the plural of the setting's name, such as
+            `temperatures`.
     """
     for name, values in lists.items():
         several(name, values, 1)
@@ -260,10 +267,10 @@ def measure(
     *,
     progress: bool = True,
 ) -> list[str]:
-    """Fills the store with the groups' points, and returns their keys in the order of the points.
+    """Fills the store with the records of all points, and returns their keys in the order of the points.
 
-    Records of other code are measured again (`record_key.is_stale`). Results that were judged on other hardware, or
-    without latency, are reused.
+    Records that other code measured are measured again (`record_key.is_stale`). Quality that was measured on other
+    hardware, or without latency, is reused.
 
     Args:
         groups: the points, in groups that share a compiled program and a batch.
@@ -279,7 +286,8 @@ def measure(
     tell_timed_elsewhere(store, identities.values())
 
     def earlier(point: Point) -> Row | None:
-        if hosts.many():  # all processes must act alike, and only the first has the store
+        # all processes must make the same decisions, but only the first can look up records in the store
+        if hosts.many():
             return None
         identity = identities[point]
         record = store.judged(identity.judged_key)
@@ -295,7 +303,7 @@ def measure(
 
 
 def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
-    """Returns the keys of records that other code measured under the same toolchain, and prints their number."""
+    """Returns the keys of records that other code measured under the same toolchain; prints how many they are."""
     code = {identity.key: identity.provenance for identity in identities}
     stale = {r["key"] for r in store.records if r["key"] in code and is_stale(r, **code[r["key"]])}
     if stale and hosts.first():
@@ -304,7 +312,7 @@ def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
 
 
 def tell_timed_elsewhere(store: ResultStore, identities: Collection[Identity]) -> None:
-    """Prints how many points were timed on other devices, meshes or latency settings, and must be timed again."""
+    """Prints how many points must be timed again, because their device, mesh or latency settings differed."""
     done, timed = store.done_keys(), {record.get("judged_key") for record in store.records if record.get("latency")}
     if moved := sum(identity.key not in done and identity.judged_key in timed for identity in identities):
         kept = "are measured anew" if hosts.many() else "keep their quality and are timed anew"
@@ -315,7 +323,7 @@ def tell_timed_elsewhere(store: ResultStore, identities: Collection[Identity]) -
 def measure_in(
     workers: pool.Pool, groups: Sequence[Sequence[Point]], store: ResultStore, elsewhere: Sequence[str]
 ) -> list[str]:
-    """Measures like `measure`, with the workers of a pool, and closes the pool."""
+    """Measures like `measure`, but with the workers of a pool, and closes the pool at the end."""
     try:
         identities = workers.identities()
         keys = {point: identity.key for point, identity in identities.items()}
@@ -334,7 +342,10 @@ def _progress(store: ResultStore, keys: Collection[str], stale: Collection[str])
 
 
 def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
-    """Prints Table 2 of the whole store (all points, if nothing was timed), and writes its figures."""
+    """Prints the results of the whole store as Table 2 of Narasimhan et al. (2024), and writes plots and a report.
+
+    If nothing was timed, the list of all points is printed instead of Table 2.
+    """
     all_panels = panels.panels(store.records, together)
     printing.show(all_panels, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
@@ -343,7 +354,7 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
         for path in tradeoff.draw_all(all_panels, store.path.parent, store.path.stem, share=share):
             print(f"plot: {path}")
-    if text := gin_errors.operative():  # gin's values of this run; empty if no gin file was read
+    if text := gin_errors.operative():  # all gin values of this run; empty without a gin file
         rewrite(store.path.with_suffix(".settings.gin"), f"{text}\n", start=_OPERATIVE)
     if any(panel.target for panel in all_panels):
         report = page.write(all_panels, store.path)
@@ -352,7 +363,7 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
 
 def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Collection[str]) -> None:
-    """Prints how many points lack the outputs that were requested: stored points are not measured again."""
+    """Prints how many stored points lack the requested outputs; such points are not measured again."""
     if not (evaluation.keep_outputs and hosts.first()):
         return
     asked = set(keys)
@@ -363,7 +374,7 @@ def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Colle
 
 
 class Follower:
-    """In-memory replacement of a `ResultStore` in all processes but the first, with the methods that sweeps use."""
+    """In-memory replacement of `ResultStore` for all processes but the first, with the methods that sweeps use."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -372,7 +383,7 @@ class Follower:
 
     def append(self, record: Record) -> None:
         """Adds a record without its outputs, which only the first process stores."""
-        record.pop(outputs.ENTRY, None)  # only the first process stores outputs
+        record.pop(outputs.ENTRY, None)  # to save memory
         self.records.append(record)
         self.keys.add(record["key"])
 
@@ -381,7 +392,7 @@ class Follower:
         return 0
 
     def done_keys(self) -> set[str]:
-        """Returns the keys in memory."""
+        """Returns the keys of the records that are done, from memory."""
         return set(self.keys)
 
 
@@ -391,7 +402,7 @@ def opened(path: str | Path) -> Any:
 
 
 def _agree(store: Any, keys: list[str]) -> None:
-    """Sends the keys in the first process's store to all processes.
+    """Sends the keys of the records in the first process's store to all processes.
 
     Raises:
         ValueError: a process has other points, weights or examples, and therefore other keys, than the first.
@@ -410,21 +421,23 @@ SHORTEST = 4
 _KEYS: tuple[Literal["key", "former_key"], ...] = ("key", "former_key")
 """Entries that identify a record: its key, and its key in a former format."""
 AGAIN = "again-"
-"""Prefix of the stores for points that were run again; `find_record` ignores these stores."""
+"""Prefix of the file names of stores for points that are run again; `find_record` ignores these stores."""
 
 
 def rerun_store(record: Record) -> str:
-    """Returns a new store path for a record that is run again."""
+    """Returns the path of a store that does not exist yet, for a record that is run again."""
     numbers = itertools.count(1)
     names = (f"results/{AGAIN}{record['key'][:8]}-{number}.jsonl" for number in numbers)
     return next(name for name in names if not Path(name).exists())
 
 
 def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
-    """Returns the record whose key begins with `key`, and its store: the named one, or any `results/*.jsonl`.
+    """Returns the record whose key begins with `key`, and the path of its store.
+
+    Searches `store` if it is given, and otherwise every `results/*.jsonl`.
 
     Raises:
-        ValueError: no record, several records, or too few digits. FileNotFoundError: no such store.
+        ValueError: no record or several records match, or `key` has too few digits. FileNotFoundError: no such store.
     """
     if len(key) < SHORTEST:
         raise ValueError(f"from_record={key!r}: give at least {SHORTEST} digits of the record's key")
@@ -452,7 +465,7 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
 
 
 def compare_rerun(old: Record, old_store: Path, new: Record, new_store: str | Path) -> str:
-    """Describes how a record that was run again differs from the old one."""
+    """Describes in words how a record that was run again differs from the old record."""
     remarks = ["the same key"] if old["key"] == new["key"] else [f"another key, {new['key']}: {_changed(old, new)}"]
     if old["key"] == new["key"] and is_stale(old, **new["provenance"]):
         remarks = ["the same key, but other code: the method, the task or a metric has changed"]

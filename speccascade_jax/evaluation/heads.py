@@ -1,4 +1,4 @@
-"""The acceptance heads and selection policies that methods need, read once and checked before any measurement."""
+"""Acceptance heads and selection policies that methods need, read once and checked before any measurement."""
 
 import warnings
 from collections import defaultdict
@@ -18,32 +18,32 @@ from speccascade_jax.rules import deferral
 
 
 class Heads:
-    """The heads that methods of a pair need. Each file is read once, so that a record names the head that was used."""
+    """Acceptance heads that the methods of a pair need.
+
+    Each file is read only once, so that a record names exactly the head that was used.
+    """
 
     def __init__(self, pair: Pair):
         self._pair, self._read = pair, cache(partial(_head, pair))
 
     def of(self, settings: Settings) -> Head | None:
-        """Returns the head that settings name, or else the pair's; `None` if they need none.
-
-        Raises the errors of `check`.
-        """
+        """Returns the head that `settings` name, or else the pair's own head; `None` if the method needs no head."""
         return self._read(settings.head)[0] if asks_head(settings) else None
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
-        """Returns the entry about the head in a record's key and its `fingerprints`; empty if none is needed."""
+        """Returns the head's entry for a record's key and `fingerprints`; empty if the method needs no head."""
         return {"head": self._read(settings.head)[1]} if asks_head(settings) else {}
 
     def described(self, settings: Settings) -> dict[str, Any]:
-        """Returns a record's entry "head": the weight of rejections in training, which defines the scale of h."""
+        """Returns a record's entry "head": the training weight of rejections, which sets the scale of threshold h."""
         head = self.of(settings)
         return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
 
     def check(self, chosen: Iterable[Settings]) -> None:
         """Refuses heads that are missing or belong to another draft, and warns of heads trained for other settings.
 
-        Outputs keep their distribution under any head, so a head for another rule or sampling is no error. One warning
-        per head names all differences. Compiles nothing.
+        A head that was trained for another rule or sampling is no error, because outputs keep their distribution under
+        any head. One warning per head names all differences. Nothing is compiled.
 
         Raises:
             FileNotFoundError, CheckpointError: the errors of `head_files.load`.
@@ -53,7 +53,7 @@ class Heads:
         for settings in chosen:
             if asks_head(settings):
                 asked[settings.head].append(settings)
-        known = set()  # hash the draft's weights once, not once per head
+        known = set()  # so that the draft's weights are hashed once, not once per head
         for file, members in asked.items():
             head = self._read(file)[0]
             if file is not None and (belongs := (head.card.features, head.card.draft_fingerprint)) not in known:
@@ -73,18 +73,18 @@ class Heads:
 
 
 def _head(pair: Pair, file: str | None) -> tuple[Head, str]:
-    """Returns the head in `file`, or the pair's if no file is named, and its fingerprint."""
+    """Returns the head in `file`, or the pair's own head if no file is named, and the head's fingerprint."""
     head = pair.require_head() if file is None else head_files.load(file)
     return head, head.fingerprint
 
 
 def asks_head(settings: Settings) -> bool:
-    """Returns whether settings need an acceptance head."""
+    """Returns whether the method with these settings needs an acceptance head."""
     return table.get(settings.method).needs_head(settings)
 
 
 def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
-    """Yields the differences between settings and those that a head was trained for, naming both values."""
+    """Yields a text for every setting in which the use of a head differs from its training, with both values."""
     taught = _told(card.rule, card.alpha, card)
     asked = [_told(table.get(s.method).rule(s).name, s.alpha, s) for s in chosen]
     for name, value in taught.items():
@@ -93,7 +93,7 @@ def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
 
 
 def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str, str]:
-    """Returns everything that acceptance probabilities depend on besides the two models."""
+    """Returns, as texts by name, everything that acceptance probabilities depend on besides the two models."""
     draft = sampling.draft_temperature
     return {
         "rule": rule if alpha is None else f"{rule} (alpha {alpha:g})",
@@ -105,21 +105,24 @@ def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str
 
 
 class Policies:
-    """The policies that methods of a pair need. Each file is read once, so that a record names the policy used."""
+    """Selection policies that the methods of a pair need.
+
+    Each file is read only once, so that a record names exactly the policy that was used.
+    """
 
     def __init__(self, pair: Pair):
         self._pair, self._read = pair, cache(partial(_policy, pair))
 
     def loaded(self, settings: Settings) -> Settings:
-        """Returns settings in which the loaded policy replaces the name of its file."""
+        """Returns settings in which the loaded policy replaces the name of the policy's file."""
         return replace(settings, policy=self._read(settings.policy)[0]) if asks_policy(settings) else settings
 
     def fingerprint(self, settings: Settings) -> dict[str, str]:
-        """Returns the entry about the policy in a record's key and its `fingerprints`; empty if none is needed."""
+        """Returns the policy's entry for a record's key and `fingerprints`; empty if the method needs no policy."""
         return {"policy": self._read(settings.policy)[1]} if asks_policy(settings) else {}
 
     def described(self, settings: Settings) -> dict[str, Any]:
-        """Returns a record's entry "selection": the arms with their rules, and the policy that chooses.
+        """Returns a record's entry "selection": the arms (drafters to choose from), their rules, and how one is chosen.
 
         `drafts` describes the drafter of each arm. `lossy_arms` names the arms whose outputs do not keep the target's
         distribution.
@@ -140,7 +143,9 @@ class Policies:
         return {"selection": selection}
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses policies that are missing, or that belong to other drafters or another target. Compiles nothing.
+        """Refuses policies that are missing, or that belong to other drafters or another target.
+
+        Nothing is compiled.
 
         Raises:
             FileNotFoundError, CheckpointError: the errors of `policy_files.load`.
@@ -154,7 +159,7 @@ class Policies:
 
 
 def _policy(pair: Pair, file: str | None) -> tuple[Policy, str]:
-    """Returns the policy in `file`, or the pair's if no file is named, and its fingerprint."""
+    """Returns the policy in `file`, or the pair's own policy if no file is named, and the policy's fingerprint."""
     policy = build_selection.policy_of(pair, file)
     return policy, policy.fingerprint
 

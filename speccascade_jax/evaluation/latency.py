@@ -1,7 +1,7 @@
-"""Wall-clock latency at batch 1, interleaved with a baseline in the same process (METHODS section 9).
+"""Wall-clock latency at batch size 1, measured in turns with a baseline in the same process (METHODS section 9).
 
-On a shared machine, two programs that are measured one after the other see different loads. Here every run of a method
-is next to a run of the baseline on the same example, and the order alternates.
+On a shared machine, two programs that are measured one after the other see different loads. Here, the methods and the
+baseline run in turns on every example, and the order alternates.
 """
 
 import time
@@ -16,8 +16,8 @@ from speccascade_jax.results.store.record import Latency, RecordInterval
 from speccascade_jax.runtime import hosts
 
 Run = Callable[[int, int], Any]
-"""A compiled call, `(example, trial) -> generation`. Its result has `lengths`, the number of tokens of its one row, and
-`stats`, its `Counters`.
+"""Compiled call `(example, trial) -> generation`. The generation has one row; `lengths` is its number of tokens, and
+`stats` holds its `Counters`.
 """
 
 
@@ -25,7 +25,7 @@ Run = Callable[[int, int], Any]
 class Timings:
     """Seconds, generated tokens and forward passes of both models for every run, each `[trials, examples]`.
 
-    If the draft decodes alone, its passes are in `target_calls`, as the engine counts them (`latency`).
+    When the draft decodes alone, the engine counts its passes as `target_calls`; the function `latency` corrects this.
     """
 
     seconds: np.ndarray
@@ -37,21 +37,21 @@ class Timings:
 def interleave(
     baseline: Run, methods: Sequence[Run], *, examples: int, trials: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Timings, list[Timings]]:
-    """Times methods back to back with a baseline that they share.
+    """Times several methods and one shared baseline, in turns on the same examples.
 
-    For every trial and example the order is: first method, baseline, other methods. Every other turn reverses it. So
-    one or two methods are immediate neighbours of the baseline, and come first as often as last. With more methods, the
-    runs begin in turn.
+    A turn is one trial on one example. The order in a turn is: first method, baseline, other methods; every second turn
+    reverses this order. With one or two methods, each method therefore runs directly before or after the baseline, and
+    as often first as last. With more methods, the order also rotates from turn to turn.
 
     Args:
         baseline: a compiled and warmed-up call; its result is awaited (`block_until_ready`).
         methods: compiled and warmed-up calls; each result is awaited like the baseline's.
         examples: number of examples.
         trials: number of trials.
-        clock: returns seconds; tests pass a fake one.
+        clock: returns the time in seconds; tests pass a fake clock.
 
     Returns:
-        The baseline's timings and each method's.
+        The timings of the baseline, and a list with the timings of each method.
 
     Raises:
         ValueError: no methods.
@@ -69,26 +69,31 @@ def interleave(
                 row_counts = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
                 counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in row_counts]
     names = ("tokens", "draft_steps", "target_calls")
-    seconds = np.asarray(hosts.agreed(seconds.tolist()))  # processes' clocks differ, and decisions may depend on them
+    # all processes use the first process's times, because later decisions must not differ between processes
+    seconds = np.asarray(hosts.agreed(seconds.tolist()))
     timings = [Timings(seconds=s, **dict(zip(names, c, strict=True))) for s, c in zip(seconds, counts, strict=True)]
     return timings[1], [timings[0], *timings[2:]]
 
 
 def _order(runs: int, turn: int) -> list[int]:
-    """Returns the order of the runs: reversed every other turn; more than three runs also rotate every two turns."""
+    """Returns the order of the runs in one turn.
+
+    Every second turn reverses the order. With more than three runs, the order also rotates by one run every two turns.
+    """
     begin = turn // 2 % runs if runs > 3 else 0
     order = [(begin + n) % runs for n in range(runs)]
     return order if turn % 2 == 0 else order[::-1]
 
 
 def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
-    """Computes milliseconds per example and per token: median over trials, lowest, highest, and the trials themselves.
+    """Computes milliseconds per example and per token: median over trials, lowest, highest, and all trials.
 
-    `per_example_ms`, `[trials][examples]` in the task's order, and the baseline's are the input of a bootstrap of their
-    ratio over examples and trials (`results.analysis.bootstrap`). The tokens and forward passes of the same runs are
-    the regressors of a model of the times (`results.analysis.forward_times`).
+    `per_example_ms` is a list `[trials][examples]` in the task's order of examples. `results.analysis.bootstrap`
+    resamples these times and the baseline's, to estimate an interval of their ratio. `results.analysis.forward_times`
+    fits a model of the times to the tokens and forward passes of the same runs.
 
-    With `draft_alone`, the draft decodes alone in the target's place in the engine, so its passes are draft steps.
+    With `draft_alone`, the draft took the target's place in the engine, so its counted target calls are returned as
+    draft steps.
     """
     steps, calls = timings.draft_steps, timings.target_calls
     if draft_alone:
@@ -97,7 +102,7 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
     return {
         "ms_per_example": _over_trials(total / timings.seconds.shape[1]),
         "ms_per_token": _over_trials(total / tokens),
-        "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # clocks resolve nanoseconds
+        "per_example_ms": np.round(timings.seconds * 1e3, 6).tolist(),  # 6 decimals: nanoseconds
         "per_example_tokens": timings.tokens.tolist(),
         "per_example_draft_steps": steps.tolist(),
         "per_example_target_calls": calls.tolist(),
@@ -110,8 +115,8 @@ def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
 def relative_latency(method: Timings, baseline: Timings) -> RecordInterval:
     """Computes the ratio of the method's total time to the baseline's, and the ratio within each trial.
 
-    `low` and `high` are the extremes over trials. `per_token` divides each total by its number of tokens first, because
-    sampled outputs differ in length.
+    `low` and `high` are the smallest and the largest ratio of a trial. `per_token` divides each total time by its
+    number of tokens first, because sampled outputs differ in length.
     """
     trials = method.seconds.sum(1) / baseline.seconds.sum(1)
     tokens = max(int(method.tokens.sum()), 1) / max(int(baseline.tokens.sum()), 1)

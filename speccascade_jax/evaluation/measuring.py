@@ -1,6 +1,7 @@
-"""Measurement of points: quality and counts in batches, latency at batch 1 interleaved with the target alone.
+"""Measurement of points (configurations): quality and counters in batches, and latency at batch size 1.
 
-A judged point's outputs, the sources of their tokens and some traces are stored beside the records.
+Latency is measured in turns with the target alone. The outputs of a point, the source of each token (draft or target)
+and some traces of rounds are stored in files beside the records.
 """
 
 import datetime
@@ -41,7 +42,7 @@ _LETTERS = "".join(LETTERS)
 
 
 class Seen(NamedTuple):
-    """One row's token-source letters, tokens per round, and its `RoundFacts` (batch 1) or `None`."""
+    """Recorded rounds of one row: the source letter of each token, tokens per round, and `RoundFacts` if traced."""
 
     sources: str = ""
     rounds: tuple[int, ...] = ()
@@ -49,16 +50,16 @@ class Seen(NamedTuple):
 
 
 _SMALL = 16_384
-"""Largest vocabulary at which all rows' facts are recorded in every batch.
+"""Largest vocabulary size at which every batch records the full `RoundFacts` of all rows, traced or not.
 
-Recording them costs less than compiling a second program for batches without a traced row.
+With a small vocabulary, this costs less than compiling a second program for batches without a traced row.
 """
 
 
 def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[str, Any]:
-    """Returns further arguments of `Decoder.generate`: what to record of each round, if anything.
+    """Returns the argument `record` of `Decoder.generate`, or no argument if nothing is to be recorded.
 
-    A method that consists of several generations has no rounds of one loop, so nothing is recorded.
+    Nothing is recorded for a method that consists of several generations, because it has no single loop over rounds.
 
     Args:
         evaluation: says whether outputs and traces are kept (`keep_outputs`, `keep_traces`).
@@ -72,7 +73,11 @@ def recording(evaluation: Evaluation, decoder: Decoder, traced: bool) -> dict[st
 
 
 def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Seen]:
-    """Returns what was recorded of the first `rows` rows, on the host; `traced`: the rows whose facts are kept."""
+    """Returns the recorded rounds of the first `rows` rows, as arrays on the host.
+
+    `traced` marks the rows whose full `RoundFacts` are kept. `alone` says that the draft decoded alone, so that every
+    token comes from the draft.
+    """
     if record is None:
         return [Seen()] * rows
     record = jax.tree.map(np.asarray, record)
@@ -87,20 +92,20 @@ def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Se
 
 
 OWN = "own"
-"""Name in records of an engine inside a user's own drafter."""
+"""Name in records for an engine that a user-defined drafter contains."""
 
 
 Earlier = Callable[[Point], Row | None]
-"""A function that returns a point's quality and counts from an older record (other hardware, or no latency)."""
+"""Function that returns a point's quality and counters from an older record (other hardware, or no latency)."""
 
 
 def never(point: Point) -> Row | None:
-    """Returns `None`: no older record is reused."""
+    """Returns `None`, so that no older record is reused."""
     return None
 
 
 def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
-    """Measures points that differ in α only; yields one record per point as soon as it is complete."""
+    """Measures points that differ only in α; yields each record as soon as it is complete."""
     release_when_crowded()  # a long sweep compiles more programs than one process can hold
     begin = time.perf_counter()
     known = {point: result for point in points if (result := earlier(point)) is not None}
@@ -108,15 +113,13 @@ def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never
     results = known | dict(zip(unknown, judge(session, unknown) if unknown else (), strict=True))
     judged = [results[point] for point in points]
     share = (time.perf_counter() - begin) / len(points)
-    for first in range(0, len(points), 2):  # two methods can be neighbours of one run of the target
+    # only two at a time, because at most two methods can run directly before and after one run of the target
+    for first in range(0, len(points), 2):
         yield from _timed(session, points[first : first + 2], judged[first : first + 2], share)
 
 
 def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlier = never) -> Iterator[Record]:
-    """Measures points of any methods, timed in one loop with one target, so that their latencies compare closely.
-
-    The records are yielded after all points are timed.
-    """
+    """Measures points of any methods and times them in one loop, so that their latencies are closely comparable."""
     release_when_crowded()
     begin = time.perf_counter()
     judged = [earlier(point) or judge(session, [point])[0] for point in points]
@@ -124,7 +127,10 @@ def evaluate_together(session: Session, points: Sequence[Point], earlier: Earlie
 
 
 def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], judging: float) -> Iterator[Record]:
-    """Times judged points and yields their records; judging took `judging` seconds per point."""
+    """Times points whose quality is already computed, and yields their records.
+
+    `judging` is the time in seconds per point that computing the quality took.
+    """
     started, begin = datetime.datetime.now(datetime.UTC), time.perf_counter()
     timed = time_beside_target(session, points)
     wall = (time.perf_counter() - begin) / len(points) + judging
@@ -135,7 +141,7 @@ def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], jud
 
 
 def describe(session: Session, point: Point) -> Row:
-    """Returns the part of a point's record that is known before anything is measured."""
+    """Returns the entries of a point's record that are known before anything is measured."""
     key, judged, provenance = session.identity(point)
     point = session.held(point)
     return {
@@ -157,11 +163,11 @@ def describe(session: Session, point: Point) -> Row:
 
 
 def judge(session: Session, points: Sequence[Point]) -> list[Row]:
-    """Computes the quality, counts and measures of each point; all points share batches.
+    """Computes the quality, counters and derived measures of each point; all points are decoded in the same batches.
 
-    Examples for which a model gave NaN or infinite logits are left out of all three; they do not count as bad outputs.
-    The record names them (`failed_examples`, and `failure` for the first). Such a record covers other examples, so it
-    is compared with no other record.
+    Examples for which a model gave NaN or infinite logits are left out of these numbers, instead of counting as bad
+    outputs. The record lists their ids (`failed_examples`) and describes the first failure (`failure`). Such a record
+    covers other examples, so it is compared with no other record.
 
     Raises:
         FloatingPointError: every example of a point failed.
@@ -171,8 +177,8 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     examples = session.window(evaluation, evaluation.quality_examples)
     encoded = session.prompts.encoder_length
     lengths = np.asarray(session.prompts.length if encoded is None else encoded)
-    # A batch runs until its longest row is done, so rows of similar length share one. Traced rows come first, so that
-    # few batches contain any.
+    # A batch runs until its longest row is done, so rows of similar prompt length share a batch. Traced rows come
+    # first, so that few batches contain a traced row.
     plain = examples >= evaluation.first_example + evaluation.keep_traces
     rows = np.repeat(examples[np.lexsort((lengths[examples], plain))], len(points))
     point_of_row = np.tile(np.arange(len(points)), len(examples))
@@ -208,14 +214,14 @@ JUDGED = (
 
 
 def judged_part(store: Path, record: Record, keep_outputs: bool) -> Row | None:
-    """Returns the entries that `judge` would compute again for a record of the same judged key.
+    """Returns the entries of a stored record that `judge` computes, so that they need not be computed again.
 
-    The result is `None` if outputs are needed and missing.
+    The result is `None` if the outputs are needed but not stored.
 
     Args:
         store: path of the record's store.
         record: a stored record.
-        keep_outputs: whether its outputs are needed too.
+        keep_outputs: whether the record's outputs are needed too.
     """
     part: Row = {name: get_entry(record, name) for name in JUDGED if name in record}
     if not keep_outputs:
@@ -231,7 +237,7 @@ def _score(
     rows: np.ndarray,
     noted: Sequence[Seen],
 ) -> Row:
-    """Scores one point from the measurements and the recorded rounds of its rows."""
+    """Computes one point's record entries from the outputs, counters and recorded rounds of its rows."""
     draft_alone = point.method.draft_alone
     failed = failures(measured[-1], model_names(draft_alone))
     if len(failed) == len(rows):
@@ -243,17 +249,18 @@ def _score(
         failure_entries = {"failed_examples": ids, "failure": first}
     tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
     noted, rows = [item for row, item in enumerate(noted) if row not in lost], np.delete(rows, lost)
-    context = decoder_context(session.prompts)  # text before a decoder-only model's output, spaces included
+    context = decoder_context(session.prompts)  # tokens before the output; decoding needs them for spaces
     written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
     texts = [session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True)]
     predictions = [session.task.postprocess(text) for text in texts]
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
-    summary = summarise(stats, lengths, draft_alone=draft_alone)  # METHODS section 9
+    summary = summarise(stats, lengths, draft_alone=draft_alone)  # defined in METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
-    models = [level.model for level in levels_of(point.settings.drafters)]  # from below the target downwards
-    named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)  # a user's own drafter has no level's name
+    models = [level.model for level in levels_of(point.settings.drafters)]  # highest level first
+    # a user-defined drafter may contain an engine, which has no model name
+    named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
     levels = [
         {"model": model or OWN, **summarise(counters), **_tail(tail)}
         for model, counters, tail in named
@@ -261,7 +268,7 @@ def _score(
     ]
     record: Row = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
-        "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
+        "measures": {name: value for name, value in summary.items() if type(value) is not int},  # the ratios
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)}
@@ -275,12 +282,12 @@ def _score(
 
 
 def _outputs(session: Session, point: Point, parts: Iterable[tuple[int, Seen, list[int], str]]) -> list[Output]:
-    """Returns the outputs of a point to store, in the order of the examples.
+    """Returns a point's outputs in the form in which they are stored, in the order of the examples.
 
     Args:
-        session: holds the examples, the prompts and the vocabulary.
-        point: the point; its method and settings are named in the traces.
-        parts: a row, its recorded rounds, its generated tokens, and the text that is scored.
+        session: provides the examples, the prompts and the vocabulary.
+        point: the point; the traces name its method and settings.
+        parts: for every row its index, its recorded rounds, its generated tokens, and the text that is scored.
     """
     method, context = point.method, decoder_context(session.prompts)
     trace_facts: dict[str, Any] = {"threshold": threshold_text(method, point.settings), "alone": method.draft_alone}
@@ -314,11 +321,12 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 
 
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
-    """Measures the latency of points with the same sampling, absolute and relative to the target alone.
+    """Measures the latency of points with equal sampling settings, absolute and relative to the target alone.
 
-    The entries are empty without latency examples, and for an oracle, because computing its knowledge takes time that
-    no method has. A run in which the point or its target met NaN or infinite logits ends early and says nothing about
-    time. Then there is no latency, and `failed_timings` is the number of such runs.
+    Returns the record entries of each point. There are no entries if no examples are timed, or for an oracle, because
+    computing its knowledge takes time that no real method spends. A run in which the point or the target gives NaN or
+    infinite logits ends early, so its time is meaningless. If any run ends early, the entries contain no latency, and
+    `failed_timings` is the number of such runs.
     """
     evaluation = points[0].evaluation
     examples, trials = evaluation.latency_examples, evaluation.latency_trials
@@ -326,7 +334,7 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
         return [{} for _ in points]
     target = replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings)))
     (baseline, *methods), seen = zip(*(_runner(session, point) for point in (target, *points)), strict=True)
-    jax.block_until_ready(baseline(0, 0))  # compiles, or warms the caches
+    jax.block_until_ready(baseline(0, 0))  # compiles the program, or warms the caches
     for run, example in itertools.product(methods, range(examples)):
         hosts.stop_here()
         # warm up every example: the first long block of a generation costs several times as much as the next one
@@ -349,18 +357,18 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
 
 
 def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Row:
-    """Returns the entry of a record about planned lengths (`block_costs.planned`)."""
+    """Returns a record's entry about the block lengths that were chosen during decoding (`block_costs.planned`)."""
     return block_costs.planned(run.keywords["params"], decoder.require_engine(), chosen)
 
 
 def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Row:
-    """Returns the entry of `_planned` for timed runs, which have one shape and therefore one set of costs."""
+    """Returns the entry of `_planned` for timed runs; they all have the same shapes and therefore the same costs."""
     chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
     return _planned(session.decoder(point.settings), runs[0][0], chosen)
 
 
 def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
-    """Returns a function `(example, trial) -> generation`, and a list that collects its calls with their results."""
+    """Returns a function `(example, trial) -> generation`, and a list to which every call appends its result."""
     trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]

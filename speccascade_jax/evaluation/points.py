@@ -1,7 +1,7 @@
-"""Points: pure values that describe one measurement, checked before anything is loaded.
+"""Points: plain values that describe one measurement (models, examples, settings, seed), checked before loading.
 
-Gin files bind the classes. A point's configuration is itself a gin file (`Point.configuration`). Every record stores
-it, and `experiments/run.py` runs that point again from it.
+Gin files bind these classes. `Point.configuration` returns a point as a gin file. Every record stores this file, and
+`experiments/run.py` can run the point again from it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,25 @@ from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
 
 BESIDE = {"beside": True}
-"""Metadata of a field that does not identify a point: it is in no configuration and in no record's key."""
+"""Metadata of fields that do not identify a point: they are in no configuration and in no record's key."""
 _MODULES: Mapping[type, str] = {FileTask: "data.tasks import file_task", SeqioTask: "data.tasks import seqio_task"}
 _POINTS = "evaluation import points"
 _COUNTED = (
     "first_example", "quality_examples", "quality_batch", "latency_examples", "latency_trials", "resamples",
     "keep_traces",
 )  # fmt: skip
-_SMALL = 8192  # vocabulary size that `Alpha.usual` assumes: no warning inside its range
-_MOST_RESAMPLES = 100_000  # more resamples only take memory
+# vocabulary size that `Alpha.usual` assumes; α's that are useful at this size cause no warning
+_SMALL = 8192
+_MOST_RESAMPLES = 100_000  # more resamples would only need more memory
 
 __all__ = ["Arm", "Evaluation", "Level", "ModelPair", "Point", "Settings", "recorded"]
 
 
 def __getattr__(name: str) -> Any:
-    """Raises an error that names the successor of an old class; `runtime.legacy_gin` translates gin texts."""
+    """Raises an AttributeError, which names the replacement of a removed class.
+
+    `runtime.legacy_gin` translates gin texts with removed classes.
+    """
     if name in ("Method", "Sampling"):
         raise AttributeError(f"points.{name} is part of points.Settings now: write Settings(method=…, temperature=…)")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -57,20 +61,22 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPair:
-    """The two models of a point.
+    """The two models of a point (target and draft), and how they are loaded.
 
     Attributes:
-        name: name of a shipped pair, or the path of a folder as `sc.load_pair` takes it; with `target` and `draft`, the
-            pair's name in records.
-        target, draft, vocabulary: paths as `sc.Pair.load` takes them: any two checkpoints.
-        others: name -> path of further drafts, which a method's `drafters` name.
-        dtype: of the parameters, a name in `core.types.DTYPES`; `checkpoints.load` describes the computation.
-        draft_dtype: of the drafts' parameters, as for `sc.Pair.load`. A record holds the one that "stored" stood for.
-        mesh: (data, model), the numbers of devices over which rows and models are split; draft_whole: whether drafts
-            are not split (`sc.Pair.load`).
+        name: name of a shipped pair, or the path of a folder as `sc.load_pair` takes it; if `target` and `draft` are
+            given, only the pair's name in records.
+        target, draft, vocabulary: paths of any two checkpoints and of a vocabulary, as `sc.Pair.load` takes them.
+        others: maps names to the paths of further drafts; the `drafters` of a method use these names.
+        dtype: dtype of the parameters, a name in `core.types.DTYPES`; `checkpoints.load` describes the dtype of the
+            computation.
+        draft_dtype: dtype of the drafts' parameters, as for `sc.Pair.load`. In a record, the actual dtype replaces
+            "stored".
+        mesh: (data, model), the numbers of devices over which rows and models are split; draft_whole: whether the
+            drafts are not split over devices (`sc.Pair.load`).
 
     Raises:
-        ValueError: one model without the other, a vocabulary without them, or an unknown dtype.
+        ValueError: one model is given without the other, a vocabulary is given without models, or a dtype is unknown.
     """
 
     name: str
@@ -107,22 +113,24 @@ class ModelPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The examples that a point is measured on, and how thoroughly it is measured.
+    """Examples that a point is measured on, and the numbers of examples, timings and resamples.
 
     Attributes:
         task: a name in `data.tasks.table.TASKS` ("gsm8k:4": with 4 exemplars), the path of your own file
             (`data.tasks.file_task`), or a `FileTask`, a `SeqioTask` or any other `Task`.
-        split: one of its splits (`None`: the task's own choice).
+        split: one of the task's splits (`None`: the task's own choice).
         max_new_tokens: longest output in tokens; `None`: the task's own limit.
-        first_example: index of the first example, for quality and latency; earlier ones are skipped.
-        quality_examples: number of examples for quality and counts; quality_batch: rows decoded together.
-        latency_examples: number of examples timed at batch 1; latency_trials: number of times that each is timed; with
-            fewer than 3, no latency is called better. Published tables: 500 and 3.
-        resamples: bootstrap resamples for the spread of quality.
-        execute_code: allows metrics that run code written by the models, in the sandbox.
-        keep_outputs: whether the judged outputs are stored beside the store (`results.store.outputs`).
-        keep_traces: number of outputs, from the first on, for which each position's proposal and its probabilities are
-            stored too (`results.store.trace`). Neither `keep_outputs` nor `keep_traces` identifies a point.
+        first_example: index of the first example, for quality and latency; earlier examples are skipped.
+        quality_examples: number of examples for quality and counters; quality_batch: number of rows that are decoded
+            together.
+        latency_examples: number of examples timed at batch 1; latency_trials: number of times that each of them is
+            timed. With fewer than 3 trials, no latency is called better than another. Published tables use 500 examples
+            and 3 trials.
+        resamples: number of bootstrap resamples that estimate the spread of quality.
+        execute_code: whether metrics may run code that the models write, in the sandbox.
+        keep_outputs: whether the outputs are stored in a file beside the store (`results.store.outputs`).
+        keep_traces: number of outputs, from the first on, for which the proposal at each position and its probabilities
+            are stored too (`results.store.trace`). Neither `keep_outputs` nor `keep_traces` identifies a point.
     """
 
     task: str | Task
@@ -152,11 +160,11 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One configuration that becomes one record.
+    """One configuration to measure, whose result is one record.
 
     Attributes:
-        pair: the models; evaluation: the examples; settings: how tokens are generated, as records store them
-            (`recorded`).
+        pair: the models; evaluation: the examples; settings: how tokens are generated, in the form that records store
+            (`recorded`); seed: the random seed.
     """
 
     pair: ModelPair
@@ -179,7 +187,7 @@ class Point:
         return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changed))
 
     def coordinates(self) -> dict[str, Any]:
-        """Returns all settings of the point as a flat dictionary, for records, tables and plots."""
+        """Returns all settings of the point as a flat dictionary, which records, tables and plots use."""
         settings = self.settings
         out: dict[str, Any] = {"pair": self.pair.name} | fields_of(self.pair) | fields_of(self.evaluation)
         out |= {"task": get_task(self.evaluation.task).name, **fields_of(settings)}
@@ -204,7 +212,7 @@ class Point:
         return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
 
     def label(self) -> str:
-        """Returns the point in a few words, for progress lines."""
+        """Returns a short description of the point, for progress lines."""
         settings = self.settings
         numbers: dict[str, Any] = {"alpha": settings.alpha, "block": settings.block_size, "T": settings.temperature}
         numbers["top_p"] = settings.top_p if settings.top_p < 1 else None
@@ -214,10 +222,11 @@ class Point:
 
 
 def recorded(settings: Settings) -> Settings:
-    """Returns settings as records store them: rules by name, plain Python numbers, and the method's defaults.
+    """Returns settings in the form that records store: rules by name, plain numbers, and the method's defaults.
 
     Raises:
-        ValueError: an unknown method, a part that it does not take, a rule or policy without a name, a number per row.
+        ValueError: the method is unknown or does not take a setting, a rule or policy has no name, or a setting has a
+            number for each row.
     """
     _by_name(settings)
     changed = {name: _text(getattr(settings, name)) for name in ("head", "policy")}
@@ -231,7 +240,7 @@ def recorded(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class _Recordable:
-    """Types in records of those settings that `decode` accepts in more forms, such as arrays or objects."""
+    """Types that settings have in records; `decode` also accepts some of them as arrays or objects."""
 
     method: str
     head: str | None
@@ -248,27 +257,27 @@ _NUMBERS = ("alpha", "stop_threshold", "temperature", "top_p", "draft_temperatur
 
 
 def _number(value: Any) -> float:
-    """Returns a number as the float that records store; `-0.0` becomes 0."""
+    """Returns a number as the float that records store; `-0.0` becomes `0.0`."""
     return float(value) + 0.0
 
 
 def _integers(part: Any, *names: str) -> None:
-    """Converts whole numbers of a frozen dataclass, of any type, to the type that records store.
+    """Converts the named fields of a frozen dataclass to Python's `int`, if they are whole numbers of another type.
 
     Raises:
-        ValueError: a fraction.
+        ValueError: a number is not a whole number.
     """
     for name in names:
         object.__setattr__(part, name, integer(name, getattr(part, name)))
 
 
 def _text(path: Any) -> Any:
-    """Returns a path as text, which gin files and records store; returns anything else unchanged."""
+    """Returns a path object as text, which gin files and records can store; returns any other value unchanged."""
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _recorded_drafter(drafter: Any) -> Any:
-    """Returns a drafter as records store it: names, and one Python number for each of its numbers."""
+    """Returns a drafter in the form that records store: rules and policies by name, and plain numbers."""
     if isinstance(drafter, str):
         return drafter
     _by_name(drafter)
@@ -283,20 +292,20 @@ def _recorded_drafter(drafter: Any) -> Any:
 
 
 def _by_name(part: Settings | Level | Arm) -> None:
-    """Refuses rules and policies that a record cannot name."""
+    """Refuses rules and policies that are objects instead of names, because records store names."""
     for name in ("rule", "accept", "stop"):
         if not isinstance(getattr(part, name, None), str | None):
             raise ValueError(f"{name}={shown(getattr(part, name))} has no name for a record: write 'module.NAME'")
 
 
 def fields_of(part: Any) -> dict[str, Any]:
-    """Returns name -> value of a dataclass's fields that identify a point."""
+    """Returns a dictionary of those fields of a dataclass that identify a point."""
     identifying = (item for item in dataclasses.fields(part) if item.init and "beside" not in item.metadata)
     return {item.name: getattr(part, item.name) for item in identifying}
 
 
 def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
-    """Yields the lines of a dataclass's gin block, then those of the dataclasses in it, each in a scope of its own."""
+    """Yields the lines of a dataclass's gin block, then the blocks of the dataclasses in it, each in its own scope."""
     inside = list[tuple[Any, str]]()
 
     def text(value: Any, name: str) -> str:
@@ -321,7 +330,7 @@ def _selector(part: Any) -> str:
 
 
 def _made_in_python(task: Task) -> str:
-    """Returns an unfilled gin value for a task that no file can name, with known values for the record's key."""
+    """Returns a gin placeholder for a `Task` object, which no gin file can name; a comment lists its plain fields."""
     known = {name: value for name, value in fields_of(task).items() if isinstance(value, str | int | tuple | None)}
     return f"%gin.REQUIRED  # a Task made in Python, give it as 'module.NAME'; it had {known}"
 
@@ -343,7 +352,7 @@ def validate(point: Point) -> None:
 
 
 def _check_models(pair: ModelPair, settings: Settings) -> None:
-    """Refuses unknown drafters; accepts any if the pair is given by name only, because its folder may hold more."""
+    """Refuses drafters that the pair lacks; does not check a pair given by name, as its folder may hold more drafts."""
     known = {"target", "draft", *pair.others}
     strange = [name for name in models_of(settings.drafters, settings.tail) if name not in known]
     if pair.target is not None and strange:
@@ -354,7 +363,7 @@ def _check_models(pair: ModelPair, settings: Settings) -> None:
 
 
 def _check_mesh(pair: ModelPair, evaluation: Evaluation) -> None:
-    """Refuses to time single examples if rows are split over devices, because all devices but one would have none."""
+    """Refuses to time single examples on a mesh that splits the batch, because only one device would have a row."""
     if pair.mesh[0] > 1 and evaluation.latency_examples:
         raise ValueError(
             f"latency_examples={evaluation.latency_examples} are timed one at a time, but mesh={pair.mesh} splits the "
@@ -376,7 +385,7 @@ def validate_evaluation(evaluation: Evaluation) -> None:
 
 
 def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
-    """Warns of α's and thresholds, also those of levels, outside the range in which they change results."""
+    """Warns of α's and stop thresholds, nested drafters included, outside the range in which they change results."""
     lines = list(dict.fromkeys(line for settings in chosen for line in _beyond(settings, max(vocab_size, _SMALL))))
     if lines:
         listed = [*lines[:5], *[f"and {len(lines) - 5} more"] * (len(lines) > 5)]
@@ -384,7 +393,7 @@ def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
 
 
 def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
-    """Yields a sentence for each number outside its useful range."""
+    """Yields a sentence for each α or stop threshold outside its useful range."""
     if isinstance(settings, Level):
         owner, trade_off = f"level {settings.model!r}", deferral.get(settings.rule).alpha
         policy: StopPolicy | None = policy_of(settings.stop, settings.block_size)
@@ -405,7 +414,7 @@ def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:
 
 
 def check_code(evaluation: Evaluation) -> None:
-    """Refuses metrics that run code written by models if `execute_code` is not set or there is no sandbox."""
+    """Refuses metrics that run code written by models, unless `execute_code` is set and there is a sandbox."""
     task = get_task(evaluation.task)
     running = ", ".join(name for name in task.metrics if quality.get_metric(name).executes)
     if not running:

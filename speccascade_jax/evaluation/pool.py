@@ -1,8 +1,9 @@
-"""Worker processes that measure a sweep's points, one device each; one driver process owns the store.
+"""Ray workers that measure the points (configurations) of a sweep in parallel, each worker on one device.
 
-The driver loads no weights: a worker computes the keys of the records. If a worker dies, its group's missing points
-return to the queue and a new worker continues. If the driver dies, the same command continues from the store. Ray Core
-is an extra (`pip install '.[pool]'`); only its actors are used.
+One driver process hands out the points, and only the driver writes to the result store. The driver loads no weights, so
+a worker computes the keys of the records. If a worker dies, the unfinished points of its group return to the queue, and
+a new worker measures them. If the driver dies, running the same command again continues from the store. Ray Core is an
+optional dependency (`pip install '.[pool]'`); this module uses only Ray's actors.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from speccascade_jax.results.store.result_store import Record, ResultStore, supe
 from speccascade_jax.runtime import own_files
 
 ATTEMPTS = 3
-"""Number of workers that one point may kill before the sweep ends."""
+"""Number of worker deaths at the same point after which the sweep ends with an error."""
 _MEMORY = ("memory", "object_store_memory")
 ACCELERATORS = ("GPU", "TPU")
-"""Ray's names for the devices that JAX opens by itself."""
+"""Ray's resource names for the accelerators that every JAX process opens by default."""
 
 
 def check(points: Sequence[Point], count: int, device: str | None) -> None:
-    """Checks everything about a pool that is known before Ray starts.
+    """Checks the worker settings of a sweep, before Ray starts.
 
     Raises:
-        ValueError: points are timed but workers have no device each, or each worker would need several devices.
+        ValueError: each worker would need several devices; `device` is "CPU", which workers share; or the points are
+            timed, but several workers have no device of their own.
     """
     if math.prod(points[0].pair.mesh) > 1:
         raise ValueError(
@@ -52,13 +54,16 @@ def check(points: Sequence[Point], count: int, device: str | None) -> None:
 
 
 class Worker:
-    """A Ray actor that holds a session. The session opens on the actor's device at the first request."""
+    """Ray actor that measures points in its own `Session`.
+
+    The session (loaded models and examples) opens on the actor's device at the first request.
+    """
 
     def __init__(self, points: Sequence[Point], accelerated: bool, files: Sequence[str] = ()):
         self._points = points
         own_files.load_again(files)
         if accelerated:
-            # the driver may have set this, to stay off its workers' devices
+            # the driver may have restricted JAX to the CPU, to leave the accelerators to its workers
             jax.config.update("jax_platforms", None)
 
     @cached_property
@@ -66,7 +71,7 @@ class Worker:
         return open_session(self._points)
 
     def identities(self, points: Sequence[Point]) -> list[Identity]:
-        """Returns the identities that the points' records would have if this worker measured them."""
+        """Returns the identity (keys and code provenance) that each point's record would have on this worker."""
         return [self._session.identity(point) for point in points]
 
     def pid(self) -> int:
@@ -74,10 +79,10 @@ class Worker:
         return os.getpid()
 
     def measure(self, points: Sequence[Point], keys: Sequence[str]) -> Iterator[Record]:
-        """Yields one record per point as soon as it is measured.
+        """Yields one record per point, as soon as the point is measured.
 
         Raises:
-            ValueError: the keys belong to another kind of device.
+            ValueError: this worker computes other keys for the points, for instance because its device differs.
         """
         if [self._session.key(point) for point in points] != list(keys):
             raise ValueError(
@@ -88,18 +93,19 @@ class Worker:
 
 
 class Pool:
-    """The worker processes of one sweep.
+    """Worker processes of one sweep.
 
     Args:
-        points: all points of the sweep; `check` has accepted them.
+        points: all points of the sweep, which `check` has accepted.
         count: number of workers.
-        address: address of a Ray cluster; `None` starts a local one, which ends with the sweep.
-        device: resource of which each worker gets one for itself: "GPU", "TPU" (a chip) or any resource that Ray's
-            nodes were started with; `None`: no resource.
+        address: address of a Ray cluster; `None` starts a local cluster, which ends with the sweep.
+        device: Ray resource of which each worker reserves one unit: "GPU", "TPU" (one chip) or any resource that Ray's
+            nodes were started with; `None`: the workers reserve no device.
 
     Raises:
         ImportError: Ray is not installed.
-        ValueError: the cluster has fewer devices than workers, or accelerators that all workers would open.
+        ValueError: the cluster has fewer CPUs or devices than workers; or it has accelerators that all workers would
+            open, because `device` is `None`.
     """
 
     def __init__(self, points: Sequence[Point], count: int, address: str | None = None, device: str | None = None):
@@ -133,7 +139,7 @@ class Pool:
             raise ValueError(f"workers={count} would all open the same {many[0]}s: give worker_device={many[0]!r}")
 
     def identities(self) -> dict[Point, Identity]:
-        """Returns the identity of every point's record."""
+        """Returns the identity (keys and code provenance) of every point's record, as the first worker computes it."""
         identities = self._got(lambda: self.ray.get(self.workers[0].identities.remote(self.points)))
         return dict(zip(self.points, identities, strict=True))
 
@@ -147,10 +153,10 @@ class Pool:
     ) -> None:
         """Measures the points that the store lacks, one group at a time per worker.
 
-        The arguments are those of `result_store.fill`.
+        `keys` maps each point to the key of its record. The other arguments are those of `result_store.fill`.
 
         Raises:
-            RuntimeError: the worker of a point died `ATTEMPTS` times.
+            RuntimeError: `ATTEMPTS` workers died while they measured the same point.
         """
         outdated = set(stale)
         waiting, running = list(groups)[::-1], dict[Any, tuple[int, Sequence[Point]]]()
@@ -172,19 +178,20 @@ class Pool:
                 on_record(record)
             except StopIteration:
                 idle.append(running.pop(answered)[0])
-            except self.ray.exceptions.RayError as error:  # worker, machine or record is lost
+            except self.ray.exceptions.RayError as error:  # Ray lost the worker, its machine or the record
                 worker, group = running.pop(answered)
                 waiting.append(group)
                 done = store.done_keys() - outdated
                 self._count_death(deaths, [point for point in group if keys[point] not in done], error)
                 self.workers[worker] = self._actor()
-                idle.insert(0, worker)  # used last: it may have to wait for a device
+                # the new worker may have to wait until the dead worker's device is free, so it is used last
+                idle.insert(0, worker)
 
     def _next(self, answers: Iterator[Any]) -> Record:
         return self.ray.get(next(answers))
 
     def _got(self, answer: Callable[[], Any]) -> Any:
-        """Returns a worker's answer; raises its errors as if they had happened in this process."""
+        """Returns a worker's answer; if the worker raised an error, raises that error in this process."""
         try:
             return answer()
         except self.ray.exceptions.RayTaskError as error:
@@ -192,7 +199,7 @@ class Pool:
 
     @staticmethod
     def _count_death(deaths: dict[Point, int], unfinished: Sequence[Point], error: Exception) -> None:
-        """Counts a worker's death against the first point that it had not finished."""
+        """Counts a worker's death against the first point that the worker had not finished."""
         for point in unfinished[:1]:
             deaths[point] = deaths.get(point, 0) + 1
             if deaths[point] >= ATTEMPTS:
@@ -200,5 +207,5 @@ class Pool:
                 raise RuntimeError(f"the worker of {point.label()} died {ATTEMPTS} times: {last}") from error
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Shuts Ray down, which ends the workers."""
         self.ray.shutdown()

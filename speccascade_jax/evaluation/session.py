@@ -1,6 +1,6 @@
-"""Sessions: the pair, the examples as device arrays, and the programs that the points of a process share.
+"""Sessions: the loaded models, the examples as arrays, and the decoders that the points of a process share.
 
-All α's of a rule share one program. They also share batches, because controls are per row.
+All α's of a rule share one compiled program. They can also share a batch, because every row has its own α.
 """
 
 import warnings
@@ -39,7 +39,10 @@ from speccascade_jax.storage.files import point_key
 
 
 class Identity(NamedTuple):
-    """The keys of a point's record and of its judged part, and its provenance, which is compared separately."""
+    """Identity of a point's record: its key, the key of its untimed part, and the provenance of the code.
+
+    Provenance is not part of the keys and is compared separately.
+    """
 
     key: str
     judged_key: str
@@ -47,37 +50,38 @@ class Identity(NamedTuple):
 
 
 class Session:
-    """A loaded pair and a loaded task, with the decoders built from them.
+    """Loaded pair of models and loaded task, with the decoders built from them.
 
-    A point's own evaluation decides which of the loaded examples it is judged and timed on, and how often. So points on
-    different parts of the examples share everything else.
+    The `evaluation` of a point decides which of the loaded examples are decoded for quality and timed, and how often.
+    So points on different examples can share everything else.
 
     Args:
-        source: names the pair; evaluation: names the examples, which are loaded from the split's first one on.
+        source: names the pair; evaluation: names the examples, which are loaded from the first one of the split on.
         pair: an already loaded pair, instead of `source`'s weights.
 
     Raises:
-        FileNotFoundError: no such pair, or the task's data are missing.
-        ValueError: the split has too few examples, or the task too few exemplars.
+        FileNotFoundError: the pair does not exist, or the task's data are missing.
+        ValueError: the split has too few examples, or the task has too few exemplars.
     """
 
     def __init__(self, source: ModelPair, evaluation: Evaluation, pair: Pair | None = None):
         self.source, self.evaluation, self.task = source, evaluation.resolved(), get_task(evaluation.task)
         for name in self.task.metrics:
-            quality.get_metric(name).signature()  # a misspelt name or a lacking package fails now, not at the end
-        examples = load_examples(self.task, self.evaluation)  # before the weights, which take longer
+            # fails now, not after decoding, if a metric's name is misspelt or a package is missing
+            quality.get_metric(name).signature()
+        examples = load_examples(self.task, self.evaluation)  # before the weights: missing data fail early
         self.pair = load_source(source) if pair is None else pair
-        # a task cuts its prompts itself, so its limit replaces a lower one of the pair
+        # a task truncates its own prompts, so its length limit replaces a lower limit of the pair
         if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
-        self.vocabulary  # noqa: B018 (raises where there is none)
+        self.vocabulary  # noqa: B018 (raises ValueError if the pair has no vocabulary)
         self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
         self.examples = self.fitted.examples
-        # All examples share one length, or every length would need a compiled program of its own.
+        # All prompts are padded to one length, because each length would need a compiled program of its own.
         longest = self.evaluation.max_new_tokens or 0
         self.prompts: Prompt = make_prompt(self.pair, self.fitted.prompts, max_new_tokens=longest)
         self.heads, self.policies = Heads(self.pair), Policies(self.pair)
-        package()  # cache it now: the files may change while the session runs
+        package()  # caches the revision now, because files may change while the session runs
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._decoders: dict[Settings, Decoder] = {}
         self._code: dict[Settings, str] = {}
@@ -91,13 +95,13 @@ class Session:
 
     @property
     def vocabulary(self) -> TextVocabulary:
-        """The pair's vocabulary; ValueError if it has none."""
+        """The pair's vocabulary; ValueError if the pair has none."""
         if self.pair.vocabulary is None:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
-        """Returns rows of `count` examples from `first_example` on, int `[count]`; ValueError if too few are loaded."""
+        """Returns the row numbers of `count` examples from `first_example` on; ValueError if some are not loaded."""
         first, end = evaluation.first_example, evaluation.first_example + count
         if end > len(self.examples):
             raise ValueError(
@@ -107,7 +111,7 @@ class Session:
         return np.arange(first, end)
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses drafters that the pair lacks, with a ValueError; calls `Heads.check` and `Policies.check`."""
+        """Refuses drafters that the pair lacks, with a ValueError; checks acceptance heads and selection policies."""
         chosen = list(chosen)
         for name in {name for settings in chosen for name in models_of(settings.drafters, settings.tail)}:
             self.pair.model(name)
@@ -116,7 +120,7 @@ class Session:
         warn_of_ranges(chosen, self.pair.target.model.vocab_size)
 
     def identity(self, point: Point) -> Identity:
-        """Returns the keys of the point's record, and the provenance that it would have."""
+        """Returns the keys and the code provenance that the point's record has if it is measured now."""
         point = self.held(point)
         parts = {name: getattr(point, name) for name in ("pair", "evaluation", "settings", "seed")}
         judged = key = judged_key(parts, self.fingerprints(point.settings))
@@ -125,10 +129,11 @@ class Session:
         return Identity(key, judged, Provenance(code=self.code(point.settings), toolchain=toolchain()))
 
     def held(self, point: Point) -> Point:
-        """Returns the point with the dtype that its drafts are held in, in place of "stored".
+        """Returns the point with the actual dtype of its drafts in place of `draft_dtype="stored"`.
 
-        So a record of drafts in 8 bits has the key of `draft_dtype="int8"`, and one of drafts in float32 that of
-        `draft_dtype=None`: the two never share a key. Only if drafts differ, "stored" remains.
+        So a record of 8-bit drafts has the same key as with `draft_dtype="int8"`, and a record of float32 drafts the
+        same key as with `draft_dtype=None`; these two never share a key. "stored" remains only if some of the drafts
+        have 8 bits and others do not.
         """
         if point.pair.draft_dtype != STORED:
             return point
@@ -143,13 +148,13 @@ class Session:
         return self.identity(point).key
 
     def fingerprints(self, settings: Settings) -> dict[str, str]:
-        """Returns hashes of everything that is `loaded`, and of the head and the policy that settings need."""
+        """Returns hashes of weights, examples and stop ids, and of the head and the policy that `settings` need."""
         return self.loaded | self.heads.fingerprint(settings) | self.policies.fingerprint(settings)
 
     def code(self, settings: Settings) -> str:
-        """Returns the digest of rule, stop policy, drafter and a user's task (`code_digests`).
+        """Returns the digest of the code of a method and of a user's task (`code_digests`).
 
-        Numbers such as α do not change it.
+        Numbers such as α do not change the digest.
         """
         kind = without_numbers(settings)
         if kind not in self._code:
@@ -160,7 +165,7 @@ class Session:
         return self._code[kind]
 
     def decoder(self, settings: Settings) -> Decoder:
-        """Returns the decoder for settings; settings that differ in α, threshold or sampling only share it."""
+        """Returns the decoder for `settings`; settings that differ only in α, threshold or sampling share it."""
         kind = without_numbers(settings)
         if kind not in self._decoders:
             loaded, head = self.policies.loaded(settings), self.heads.of(settings)
@@ -168,14 +173,15 @@ class Session:
         return self._decoders[kind]
 
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
-        """Returns the controls of a point for rows with one α each; `None` if the rule has none."""
+        """Returns the controls (α and sampling) of a point, for a batch with one row per α; `None` stands for no α."""
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
     def prepare(self, point: Point, rows: np.ndarray, alphas: Sequence[float | None] = ()) -> partial[Generation]:
-        """Returns a function `seed -> generation` for some examples; everything else is prepared in advance.
+        """Returns a function `seed -> generation` for the examples `rows`, whose other inputs are prepared in advance.
 
-        Without `alphas`, all rows have the point's own. Further arguments of `generate` may follow the seed.
+        Without `alphas`, all rows have the point's own α. The function also takes further arguments of `generate` after
+        the seed.
         """
         prompt = jax.tree.map(lambda x: x[rows], self.prompts)
         controls = self.controls(point, alphas or [point.settings.alpha] * len(rows))
@@ -183,17 +189,18 @@ class Session:
         return self.decoder(point.settings).prepared(prompt, controls, self._ids[rows], longest)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
-        """Returns the evaluation's examples for quality in batches of one size: rows, and how many of them count.
+        """Returns an evaluation's examples for quality in batches of equal size, with the number of rows that count.
 
-        The last batch is filled up with its own rows, because another shape would need another compiled program.
+        If the last batch is too small, its rows are repeated, and the repetitions do not count. Another shape would
+        need another compiled program.
         """
         return self.in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
 
     def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
-        """Splits rows `[N]` into batches of one size, each with the number of rows that count.
+        """Splits rows `[N]` into batches of equal size; returns each batch with the number of its rows that count.
 
-        The last batch is filled up with its own rows. The size is `batch` or N, whichever is smaller, rounded up to a
-        multiple of `fewest_rows` of the pair's mesh.
+        If the last batch is too small, its rows are repeated, and the repetitions do not count. The size is `batch` or
+        N, whichever is smaller, rounded up to a multiple of `fewest_rows` of the pair's mesh.
         """
         parts = fewest_rows(self.pair.mesh)
         size = -(-min(batch, len(rows)) // parts) * parts
@@ -202,19 +209,19 @@ class Session:
 
 
 def without_numbers(settings: Settings) -> Settings:
-    """Returns settings without the numbers that one program accepts as inputs: α, thresholds, sampling."""
+    """Returns settings without the numbers that are inputs of a compiled program: α, thresholds and sampling."""
     return replace(settings, alpha=None, stop_threshold=None, **sampling_of(Settings()))
 
 
 def open_session(points: Sequence[Point]) -> Session:
-    """Opens a session for points that share pair and evaluation, and checks it (`Session.check`)."""
+    """Opens a session for points with the same pair and evaluation, and checks their settings (`Session.check`)."""
     session = Session(points[0].pair, points[0].evaluation)
     session.check(point.settings for point in points)
     return session
 
 
 def load_source(source: ModelPair) -> Pair:
-    """Loads the models that a point names."""
+    """Loads the models that a `ModelPair` names."""
     more = {name: getattr(source, name) for name in ("others", "dtype", "draft_dtype", "mesh", "draft_whole")}
     if source.target is None or source.draft is None:
         return load_pair(source.name, **more)
@@ -222,7 +229,7 @@ def load_source(source: ModelPair) -> Pair:
 
 
 def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
-    """Refuses a pair or examples that a `Session` would not find, without loading weights; errors as `Session`."""
+    """Checks that a `Session` would find the pair and the examples, without loading weights; raises its errors."""
     load_examples(get_task(evaluation.task), evaluation.resolved())
     if source.target is None or source.draft is None:
         find_data_pair(source.name) if source.name in DATA_PAIRS else find_pair(source.name)
@@ -232,7 +239,7 @@ def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
 
 
 class Fitted(NamedTuple):
-    """Examples with the token ids of their prompts, and how many prompts were too long: cut, or skipped."""
+    """Examples with the token ids of their prompts, and the numbers of too long prompts that were cut or skipped."""
 
     examples: list[Example]
     prompts: list[list[int]]
@@ -250,10 +257,12 @@ def _wanted(asked: Evaluation) -> int:
 
 
 def load_examples(task: Task, asked: Evaluation) -> list[Example]:
-    """Returns the examples that an evaluation needs, from the first one on; all of the split if some may be skipped.
+    """Returns all examples up to the last one that an evaluation needs.
+
+    Returns the whole split if examples with too long prompts are skipped, because then more examples may be needed.
 
     Raises:
-        ValueError: the split has fewer.
+        ValueError: the split has fewer examples than the evaluation needs.
     """
     wanted = _wanted(asked)
     examples = task.load(asked.split, None if task.too_long == "skip" else wanted)
@@ -268,7 +277,7 @@ def load_examples(task: Task, asked: Evaluation) -> list[Example]:
 
 
 def _check_references(task: Task, examples: Sequence[Example]) -> None:
-    """Refuses empty references, and several if a metric compares with one, before anything is decoded."""
+    """Refuses empty references, and several references of one example if a metric accepts only one."""
     texts = ((case.reference,) if isinstance(case.reference, str) else case.reference for case in examples)
     if examples and not any(text.strip() for references in texts for text in references):
         raise ValueError(f"{task.name}: all references are empty, so every score would be 0: choose another column")
@@ -282,7 +291,7 @@ def _check_references(task: Task, examples: Sequence[Example]) -> None:
 
 
 def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Example]) -> Fitted:
-    """Returns examples with prompts; cuts or skips prompts above the task's length, and warns.
+    """Returns examples with tokenized prompts; cuts or skips prompts above the task's length limit, and warns.
 
     Raises:
         ValueError: too few examples remain.

@@ -1,1 +1,1 @@
-"""Studies that are more than one sweep: calibration, surveys, profiles, Spec-Bench."""
+"""Studies that need more than one sweep: calibration, surveys, profiles and Spec-Bench."""

@@ -1,1 +1,1 @@
-"""Search for the setting within a tolerance: successive halving, and Appendix D of Holsman et al. (2025, paper 2)."""
+"""Search for a setting within a tolerance: successive halving, or Appendix D of Holsman et al. (2025)."""

@@ -1,7 +1,8 @@
-"""The search for a setting that keeps a tolerance for a pair and a task; experiments/calibrate.py calls it.
+"""Search for the fastest or best setting that keeps a tolerance, for one pair of models and one task.
 
-gin/calibrate.gin binds its arguments. The result is a table, JSON and gin to paste, with numbers from examples that the
-search never saw.
+`experiments/calibrate.py` calls `calibrate`, and gin/calibrate.gin binds its arguments. The search writes a table, a
+JSON report and a gin file with the setting that it chose. The numbers in them come from examples that the search never
+saw.
 """
 
 import json
@@ -32,7 +33,7 @@ MODES = ("halving", "appendix_d")
 
 
 class Split(NamedTuple):
-    """The examples to search on, then those to test the last candidates on, then those that stay unseen."""
+    """Three consecutive ranges of examples: for the search, for the test of the last candidates, and unseen ones."""
 
     search: Window
     test: Window
@@ -40,7 +41,7 @@ class Split(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a search: its part of the report, the gin file, and the error if no setting keeps the tolerance."""
+    """Result of a search: its part of the report, the text of the gin file, and the error if no setting passed."""
 
     report: dict[str, Any]
     pasted: str
@@ -70,15 +71,15 @@ def calibrate(
 ) -> dict[str, Any]:
     """Finds the fastest (or best) setting that keeps a tolerance, and measures it on unseen examples.
 
-    Prints the setting, the runners-up and the target with intervals, and gin to paste; writes the same beside the store
-    as `.json` and `.gin`. A killed calibration resumes where it stopped. All settings are checked before anything is
-    loaded.
+    Prints the chosen setting, the runners-up and the target with confidence intervals, and the text of the gin file.
+    Writes the same beside the store as `.json` and `.gin`. A killed calibration resumes where it stopped. All settings
+    are checked before anything is loaded.
 
     Args:
         pair: the models, as for a sweep.
-        evaluation: the examples: the search takes its own from `first_example` on, and times `latency_examples` of them
-            (fewer on short windows); later ones are held out. Its `quality_examples` is ignored.
-        settings: how all methods sample.
+        evaluation: the examples. The search uses examples from `first_example` on, and times `latency_examples` of them
+            (fewer in short windows); later examples are held out. `quality_examples` is ignored.
+        settings: sampling settings of all methods.
         methods: the candidates' methods, as for a sweep; the draft alone is also a candidate.
         alphas: the candidates' α's, as for a sweep.
         block_sizes: the candidates' values of γ, as for a sweep.
@@ -86,22 +87,24 @@ def calibrate(
         max_loss: share of the target's quality that may be lost (`Tolerance`); `None`: no bound.
         max_latency: largest latency over the target's (`Tolerance`); `None`: no bound.
         confidence: share of paired resamples in which every bound must hold (`Tolerance`).
-        mode: "halving", or "appendix_d" for the procedure of Holsman et al. (2025, paper 2), which has its own
-            candidates and bounds (`thresholds`); it ignores `methods` to `confidence`.
-        appendix_d: its settings; `None`: the paper's.
-        search_examples: number of examples that the search measures candidates on (`halving`; Appendix D searches on
-            these and the test examples together).
+        mode: "halving", or "appendix_d" for the procedure of Holsman et al. (2025), which has its own candidates and
+            bound (`thresholds`). With "appendix_d", the arguments from `methods` to `bonus` and `confidence` are
+            ignored, and `max_loss` and `max_latency` are refused.
+        appendix_d: settings of the procedure "appendix_d"; `None`: the paper's settings.
+        search_examples: number of examples that the search measures candidates on (`halving`). The procedure
+            "appendix_d" searches on these and the test examples together.
         test_examples: number of examples that the last candidates are tested on.
         held_out_examples: number of examples that the chosen setting, the runners-up and the target are measured on.
-        runners_up: number of further settings that are measured on the held-out examples.
-        seeds: random seeds; every setting is measured with each of them.
-        output: the store's path.
+        runners_up: number of further settings that are also measured on the held-out examples.
+        seeds: random seeds; every setting is measured with each seed.
+        output: path of the store.
 
     Returns:
-        The report, as in the `.json`.
+        The content of the `.json` file.
 
     Raises:
-        ValueError: a value without meaning; no candidate keeps the tolerance surely enough (after the report).
+        ValueError: a value is invalid; or no candidate keeps the tolerance with enough confidence (raised after the
+            report is written).
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is not one of {', '.join(MODES)}")
@@ -139,7 +142,7 @@ def calibrate(
 
 
 def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
-    """Returns the windows for search, test and held-out measurement; ValueError if one has too few examples."""
+    """Returns the windows of examples for search, test and final numbers; ValueError if one has too few examples."""
     counts = {"search_examples": search_examples, "test_examples": test_examples}
     counts |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
     searched, tested, held_out, timed = (checks.whole(name, value, 0) for name, value in counts.items())
@@ -153,20 +156,21 @@ def windows(evaluation: Evaluation, search_examples: int, test_examples: int, he
 
 
 def candidates(*, seeds: Sequence[int], **shared: Any) -> list[Point]:
-    """Returns the target, the draft alone, then all other candidates, with the first seed."""
+    """Returns the points of the target alone, of the draft alone, and of all other candidates, with the first seed."""
     groups = enumerate_points(seeds=seeds, **shared)
     return [point for group in groups for point in group if point.seed == seeds[0]]
 
 
 def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_up: int, bench: Bench) -> Found:
-    """Searches by successive halving, then measures the settings that it found on the held-out examples.
+    """Searches by successive halving, then measures the resulting settings on the held-out examples.
 
-    If no setting kept the tolerance, it measures the best ones on the test examples instead.
+    If no setting kept the tolerance, the best settings are measured on the test examples instead.
     """
     target, *tried = points
     bench.session.check(point.settings for point in points)
     choice = halving.search(bench, tried, target, tolerance, halving.rungs(split.search), split.test, 1 + runners_up)
-    best = [choice.chosen, *choice.others] if choice.chosen else choice.others  # the safest first
+    # if no setting was chosen, the safest comes first
+    best = [choice.chosen, *choice.others] if choice.chosen else choice.others
     names = ["chosen" if choice.chosen else "safest", *(f"runner-up {n}" for n in range(1, runners_up + 1))]
     named = dict(zip(names, best, strict=False))
     window = split.held_out if choice.chosen else split.test
@@ -198,7 +202,7 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:
-    """Runs Appendix D on the search and test examples, then measures its three levels on the held-out ones."""
+    """Runs Appendix D on the search and test examples, then measures its three levels on the held-out examples."""
     searched = replace(split.search, judged=split.test.end - split.search.first)
     subset = searched.part(max(searched.judged // 4, LEAST_EXAMPLES))
     trail = thresholds.run(bench, base, settings, searched, subset)
@@ -210,7 +214,7 @@ def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Foun
     entries = measure_settings(bench, trail.levels, target, window)
     heading = f"Appendix D with {settings.rule}: measured on {window.judged} held-out examples"
     show_settings(heading, entries)
-    # the last level is the fastest that held, so it becomes the active one
+    # the last level is the fastest with sufficient quality, so it becomes the active setting of the gin file
     pasted = [(trail.levels[entry["name"]], said(entry)) for entry in reversed(entries[:-1])]
     report = {"appendix_d": asdict(settings), "trail": trail.plain(), "settings": entries}
     return Found(report, paste(pasted, [heading, *_about(base)]))
@@ -220,7 +224,7 @@ _USE = "Use: experiments/run.py with gin/run.gin, a pair's file, a task's file, 
 
 
 def _about(target: Point) -> list[str]:
-    """Returns lines for the gin file: the pair and task of its settings, and how to use the file."""
+    """Returns lines for the gin file, which name the pair and the task, and explain how to use the file."""
     task = get_task(target.evaluation.task).name
     return [f"Pair {target.pair.name}, task {task}, split {target.evaluation.split}.", _USE]
 
@@ -230,20 +234,20 @@ NOTE = (
     "target."
 )
 Entry = dict[str, Any]
-"""One setting with its numbers, in JSON's types; see `_entry`."""
+"""One setting with its numbers, as values for JSON; `_entry` describes them."""
 
 
 def measure_settings(
     bench: Bench, named: Mapping[str, Point], target: Point, window: Window, tolerance: Tolerance | None = None
 ) -> list[Entry]:
-    """Measures settings and the target on a window.
+    """Measures settings and the target on a window, and returns an entry for each.
 
     Args:
-        bench: measures the settings.
-        named: name of a setting, for instance "chosen" -> setting.
+        bench: measures the settings and stores their records.
+        named: maps the name of a setting, for instance "chosen", to the setting.
         target: the target alone; its entry comes last.
         window: the examples to measure on.
-        tolerance: the bounds that each entry is judged by; `None`: entries do not say whether bounds are kept.
+        tolerance: the bounds that each entry is compared with; `None`: entries do not say whether bounds are kept.
     """
     measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
     entries = [
@@ -255,16 +259,17 @@ def measure_settings(
 def _entry(
     name: str, point: Point, records: Records, target: Records, bootstrap: Bootstrap, tolerance: Tolerance | None
 ) -> Entry:
-    """Returns a setting's numbers with 95% intervals over examples, paired with the target's: `[value, low, high]`.
+    """Returns the numbers of one setting with 95% confidence intervals, each as `[value, low, high]`.
 
-    `quality`; `difference_percent` to the target's quality; `latency` over the target's, and `None` for the target
-    itself; `kept`: whether the tolerance is kept on all examples; `share`: the share of resamples in which it is kept.
+    The intervals come from resamples of the examples, paired with the target's. `difference_percent` compares the
+    quality with the target's. `latency` is relative to the target's, and `None` for the target itself. `kept` says
+    whether the tolerance is kept on all examples, and `share` is the share of resamples in which it is kept.
     """
     quality, reference = bootstrap.qualities(records, target)
     timed = point.settings.method != TARGET
     entry: Entry = {
         "name": name,
-        "setting": point.label().rpartition(" seed=")[0],  # seeds are the same for all settings
+        "setting": point.label().rpartition(" seed=")[0],  # all settings have the same seeds
         "settings": asdict(point.settings),
         "metric": records[0]["quality"]["metric"],
         "quality": bootstrap.interval(quality),
@@ -290,13 +295,14 @@ def show_settings(title: str, entries: Sequence[Entry]) -> None:
 
 
 def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:
-    """Returns a gin file for `experiments/run.py`, to be used with gin/run.gin, a pair's file and a task's.
+    """Returns the text of a gin file for `experiments/run.py` with the given settings.
 
-    The first setting is active (none, if not `live`); the others follow as comments.
+    The file is used together with gin/run.gin, a pair's file and a task's file. Its first setting is active, unless
+    `live` is false; all other settings follow as comments.
 
     Args:
-        settings: settings, each with its comment.
-        head: the file's first lines, which become comments.
+        settings: the settings, each with a comment.
+        head: first lines of the file, which become comments.
         live: whether the first setting is active.
     """
     lines = [*(f"# {line}" for line in head), "from __gin__ import dynamic_registration", ""]

@@ -1,16 +1,16 @@
-"""Successive halving under a tolerance: all candidates on few examples, the better half of them on twice as many.
+"""Successive halving under a tolerance: each round measures the better half of the candidates on twice the examples.
 
-It follows Jamieson and Talwalkar (2016), with two changes. A candidate that cannot keep the tolerance is dropped
-even from the better half. The candidate that keeps it most surely stays, so that the search ends with an answer if
-there is one.
+The search follows Jamieson and Talwalkar (2016), with two changes. A candidate that keeps the tolerance in too few
+resamples is dropped even from the better half. The candidate that keeps it in the most resamples always stays, so that
+the search ends with an answer if there is one.
 
-The best of many candidates is partly the luckiest: the examples that chose it overstate it. So the remaining candidates
-are tested on fresh examples, in an order that was fixed before: the safest first, each at the full confidence, up to
-the first that fails. Then the probability that any passed candidate breaks the tolerance is at most that of a single
-test (fixed-sequence testing; Angelopoulos et al., 2021, "Learn then Test"), up to the accuracy of the resamples. Needs
-no JAX.
+The best of many candidates is partly the luckiest: it looks better on the examples that selected it than on others. So
+the remaining candidates are tested on fresh examples. They are tested in an order that is fixed before the test, the
+safest first, each at the full confidence, up to the first that fails. Then the probability that any passed candidate
+breaks the tolerance is at most that of a single test (fixed-sequence testing; Angelopoulos et al., 2021, "Learn then
+Test"), up to the accuracy of the resamples.
 
-`Bench` turns a calibration's points into records, with one store, one session and windows of its examples.
+`Bench` measures the points of a calibration, with one store, one session, and ranges of its examples (`Window`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from speccascade_jax.results.store.record import Record, get_entry
 from speccascade_jax.results.store.result_store import ResultStore
 
 Records = tuple[Record, ...]
-"""The records of one point, one per seed."""
+"""The records of one point, one record per seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Consecutive examples: `judged` of them from `first` on; the first `timed` of these are timed too."""
+    """Range of consecutive examples: `judged` of them from index `first` on; the first `timed` are also timed."""
 
     first: int
     judged: int
@@ -50,11 +50,14 @@ class Window:
         return self.first + self.judged
 
     def of(self, evaluation: Evaluation) -> Evaluation:
-        """Returns a copy of `evaluation` that uses these examples."""
+        """Returns a copy of `evaluation` that uses the examples of this window."""
         return replace(evaluation, first_example=self.first, quality_examples=self.judged, latency_examples=self.timed)
 
     def part(self, judged: int) -> Window:
-        """Returns the window's first `judged` examples, with the same share timed, but enough for an interval."""
+        """Returns the first `judged` examples of the window.
+
+        The same share of them is timed, but at least `LEAST_EXAMPLES` if the window has so many timed examples.
+        """
         timed = max(math.ceil(self.timed * judged / self.judged), LEAST_EXAMPLES)
         return replace(self, judged=judged, timed=min(timed, judged, self.timed))
 
@@ -63,26 +66,26 @@ class Bench:
     """Measures points and stores their records, so that a killed calibration resumes.
 
     Args:
-        store: receives the records, and holds those of an earlier calibration. Their keys contain all loaded examples,
-            so a calibration with other numbers of examples starts anew.
-        session: holds the examples of all windows.
-        seeds: each point is measured once with each.
+        store: receives the records, and holds the records of an earlier calibration. The keys of records depend on all
+            loaded examples, so a calibration with other numbers of examples starts anew.
+        session: provides the examples of all windows.
+        seeds: random seeds; each point is measured once with each seed.
     """
 
     def __init__(self, store: ResultStore, session: Session, seeds: Sequence[int] = (0,)):
         self.store, self.session, self.seeds = store, session, tuple(seeds)
 
     def measure(self, points: Sequence[Point], window: Window) -> dict[Point, Records]:
-        """Measures points on a window; the α's of one method and block size share batches and programs.
+        """Measures points on a window; points that differ only in α share batches and programs.
 
         Args:
-            points: points of one sampling; their own window and seed are ignored.
+            points: points with equal sampling settings; their own examples and seed are ignored.
             window: the examples to measure on.
 
         Raises:
             FloatingPointError: a point failed on some example, so it cannot be compared with the others.
         """
-        # the target is timed like the others, because a table of the store needs it in their panel
+        # the target is timed like the other points, because tables compare it with points on the same examples
         placed = {
             point: [replace(point, evaluation=window.of(point.evaluation), seed=seed) for seed in self.seeds]
             for point in points
@@ -106,18 +109,18 @@ def mean(records: Records, part: str, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Bounds of quality and latency relative to the target alone; at least one of them.
+    """Bounds on quality, on latency, or on both, relative to the target alone.
 
-    Under a bound of quality, the search looks for the fastest setting; under a bound of latency alone, for the best
-    one.
+    With a bound on quality, the search looks for the fastest setting; with a bound on latency alone, for the setting
+    with the best quality.
 
     Attributes:
-        max_loss: share of the target's quality that may be lost: at 0.01, quality >= 0.99 of the target's.
-        max_latency: largest latency over the target's: at 0.6, latency <= 0.6 of the target's.
+        max_loss: share of the target's quality that may be lost; 0.01 demands at least 0.99 of the target's quality.
+        max_latency: largest latency relative to the target's; 0.6 demands at most 0.6 of the target's latency.
         confidence: share of paired resamples of the examples in which every bound must hold.
 
     Raises:
-        ValueError: no bound, or a value without meaning.
+        ValueError: there is no bound, or a value is invalid.
     """
 
     max_loss: float | None = None
@@ -163,7 +166,10 @@ class Tolerance:
         return kept
 
     def check(self, target: Sequence[Record]) -> None:
-        """Refuses a target with quality 0, for which every candidate keeps the bound; few examples may cause this."""
+        """Refuses a target with quality 0, because then every candidate meets the bound on quality.
+
+        A small number of examples may cause this.
+        """
         quality = target[0]["quality"]
         if self.max_loss is not None and not quality["value"] > 0:
             raise ValueError(
@@ -172,11 +178,14 @@ class Tolerance:
             )
 
     def share(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> float:
-        """Returns the share of resamples in which every bound holds (arguments and errors: see `kept`)."""
+        """Returns the share of resamples in which every bound holds; `kept` describes the arguments and errors."""
         return float(self.kept(ours, target, bootstrap)[1:].mean())
 
     def cost(self, ours: Sequence[Record]) -> float:
-        """Returns the value to minimise, a mean over seeds: relative latency, or minus quality if it has no bound."""
+        """Returns the value to minimise, as a mean over seeds.
+
+        This is the relative latency, or minus the quality if only latency is bounded.
+        """
         if self.max_loss is None:
             return -statistics.fmean(record["quality"]["value"] for record in ours)
         return statistics.fmean(record["relative_latency"]["value"] for record in ours)
@@ -192,7 +201,10 @@ FIRST_RUNG = 32
 
 
 class Verdict(NamedTuple):
-    """A candidate's result on a window: records, share of resamples in which it keeps the tolerance, and cost."""
+    """Result of a candidate on a window.
+
+    `share` is the share of resamples in which the candidate keeps the tolerance, and `cost` the value to minimise.
+    """
 
     point: Point
     records: Records
@@ -201,7 +213,7 @@ class Verdict(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The result of a search: the best candidate that passed, or `None`; the other candidates, best first."""
+    """Result of a search: the best candidate that passed the test, or `None`, and the other candidates, best first."""
 
     chosen: Verdict | None
     others: list[Verdict]
@@ -224,16 +236,16 @@ def search(
     fresh: Window,
     least: int = 4,
 ) -> Choice:
-    """Measures candidates on one window after another, fewer each time; tests the last ones on fresh examples.
+    """Measures fewer and fewer candidates on more and more examples, and tests the last candidates on fresh examples.
 
     Args:
         bench: measures points and stores their records.
         candidates: the settings to choose from.
         target: the target alone.
         tolerance: the bounds that the choice must keep.
-        windows: as `rungs` returns them.
-        fresh: a window that shares no example with the others.
-        least: smallest number of candidates that go on, as long as they may keep the tolerance.
+        windows: ranges of examples of increasing size, as `rungs` returns them.
+        fresh: a window that shares no example with `windows`.
+        least: smallest number of candidates that remain after each window, as long as they may keep the tolerance.
     """
     bootstrap = Bootstrap()
 
@@ -258,10 +270,11 @@ def search(
 
 
 def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Ranks in layers: first the candidates that no other dominates in certainty and cost, then the same for the rest.
+    """Ranks candidates in layers; no candidate of the first layer is beaten by another in both safety and cost.
 
-    Few examples cannot show where between safe and cheap the answer is, so a layer holds the whole range. In a layer,
-    candidates that probably keep the tolerance come first, then by cost.
+    Each further layer is found in the same way among the rest. Few examples cannot show which balance of safety and
+    cost is right, so a layer holds the whole range. In a layer, candidates that probably keep the tolerance come first,
+    and then the cheapest come first.
     """
     rest, order = sorted(verdicts, key=lambda verdict: (verdict.share < 0.5, verdict.cost)), list[Verdict]()
     while rest:
@@ -272,20 +285,21 @@ def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _dominates(verdict: Verdict, other: Verdict) -> bool:
-    """Returns whether a verdict is at least as sure and at most as expensive as the other, and not equal in both."""
+    """Returns whether a candidate is at least as safe and at most as expensive as the other, and not equal in both."""
     no_worse = verdict.share >= other.share and verdict.cost <= other.cost
     return no_worse and (verdict.share > other.share or verdict.cost < other.cost)
 
 
 def _safety(verdict: Verdict) -> tuple[float, float]:
-    """Returns a sort key: candidates that keep the tolerance most surely come first; among equals, the cheapest."""
+    """Returns a sort key that puts the highest share of resamples first; among equals, the lowest cost."""
     return -verdict.share, verdict.cost
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
-    """Returns the better half of the candidates, or `least` if that is more; the safest one is always among them.
+    """Returns the better half of the candidates, or `least` if that is more; the safest candidate is always among them.
 
-    No other candidate is kept if it holds the tolerance in a smaller share of resamples than `1 − confidence`.
+    Every other candidate is dropped if the share of resamples in which it keeps the tolerance is below `1 −
+    confidence`.
     """
     half, safe = max(math.ceil(len(verdicts) / 2), least), min(verdicts, key=_safety)
     possible = [verdict for verdict in ranked(verdicts) if verdict.share >= 1 - confidence][:half]
@@ -298,9 +312,9 @@ def choose(verdicts: Sequence[Verdict], confidence: float) -> Choice:
     """Chooses the cheapest candidate that passes.
 
     Args:
-        verdicts: in the order of the test.
-        confidence: the least share of the resamples. A candidate passes if it and all before it keep the tolerance in
-            at least this share of the resamples.
+        verdicts: results on the fresh examples, in the order of the test.
+        confidence: smallest share of the resamples. A candidate passes if it and all candidates before it keep the
+            tolerance in at least this share of the resamples.
     """
     passed = list(itertools.takewhile(lambda verdict: verdict.share >= confidence, verdicts))
     failed = sorted(verdicts[len(passed) :], key=_safety)

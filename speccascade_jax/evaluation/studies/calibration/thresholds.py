@@ -1,7 +1,7 @@
-"""The threshold procedure for fuzzy decoding of Holsman et al. (2025, paper 2), Appendix D.
+"""Threshold procedure for fuzzy decoding from Appendix D of Holsman et al. (2025).
 
-It starts at the threshold that keeps as many tokens as speculative decoding and goes upwards (METHODS section 5). Needs
-no JAX.
+The procedure starts at the threshold that keeps as many drafted tokens as speculative decoding, and raises the
+threshold while quality is high enough (METHODS section 5).
 """
 
 import math
@@ -27,19 +27,19 @@ _NUMBERS = {
     "quality": ("quality", "value"), "latency": ("relative_latency", "value"),
     "acceptance": ("measures", "acceptance_rate"), "utilisation": ("measures", "draft_utilisation"),
 }  # fmt: skip
-"""Field of a `Step` -> part and entry of a record that hold its value."""
+"""Map from a field of `Step` to the part and the entry of a record that hold the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppendixD:
-    """The settings of the threshold procedure of Appendix D.
+    """Settings of the threshold procedure of Appendix D.
 
     Attributes:
-        rule: a fuzzy rule; the paper's thresholds belong to `fuzzy_js_reference`.
-        baseline: the speculative decoding that sets the block size (by its speed) and the first threshold (by its kept
-            share): the lossless `spec_decode`, or the authors' `sd_reference`.
-        lengths: block sizes L, rising.
-        lost: the share of the difference between target and draft that quality may lose.
+        rule: a fuzzy rule; the thresholds of the paper belong to `fuzzy_js_reference`.
+        baseline: the speculative decoding method whose fastest block size is used, and whose share of kept tokens
+            determines the first threshold: the lossless `spec_decode`, or the authors' `sd_reference`.
+        lengths: block sizes L, in increasing order.
+        lost: the fraction of the quality difference between target and draft that may be lost.
     """
 
     rule: str = "fuzzy_js_reference"
@@ -50,7 +50,7 @@ class AppendixD:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One measured threshold, with means over seeds; `held`: whether quality was not below the floor."""
+    """One measured threshold, with means over seeds; `held` says whether quality reached the lowest accepted value."""
 
     threshold: float
     block_size: int
@@ -63,16 +63,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trail:
-    """The result of the threshold procedure: its steps, why it stopped, and the levels that follow.
+    """Result of the threshold procedure: its steps, the reason why it stopped, and the settings Low, Med and High.
 
     Attributes:
-        block_size, baseline_acceptance: of the fastest baseline; the latter is the share of drafted tokens that it
-            keeps.
-        threshold: the threshold that keeps the closest share.
-        target, draft, floor: their quality, and the lowest accepted quality.
-        steps: every threshold tried, rising; stopped: why there is none after the last.
-        levels: name -> point, from the smallest threshold to the largest; empty if the first threshold already lost too
-            much.
+        block_size, baseline_acceptance: the fastest block size of the baseline, and the share of drafted tokens that
+            the baseline keeps at this size.
+        threshold: the first threshold, whose share of kept tokens is closest to the baseline's.
+        target, draft, floor: quality of the target and of the draft, and the lowest accepted quality.
+        steps: every threshold tried, in increasing order; stopped: the reason why no higher threshold was tried.
+        levels: maps Low, Med and High to points, in the order of their thresholds; empty if quality was too low at the
+            first threshold already.
     """
 
     block_size: int
@@ -86,7 +86,7 @@ class Trail:
     levels: dict[str, Point]
 
     def check(self) -> None:
-        """Raises ValueError if the first threshold already loses too much, so that there are no levels."""
+        """Raises ValueError if quality was too low at the first threshold already, so that there are no levels."""
         if not self.levels:
             first = self.steps[0]
             raise ValueError(
@@ -100,7 +100,7 @@ class Trail:
 
 
 def show(trail: Trail, settings: AppendixD) -> None:
-    """Prints the steps as a table."""
+    """Prints the steps of the procedure as a table."""
     title = f"{settings.rule}: target quality {trail.target:.2f}, draft quality {trail.draft:.2f}"
     note = (
         f"{settings.baseline} is fastest with block size {trail.block_size}, and keeps {trail.baseline_acceptance:.1%} "
@@ -123,18 +123,21 @@ def point_of(base: Point, settings: Settings) -> Point:
 
 
 def baseline(base: Point, settings: AppendixD, length: int) -> Point:
-    """Returns speculative decoding with blocks of `length`, and a bonus token from the target after a kept block."""
+    """Returns the point of the baseline with blocks of `length`.
+
+    After a block whose tokens are all kept, the target gives a bonus token.
+    """
     return point_of(base, Settings(method=settings.baseline, block_size=length, bonus="target"))
 
 
 def fuzzy(base: Point, settings: AppendixD, length: int, threshold: float) -> Point:
-    """Returns fuzzy decoding with blocks of `length`."""
+    """Returns the point of fuzzy decoding with blocks of `length` and the given threshold."""
     chosen = Settings(method="fuzzy", rule=settings.rule, alpha=threshold, block_size=length, bonus="target")
     return point_of(base, chosen)
 
 
 def check(base: Point, settings: AppendixD) -> None:
-    """Refuses invalid settings, before anything is loaded, with a ValueError that names the value and the remedy."""
+    """Refuses invalid settings before anything is loaded, with a ValueError that names the value and the remedy."""
     rule, lengths = settings.rule, settings.lengths
     if not deferral.get(rule).name.startswith("fuzzy_"):
         raise ValueError(f"rule={rule!r} has no divergence to bound: choose fuzzy_js_reference or another fuzzy_ rule")
@@ -151,11 +154,11 @@ def check(base: Point, settings: AppendixD) -> None:
 
 
 def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: Window) -> Trail:
-    """Runs the procedure; finds block size and first threshold on `subset`, and measures qualities on `window`.
+    """Runs the procedure: finds block size and first threshold on `subset`, and measures qualities on `window`.
 
-    The paper takes the next length when "close to all" candidates are kept; here, when at least `NEARLY_ALL` of the
-    drafted tokens are. The paper does not say what happens if quality never falls; here the procedure ends when
-    everything is kept or the rule's range ends.
+    The paper takes the next block size when "close to all" candidates are kept; this code does so when at least the
+    share `NEARLY_ALL` of the drafted tokens is kept. The paper does not say what happens if quality never falls; this
+    code then stops when every drafted token is kept or the range of the rule ends.
 
     Raises:
         ValueError: the target is not better than the draft.
@@ -184,7 +187,7 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
 
 
 def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
-    """Returns the baseline's fastest block size, and the share of drafted tokens that it keeps with it."""
+    """Returns the baseline's fastest block size, and the share of drafted tokens that are kept at this size."""
     print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
     points = {length: baseline(base, settings, length) for length in settings.lengths}
     measured = bench.measure(list(points.values()), subset)
@@ -195,7 +198,7 @@ def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> 
 def _climb(
     bench: Bench, base: Point, settings: AppendixD, window: Window, start: tuple[int, float, float]
 ) -> tuple[list[Step], str]:
-    """Raises the threshold until quality is below the floor; returns every step, and why the last one was the last."""
+    """Raises the threshold until quality is too low; returns all steps, and the reason for stopping."""
     (length, threshold, floor), steps = start, list[Step]()
     print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
     trade_off = deferral.get(settings.rule).alpha
@@ -218,9 +221,10 @@ def _climb(
 
 
 def _levels(base: Point, settings: AppendixD, steps: Sequence[Step]) -> dict[str, Point]:
-    """Returns the levels Low, Med and High.
+    """Returns the levels Low, Med and High as points.
 
-    They are a third, two thirds and all of the way from the first threshold to the last one that held.
+    Their thresholds are one third, two thirds and all of the way from the first threshold to the last threshold with
+    sufficient quality.
     """
     held_steps = [step for step in steps if step.held]
     if not held_steps:

@@ -1,1 +1,1 @@
-"""Profiles of the time of a generation."""
+"""Profiling: the time that each part of a decoding round takes."""

@@ -1,7 +1,8 @@
-"""Profile of a generation: one traced configuration, with each instruction's time in the engine's parts, as tables.
+"""Profile of one configuration: tables of the time that each instruction and each part of a decoding round takes.
 
-Tracing costs about as much as a small instruction. `tracing_cost` measures this cost per execution on a loop of small
-instructions, and the tables subtract it. They show the sum beside the time of the same program without the profiler.
+Tracing an instruction takes about as long as running a small one. `tracing_cost` measures the cost of tracing per
+execution on a loop of small instructions, and the tables subtract this cost. As a check, they show the sum of all times
+beside the time of the same program without the profiler.
 """
 
 import json
@@ -45,22 +46,23 @@ def profile(
     output: str | None = None,
     keep: str | None = None,
 ) -> Row:
-    """Traces some generations and prints the time of their parts.
+    """Traces generations of one configuration, and prints the time that the parts of a round take.
 
     Args:
         pair: the models, as in `experiment.run`.
-        evaluation: as in `experiment.run`, but only task, split and output length are used.
+        evaluation: as in `experiment.run`, but only its task, split and output length are used.
         settings: how tokens are generated, as in `experiment.run`.
         seed: the random seed, as in `experiment.run`.
-        batch: rows decoded together.
-        generations: number of batches, each of other examples.
-        trials: number of times that everything is timed, and traced; the shortest time counts.
+        batch: number of rows decoded together.
+        generations: number of batches; each batch has other examples.
+        trials: number of times that all generations are timed without and with tracing; the shortest time of each
+            counts.
         top: number of most expensive single instructions to list.
-        output: a JSON file for the numbers; `None`: no file.
-        keep: a folder for the traces, which XProf and Perfetto read; `None`: the traces are not kept.
+        output: path of a JSON file for the numbers; `None`: no file.
+        keep: folder for the traces, which XProf and Perfetto can show; `None`: the traces are not kept.
 
     Raises:
-        ValueError: a value without meaning, before anything is loaded.
+        ValueError: a value is invalid; raised before anything is loaded.
     """
     for name, value in {"batch": batch, "generations": generations, "trials": trials}.items():
         whole(name, value, 1)
@@ -85,8 +87,8 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     """Compiles the program, times it without the profiler, traces it into `folder`, and places every instruction.
 
     Returns:
-        JSON: the point, totals over all generations of one trial, and one entry per instruction, over the same
-        generations.
+        Values for JSON: the point, totals over all generations of one trial, and one entry per instruction with its
+        totals over the same generations.
     """
     console = Console(stderr=True)
     console.print(f"{point.label()}, batch {batch}: compiling …")
@@ -122,7 +124,7 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
 
 
 def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the compiled program, and its arguments for each call."""
+    """Returns the compiled program, and the arguments of each call of it."""
     longest = prepared[0].keywords["max_new_tokens"]
     calls = [{**call.keywords, "prompt": call.args[0], "seed": np.uint32(seed)} for call in prepared]
     for arguments in calls:
@@ -133,7 +135,7 @@ def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) 
 
     name = "jax_compilation_cache_include_metadata_in_key"
     before = jax.config.values[name]
-    jax.config.update(name, True)  # otherwise the persistent cache may return a program with an older source's names
+    jax.config.update(name, True)  # else the compilation cache may return a program with names of older code
     try:
         return jax.jit(generation).lower(**calls[0]).compile(), calls
     finally:
@@ -141,10 +143,10 @@ def _compiled(program: Any, prepared: Sequence[partial[Generation]], seed: int) 
 
 
 def _pass(compiled: Any, calls: Sequence[Mapping[str, Any]], folder: Path) -> tuple[float, float]:
-    """Returns the seconds of all calls, without and with the profiler, which writes to `folder`."""
+    """Returns the seconds that all calls take, first without and then with the profiler, which writes to `folder`."""
     untraced = _seconds(compiled, calls)
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # tracing Python's calls would only slow it down
+    options.python_tracer_level = 0  # tracing Python's calls would only slow the run down
     with jax.profiler.trace(str(folder), profiler_options=options):
         return untraced, _seconds(compiled, calls)
 
@@ -157,14 +159,17 @@ def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
 
 
 def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
-    """Measures the µs that tracing adds to one execution: the fastest pass over a loop of small instructions."""
+    """Measures the µs that tracing adds to one execution of an instruction, on a loop of small instructions.
+
+    The fastest of several passes counts.
+    """
 
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 1000, lambda _, y: jnp.tanh(y @ x), x)
 
     arguments = [{"x": jnp.eye(8)}] * calls
     compiled = jax.jit(loop).lower(**arguments[0]).compile()
-    _seconds(compiled, arguments)  # warms the caches, as the first pass below does for the profiler's own memory
+    _seconds(compiled, arguments)  # warms the caches; the first pass below warms the profiler's memory
     timed = np.asarray([_pass(compiled, arguments, folder / str(n)) for n in range(passes)])
     runs = traces.read_runs(folder / str(passes - 1), "jit_loop", calls)
     untraced, traced = timed.min(axis=0)
@@ -172,7 +177,7 @@ def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
 
 
 def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Row]:
-    """Returns one entry per instruction: place, kind, and µs of waiting and running, over all calls."""
+    """Returns one entry per instruction: place, kind, and µs of running and waiting, summed over all calls."""
     entries = []
     for name, spent in traces.own_times(runs, program.is_control).items():
         place, instruction = program.place(name), program.instructions.get(name)
@@ -184,7 +189,7 @@ def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost
 
 
 def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
-    """Returns an instruction's µs without tracing: `cost` µs less per execution, but at least the share `least`."""
+    """Returns an instruction's µs minus `cost` µs of tracing per execution, but at least the share `least` of them."""
     traced = spent.total / 1e3
     return max(traced - cost * spent.count, least * traced)
 
@@ -193,14 +198,14 @@ _ORDER = ("draft", "score", "sampling", "verify", "commit", OTHER)
 
 
 def show(measured: Row, top: int) -> None:
-    """Prints the tables; also the `top` most expensive instructions, unless `top` is 0."""
+    """Prints the tables of phases and modules, and the `top` most expensive instructions unless `top` is 0."""
     console = Console()
     for grid in (phases(measured), modules(measured), *([dearest(measured, top)] if top else [])):
         console.print(grid.rich())
 
 
 def phases(measured: Row) -> Grid:
-    """Tabulates the parts of a round: µs, share, µs traced and waited, executions; the prefill per generation."""
+    """Tabulates the parts of a round, and the prefill: µs, share of the round, traced µs, waiting µs and executions."""
     sums = _sums(measured, lambda entry: tuple(entry["phase"]))
     once = sum((cost for phase, cost in sums.items() if phase[0] == PREFILL), np.zeros(4)) / measured["generations"]
     inside = {phase: cost / measured["rounds"] for phase, cost in sums.items() if phase[0] != PREFILL}
@@ -225,7 +230,7 @@ def _row(name: str, cost: np.ndarray, total: np.ndarray | None) -> list[str]:
 
 
 def _sums(measured: Row, key: Callable[[Mapping[str, Any]], Any]) -> dict[Any, np.ndarray]:
-    """Sums µs, µs traced, µs of waiting in it, and executions over all instructions with the same `key`."""
+    """Sums µs, traced µs, waiting µs and executions over all instructions with the same `key`."""
     sums: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(4))
     for entry in measured["instructions"]:
         sums[key(entry)] += [entry["us"], entry["traced_us"], entry["waiting_us"], entry["count"]]
@@ -245,14 +250,14 @@ def _notes(measured: Row) -> list[str]:
         f"µs per round, prefill included); {traced:.2f} ms traced, {placed / traced:.1%} of it in the table.",
         "Waiting: time before an instruction in which no instruction ran, tracing overhead included.",
     ]
-    starting = traced - placed  # the cost of starting a call belongs to no instruction
+    starting = traced - placed  # starting a call takes time outside all instructions
     if not 0.8 < (shown + starting) / untraced < 1.25:
         notes.append("The table and the clock disagree: was the machine busy with something else? Run this again.")
     return notes
 
 
 def modules(measured: Row) -> Grid:
-    """Tabulates the time of each part of the models in each phase: µs per round; for the prefill, per generation."""
+    """Tabulates the time of each part of the models in each phase: µs per round, and for the prefill per generation."""
     sums = _sums(measured, lambda entry: (" / ".join(entry["phase"]), entry["module"]))
     columns = sorted({phase for phase, module in sums if module})
     per = {phase: measured["generations" if phase.startswith(PREFILL) else "rounds"] for phase in columns}
@@ -266,7 +271,7 @@ def modules(measured: Row) -> Grid:
 
 
 def dearest(measured: Row, top: int) -> Grid:
-    """Tabulates the most expensive instructions of a round; `source` is where its name comes from, if known."""
+    """Tabulates the most expensive instructions of a round; `source` is the end of an instruction's name, if known."""
     inside = [entry for entry in measured["instructions"] if entry["phase"][0] != PREFILL]
     rounds = measured["rounds"]
     rows = []

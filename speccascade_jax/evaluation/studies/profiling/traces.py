@@ -1,15 +1,15 @@
-"""Traces: wall-clock time of each instruction of a compiled program, and its place in a round.
+"""Profiler traces: the wall-clock time of each instruction of a compiled program, and its place in a decoding round.
 
-XLA on a CPU runs a generation's instructions one after another, each on any free pool thread, and a large product on
-several threads at once. So time is wall-clock time on one axis, not thread time. A moment belongs to the instruction
-that runs then (half each if two run at once), never to the loop around it. If none runs, the moment is waiting time of
-the instruction that starts next. On an accelerator the device's own plane is read; nobody has tested this path on one
-yet.
+On a CPU, XLA runs a generation's instructions one after another. Each instruction runs on any free thread of a pool,
+and a large product runs on several threads at once. Therefore the times here are wall-clock times, not sums over
+threads. Each moment is counted for the instruction that runs then (half for each if two run at once), and never for the
+loop around it. A moment without a running instruction is waiting time of the instruction that starts next. On an
+accelerator, the device's own plane of the trace is read; nobody has tested this on an accelerator yet.
 
-The engine names the parts of a round with `jax.named_scope`, flax names its modules, and XLA writes both into an
+The engine names the parts of a round with `jax.named_scope`, flax names its modules, and XLA writes both names into an
 instruction's `op_name`: `jit(_generate)/while/body/draft/while/body/T5Module.extend/decoder/layers_0/mlp/mul`. The
-compiler drops the name of some instructions, most products among them. They are placed by the weights that they read
-and by the named instructions next to them.
+compiler drops the names of some instructions, among them most products. The place of such an instruction follows from
+the weights that it reads and from the named instructions next to it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 
 from jax.profiler import ProfileData
 
-_END = "end: "  # XLA:CPU marks with it that other threads have finished an instruction too
+_END = "end: "  # prefix of XLA:CPU's events that report the end of an instruction on other threads
 
 
 @dataclass(frozen=True)
 class Event:
-    """One execution of an instruction, in ns on the trace's clock.
+    """One execution of an instruction, with times in ns on the clock of the trace.
 
     Attributes:
-        begin, end: of the work on the thread that started it.
+        begin, end: begin and end of the work on the thread that started the instruction.
         done: time at which other threads are known to have finished their parts. XLA may run the next instruction
-            before it reports this; an instruction that begins earlier shows that they had finished.
-        run: number of the program's run.
+            before it reports this time; if the next instruction begins earlier, the parts had finished by then.
+        run: number of the program's run that the execution belongs to.
     """
 
     name: str
@@ -46,7 +46,10 @@ class Event:
 
 @dataclass(kw_only=True)
 class Spent:
-    """The cost of an instruction over all executions: ns while it ran, ns of waiting before it, and their number."""
+    """Time of one instruction, summed over its executions: ns running, and ns of waiting before it starts.
+
+    `count` is the number of executions.
+    """
 
     running: float = 0.0
     waiting: float = 0.0
@@ -54,25 +57,26 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """Running and waiting time, ns."""
+        """Sum of running and waiting time, in ns."""
         return self.running + self.waiting
 
 
 def read_runs(folder: Path | str, module: str, count: int) -> list[list[Event]]:
-    """Returns the executions of one program's instructions in a trace, by run and by time.
+    """Returns the executions of one program's instructions in a trace: a list for each run, ordered by time.
 
     Args:
-        folder: the folder that `jax.profiler.trace` wrote to; the newest of several traces is read.
+        folder: the folder that `jax.profiler.trace` wrote to; if it holds several traces, the newest is read.
         module: the program's name, such as `jit_generate`.
         count: number of the program's runs in the trace.
 
     Raises:
-        FileNotFoundError: no trace in the folder. ValueError: the trace does not have `count` runs of that program.
+        FileNotFoundError: the folder holds no trace. ValueError: the trace does not have `count` runs of that program.
     """
     files = sorted(Path(folder).rglob("*.xplane.pb"))
     if not files:
         raise FileNotFoundError(f"no trace (*.xplane.pb) in {folder}; did the profiler start?")
-    # An accelerator has its own plane, and the host's plane only shows the launches; a CPU has the host's plane only.
+    # An accelerator has its own plane in the trace, and the host's plane shows only launches. A CPU has only the host's
+    # plane.
     planes = {plane.name: plane for plane in ProfileData.from_file(str(files[-1])).planes}
     devices = [name for name in sorted(planes) if name.startswith("/device:")] or ["/host:CPU"]
     runs: dict[int, list[Event]] = defaultdict(list)
@@ -103,12 +107,12 @@ def _events(plane, module: str) -> Iterable[Event]:  # type: ignore[no-untyped-d
 
 
 def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]) -> dict[str, Spent]:
-    """Returns each instruction's share of the time from a run's first begin to its last end; the shares add up to it.
+    """Divides the time of every run among its instructions; the shares add up to the time from first begin to last end.
 
     Args:
         runs: executions of each run, ordered by time.
-        is_control: returns whether other instructions run inside the instruction of this name, which is then not in the
-            result.
+        is_control: returns whether the instruction of this name is a loop, a branch or a call. Its time is counted for
+            the instructions inside it, unless it has none.
     """
     spent: dict[str, Spent] = defaultdict(Spent)
     for run in runs:
@@ -136,9 +140,9 @@ def _share(run: Sequence[Event], is_control: Callable[[str], bool], spent: dict[
 
 
 def _leaves(run: Sequence[Event], is_control: Callable[[str], bool]) -> list[tuple[str, float, float]]:
-    """Returns name, begin and end of the executions inside which no other instruction runs.
+    """Returns name, begin and end of those executions inside which no other instruction runs.
 
-    A loop, branch or call that XLA compiled into one kernel contains no other: it counts like any instruction.
+    A loop, branch or call that XLA compiled into one kernel contains no other instruction, so it counts like any other.
     """
     following = [event.begin for event in run[1:]] + [run[-1].end]
     return [
@@ -152,7 +156,7 @@ SCOPES = ("draft", "catch_up", "score", "sampling", "verify", "rule", "commit")
 PREFILL, OTHER, MODEL, COPIES = "prefill", "other", "model", "copies"
 CACHE, REST = "cache writes", "residuals, masks"
 
-_ROUND = re.compile(r"^(?:jit\([^/]*\)/)+while/(?:body|cond)/(.*)$")  # the outermost loop is the one over rounds
+_ROUND = re.compile(r"^(?:jit\([^/]*\)/)+while/(?:body|cond)/(.*)$")  # the outermost loop runs over rounds
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)$")
 _CALLED = re.compile(r"(?:body|condition|to_apply|calls|\w+_computations?)=(\{[^}]*\}|%[\w.\-]+)")
@@ -167,7 +171,7 @@ _WRITES = ("scatter", "dynamic_update_slice")
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an instruction: `phase`, a path of scopes, and the model's `module` inside it, or ""."""
+    """Place of an instruction in a round: `phase`, a path of scopes, and `module`, the part of the model or ""."""
 
     phase: tuple[str, ...]
     module: str = ""
@@ -175,12 +179,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One instruction of the compiled text.
+    """One instruction of the text of a compiled program.
 
     Attributes:
-        operands, called: names of instructions and of computations.
-        op_name: "" if the compiler gives none; for a parameter, the argument's name, `params['target']['…']`.
-        index: of a get-tuple-element, or a parameter's number.
+        operands, called: names of the instructions that it reads, and of the computations that it runs.
+        op_name: the name from the source code, or "" if the compiler gives none; for a parameter, the name of the
+            argument, `params['target']['…']`.
+        index: index in the tuple for a get-tuple-element, or the number of a parameter.
     """
 
     name: str
@@ -194,13 +199,13 @@ class Instruction:
 
     @property
     def path(self) -> str:
-        """The `op_name` if it is a path from the program's start, else ""."""
+        """The `op_name` if it is a path from the start of the program, else ""."""
         return self.op_name if self.op_name.startswith("jit(") else ""
 
 
 @dataclass(frozen=True)
 class HloText:
-    """A compiled program: its instructions by name."""
+    """Text of a compiled program, parsed into instructions by name."""
 
     instructions: Mapping[str, Instruction]
 
@@ -217,7 +222,7 @@ class HloText:
 
     @cached_property
     def callers(self) -> Mapping[str, Instruction]:
-        """The instruction that runs each computation, by the computation's name."""
+        """Map from the name of a computation to the instruction that runs it."""
         return {name: instruction for instruction in self.instructions.values() for name in instruction.called}
 
     @cached_property
@@ -236,11 +241,11 @@ class HloText:
         return bodies
 
     def is_control(self, name: str) -> bool:
-        """Returns whether other instructions run inside this one: a loop, a branch or a call."""
+        """Returns whether other instructions run inside this instruction: it is a loop, a branch or a call."""
         return name in self.instructions and self.instructions[name].opcode in _CONTROL
 
     def place(self, name: str) -> Place:
-        """Returns the place of an instruction; phase `(OTHER,)` if it is unknown."""
+        """Returns the place of an instruction in a round; the phase is `(OTHER,)` if the place is unknown."""
         instruction = self.instructions.get(name)
         if instruction is None:
             return Place((OTHER,))
@@ -255,12 +260,13 @@ class HloText:
         if not instruction.path and instruction.opcode.startswith("copy"):
             return Place((*around.phase, COPIES))
         named = place_of(instruction.path or next(self._near(instruction), ""))
-        if around.phase == (PREFILL,):  # whatever its name: the compiler moves invariant code out of loops
+        # prefill whatever its name says: the compiler moves loop-invariant code of the rounds out of their loop
+        if around.phase == (PREFILL,):
             return Place(around.phase, named.module)
         return around if OTHER in named.phase else named
 
     def _enclosing(self, instruction: Instruction) -> str:
-        """Returns the path of the innermost named loop or branch around an instruction; "jit()/" outside of all."""
+        """Returns the path of the innermost named loop or branch around an instruction; "jit()/" if there is none."""
         caller = self.callers.get(instruction.computation)
         while caller is not None and not caller.path:
             caller = self.callers.get(caller.computation)
@@ -269,7 +275,7 @@ class HloText:
         return caller.path + ("/body/" if caller.opcode == "while" else "/")
 
     def _near(self, instruction: Instruction, reach: int = 4) -> Iterator[str]:
-        """Yields the paths nearest to an instruction: inside it, of its users, of its operands."""
+        """Yields the paths nearest to an instruction: first inside it, then of its users, then of its operands."""
         for name in instruction.called:
             yield from (x.path for x in reversed(self._bodies.get(name, [])) if x.path)
         for ahead in (True, False):
@@ -290,7 +296,7 @@ class HloText:
         return ""
 
     def _origin(self, name: str) -> str:
-        """Returns the program's argument behind an operand, through views and loop states; "" if it is computed."""
+        """Returns the program argument behind an operand, through views and loop states; "" if it is computed."""
         while (instruction := self.instructions.get(name)) is not None:
             if instruction.opcode in _VIEWS:
                 name = instruction.operands[0]
@@ -302,7 +308,7 @@ class HloText:
         return ""
 
     def _element(self, instruction: Instruction) -> str:
-        """Returns the operand that a get-tuple-element reads from a tuple or a loop's first state; "" if unknown."""
+        """Returns the operand that a get-tuple-element reads from a tuple or an initial loop state; "" if unknown."""
         state = self.instructions.get(instruction.operands[0])
         if state is not None and state.opcode == "parameter" and state.computation in self.callers:
             caller = self.callers[state.computation]
@@ -313,7 +319,10 @@ class HloText:
 
 
 def place_of(path: str) -> Place:
-    """Returns the place that an `op_name` names; merged instructions have joined names, of which the first counts."""
+    """Returns the place that an `op_name` describes.
+
+    XLA joins the names of merged instructions; only the first name counts.
+    """
     path = path.partition(";")[0]
     path = path[path.rindex(path.partition("/")[0]) :]  # inlining puts the caller's path before the callee's
     inside = _ROUND.match(path)
@@ -327,7 +336,7 @@ def place_of(path: str) -> Place:
 
 
 def _module(tokens: Sequence[str], primitive: str = "") -> str:
-    """Returns the part of the model that flax's names point to: the first below the layer; all norms are one part."""
+    """Returns the part of the model in a path of flax names: the first name below the layer; all norms are one part."""
     names = [token.partition(".")[0] for token in tokens if not _PLUMBING.match(token)]
     for name in names:
         if not _MODEL.match(name):

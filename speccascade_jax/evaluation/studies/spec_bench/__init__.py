@@ -1,1 +1,1 @@
-"""Spec-Bench: its questions, conversations with a pair, answers in its schema."""
+"""Spec-Bench with a model pair: reading its questions, holding conversations, and writing answers in its schema."""

@@ -1,13 +1,13 @@
-"""Spec-Bench (Xia et al., 2024) with one method: conversations at batch 1, timed, beside the target alone.
+"""Spec-Bench (Xia et al., 2024): timed conversations at batch size 1, with one method and with the target alone.
 
-It has no row in `data.tasks.table`: it compares speed, most of its questions have no reference for a metric, and its
-second turns contain the model's own answers.
+Spec-Bench is not in `data.tasks.table`, because it compares speed, most of its questions have no reference for a
+metric, and its second turns contain the model's own answers.
 
-Answers have the schema that Spec-Bench's own `evaluation/speed.py` and `evaluation/equal.py` read
-(github.com/hemingkx/Spec-Bench), in one file for the method and one for the target. The table printed here has the same
-definitions, with one difference: that script counts the target's tokens by tokenizing its answers again; here both
-sides count generated tokens, a final stop token included. Lines have two more entries: `key` lets a stopped run resume,
-and `checksum` reveals damaged lines.
+Answers have the schema that `evaluation/speed.py` and `evaluation/equal.py` of Spec-Bench read
+(github.com/hemingkx/Spec-Bench), in one file for the method and one for the target. The table printed here uses the
+definitions of `speed.py`, with one difference: `speed.py` counts the target's tokens by tokenizing its answers again;
+here, both sides count generated tokens, a final stop token included. The lines of the files have two more entries:
+`key` lets a stopped run resume, and `checksum` reveals damaged lines.
 """
 
 import time
@@ -54,7 +54,7 @@ CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning"
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation with the user's text of each turn. `category` is the file's, sub-categories included."""
+    """One conversation: the user's text of each turn. `category` is the file's, which may be a sub-category."""
 
     question_id: int
     category: str
@@ -62,20 +62,21 @@ class Question:
 
     @property
     def group(self) -> str:
-        """The one of the six `CATEGORIES` that the question is counted in."""
+        """The category in `CATEGORIES` that the question is counted in."""
         return "mt_bench" if self.category in MT_BENCH else self.category
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """The template that writes a conversation as one text, without the prefix that a tokenizer adds to every text.
+    """Template that formats a conversation as one text, without the prefix that a tokenizer adds to every text.
 
     Attributes:
-        user: a turn of the user, `{text}`, up to the start of the model's answer; answer: an answer of the model,
-            `{text}`.
-        system: an instruction, `{text}`, left out if there is none. system_in_turn: whether it is part of the first
-            turn; otherwise it comes before it.
-        stop: texts that end an answer; if the vocabulary has one as a single token, generation stops there too.
+        user: format of a user's turn, `{text}`, up to the start of the model's answer; answer: format of the model's
+            answer, `{text}`.
+        system: format of an instruction, `{text}`, which is left out if there is no instruction. system_in_turn:
+            whether the instruction is part of the first turn; otherwise it comes before this turn.
+        stop: texts that end an answer; if a stop text is a single token of the vocabulary, generation also stops at
+            this token.
     """
 
     user: str
@@ -85,7 +86,7 @@ class Conversation:
     stop: tuple[str, ...] = ()
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str], instruction: str = "") -> str:
-        """Returns the text before the next answer; ValueError unless there is one more turn than answers."""
+        """Returns the text before the model's next answer; ValueError unless there is one more turn than answers."""
         if len(turns) != len(answers) + 1:
             raise ValueError(f"got {len(turns)} turns and {len(answers)} answers: give one more turn than answers")
         begin = self.system.format(text=instruction) if instruction else ""
@@ -96,7 +97,7 @@ class Conversation:
         return begin + "".join(said) + self.user.format(text=turns[-1])
 
     def postprocess(self, text: str) -> str:
-        """Returns an answer without the text after its end."""
+        """Returns an answer without its first stop text and everything after it."""
         text = text.lstrip()
         ends = [end for stop in self.stop if (end := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))].strip()
@@ -107,9 +108,10 @@ OVERALL = "overall"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A category of the table: speeds in tokens per second, mean over questions; accepted tokens, mean over rounds.
+    """Row of the table for one category.
 
-    `same`: number of questions that both sides answered with the same texts.
+    Speeds are tokens per second, as a mean over questions. `accepted` is the number of tokens per round, as a mean over
+    rounds. `same` is the number of questions that both sides answered with the same texts.
     """
 
     category: str
@@ -126,7 +128,7 @@ class Row:
 
 
 def table(answers: Sequence[JsonRow], of_target: Sequence[JsonRow]) -> list[Row]:
-    """Returns a row for each category that has answers, and one over all; ValueError if the questions differ."""
+    """Returns a row for each category with answers, and one row over all; ValueError if the questions differ."""
     if [answer["question_id"] for answer in answers] != [answer["question_id"] for answer in of_target]:
         raise ValueError("the two lists answer different questions; compare answers of one run")
     pairs = list(zip(answers, of_target, strict=True))
@@ -174,30 +176,30 @@ def run(
     seed: int = 0,
     output: str = "results/spec_bench",
 ) -> list[Row]:
-    """Answers the questions with a method and with the target alone, writes both files, prints the table.
+    """Answers the questions with a method and with the target alone, writes both files, and prints the table.
 
     Args:
         pair: the models, as for a point.
         settings: how the method generates, as for a point; the target alone decodes under the same sampling.
-        conversation: a name in `CONVERSATIONS`.
-        instruction: the system's text; empty: none.
+        conversation: the template, a name in `CONVERSATIONS`.
+        instruction: text of the system instruction; empty: none.
         questions: a file in Spec-Bench's format, relative to the data directory.
-        categories: some of the six.
+        categories: names in `CATEGORIES`.
         per_category: largest number of questions of each category; `None`: all.
-        max_new_tokens: of one answer.
-        max_prompt_length: of a conversation, in tokens. A longer first turn is refused before anything is answered. A
-            question whose later turns are too long with the answers before them is left out of both files and named at
-            the end. The same holds for the number of positions that the models have.
+        max_new_tokens: largest number of new tokens in one answer.
+        max_prompt_length: largest length of a conversation in tokens. A longer first turn is refused before anything is
+            answered. A question whose later turn is too long, with the answers before it, is left out of both files and
+            named at the end. The number of positions that the models have limits conversations in the same way.
         seed: the random seed, as for a point.
-        output: a folder; pair and method give the names of its files. Answers of the same run in them are not generated
-            again.
+        output: a folder; the names of its files contain pair and method. Answers that the same run already stored in it
+            are not generated again.
 
     Returns:
-        The table's rows; empty without an answer.
+        The rows of the table; empty if there is no answer.
 
     Raises:
-        ValueError: a value without meaning; a first turn that is too long; files with answers of another run.
-        FileNotFoundError: no questions.
+        ValueError: a value is invalid; a first turn is too long; the files hold answers of another run.
+        FileNotFoundError: the file of questions does not exist.
         StoreLockedError: another process writes these answers.
     """
     settings = recorded(settings)
@@ -212,7 +214,7 @@ def run(
     check_first_turns(speakers[0], chosen)
     code = code_digests.digest(speakers[0].decoder, lambda: speakers[0].controls)
     identity: JsonRow = {"settings": record_key.canonical(settings), "form": asdict(form)}
-    identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # as whole numbers
+    identity |= {"seed": speakers[0].seed, "max_new_tokens": speakers[0].max_new_tokens}  # converted to int
     identity |= {"instruction": instruction, "device": hardware()}
     identity |= {"weights": loaded.fingerprint, **Heads(loaded).fingerprint(settings), "code": code}
     files = [_answer_file(output, pair, speaker.settings) for speaker in speakers]
@@ -247,7 +249,7 @@ def choose(questions: Sequence[Question], categories: Sequence[str], per_categor
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One answer: text, generated tokens, calls of the target, seconds, and the tokens that each round committed."""
+    """One answer: text, number of generated tokens, target calls, seconds, and tokens committed in each round."""
 
     text: str
     new_tokens: int
@@ -257,26 +259,26 @@ class Turn:
 
 
 class ConversationTooLong(ValueError):  # noqa: N818 (no error of the caller: answers have any length)
-    """Error for a turn whose prompt and answer are too long for the models; it names the turn and the limit."""
+    """Error for a turn that is too long for the models, with its answer; the message names turn and limit."""
 
 
 def committed(turn: Round) -> Array:
-    """Returns the tokens that a round committed, int32 `[B]`."""
+    """Returns the number of tokens that a round committed in each row, int32 `[B]`."""
     return turn.num_new
 
 
 @dataclass(eq=False)
 class Speaker:
-    """One method that holds conversations; it stops at those ends of turns that are a single token.
+    """Model pair with one method that answers questions; generation stops at stop texts that are a single token.
 
     Args:
         pair: a pair with a vocabulary; settings: as for a point.
-        conversation: the template of texts; instruction: the system's first text.
-        max_new_tokens: of one answer; seed: the random seed.
+        conversation: the template of the texts; instruction: the text of the system instruction.
+        max_new_tokens: largest number of new tokens in one answer; seed: the random seed.
 
     Raises:
-        ValueError: the errors of `build` and `Method.controls`; a method with several generations; a pair without a
-            vocabulary.
+        ValueError: the errors of `build` and `Method.controls`; the method consists of several generations; the pair
+            has no vocabulary.
     """
 
     pair: Pair
@@ -303,7 +305,7 @@ class Speaker:
         self._compiled: set[tuple[int, ...]] = set()
 
     def converse(self, question: Question) -> list[Turn]:
-        """Returns all turns of a question; prompts contain the answers before. Raises the errors of `prompt`."""
+        """Answers all turns of a question; a prompt contains all earlier answers. Raises the errors of `prompt`."""
         said: list[Turn] = []
         for _ in question.turns:
             said.append(self.answer(self.prompt(question, [turn.text for turn in said]), question.question_id))
@@ -313,7 +315,7 @@ class Speaker:
         """Returns the text before a question's next answer.
 
         Raises:
-            ConversationTooLong: it has more tokens than the pair accepts, or than the models have positions for.
+            ConversationTooLong: the text has more tokens than the pair accepts, or than the models have positions for.
         """
         turn = len(answers) + 1
         text = self.conversation.prompt(question.turns[:turn], answers, self.instruction)
@@ -323,7 +325,7 @@ class Speaker:
         return text
 
     def answer(self, text: str, example_id: int = 0) -> Turn:
-        """Generates and times an answer after `text`; compilation is not timed."""
+        """Generates and times an answer to the prompt `text`; compilation is not timed."""
         prompt = jax.device_put(make_prompt(self.pair, [text], max_new_tokens=self.max_new_tokens))
         inputs = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
 
@@ -337,7 +339,7 @@ class Speaker:
         generation = jax.block_until_ready(run())
         seconds = time.perf_counter() - begin
         out = collect(self.pair, generation, prompt, draft_alone=self.decoder.method.draft_alone)
-        assert out.texts is not None  # a pair without a vocabulary was refused
+        assert out.texts is not None  # `__post_init__` refuses a pair without a vocabulary
         return Turn(
             text=self.conversation.postprocess(out.texts[0]),
             new_tokens=int(out.lengths[0]),
@@ -349,7 +351,10 @@ class Speaker:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two sides: its speaker, its store, and everything that its answers depend on except the question."""
+    """One side of the comparison, the method or the target alone: its speaker, its store, and its settings.
+
+    `settings` holds everything that answers depend on except the question.
+    """
 
     speaker: Speaker
     store: ResultStore
@@ -388,12 +393,13 @@ class Side:
 
 
 def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str]:
-    """Generates the answers that the sides lack; the side that begins alternates.
+    """Generates the missing answers of both sides; the side that answers first alternates between questions.
 
-    A question is stored after both have answered it, so that the files hold the same questions in the same order.
+    The answers to a question are stored after both sides have answered it, so that both files hold the same questions
+    in the same order.
 
     Returns:
-        Why questions were left out: a later turn had no room.
+        For each question that was left out, a text that names the turn that was too long.
     """
     left_out = []
     for number, question in enumerate(questions):
@@ -424,7 +430,7 @@ def check_first_turns(speaker: Speaker, questions: Sequence[Question]) -> None:
 
 
 def check_file(path: Path, keys: Sequence[str]) -> None:
-    """Refuses a file with answers for other keys than `keys`; an incomplete last line is no answer."""
+    """Refuses a file with answers whose keys are not in `keys`; an incomplete last line is ignored."""
     content = path.read_bytes() if path.exists() else b""
     records, damaged = parse_lines(content[: content.rfind(b"\n") + 1])
     if damaged or not {record["key"] for record in records} <= set(keys):
@@ -447,8 +453,8 @@ def read_questions(file: str = "spec_bench/dev_half.jsonl") -> list[Question]:
     """Reads the questions of a file in Spec-Bench's format, relative to the data directory.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a question with an unknown category or without a turn.
+        FileNotFoundError: the file does not exist.
+        ValueError: a question has an unknown category or no turn.
     """
     all_questions = []
     for record in json_lines(directory.require(file)):
@@ -463,7 +469,7 @@ def read_questions(file: str = "spec_bench/dev_half.jsonl") -> list[Question]:
 
 
 def get_conversation(name: str) -> Conversation:
-    """Returns the entry `name` of `CONVERSATIONS`; ValueError if there is none."""
+    """Returns the template `name` of `CONVERSATIONS`; ValueError if there is none."""
     if name in CONVERSATIONS:
         return CONVERSATIONS[name]
     raise ValueError(
@@ -471,7 +477,8 @@ def get_conversation(name: str) -> Conversation:
     )
 
 
-# Marks and spaces are those that the models were trained with; the tokenizer adds the beginning-of-sequence token.
+# The special marks and spaces are those that the models were trained with. The tokenizer adds the beginning-of-sequence
+# token.
 CONVERSATIONS = {
     "plain": Conversation(user="User: {text}\nAssistant:", answer=" {text}\n", stop=("\nUser:",)),
     "vicuna": Conversation(

@@ -1,1 +1,1 @@
-"""Estimates of every rule's rates from one pass over given outputs; bounds; histograms."""
+"""Estimates of every rule's rejection and deferral rates from one pass over given outputs."""

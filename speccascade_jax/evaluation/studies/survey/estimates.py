@@ -1,21 +1,25 @@
-"""Estimates of what every rule would decide along given outputs, for every α, without decoding with any rule.
+"""Estimates of every rule's rejection and deferral rates for every α, from given outputs, without decoding.
 
-Both models read the same outputs in one call each. At every position, each rule's distribution is compared with the
-draft's over a grid of α. This gives a rule's rejection rate `E [1 − Σ min(π, q̃)]` and deferral rate `E [η]` at any α
-between. They are *estimates*: a running rule generates other prefixes than the surveyed ones.
+Each model scores the given outputs in one call. At every position, the distribution `π` of each rule is compared with
+the draft's distribution `q̃` for a grid of α's. This gives the rejection rate `E [1 − Σ min(π, q̃)]` and the deferral
+rate `E [η]` of a rule; rates between two α's of the grid are interpolated. The rates are *estimates*, because a rule
+that decodes generates other prefixes than the given outputs.
 
-The divergence of fuzzy decoding from the target is compared with the bound `N · share · τ` of Holsman et al. (2025,
-paper 2, §4.2 and Appendix B). The bound concerns the divergence between two distributions of whole outputs, the
-target's and the method's: at most the number of tokens `N`, times the share that the draft decides, times the
-threshold. These parts of it hold (METHODS section 5; `tests/evaluation/studies/survey/estimates_test.py` enumerates all
-outputs of small models):
+The module also compares the divergence between fuzzy decoding and the target with the bound `N · share · τ` of Holsman
+et al. (2025, §4.2 and Appendix B). This divergence is one between two distributions of whole outputs, the target's and
+the method's. The bound is the number of tokens `N`, times the share of tokens that the draft decides, times the
+threshold `τ`. What holds depends on the divergence (METHODS section 5;
+`tests/evaluation/studies/survey/estimates_test.py` enumerates all outputs of small models):
 
-* Both KLs obey the chain rule: the divergence of outputs *is* the expected sum of `Div` over the tokens that the draft
-  decides, under the first argument's distribution of prefixes: the method's for `kl_reversed`, the target's for `kl`.
-* `tv` is at most that sum, under either distribution of prefixes.
-* `js` obeys neither, and the bound fails: by a fifth for outputs of 2 tokens, a third for 3, three fifths for 8.
-* All of this concerns the distributions that are sampled. A decision on the raw distributions says nothing about them,
-  least of all for a greedy draft: a one-hot can be at any distance from a target that resembles its soft distribution.
+* Both KL divergences obey the chain rule: the divergence of whole outputs *is* the expected sum of `Div` over the
+  tokens that the draft decides. The expectation is over prefixes of the method for `kl_reversed`, and of the target for
+  `kl`.
+* The total variation `tv` of whole outputs is at most that expected sum, over prefixes of either one.
+* The Jensen-Shannon divergence `js` has neither property, and its bound can fail: by a fifth for outputs of 2 tokens,
+  by a third for 3 tokens, and by three fifths for 8 tokens.
+* These statements hold for the distributions that tokens are sampled from. If a rule compares the raw distributions
+  instead, nothing follows, in particular for a greedy draft: its sampling distribution is a one-hot vector, which may
+  be far from the target although the draft's soft distribution is close to it.
 """
 
 import warnings
@@ -38,9 +42,10 @@ from speccascade_jax.rules.rule import Rule
 
 
 class Estimate(NamedTuple):
-    """A rule's rates at an α: the expected share of examined drafts that are rejected, and the mean `η` over positions.
+    """Estimated rates of a rule at one α: `rejection` and `deferral`.
 
-    `deferral` is `None` for rules that are no deferral.
+    `rejection` is the expected share of examined draft tokens that are rejected. `deferral` is the mean of `η` over
+    positions, or `None` for rules without a deferral function.
     """
 
     rejection: float
@@ -49,7 +54,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A rule's values along the surveyed positions: `alphas` `[A]`, `rejection` and `deferral` `[A, N]` for each α."""
+    """Rates of one rule at every surveyed position: `alphas` `[A]`; `rejection` and `deferral` `[A, N]`."""
 
     alphas: np.ndarray
     rejection: np.ndarray
@@ -58,12 +63,12 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Measures and every rule's rates at each surveyed position.
+    """Measured quantities, and the rates of every rule, at each position of the given outputs.
 
     Attributes:
-        positions: name -> float32 `[N]`, one number per surveyed position: see `quantities`.
-        curves: name of a rule -> its `Curve`.
-        rows: int32 `[N]`, the output that each position belongs to.
+        positions: maps the name of a quantity (`quantities`) to float32 `[N]`, one number per surveyed position.
+        curves: maps the name of a rule to its `Curve`.
+        rows: int32 `[N]`, the index of the output that each position belongs to.
     """
 
     positions: dict[str, np.ndarray]
@@ -71,7 +76,7 @@ class Survey:
     rows: np.ndarray
 
     def estimate(self, rule: str, alpha: float | None = None) -> Estimate:
-        """Returns the rates at `alpha`, linear between the grid's α's; ValueError if it was not surveyed."""
+        """Returns the rates of a rule at `alpha`, interpolated linearly; ValueError if they were not surveyed."""
         curve = self._curve(rule)
         if len(curve.alphas) == 1:
             alpha = float(curve.alphas[0])
@@ -83,15 +88,15 @@ class Survey:
         return Estimate(rejection, deferral)
 
     def plan(self, rule: str, count: int) -> tuple[float, ...]:
-        """Returns `count` >= 2 α's at equal steps of the estimated rejection rate; raises the errors of `estimate`."""
+        """Returns `count` >= 2 α's, evenly spaced in the estimated rejection rate; raises the errors of `estimate`."""
         if count < 2:
             raise ValueError(f"count={count}: a curve needs at least 2 points")
         alphas, rates = self._curve(rule).alphas, self._curve(rule).rejection.mean(-1)
         if len(alphas) == 1:
             return (float(alphas[0]),)
-        # acceptance may fall with α in places, so the steps divide the length of the curve's path evenly
+        # the rate may rise and fall with α, so the α's evenly divide the sum of all changes of the rate
         path = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(rates)))])
-        path = path + np.arange(len(path)) * 1e-9  # `np.interp` needs rising values, also where the curve is level
+        path = path + np.arange(len(path)) * 1e-9  # `np.interp` needs strictly increasing values
         chosen = np.interp(np.linspace(0.0, path[-1], count), path, alphas)
         return tuple(float(f"{alpha:.3g}") for alpha in chosen)
 
@@ -109,20 +114,20 @@ def survey(
     controls: Controls,
     grids: Mapping[str, Sequence[float]],
 ) -> Survey:
-    """Surveys every position of every output, the stop id included.
+    """Computes the quantities and rates at every position of every output, the stop id included.
 
-    Outputs along which a model gives NaN or infinite logits are left out, and a warning says how many.
+    Outputs along which a model gives NaN or infinite logits are left out, and a warning gives their number.
 
     Args:
         pair: the models.
         prompt: `[B, P]`, the prompts of the outputs.
-        tokens: int32 `[B, L]`, the outputs of any writer.
+        tokens: int32 `[B, L]`, the outputs, written by any method.
         lengths: int32 `[B]`, number of tokens of each output.
         controls: temperature, top-p and top-k of both models per row; its α is ignored.
-        grids: rule -> rising α's (one number for rules without α).
+        grids: maps a rule to increasing α's (one number for rules without α).
 
     Raises:
-        ValueError: an unknown rule, an α outside its domain, an empty or falling grid.
+        ValueError: a rule is unknown, an α is outside its domain, or a grid is empty or does not increase.
     """
     chosen = {name: (deferral.get(name), _grid(deferral.get(name), grid)) for name, grid in grids.items()}
     logits = [along(bound, prompt, jnp.asarray(tokens)) for bound in (pair.draft, pair.target)]
@@ -138,7 +143,7 @@ def survey(
 
 
 def join(parts: Sequence[Survey]) -> Survey:
-    """Joins surveys of different examples under the same settings; continues the numbering of rows."""
+    """Joins surveys of different examples under the same settings, and numbers their rows consecutively."""
     starts = np.cumsum([0, *(int(part.rows.max(initial=-1)) + 1 for part in parts)])
     curves = {}
     for name, curve in parts[0].curves.items():
@@ -152,7 +157,7 @@ def join(parts: Sequence[Survey]) -> Survey:
 
 
 def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
-    """Returns the lengths, but 0 for outputs along which the draft or the target gives NaN or infinite logits."""
+    """Returns the lengths, with 0 for outputs along which the draft or the target gives NaN or infinite logits."""
     lost = [np.asarray(failing(model_logits, jnp.asarray(lengths))) for model_logits in logits]
     for name, rows in zip(("draft", "target"), lost, strict=True):
         if rows.any():
@@ -179,9 +184,10 @@ def _laws(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
 
 @jax.jit
 def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
-    """Computes the quantities that rules decide by, and the tokens' own probabilities, float32 `[..., 1]` each.
+    """Computes the quantities that rules base decisions on, and the probabilities of the tokens.
 
-    Entropies are in nats. Every divergence appears twice: `<name>` of `p` and `q`, `<name>_scaled` of `p̃` and `q̃`.
+    All results are float32 `[..., 1]`. Entropies are in nats. Every divergence has two entries: `<name>` compares `p`
+    with `q`, and `<name>_scaled` compares `p̃` with `q̃`.
     """
     chosen = laws.at_tokens(pair, tokens)
     values = {"q_of_token": chosen.q, "p_of_token": chosen.p}
@@ -196,7 +202,7 @@ def quantities(pair: LawPair, tokens: Array) -> dict[str, Array]:
 
 @partial(jax.jit, static_argnames="rule")
 def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
-    """Returns `Σ min(π, q̃)` and `η`, `[A, B, L]`; one α at a time, to bound the memory of distributions."""
+    """Returns `Σ min(π, q̃)` and `η`, `[A, B, L]` each, computed for one α at a time to limit the memory."""
 
     def at(alpha: Array) -> tuple[Array, Array]:
         column = jnp.full(pair.greedy.shape, alpha)
@@ -210,18 +216,18 @@ def _along_grid(rule: Rule, pair: LawPair, grid: Array) -> tuple[Array, Array]:
 
 
 OUTPUTS = {"tv": ("rule", "target"), "kl_reversed": ("rule",), "kl": ("target",), "js": ("rule",)}
-"""Divergence -> the outputs along which its share is valid; the method's own come first if both are."""
+"""Map from a divergence to the outputs that may determine the bound's share of tokens; the first is preferred."""
 HEURISTIC = "heuristic (may be exceeded by a fifth, and by more on long outputs)"
 
 
 class Bound(NamedTuple):
-    """The bound of a fuzzy rule at a threshold, along given outputs.
+    """Bound on the divergence of a fuzzy rule from the target at one threshold, measured along given outputs.
 
     Attributes:
-        tokens: `N`, mean positions per output, the stop id included.
+        tokens: `N`, mean number of positions per output, the stop id included.
         share: the share of these positions with `Div < τ`, where tokens have the draft's distribution.
-        incurred: mean over outputs of the sum of `Div(p̃, q̃)` over these positions, in the divergence's unit.
-        bound: `N · share · τ`; standing: whether it is proven, in words.
+        incurred: sum of `Div(p̃, q̃)` over these positions, mean over outputs, in the unit of the divergence.
+        bound: `N · share · τ`; standing: the status of the bound in words, such as "proven".
     """
 
     tokens: float
@@ -232,34 +238,35 @@ class Bound(NamedTuple):
 
 
 def bound(surveyed: Survey, rule: str, tau: float, along: str = "rule", greedy: bool = False) -> Bound:
-    """Returns the bound of a fuzzy rule at threshold `tau`, and the divergence that is incurred.
+    """Returns the bound on the divergence of a fuzzy rule at threshold `tau`, and the divergence actually incurred.
 
     Args:
         surveyed: a survey with `rule` at `tau` in its grid.
         rule: a fuzzy rule's name.
         tau: the rule's threshold τ.
-        along: the writer of the surveyed outputs: "rule" (the fuzzy method itself, `bonus="rule"`, at this `tau`),
-            "target", or any other.
+        along: the method that wrote the surveyed outputs: "rule" (the fuzzy method itself, `bonus="rule"`, at this
+            `tau`), "target", or any other.
         greedy: whether the draft was greedy.
 
     Raises:
-        ValueError: no fuzzy rule, or one that was not surveyed at `tau`.
+        ValueError: the rule is not fuzzy, or was not surveyed at `tau`.
     """
     form = threshold(rule)
     curve = surveyed.curves.get(rule)
     if curve is None or curve.deferral is None or tau not in curve.alphas:
         raise ValueError(f"rule {rule!r} was not surveyed at τ = {tau:g}: add this τ to the grid of the survey")
-    kept = curve.deferral[list(curve.alphas).index(tau)] == 0  # the rule's own decision: δ is 0 or 1
+    # positions at which the rule keeps the draft's distribution: its deferral is 0 there, and 1 elsewhere
+    kept = curve.deferral[list(curve.alphas).index(tau)] == 0
     outputs = int(surveyed.rows.max()) + 1
     tokens, share = len(kept) / outputs, float(kept.mean())
-    # Tokens are drawn from the scaled distributions, whatever the rule compares. Other positions may have an
-    # infinite divergence.
+    # Tokens are drawn from the scaled distributions, even if the rule compares the raw ones. `np.where` excludes the
+    # other positions, because their divergence may be infinite.
     incurred = float(np.where(kept, surveyed.positions[f"{form.name}_scaled"], 0.0).sum()) / outputs
     return Bound(tokens, share, incurred, tokens * share * tau, standing(form, along, greedy))
 
 
 def threshold(rule: str) -> Threshold:
-    """Returns the comparison of a fuzzy rule with τ; ValueError for an unknown rule or one that is not fuzzy."""
+    """Returns the comparison of a divergence with τ that a fuzzy rule makes; ValueError if the rule is not fuzzy."""
     decision = deferral.get(rule).deferral
     if not isinstance(decision, Threshold):
         raise ValueError(f"rule {rule!r} compares no divergence with a threshold: choose a fuzzy_ rule")
@@ -272,15 +279,15 @@ def is_fuzzy(rule: str) -> bool:
 
 
 def outputs_of(form: Threshold) -> str:
-    """Returns whose outputs to survey for the bound: "rule" (the method's own) or "target"."""
+    """Returns which outputs to survey for the bound: "rule" (those of the fuzzy method) or "target"."""
     return OUTPUTS.get(form.name, ("rule",))[0]
 
 
 def standing(form: Threshold, along: str, greedy: bool) -> str:
-    """Returns the status of the bound `N · share · τ` for a decision: "proven", "heuristic …", or why it is no bound.
+    """Returns the status of the bound `N · share · τ`: "proven", "heuristic …", or the reason why it is no bound.
 
-    A greedy draft under a decision on the scaled distributions is no exception: `q̃` is then the one-hot that tokens
-    are drawn from.
+    A greedy draft is no exception if the rule compares the scaled distributions, because `q̃` is then the one-hot that
+    tokens are drawn from.
     """
     if not form.scaled:
         read = "it reads the raw distributions, but tokens come from the scaled ones"

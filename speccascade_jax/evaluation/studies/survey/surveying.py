@@ -1,4 +1,7 @@
-"""Surveys of a task: taking, printing, and comparison with real runs; `experiments/survey.py` calls them."""
+"""Surveys of a task: estimates of all rules' rates, printed as tables and compared with real runs.
+
+`experiments/survey.py` calls this module.
+"""
 
 import itertools
 import json
@@ -29,7 +32,7 @@ from speccascade_jax.storage.files import check_replaceable, plain, write_atomic
 
 
 class Written(NamedTuple):
-    """A batch of outputs: the prompts, the generation for them, and the rows that count, bool `[B]`."""
+    """Batch of generated outputs: the prompts, their generation, and the mask of rows that count, bool `[B]`."""
 
     prompt: Prompt
     generation: Generation
@@ -41,7 +44,7 @@ WRITERS = {
     "draft": Settings(method=DRAFT),
     "mixed": Settings(rule="random_accept", alpha=0.5),
 }
-"""Writers of the outputs that are surveyed; "mixed" samples each token from the draft or the target, evenly."""
+"""Methods that generate the outputs to survey; "mixed" takes each token from draft or target with equal probability."""
 
 
 def survey(
@@ -59,25 +62,26 @@ def survey(
     seed: int = 0,
     output: str = "",
 ) -> list[dict[str, Any]]:
-    """Estimates every rule's rejection and deferral rate from one pass, and prints them.
+    """Estimates every rule's rejection and deferral rate from one pass over generated outputs, and prints the rates.
 
     Args:
         pair: the models, as for a run.
         evaluation: as for a run; its examples for quality are surveyed.
         settings: how both models sample.
         rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
-        along: the writer of the surveyed outputs, a name in `WRITERS`.
-        alphas: size of each rule's grid over its usual range.
-        check: shares of each rule's range, in [0, 1], at which the rule really runs and the error is reported.
-        bounds: thresholds τ at which the fuzzy rules among `rules` really run, with a sampled draft unless `settings`
-            give it temperature 0; the divergence incurred is compared with `N · share · τ`.
-        histogram: the divergence that is counted over positions, a name in `histograms.LAST_EDGES`.
-        block_size: γ of these runs.
+        along: the method that generates the surveyed outputs, a name in `WRITERS`.
+        alphas: number of α's in each rule's grid, which covers the usual range of α.
+        check: positions in the range of α, as fractions in [0, 1], at which each rule is also run, to report the error
+            of the estimate.
+        bounds: thresholds τ at which the fuzzy rules among `rules` are also run, to compare their divergence with the
+            bound `N · share · τ`. Their draft is sampled unless `settings` give it temperature 0.
+        histogram: the divergence whose histogram over positions is printed, a name in `histograms.LAST_EDGES`.
+        block_size: γ of the runs for `check` and `bounds`.
         seed: the random seed, as for a run.
-        output: a JSON file for the printed rows, the bounds and the histogram; empty: no file.
+        output: path of a JSON file for the printed rows, the bounds and the histogram; empty: no file.
 
     Raises:
-        ValueError: a value without meaning, or an output that is another file, before anything is loaded.
+        ValueError: a value is invalid, or `output` is a file of another kind; raised before anything is loaded.
     """
     if along not in WRITERS:
         raise ValueError(f"along={along!r} is not one of {', '.join(WRITERS)}")
@@ -122,13 +126,13 @@ def grid(rule: str, count: int, vocab_size: int = 8192) -> tuple[float, ...]:
 
 
 def plan(session: Session, point: Point, names: Sequence[str], count: int) -> dict[str, tuple[float, ...]]:
-    """Plans `count` α's for every rule of `names` that has an α.
+    """Returns `count` α's for every rule of `names` that has an α, evenly spaced in the estimated rejection rate.
 
-    They are spread over the rejection rate that a survey along mixed outputs estimates.
+    The rate is estimated by a survey of "mixed" outputs (`WRITERS`).
 
     Args:
-        session: holds the pair and its examples.
-        point: its evaluation, sampling and seed are surveyed.
+        session: provides the pair and its examples.
+        point: provides the evaluation, the sampling and the seed of the survey.
         names: names of rules; those without an α are left out.
         count: number of α's for each rule.
     """
@@ -143,9 +147,9 @@ def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -
 
 
 def write(session: Session, point: Point) -> list[Written]:
-    """Generates outputs for the evaluation's examples with the point's method, in batches of one size.
+    """Generates outputs for the evaluation's examples with the point's method, in batches of equal size.
 
-    Rows that met NaN or infinite logits do not count.
+    Rows in which a model gave NaN or infinite logits do not count.
     """
     out = []
     for rows, counted in session.batches(point.evaluation):
@@ -161,19 +165,19 @@ def write(session: Session, point: Point) -> list[Written]:
 
 
 def rates(written: Sequence[Written]) -> dict[str, Any]:
-    """Summarises the measures of generated outputs (METHODS section 9)."""
+    """Computes the summary measures of generated outputs (METHODS section 9)."""
     stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(batch.generation.stats for batch in written))
     return summarise(stats, rows=np.concatenate([batch.counts for batch in written]))
 
 
 def read(session: Session, point: Point, written: Sequence[Written], grids: Mapping[str, Sequence[float]]) -> Survey:
-    """Surveys generated outputs under the point's sampling.
+    """Surveys generated outputs under the point's sampling settings.
 
     Raises:
         FloatingPointError: every output met NaN or infinite logits, so that there is nothing to survey.
     """
     parts = []
-    # a model that decodes alone has one temperature; the comparison needs the controls of both models
+    # the survey needs the controls of both models, but the settings of a model that decodes alone have only its own
     compared = written_by("mixed", point)
     for batch in written:
         tokens, lengths = np.asarray(batch.generation.tokens), np.asarray(batch.generation.lengths)
@@ -190,7 +194,7 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
 
 
 def _shown(alphas: Sequence[float], check: Sequence[float]) -> list[float]:
-    """Returns the α's to print: those to be checked, or five over the range."""
+    """Returns the α's to print: those given by `check`, or else five over the range."""
     if len(alphas) == 1:
         return list(alphas)
     shares = check or (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -204,9 +208,9 @@ def _row(surveyed: Survey, rule: str, alpha: float) -> dict[str, Any]:
 
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Runs the rule and surveys its own outputs; returns the errors of both estimates: along other outputs and its own.
+    """Runs a rule, and returns the errors of two estimates: along the surveyed outputs and along its own outputs.
 
-    Along its own outputs the prefixes are those of the run, so they do not cause the second error.
+    The rule's own outputs have the same prefixes as the run, so other prefixes cannot explain the second error.
     """
     real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
     validate(real)
@@ -222,13 +226,14 @@ def _checked(session: Session, point: Point, row: dict[str, Any], block_size: in
 
 
 def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], block_size: int) -> list[Point]:
-    """Returns checked points of the fuzzy method for every τ and fuzzy rule; the draft is sampled by default."""
+    """Returns validated points of the fuzzy method for every τ and fuzzy rule, with a sampled draft by default."""
     if any(not 0 < tau < math.inf for tau in taus):
         raise ValueError(f"bounds={tuple(taus)} must be thresholds above 0: at 0 every draft is rejected")
     fuzzy = [name for name in names if estimates.is_fuzzy(name)]
     if len(taus) and not fuzzy:
         raise ValueError(f"bounds={tuple(taus)} need a fuzzy rule: add one to rules, such as 'fuzzy_tv_scaled'")
-    chosen = point.settings  # the method's own default is a greedy draft
+    # set the draft's temperature, because the default of the fuzzy method is a greedy draft
+    chosen = point.settings
     drafted = chosen.temperature if chosen.draft_temperature is None else chosen.draft_temperature
     points = []
     for name, tau in itertools.product(fuzzy, taus):
@@ -239,17 +244,17 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
 
 
 def _under(point: Point, settings: Settings) -> Point:
-    """Returns the point under other settings, but with its own sampling."""
+    """Returns the point with other settings, but with the sampling of the point."""
     return replace(point, settings=replace(settings, **sampling_of(point.settings)))
 
 
 def written_by(along: str, point: Point) -> Point:
-    """Returns the point with a writer's settings from `WRITERS`, but with its own sampling."""
+    """Returns the point with the settings of `WRITERS[along]`, but with the sampling of the point."""
     return _under(point, WRITERS[along])
 
 
 def _bounded(session: Session, run: Point) -> dict[str, Any]:
-    """Returns a row of bounds: runs the method, or the target for `kl`, and surveys its outputs."""
+    """Runs the method (the target for `kl`), surveys its outputs, and returns one row of the table of bounds."""
     rule, tau = run.method.rule(run.settings).name, run.settings.alpha
     assert tau is not None
     along = estimates.outputs_of(estimates.threshold(rule))
@@ -277,7 +282,7 @@ def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
 
 
 def show_bounds(rows: Sequence[Mapping[str, Any]], outputs: int) -> None:
-    """Prints rows (`Bound`'s fields, `rule`, `tau` and `along`) as a table."""
+    """Prints the table of bounds; each row holds the fields of `Bound`, and `rule`, `tau` and `along`."""
     note = (
         f"Means over {outputs:,} outputs. Share: share of tokens with Div < τ. Incurred: sum of Div(p̃, q̃) over these "
         "tokens; its mean is the divergence of whole outputs for the KLs, and at least that divergence for tv. tv and "
@@ -292,7 +297,7 @@ def show_bounds(rows: Sequence[Mapping[str, Any]], outputs: int) -> None:
 def _print(
     title: str, note: str, heads: Mapping[str, str], rows: Sequence[Mapping[str, Any]], unbroken: str = ""
 ) -> None:
-    """Prints the entries of rows that have a header; `unbroken` names a column whose cells are not wrapped."""
+    """Prints a table of the entries that have a header; `unbroken` names a column whose cells are not wrapped."""
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
     names = [name for name in heads if name in rows[0]]
     for name in names:
