@@ -1,1 +1,1 @@
-"""Training of the models and heads that decode."""
+"""Training of T5 models, acceptance heads and early-exit heads."""

@@ -1,6 +1,6 @@
-"""Training in epochs: one loop for acceptance heads, early exits and selection policies.
+"""Training loop over epochs, shared by acceptance heads, early exits and selection policies.
 
-The position in the data is a function of the optimiser's step, so a saved state suffices to resume a killed run.
+The step number of the optimiser determines the position in the data, so a saved state suffices to resume a killed run.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochTrainer:
-    """Settings shared by all trainers on acceptance data.
+    """Settings that all trainers on acceptance data (`experiments.make_acceptance_data`) share.
 
     Attributes:
-        run_dir: folder of the state, the metrics and the result; training resumes if it holds a run.
-        pair: the models; data: folders of `experiments.make_acceptance_data`, made with that pair.
+        run_dir: folder of the state, the metrics and the result; training resumes if the folder holds a run.
+        pair: the models; data: folders that `experiments.make_acceptance_data` wrote for this pair.
         held_out: share of the prompts that are used for evaluation only.
-        batch_positions: positions per step, padding included; epochs: passes over the prompts.
+        batch_positions: number of positions per step, padding included; epochs: number of passes over the prompts.
         peak, weight_decay: peak learning rate and weight decay of AdamW (`optimizer`).
-        seed: random seed of the parameters, the split, the order and the mixes.
+        seed: random seed of the parameters, the held-out prompts, the order of prompts and the mixes.
         log_every: steps between log records; save_every_seconds: seconds between saves of the resumable state.
 
     Raises:
@@ -63,7 +63,7 @@ class EpochTrainer:
 
 
 def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
-    """Checks a trainer's learning rate (the field named `rate`), its counts, seed and held-out share."""
+    """Checks a trainer's learning rate (the field that `rate` names), its counts, its seed and its held-out share."""
     for name in counts:
         whole(name, getattr(trainer, name), 1)
     check_seed(trainer.seed)
@@ -76,18 +76,20 @@ def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
         raise ValueError(f"held_out={trainer.held_out} is outside (0, 1)")
 
 
-@functools.cache  # equal runs share their compiled step
+@functools.cache  # so that equal runs share their compiled step
 def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -> optax.GradientTransformation:
-    """Returns AdamW with a rate that rises linearly to `peak` and falls as a cosine to 0 at `steps`."""
+    """Returns AdamW with a learning rate that rises linearly to `peak` and falls as a cosine to 0 at step `steps`."""
     rate = optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup_steps, steps // 2), steps)
     return optax.adamw(rate, weight_decay=weight_decay)
 
 
 class EpochRun(runs.Run):
-    """Run of a trainer over epochs: its position in them follows from the step. Subclasses define data and model.
+    """Run of a trainer over epochs; the step number determines the position in the data.
+
+    Subclasses define data and model.
 
     Attributes:
-        steps_per_epoch, total: numbers of optimiser steps; `prepare` sets them.
+        steps_per_epoch, total: numbers of optimiser steps in an epoch and in the whole run; `prepare` sets them.
 
     Raises:
         ValueError: the run directory was started with other settings.
@@ -111,7 +113,7 @@ class EpochRun(runs.Run):
         raise NotImplementedError
 
     def batches(self, epoch: int) -> Iterable[Any]:
-        """Returns an epoch's batches, a function of the seed and the epoch."""
+        """Returns the batches of an epoch, which depend only on the seed and the epoch."""
         raise NotImplementedError
 
     def step(self, epoch: int, batch: Any) -> dict[str, Array]:
@@ -119,15 +121,15 @@ class EpochRun(runs.Run):
         raise NotImplementedError
 
     def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
-        """Logs the results of a step; `step` counts the steps taken so far."""
+        """Logs the results of a step; `step` is the number of steps taken so far."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that the result depends on; the data are represented by their key."""
+        """Returns the settings that the result depends on; the key of the data represents the data."""
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
         return dict(files.plain(chosen | {"data": self.data.key}))
 
     def remaining(self) -> Iterator[tuple[int, Any]]:
-        """Yields epoch and batch of every remaining step."""
+        """Yields the epoch and the batch of every remaining step."""
         begun, first = divmod(int(self.state.step), self.steps_per_epoch)
         for epoch in range(begun, self.trainer.epochs):
             for batch in itertools.islice(self.batches(epoch), first if epoch == begun else 0, None):
@@ -139,7 +141,9 @@ class EpochRun(runs.Run):
 
 
 class AcceptanceRun(EpochRun):
-    """Run of an `EpochTrainer`: the pair, the data and the position in them. Subclasses define the trained model.
+    """Run of an `EpochTrainer`, with the pair, the data and the position in the data.
+
+    Subclasses define the trained model.
 
     Raises:
         ValueError: the data belong to another pair, or the run directory was started with other settings.
@@ -162,7 +166,7 @@ class AcceptanceRun(EpochRun):
         return params, optimizer(trainer.peak, warmup_steps, self.total, trainer.weight_decay)
 
     def batches(self, epoch: int) -> list[mixing.Batch]:
-        """Returns an epoch's batches of the training prompts."""
+        """Returns the batches of training prompts in an epoch."""
         return self.cuts.epoch(self.train_rows, self.trainer.seed, epoch)
 
     def report(self, step: int, epoch: int, losses: dict[str, Array]) -> None:
@@ -184,12 +188,12 @@ class AcceptanceRun(EpochRun):
         return self.evaluate() if self.evaluated is None else self.evaluated
 
     def facts(self) -> dict[str, Any]:
-        """Returns the entries about training data and steps for the card of the written file."""
+        """Returns the entries about training data and steps that the card of the written file holds."""
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         return {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
 
     def initial(self) -> tuple[Params, int]:
-        """Returns the initial parameters, and the number of warm-up steps of the rate.
+        """Returns the initial parameters, and the number of warm-up steps of the learning rate.
 
         Raises:
             ValueError: the data were not made with this pair.
@@ -197,8 +201,8 @@ class AcceptanceRun(EpochRun):
         raise NotImplementedError
 
     def evaluate(self) -> dict[str, Any]:
-        """Returns the evaluation on the held-out prompts; it is logged after every epoch."""
+        """Returns the evaluation on the held-out prompts, which is logged after every epoch."""
         raise NotImplementedError
 
     def write(self) -> None:
-        """Writes the trained parameters."""
+        """Writes the trained parameters to a file."""

@@ -1,9 +1,9 @@
-"""Training of early-exit heads: all exits of a target in one pass over the data, its layers frozen.
+"""Training of early-exit heads: all exits of a target at once, in one pass over the data and with frozen layers.
 
-Globerson et al. (2025), section 4.1; METHODS.md section 7. Each head learns the distribution of the whole model (or of
-another exit) at every position of the target's own outputs, by KL divergence. Frozen layers give all heads the same
-states, and computing these takes most of the time, so all heads are trained at once. The heads share nothing else: each
-ends as if it were trained alone.
+Source: Globerson et al. (2025), section 4.1; METHODS section 7. Each head learns the distribution of the whole model
+(or of another exit) at every position of the target's own outputs, by KL divergence. With frozen layers, all heads read
+the same hidden states. Computing these states takes most of the time, so all heads are trained at once. The heads share
+nothing else: each ends as if it were trained alone.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from speccascade_jax.training.heads.mixing import Batch
 from speccascade_jax.training.runs import Stepped, TrainState
 
 FILE = "exit_heads.msgpack"
-"""Name of the output file in the run's folder."""
+"""Name of the file with the trained heads in the run's folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitTrainer(EpochTrainer):
-    """Trainer of exit heads of a pair's target; rate, warm-up and epochs default to the paper's values.
+    """Trainer of the exit heads of a pair's target; learning rate, warm-up and epochs default to the paper's values.
 
     Attributes:
         layers: layers of the exits, each from 0 to the target's depth − 1.
-        towards: layer of the exit that serves as the teacher (one of `init_from`'s); `None`: the target is the teacher.
-            The paper trains all heads towards the target, then the smallest one of a stack towards the intermediate
-            one.
-        init_from: file of heads to start from; a layer that it lacks starts with the target's own head.
-        warmup: share of the steps in which the rate rises.
+        towards: layer of the exit that is the teacher, which must be in `init_from`; `None`: the target is the teacher.
+            The paper first trains all heads towards the target, and then the smallest exit of a stack towards the
+            intermediate exit.
+        init_from: file of heads to start from; a layer that is not in the file starts with the target's own head.
+        warmup: share of the steps in which the learning rate rises.
 
     Raises:
         ValueError: a setting is invalid.
@@ -70,26 +70,28 @@ class ExitTrainer(EpochTrainer):
             raise ValueError(f"warmup={self.warmup} is not a share of the steps: give a number in [0, 1)")
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end (from the saved state if there is one) and writes the heads; returns the evaluation."""
+        """Trains to the end, from the saved state if there is one, and writes the heads; returns the evaluation."""
         with runs.alone(files.expanded(self.run_dir)):
             return Run(self).finish()
 
 
 Lesson = tuple[list[Array], Array, Array]
-"""States `[B, T, E]` of every exit, the teacher's log-probabilities `[B, T, V]`, and which positions count `[B, T]`."""
+"""Hidden states `[B, T, E]` of every exit, log-probabilities `[B, T, V]` of the teacher, counted positions `[B, T]`."""
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def frozen(
     models: Any, teacher: Any, places: Places, distinct_arrays: list[Array], batch: Batch
 ) -> tuple[list[Array], Array]:
-    """Returns the states of each exit along a batch, and the teacher's log-probabilities (see `Lesson`).
+    """Returns the hidden states of each exit for a batch, and the log-probabilities of the teacher (see `Lesson`).
 
     Args:
         models: the exits.
         teacher: the model whose log-probabilities are returned.
-        places: where each tree's arrays are in `distinct_arrays`: the exits' trees, then the teacher's.
-        distinct_arrays: the `distinct` parameters of the exits and the teacher: shared layers are computed once.
+        places: positions in `distinct_arrays` of each tree's arrays: first the trees of the exits, then the teacher's
+            tree.
+        distinct_arrays: the parameters of the exits and the teacher, each array once (`distinct`), so that shared
+            layers are computed once.
         batch: `[B, T]`, prompts and the tokens after them.
     """
     bound = restored(distinct_arrays, places)
@@ -102,7 +104,7 @@ def frozen(
 
 
 def head_log_law(model: Any, kernel: Array, hidden: Array) -> Array:
-    """Returns the float32 log-probabilities `[..., V]` of an exit's own head, by the same code that it drafts with."""
+    """Returns float32 log-probabilities `[..., V]` of an exit with its own head, computed as when the exit drafts."""
     params = {"decoder": {"logits_dense": {"kernel": kernel}}}
     logits: Array = model.model._apply(params, hidden, method="logits")
     return jax.nn.log_softmax(logits[..., : model.vocab_size])
@@ -117,7 +119,7 @@ def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(models: Any, optimizer: optax.GradientTransformation, state: TrainState, lesson: Lesson) -> Stepped:
-    """Takes one step of all heads; the losses are the divergences by layer, in nats per position."""
+    """Takes one optimiser step of all heads; the losses are the KL divergences by layer, in nats per position."""
     hidden, taught, counted = lesson
 
     def total(params: Params) -> tuple[Array, dict[str, Array]]:
@@ -132,7 +134,7 @@ def train_step(models: Any, optimizer: optax.GradientTransformation, state: Trai
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Returns three sums over positions: divergence, probability mass shared with the teacher, equal greedy tokens."""
+    """Returns sums over positions: KL divergence, probability mass shared with the teacher, and equal greedy tokens."""
     log_law = head_log_law(model, kernel, hidden)
     shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
     same = log_law.argmax(-1) == taught.argmax(-1)
@@ -160,7 +162,7 @@ class Run(AcceptanceRun):
             raise ValueError(f"layer {wrong[0]} has no exit to train: exits are below layer {depth}, the last")
 
     def initial(self) -> tuple[Params, int]:
-        """Returns the heads of `init_from`, or the target's own, and the number of warm-up steps."""
+        """Returns the heads of `init_from`, or else the target's own head, and the number of warm-up steps."""
         self._check()
         trainer, target = self.trainer, self.pair.target
         self.given, self.teacher = None, target
@@ -171,9 +173,9 @@ class Run(AcceptanceRun):
                 self.teacher = early_exit(target, layer, self.given.kernel(layer, trainer.init_from))
         given_kernels = {} if self.given is None else self.given.kernels
         shared = jnp.asarray(shared_head(target))
-        # copies, because a step donates the buffers of the state before it
+        # copies, because a training step donates the buffers of its input state
         kernels = {layer: jnp.array(given_kernels.get(layer, shared)) for layer in sorted(trainer.layers)}
-        # only the exits' states are read, so any head serves here
+        # training reads only the hidden states of these exits, so any head serves here
         self.exits = [early_exit(target, layer, shared) for layer in kernels]
         self.models = tuple(exit.model for exit in self.exits)
         return {f"{layer:03}": kernel for layer, kernel in kernels.items()}, round(trainer.warmup * self.total)
@@ -183,7 +185,7 @@ class Run(AcceptanceRun):
         return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
     def lesson(self, batch: Batch) -> Lesson:
-        """Returns the inputs and teacher outputs of a batch."""
+        """Returns the exits' hidden states, the teacher's log-probabilities and the counted positions of a batch."""
         distinct_arrays, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
         hidden, taught = frozen(self.models, self.teacher.model, places, distinct_arrays, batch)
         counted = np.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
@@ -210,7 +212,7 @@ class Run(AcceptanceRun):
         return scores
 
     def write(self) -> None:
-        """Writes the heads, including heads of `init_from` that were not trained, with their card."""
+        """Writes all heads with their card, including heads of `init_from` that were not trained."""
         start_heads = ({}, {}) if self.given is None else (self.given.kernels, self.given.card.towards)
         trained = {int(name): kernel for name, kernel in self.state.params.items()}
         towards, target = (

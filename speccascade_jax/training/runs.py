@@ -1,4 +1,4 @@
-"""Files of a run: its resumable state and its metrics, both safe if the process is killed at any moment."""
+"""Files of a training run: its resumable state and its metrics, both safe if the process is killed at any moment."""
 
 import contextlib
 import errno
@@ -28,12 +28,15 @@ STATE_FILE = "state.msgpack"
 T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
 FOLDER = "tensorboard"
-"""Folder of a run's event files."""
+"""Name of the folder in a run's folder for TensorBoard's event files."""
 
 
 @flax.struct.dataclass
 class TrainState:
-    """State that a step changes: parameters (of heads by name), optimiser state, int32 step count."""
+    """State that a training step changes: parameters, optimiser state, and int32 step count.
+
+    For acceptance and exit heads, the parameters are a dictionary by the name of a head.
+    """
 
     params: Params
     opt_state: Any
@@ -57,14 +60,11 @@ Stepped = tuple[TrainState, dict[str, Array]]
 class Run:
     """Run of a trainer in its folder: the state, the log, and a loop over steps that may be killed at any moment.
 
-    Subclasses define the training: which batches `remaining` yields, how `take` uses a batch, and what `saved_position`
-    stores with the state.
-
     Args:
-        trainer: settings with a `run_dir`; fresh: the initial state if that folder holds none.
+        trainer: settings with a `run_dir`; fresh: initial state, used if that folder holds no state.
 
     Attributes:
-        state: the current state; resumed_from: the position that was saved with the state that the run resumes from.
+        state: the current state; resumed_from: the position that was saved with the state, if the run was resumed.
     """
 
     state: TrainState
@@ -97,7 +97,8 @@ class Run:
         for step, batch in enumerate(self.remaining(), int(self.state.step) + 1):
             self.take(step, batch)
             if time.monotonic() - saved_at > save_every:
-                self.save()  # after the step is logged: a resumed run does not log it again
+                # save only after the step is logged, so that a resumed run does not log it again
+                self.save()
                 saved_at = time.monotonic()
         self.save()
 
@@ -107,7 +108,7 @@ class Run:
 
 
 def time_left(began: float, done: int, total: int) -> str:
-    """Returns the remaining time as a clock shows it, at the pace of the `done` parts since `began`."""
+    """Returns the estimated remaining time as clock text, if the remaining parts take as long as the `done` parts."""
     return clock_time((time.monotonic() - began) / done * (total - done))
 
 
@@ -119,7 +120,7 @@ def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
 
 
 def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
-    """Returns the saved state, in the structure of `like`, and the position; `None` if `run_dir` holds none.
+    """Returns the saved state, in the structure of `like`, and the position; `None` if `run_dir` holds no state.
 
     Raises:
         ValueError: the saved state is damaged, or belongs to another model or optimiser.
@@ -153,18 +154,18 @@ def _check_shape(path: Any, wanted: Any, actual: Any) -> None:
 def read_shard(
     path: Path, kind: Callable[..., T], damaged: str, remedy: str, key: str | None = None, foreign: str = ""
 ) -> T:
-    """Returns a file's arrays as a `kind`, whose constructor raises if the arrays do not fit together.
+    """Reads the arrays of a file and passes them to `kind`, which raises if the arrays do not fit together.
 
     Args:
         path: the file.
         kind: makes the result from the file's arrays.
-        damaged: words of the error for an unreadable file.
-        remedy: the end of the error's sentence for an unreadable file.
+        damaged: words of the error message for an unreadable file.
+        remedy: end of the error message for an unreadable file.
         key: the key that the file must have; `None`: any.
-        foreign: words of the error for a file whose key is not `key`.
+        foreign: words of the error message for a file whose key is not `key`.
 
     Raises:
-        ValueError: the file is unreadable or foreign (names it).
+        ValueError: the file is unreadable, or its key is not `key`; the message names the file.
     """
     try:
         written, arrays = archives.read(path)
@@ -177,21 +178,21 @@ def read_shard(
 
 
 def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:
-    """Locks a run's folder against other trainers while the block runs (`LockedError`: another trainer holds it)."""
+    """Locks a run's folder against other trainers while the block runs (`LockedError`: another trainer uses it)."""
     return locks.held(run_dir / "lock", run_dir, "wait for it, end it, or name another run_dir")
 
 
 class MetricsLog:
-    """JSON-lines file with one object per record, each with its `step`; its numbers also go to `Scalars`.
+    """JSON-lines file with one object per record, each with its `step`; the numbers of records also go to `Scalars`.
 
-    A record is one durable `write` to a file opened for appending, so a kill tears at most the last line. Opening the
-    log again drops a torn line, and every record that was logged after the resumed state was saved.
+    A record is one durable `write` to a file opened for appending, so a kill damages at most the last line. Opening the
+    log again drops a damaged last line, and all records that were logged after the resumed state was saved.
 
     Args:
         resume_step: step of the resumed state; logged: number of records at that time, if known.
 
     Raises:
-        ValueError: the file holds lines, and none of them is a record.
+        ValueError: the file holds lines, but none of them is a record.
     """
 
     def __init__(self, path: Path, resume_step: int, logged: int | None = None):
@@ -229,15 +230,16 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Scalars:
-    """Scalars of a run for TensorBoard and Weights & Biases, if these are installed; `metrics.jsonl` is authoritative.
+    """Writer of metrics for TensorBoard and Weights & Biases, if they are installed; `metrics.jsonl` is authoritative.
 
     Event files are written to the run's folder under `tensorboard` (`pip install '.[logging]'`). W&B gets the numbers
-    only while a W&B run is active in the process: nothing is sent anywhere unasked. A command starts one with
-    `--import=my_run.py`, a file that calls `wandb.init`.
+    only while a W&B run is active in the process, so nothing is sent without the user's request. A command starts a W&B
+    run with `--import=my_run.py`, a file that calls `wandb.init`.
 
     Args:
         run_dir: the run's folder.
-        resume_step: TensorBoard discards earlier points beyond this step, because they are logged again.
+        resume_step: step of the resumed state; TensorBoard discards earlier points beyond this step, because they are
+            logged again.
     """
 
     def __init__(self, run_dir: Path, resume_step: int):
@@ -248,7 +250,8 @@ class Scalars:
         """Sends a record's finite numbers; entries of nested dictionaries are named `outer/inner`."""
         numbers = _numbers(record)
         step = numbers.pop("step")
-        # a writer creates its file at once: a finished run that is started again must not leave an empty one
+        # create the writer at the first record only: a writer creates its file at once, and a finished run that is
+        # started again must not leave an empty file
         if self._writer is None and importlib.util.find_spec("tensorboardX"):
             import tensorboardX
 
@@ -256,9 +259,10 @@ class Scalars:
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, int(step))
-        # a process with an active W&B run has imported wandb
+        # looked up without an import: a process with an active W&B run has imported wandb already
         active: Any = sys.modules.get("wandb")
-        if getattr(active, "run", None) is not None:  # a folder called wandb can be imported too, but has no `run`
+        # a folder named wandb can be imported too, but has no `run`
+        if getattr(active, "run", None) is not None:
             active.log(numbers, step=int(step))
 
 

@@ -1,8 +1,8 @@
 """Quality of predicted acceptance probabilities: discrimination (AUC) and calibration (ECE, Brier score, log loss).
 
-Labels are soft: a position at which the target keeps the token with probability `P` counts as a kept token with weight
-`P` and as a rejected one with weight `1 − P`. This is the expectation over the random accept decision. So the best
-possible Brier score and log loss are not 0: they are the values of the prediction `P` itself.
+Labels are soft. At a position where the target keeps the token with probability `P`, the position counts as a kept
+token with weight `P` and as a rejected token with weight `1 − P`. This is the expectation over the random decision to
+accept. So the best possible Brier score and log loss are not 0, but those of the prediction `P` itself.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TINY = 1e-7
 
 @dataclass(frozen=True)
 class Bins:
-    """Reliability diagram: share of positions, mean prediction and mean label of each bin (nan if empty)."""
+    """Reliability diagram: share of positions, mean prediction and mean label in each bin (nan if the bin is empty)."""
 
     share: np.ndarray
     predicted: np.ndarray
@@ -31,11 +31,11 @@ def auc(scores: np.ndarray, kept: np.ndarray) -> float:
     """Returns the probability that a kept token has a higher score than a rejected one; a tie counts half.
 
     Args:
-        scores: `[N]`, any increasing function of the prediction.
-        kept: `[N]` in [0, 1], `P`.
+        scores: `[N]`, the predictions or any increasing function of them.
+        kept: `[N]` in [0, 1], the labels `P`.
 
     Returns:
-        nan if no token was ever kept, or none rejected.
+        The probability; nan if every label is 0, or every label is 1.
     """
     kept = np.asarray(kept, np.float64)
     _, group = np.unique(np.asarray(scores), return_inverse=True)
@@ -59,20 +59,20 @@ def log_loss(predicted: np.ndarray, kept: np.ndarray) -> float:
 
 
 def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal_mass: bool = False) -> Bins:
-    """Sorts predictions into bins of equal width over [0, 1], or of equal size as nearly as ties allow.
+    """Sorts predictions into bins of equal width over [0, 1], or of equal size as far as ties allow.
 
-    Equal predictions share a bin: the bin of their middle rank.
+    Equal predictions share the bin that contains their middle rank.
 
     Args:
         predicted: `[N]` in [0, 1], the predictions of `P`.
-        kept: `[N]` in [0, 1], `P`.
+        kept: `[N]` in [0, 1], the labels `P`.
         bins: number of bins.
         equal_mass: whether bins have equal size instead of equal width.
     """
     predicted, kept = np.asarray(predicted, np.float64), np.asarray(kept, np.float64)
     if equal_mass:
         _, group, size = np.unique(predicted, return_inverse=True, return_counts=True)
-        middle = np.cumsum(size) - (size + 2) // 2  # middle rank of equal predictions, the lower of two
+        middle = np.cumsum(size) - (size + 2) // 2  # middle rank of equal predictions (the lower of two)
         bin_index = middle[group] * bins // max(len(predicted), 1)
     else:
         bin_index = np.minimum((predicted * bins).astype(np.int64), bins - 1)
@@ -93,7 +93,7 @@ def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Isotonic:
-    """Increasing step function of a score that fits the labels best; linear between the middles of its steps.
+    """Increasing function of a score that fits the labels best: steps, joined linearly between their middles.
 
     Attributes:
         scores: float64 `[K]`, increasing; values: float64 `[K]`, non-decreasing.
@@ -103,7 +103,7 @@ class Isotonic:
     values: np.ndarray
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
-        """Returns predicted probabilities; constant beyond the ends."""
+        """Returns predicted probabilities, which are constant beyond the first and the last score."""
         return np.interp(scores, self.scores, self.values)
 
 
@@ -111,13 +111,14 @@ def isotonic(scores: np.ndarray, kept: np.ndarray) -> Isotonic:
     """Fits least squares under an increasing order, by pooling adjacent violators (Barlow et al., 1972).
 
     Args:
-        scores: `[N]`; give the negative of a score that falls with acceptance, such as an entropy.
-        kept: `[N]` in [0, 1], `P`.
+        scores: `[N]`; if acceptance falls with a score, such as an entropy, give the negative score.
+        kept: `[N]` in [0, 1], the labels `P`.
     """
     unique, group = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     weight, total = np.bincount(group), np.bincount(group, np.asarray(kept, np.float64))
     places = np.bincount(group, np.asarray(scores, np.float64))
-    pools: list[list[float]] = []  # weight, sum of labels, sum of scores
+    # each pool is [weight, sum of labels, sum of scores]
+    pools: list[list[float]] = []
     for pool in zip(weight.tolist(), total.tolist(), places.tolist(), strict=True):
         pools.append(list(pool))
         while len(pools) > 1 and pools[-2][1] * pools[-1][0] >= pools[-1][1] * pools[-2][0]:

@@ -1,9 +1,9 @@
 """Generation of the training data of acceptance heads, for `experiments/make_acceptance_data.py`.
 
-Huang et al. (2024), SpecDec++, section 3.3; METHODS section 6. The target decodes an output `X` for every prompt, alone
-and under its own sampling. Both models then give their distributions at every position of `X` in one pass. One token
-`Y_i ~ q̃` is drawn from the draft's distribution, and its label is the rule's probability of keeping it,
-`P_i = min(1, π(Y_i)/q̃(Y_i))`. `shards` defines the file format.
+The procedure is that of SpecDec++ (Huang et al., 2024, section 3.3; METHODS section 6). For every prompt, the target
+alone decodes an output `X` under its own sampling settings. Both models then compute their distributions at every
+position of `X` in one pass. One token `Y_i ~ q̃` is drawn from the draft's distribution, and its label is the rule's
+probability of keeping it, `P_i = min(1, π(Y_i)/q̃(Y_i))`. `shards` defines the file format.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from speccascade_jax.training.heads.mixing import uniforms
 from speccascade_jax.training.heads.shards import Examples
 
 PROPOSALS = 0x59
-"""Number folded into the seed's key for the proposals, because the draws of `X` use the same seed and ids."""
+"""Number folded into the key of the seed to draw proposals, because decoding `X` uses the same seed and ids."""
 
 
 def make(
@@ -53,24 +53,24 @@ def make(
     shard_size: int = 512,
     output: str,
 ) -> dict[str, int]:
-    """Writes a folder of acceptance data; a killed call resumes after its last shard and gives the same bytes.
+    """Writes a folder of training data; a killed call resumes after its last shard and gives the same bytes.
 
     Args:
         pair: the models, as for a run.
-        evaluation: as for a run; prompts are its examples for quality.
-        settings: how both models sample.
+        evaluation: as for a run; its examples for quality provide the prompts.
+        settings: sampling settings of both models.
         rule: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
         alpha: the rule's α.
         seed: the random seed, as for a run.
-        shard_size: prompts per shard; a kill loses the work of one shard at most.
-        output: the folder.
+        shard_size: number of prompts per shard; a kill loses the work of at most one shard.
+        output: path of the folder.
 
     Returns:
         The numbers of `prompts` and `positions` in the folder.
 
     Raises:
-        ValueError: a value is invalid; the folder was started with other settings (names them), or its shards are
-            damaged.
+        ValueError: a value is invalid; the folder was started with other settings (the message names them), or its
+            shards are damaged.
         LockedError: another process writes the folder.
     """
     labelled = Settings(rule=rule, alpha=alpha, **sampling_of(check_sampling_alone(settings, "make")))
@@ -81,7 +81,7 @@ def make(
 
 
 def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict[str, int]:
-    """Does the work of `make` with models and examples already loaded."""
+    """Does the work of `make`, with models and examples that are already loaded."""
     asked, positions = point.evaluation, 0
     with locks.held(folder / "lock", folder):
         manifest = _manifest(session, point, shard_size)
@@ -117,7 +117,7 @@ def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]
 
 
 def examples(session: Session, point: Point) -> Examples:
-    """Returns the evaluation's examples for quality: decoded by the target, labelled for the point's rule."""
+    """Decodes the examples for quality with the target, and labels the draft's proposals by the point's rule."""
     written = surveying.write(session, surveying.written_by("target", point))
     window = session.window(point.evaluation, point.evaluation.quality_examples)
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
@@ -127,7 +127,7 @@ def examples(session: Session, point: Point) -> Examples:
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:
-    """Returns the labelled examples of one batch, without the rows that only fill it up."""
+    """Returns the labelled examples of one batch, without the rows that only fill the batch up."""
     raise_on_failure(written.generation)
     lengths, rows = np.asarray(written.generation.lengths), len(written.counts)
     width = min(bucket(int(lengths.max())), written.generation.tokens.shape[1])
@@ -149,7 +149,7 @@ def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray)
 
 
 def proposal_uniforms(seed: int, ids: np.ndarray, width: int) -> Array:
-    """Returns float32 `[B, width]` in [0, 1): an example's draws depend only on seed, id and position."""
+    """Returns uniform numbers in [0, 1), float32 `[B, width]`, which depend only on seed, example id and position."""
     return uniforms(jax.random.fold_in(rngs.root(seed), PROPOSALS), ids, width)
 
 
@@ -160,7 +160,7 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
     Args:
         q_logits: `[B, L, V]`, logits of the draft.
         p_logits: `[B, L, V]`, logits of the target.
-        controls: sampling of both models and α, per row.
+        controls: sampling settings of both models and α, per row.
         uniforms: `[B, L]`, random numbers that draw the proposals.
         rule: rule whose probability of keeping a proposal is computed.
 
@@ -175,7 +175,7 @@ def label(q_logits: Array, p_logits: Array, controls: Controls, uniforms: Array,
 
 
 def judged(pair: Any, tokens: Array, alpha: Array, rule: Rule) -> dict[str, Array]:
-    """Returns the acceptance probability and the draft's certainty measures of drafted tokens `[B, L]`.
+    """Returns the acceptance probabilities of drafted tokens `[B, L]`, and the draft's certainty at their positions.
 
     Args:
         pair: `LawPair` over `[B, L, V]`.

@@ -1,8 +1,9 @@
-"""Training batches of acceptance heads: the target's tokens and the draft's proposals, mixed anew in every epoch.
+"""Training batches for acceptance heads: random mixes of the target's tokens and the draft's proposals.
 
-Huang et al. (2024), SpecDec++, section 3.3: `Z_i` is the target's token `X_i` with probability `from_target`, else the
-proposal `Y_i`, and the loss counts the `Y` tokens. Batches are pure functions of seed and epoch. Batches of every width
-hold about the same number of positions, so the programs that read their hidden states are compiled once.
+Huang et al. (2024), SpecDec++, section 3.3: token `Z_i` of a mix is the target's token `X_i` with probability
+`from_target`, and otherwise the proposal `Y_i`. The loss counts only the positions with a proposal. Every epoch has new
+mixes, and a batch depends only on seed and epoch. Batches of every width hold about the same number of positions, so
+the programs that process their hidden states are compiled only once.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ HELD_OUT = 2**31 - 1
 
 
 class Batch(NamedTuple):
-    """Batch `[B, T]` of examples and their numbers `rows` `[B]`; rows that fill it up have length 0."""
+    """Batch `[B, T]` of examples, with their row numbers `rows` `[B]`; rows of length 0 only fill it up."""
 
     prompt: Prompt
     rows: np.ndarray
@@ -38,16 +39,16 @@ class Batch(NamedTuple):
 
 
 def uniforms(key: Array, rows: np.ndarray, width: int) -> Array:
-    """Returns float32 `[B, width]` in [0, 1): draws that depend only on key, row number and position."""
+    """Returns uniform numbers in [0, 1), float32 `[B, width]`, which depend only on key, row number and position."""
     slots = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(rows), width))
     zero = jnp.zeros(len(rows), jnp.int32)
     return rngs.RoundKeys(rngs.row_keys(key, jnp.asarray(rows), 0), zero, zero).uniform(slots, rngs.DRAFT)
 
 
 def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
-    """Mixes the target's tokens with the draft's; returns them, int32 `[B, T]`, and the mask of the draft's, bool.
+    """Mixes the target's tokens with the draft's; returns the mix, int32 `[B, T]`, and the mask of draft tokens, bool.
 
-    A row's random bits depend only on `key` and its number.
+    The random bits of a row depend only on `key` and the number of the row.
     """
     width = batch.tokens.shape[1]
     ours = uniforms(key, batch.rows, width) >= from_target
@@ -56,7 +57,7 @@ def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
 
 
 Mixed = tuple[Array, Array, Array]
-"""Flat positions of a mix: inputs of the heads `[N, D + 2]`, labels `[N]`, and which positions count, bool `[N]`."""
+"""Flattened positions of a mix: inputs of the heads `[N, D + 2]`, labels `[N]`, and mask of counted positions `[N]`."""
 
 
 def mix_key(seed: int, epoch: int | Array) -> Array:
@@ -66,10 +67,10 @@ def mix_key(seed: int, epoch: int | Array) -> Array:
 
 @partial(jax.jit, static_argnames=("model", "from_target", "size"))
 def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int) -> Mixed:
-    """Returns the inputs and labels of a mix, flat and padded to `size` positions.
+    """Returns the heads' inputs and labels for a mix, flattened and padded to `size` positions.
 
-    The distribution features of a proposal are those after the target's own tokens, like its label; only the hidden
-    state depends on the mix.
+    The hidden state of a proposal depends on the mix. Its label, and the features of the draft's distribution, are
+    those after the target's own tokens.
     """
     z, counted = mix(key, batch, from_target)
     inputs = with_law(states(model, params, batch.prompt, z), jnp.asarray(batch.max_q), jnp.asarray(batch.drawn))
@@ -83,10 +84,10 @@ def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_targ
 
 
 def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the row numbers for training, and those held out; at least one of each.
+    """Returns the row numbers for training, and the row numbers held out; at least one of each.
 
-    Each row is assigned to a side at random. A prompt of several rows then belongs to the side of its last row; its
-    rows on the other side are left out of both, so no prompt is both trained on and evaluated.
+    Each row is assigned at random to training or to evaluation. If a prompt has several rows, the side of its last row
+    decides, and its rows on the other side are left out. So no prompt is both trained on and evaluated.
 
     Args:
         prompts: a key for each row's prompt (`shards.prompt_keys`).
@@ -112,7 +113,7 @@ def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndar
 
 
 class Batches:
-    """Examples cut into batches of at most `positions` positions, rows times width.
+    """Examples in batches of at most `positions` positions (rows times width).
 
     Raises:
         ValueError: an example is longer than a batch.
@@ -129,13 +130,13 @@ class Batches:
             )
 
     def epoch(self, rows: np.ndarray, seed: int, epoch: int) -> list[Batch]:
-        """Returns batches of all `rows`, shuffled."""
+        """Returns batches of all `rows` in random order, which depends on seed and epoch."""
         draws = np.random.default_rng((seed, epoch))
         cut = self.cut(draws.permutation(rows))
         return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
 
     def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Returns groups of rows of equal width, in order; -1 fills up a group."""
+        """Splits rows into groups of equal width, in order; each group is one batch, and -1 fills a group up."""
         groups = []
         for width in np.unique(self.widths[rows]):
             same, size = rows[self.widths[rows] == width], self.positions // int(width)

@@ -1,12 +1,14 @@
 """Evaluation of trained acceptance heads: `experiments/train_acceptance_head.py --mode=report`.
 
-METHODS section 6: calibration overall, by position in the block, and by range of the label. The report evaluates the
-tokens of fixed blocks that the engine drafts for prompts outside the training data. In training data every proposal
-follows the target's own tokens; in a block it follows other proposals, and more of them in longer blocks. The report
-undoes the rejection weight in a head's probability (`train.probability`), and gives the calibration error without this
-correction too. The baselines are the draft's own certainties: the largest probability and the entropy of its
-distribution, and the probability of the drawn token, raw and mapped by an isotonic regression fitted on the heads'
-training data.
+The report shows calibration overall, by position in the block, and by range of the label (METHODS section 6). It
+evaluates the tokens of blocks of fixed size, which the engine drafts for prompts outside the training data. In the
+training data, every proposal follows the target's own tokens. In a block, a token follows other drafted tokens, and
+more of them in longer blocks.
+
+The report undoes the rejection weight in a head's probability (`train.probability`), and also gives the calibration
+error without this correction. The baselines are measures of the draft's own certainty: the largest probability and the
+entropy of its distribution, and the probability of the drawn token. They are used directly, and also mapped by an
+isotonic regression that is fitted on the heads' training data.
 """
 
 import dataclasses
@@ -39,24 +41,24 @@ from speccascade_jax.training.heads.shards import Examples
 from speccascade_jax.training.heads.train import HeadTrainer, probability
 
 RANGES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Edges of the label's ranges; the last range is closed."""
+"""Edges of the ranges of the label; the last range includes its upper edge."""
 LABEL = "the label itself"
 _COLUMNS = {"auc": "AUC", "ece": "ECE", "ece_equal_mass": "ECE, equal mass", "brier": "Brier", "log_loss": "log loss"}
 
 
 _ROWS = 64
-"""Blocks per pass of the draft."""
+"""Number of blocks in one forward pass of the draft."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks of at most `G` tokens, `M` of them; entries at or beyond a block's length are undefined.
+    """`M` blocks of at most `G` drafted tokens; entries at or beyond the length of a block are undefined.
 
     Attributes:
-        lengths: int32 `[M]`; rows: int32 `[M]`, the example of each block.
-        tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `shards`, at the
-            token's own prefix: the committed tokens and the block before it.
-        hidden: float32 `[M, G, D]`, the draft's state after each token.
+        lengths: int32 `[M]`; rows: int32 `[M]`, the row of the example that each block belongs to.
+        tokens: int32 `[M, G]`; kept, max_q, entropy_q, q_of_proposal: float32 `[M, G]`, as in `shards`, but after the
+            token's own prefix: the committed tokens and the earlier tokens of the block.
+        hidden: float32 `[M, G, D]`, the draft's hidden state after each token.
     """
 
     lengths: np.ndarray
@@ -75,20 +77,23 @@ class Blocks:
 
     @property
     def counted(self) -> np.ndarray:
-        """Mask of the tokens in the blocks, bool `[M, G]`."""
+        """Mask of the entries below the length of their block, bool `[M, G]`."""
         return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorder:
-    """Recorder of a round for `generate`: the round's block, and measures of its tokens under a rule."""
+    """Function that `generate` calls in each round to record the drafted block and measures of its tokens."""
 
     rule: str
     alpha: float
 
     def __call__(self, turn: Round) -> dict[str, Array]:
-        """Returns `start`, `length` (0 in inactive rows) int32 `[B]`; `tokens` and the values of `judged`, `[B, G]`."""
-        pair = jax.tree.map(lambda x: x[:, :-1], turn.pair)  # the last entry is the bonus position's
+        """Returns the record of a round: `start`, `length`, `tokens`, and the values of `judged`.
+
+        `start` and `length` (0 in inactive rows) are int32 `[B]`; all other values are `[B, G]`.
+        """
+        pair = jax.tree.map(lambda x: x[:, :-1], turn.pair)  # without the bonus position, which comes last
         alpha = jnp.full(turn.start.shape, self.alpha, jnp.float32)
         length = jnp.where(turn.active, turn.draft.length, 0)
         known = judged(pair, turn.draft.tokens, alpha, deferral.get(self.rule))
@@ -99,8 +104,8 @@ def collect(session: Session, point: Point) -> Blocks:
     """Decodes the evaluation's examples for quality, and returns the blocks that the engine drafted.
 
     Args:
-        session: holds the pair, its examples and their prompts.
-        point: its method is "speculative" with the rule, the α and the block size.
+        session: provides the pair, its examples and their prompts.
+        point: the point to decode, with method "speculative", the rule, the α and the block size.
     """
     parts = []
     recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
@@ -126,9 +131,9 @@ def _blocks(session: Session, prompt: Prompt, generation: Generation, rows: np.n
 
 
 def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Returns each row's first `before` `[M]` tokens of `committed` `[M, L]`, then its block `[M, G]`.
+    """Appends each row's block to the row's first `before` committed tokens.
 
-    The result is int32 `[M, L + G]`.
+    `committed` is `[M, L]`, `before` is `[M]`, and `blocks` is `[M, G]`. The result is int32 `[M, L + G]`.
     """
     size = blocks.shape[1]
     out = np.pad(committed, [(0, 0), (0, size)])
@@ -137,7 +142,7 @@ def behind(committed: np.ndarray, before: np.ndarray, blocks: np.ndarray) -> np.
 
 
 def _states(session: Session, prompts: Prompt, sequences: np.ndarray, before: np.ndarray, size: int) -> np.ndarray:
-    """Returns the hidden states of the blocks' tokens, float32 `[M, G, D]`, in passes of one shape."""
+    """Returns the hidden states of the blocks' tokens, float32 `[M, G, D]`, computed in passes of one shape."""
     draft, parts = session.pair.draft, []
     for start in range(0, len(sequences), _ROWS):
         chosen = np.resize(np.arange(start, min(start + _ROWS, len(sequences))), _ROWS)
@@ -157,10 +162,10 @@ class HeadReport:
     """Settings of a report: the heads, the prompts and the blocks.
 
     Attributes:
-        trainer: provides the heads (`<run_dir>/heads`), pair and data; the data provide sampling, rule and α.
-        evaluation: held-out prompts, the evaluation's examples for quality.
-        block_size: length of the fixed blocks; seed: random seed of the run that drafts them.
-        shown: heads in the figure and in the table by position; the one with the best log loss if empty.
+        trainer: provides the heads (`<run_dir>/heads`), the pair and the data; the data provide sampling, rule and α.
+        evaluation: the prompts, which must not be in the training data; its examples for quality are used.
+        block_size: length of the fixed blocks; seed: random seed of the decoding that drafts the blocks.
+        shown: names of the heads in the figure and in the table by position; if empty, the head with the best log loss.
     """
 
     trainer: HeadTrainer
@@ -170,7 +175,7 @@ class HeadReport:
     shown: tuple[str, ...] = ()
 
     def run(self) -> dict[str, Any]:
-        """Measures, prints the tables, writes `report.json` and `reliability.png` into `<run_dir>/report`.
+        """Measures the heads, prints tables, and writes `report.json` and `reliability.png` into `<run_dir>/report`.
 
         Raises:
             FileNotFoundError: there are no heads.
@@ -210,10 +215,10 @@ class HeadReport:
 
 
 def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
-    """Refuses prompts in the training data, also held-out ones there: the baselines are fitted on all data.
+    """Refuses prompts that are in the training data, held-out ones included, as baselines are fitted on all data.
 
     Raises:
-        ValueError: some prompts are in the data (says how many).
+        ValueError: some prompts are in the data; the message says how many.
     """
     known, asked = set(shards.prompt_keys(trained_on.prompt())), shards.prompt_keys(prompts)
     if seen := sum(key in known for key in asked):
@@ -223,10 +228,10 @@ def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
 
 
 def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_files.Head]:
-    """Returns name -> head of every file in a run's folder of heads.
+    """Loads every head in a folder of a training run, as a dictionary from name to head.
 
     Raises:
-        FileNotFoundError: there are none. ValueError: one of `needed` is missing.
+        FileNotFoundError: the folder holds no heads. ValueError: one of `needed` is missing.
     """
     paths = {path.stem: path for path in folder.glob("*.msgpack")}
     if not paths:
@@ -238,7 +243,7 @@ def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_fil
 
 
 def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, np.ndarray]:
-    """Returns name -> each predictor's acceptance probability `[K]` for the blocks' `K` tokens."""
+    """Returns the acceptance probabilities `[K]` that each predictor gives to the `K` tokens of the blocks, by name."""
     mask, fitted = blocks.counted, trained_on.counted
     kept, inputs = trained_on.kept[fitted], blocks.inputs[mask]
     logits = {name: np.asarray(heads.logits(head.params, inputs)) for name, head in trained.items()}
@@ -255,7 +260,8 @@ def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head
 def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, Any]:
     """Returns measures of every predictor: `overall`, by `slot` (position in the block, from 1), by range of `label`.
 
-    By range of the label only the means are informative: the labels of a range are nearly equal, so AUC means little.
+    Within a range of the label, only the means are informative: the labels of a range are nearly equal, so the AUC
+    means little.
     """
     mask = blocks.counted
     kept = blocks.kept[mask]
@@ -295,7 +301,7 @@ def overall(report: Mapping[str, Any]) -> Grid:
 
 
 def by_group(report: Mapping[str, Any], kind: str) -> Grid:
-    """Returns the table of a few predictors by position in the block (`slot`) or range of the label (`label`)."""
+    """Returns the table of selected predictors by position in the block (`slot`) or by range of the label (`label`)."""
     names = [*report["shown"], "max q, mapped", "q̃ of the token, mapped"]
     kinds = {"slot": ("position in the block", ("auc", "ece")), "label": ("range of the label", ("predicted",))}
     group_name, measures = kinds[kind]
@@ -313,7 +319,7 @@ def _number(value: float | None) -> str:
 
 
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
-    """Draws the reliability diagram: mean label against mean prediction by bin, and the share of tokens."""
+    """Draws the reliability diagram (mean label against mean prediction in each bin) and the share of tokens by bin."""
     from speccascade_jax.results.report.figures import tradeoff
     from speccascade_jax.results.report.figures.styles import styles
 

@@ -3,12 +3,13 @@
 A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written completely or not at
 all.
 
-`manifest.json` holds `format` (1). The meaning of a label (`MEANING`): `pair_fingerprint`, `draft_fingerprint`, `rule`,
-`alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`. The choice of examples: `pair`, `dtype`, `task`, `split`,
-`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule.
+`manifest.json` holds `format` (1) and two groups of entries. These define the meaning of a label (`MEANING`):
+`pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`. These
+define the choice of examples: `pair`, `dtype`, `task`, `split`, `first_example`, `prompts`, `max_new_tokens`, `batch`,
+`seed`, `shard_size`, and `code`, the digest of the rule.
 
-A shard holds the arrays of `Examples`, with fewer rows in the last shard of a folder, and `key`, the hash of the
-manifest, which excludes shards of another folder. Reading a shard compares all checksums of its zip archive.
+A shard holds the arrays of `Examples` and `key`, the hash of the manifest, so that a shard of another folder is
+refused. The last shard of a folder may have fewer rows. Reading a shard compares all checksums of its zip archive.
 """
 
 from collections.abc import Sequence
@@ -44,10 +45,13 @@ class Examples:
         ids: int32 `[N]`, the task's example ids.
         prompt_tokens, prompt_lengths, encoder_tokens: int32 `[N, P]`, `[N]`, `[N, E]` as in `core.types.Prompt`;
             `E` is 0 for decoder-only models.
-        tokens: int32 `[N, L]`, `X`, the target's output, the stop id included; lengths: int32 `[N]`.
+        tokens: int32 `[N, L]`, `X`, the target's output with the stop id; lengths: int32 `[N]`, the number of tokens in
+            each output.
         proposals: int32 `[N, L]`, `Y_i ~ q̃(· | X_<i)`.
-        kept: float32 `[N, L]`, `P_i = min(1, π(Y_i)/q̃(Y_i))` at the same prefix.
-        max_q, entropy_q: float32 `[N, L]`, of the draft's raw distribution there (nats); q_of_proposal: `q̃(Y_i)`.
+        kept: float32 `[N, L]`, the label `P_i = min(1, π(Y_i)/q̃(Y_i))`, with `π` and `q̃` after the same prefix
+            `X_<i`.
+        max_q, entropy_q: float32 `[N, L]`, largest probability and entropy (nats) of the draft's raw distribution at
+            the same position; q_of_proposal: float32 `[N, L]`, `q̃(Y_i)`.
     """
 
     ids: np.ndarray
@@ -68,18 +72,18 @@ class Examples:
         return np.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
 
     def prompt(self) -> Prompt:
-        """Returns the prompts as models read them."""
+        """Returns the prompts in the form that models read."""
         encoder = self.encoder_tokens if self.encoder_tokens.shape[1] else None
         arrays: tuple[Any, ...] = (self.prompt_tokens, self.prompt_lengths, encoder)
         return Prompt(*arrays)
 
     def rows(self, chosen: np.ndarray) -> Self:
-        """Returns the examples of the rows `chosen`."""
+        """Returns the examples with the row numbers `chosen`."""
         return type(self)(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def prompt_keys(prompt: Prompt) -> list[bytes]:
-    """Returns a key for each row's prompt, the ids of context and encoder; padding does not change it."""
+    """Returns a key for each row's prompt, made of its context and encoder ids; padding does not change the key."""
     tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
     encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
     parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))
@@ -88,19 +92,19 @@ def prompt_keys(prompt: Prompt) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Data:
-    """Examples, and their common manifest, which says what a label means."""
+    """Examples of one or several folders, and their common manifest, which defines the meaning of a label."""
 
     examples: Examples
     manifest: dict[str, Any]
 
     @property
     def key(self) -> str:
-        """Hash of the data, for cards and for resumed runs."""
+        """Hash of the manifest, which identifies the data in cards of heads and in resumed runs."""
         return point_key(manifest=self.manifest)
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Returns all rows of all parts in order, padded to the widest; a field that some part lacks (`None`) is left out.
+    """Joins the rows of all parts, padded to the widest part; leaves out fields that are `None` in some part.
 
     Args:
         parts: dataclasses of one type, whose fields are arrays with a row for each example.
@@ -120,12 +124,12 @@ def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def begin(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest; refuses a folder that was started with another one (`ValueError`: names the differences)."""
+    """Writes the manifest; refuses a folder with another manifest (`ValueError`: names the differences)."""
     claim(folder / MANIFEST, manifest, "name another output, or remove the folder")
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Returns the path of a shard."""
+    """Returns the path of the shard with this number."""
     return folder / f"shard-{number:05}.npz"
 
 
@@ -164,7 +168,7 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
     Raises:
         FileNotFoundError: a folder has no manifest.
         ValueError: a folder is unfinished, a shard is damaged or belongs to another folder, or the labels of the
-            folders differ in meaning (names the entries).
+            folders differ in meaning (the message names the entries).
     """
     paths = [expanded(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     if not paths:
@@ -182,7 +186,7 @@ def read(folders: str | Path | Sequence[str | Path]) -> Data:
 
 
 def check_draft(data: Data, draft: str, name: str) -> None:
-    """Refuses data with proposals of another draft (`ValueError`: names both)."""
+    """Refuses data whose proposals come from another draft (`ValueError`: names both drafts)."""
     used = data.manifest["draft_fingerprint"]
     if used != draft:
         raise ValueError(

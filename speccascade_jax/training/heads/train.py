@@ -1,8 +1,8 @@
-"""Training of acceptance heads on a frozen draft: a grid of depths and rejection weights at once.
+"""Training of acceptance heads on a frozen draft, for a whole grid of depths and rejection weights at once.
 
-Huang et al. (2024), SpecDec++, section 3.3; METHODS section 6. One pass of the draft over a batch's mix (`mixing`)
-gives the hidden states. It costs as much as several heads, so all heads of the grid share it. They share nothing else:
-each head ends as if it were trained alone.
+The method is that of SpecDec++ (Huang et al., 2024, section 3.3; METHODS section 6). One forward pass of the draft over
+a batch's mix (`mixing`) gives the hidden states. This pass costs as much as training several heads, so all heads of the
+grid share it. The heads share nothing else: each head ends as if it were trained alone.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from speccascade_jax.training.runs import Stepped, TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadTrainer(EpochTrainer):
-    """Trainer of a grid of heads on one draft; it writes files such as `heads/depth1_wrej6.msgpack`.
+    """Trainer of a grid of heads on one draft; the heads are written to files such as `heads/depth1_wrej6.msgpack`.
 
     Attributes:
-        depths, w_rejs, laws: the grid; laws: whether a head also reads features of the draft's distribution
-            (`stopping.acceptance_head.with_law`).
-        from_target: probability that a token of the mix is the target's.
+        depths, w_rejs, laws: the values of the grid: depths of the heads, weights of rejections, and whether a head
+            also reads features of the draft's distribution (`stopping.acceptance_head.with_law`).
+        from_target: probability that a token of the mix is the target's token.
         warmup_steps: warm-up steps of the learning rate.
 
     Raises:
@@ -72,29 +72,32 @@ class HeadTrainer(EpochTrainer):
         return {head_name(depth, w_rej, law): (depth, w_rej, law) for depth, w_rej, law in kinds}
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end (from the saved state if there is one) and writes the heads; returns the evaluation."""
+        """Trains to the end, from the saved state if there is one, and writes the heads; returns the evaluation."""
         with runs.alone(files.expanded(self.run_dir)):
             return Run(self).finish()
 
 
 def head_name(depth: int, w_rej: float, law: bool = False) -> str:
-    """Returns the name of a head of the grid."""
+    """Returns the name of a head in the grid."""
     return f"depth{depth}_wrej{w_rej:g}" + ("_law" if law else "")
 
 
 WRejs = tuple[tuple[str, float], ...]
-"""Name and rejection weight of every head."""
+"""Pairs of name and rejection weight, one for every head."""
 
 
 def total_loss(params: Params, inputs: Array, kept: Array, counted: Array, w_rejs: WRejs) -> Any:
-    """Returns the sum of all heads' losses, whose gradient is each head's own gradient, and the losses by name."""
+    """Returns the sum of all heads' losses, and the losses by name.
+
+    The gradient of the sum consists of each head's own gradient, because heads share no parameters.
+    """
     losses = {name: heads.weighted_bce(heads.logits(params[name], inputs), kept, counted, w) for name, w in w_rejs}
     return jnp.sum(jnp.stack(list(losses.values()))), losses
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "w_rejs"), donate_argnums=0)
 def train_step(state: TrainState, mixed: Mixed, optimizer: optax.GradientTransformation, w_rejs: WRejs) -> Stepped:
-    """Takes one step of every head on a result of `mixed_states`."""
+    """Takes one optimiser step of every head, on the inputs and labels of one mix (`mixed_states`)."""
     grads, losses = jax.grad(total_loss, has_aux=True)(state.params, *mixed, w_rejs)
     return state.updated(optimizer, grads), losses
 
@@ -106,7 +109,7 @@ def all_logits(params: Params, inputs: Array) -> dict[str, Array]:
 
 
 class Run(AcceptanceRun):
-    """Run of a `HeadTrainer`: the draft, the data, the heads, the position in the data.
+    """Run of a `HeadTrainer`, with the draft, the data, the heads and the position in the data.
 
     Raises:
         ValueError: the data belong to another draft, or the run directory was started with other settings.
@@ -123,7 +126,7 @@ class Run(AcceptanceRun):
         return params, int(self.trainer.warmup_steps)
 
     def states(self, batch: Batch, epoch: int) -> Mixed:
-        """Returns inputs, labels and counted positions of a batch in an epoch's mix (`mixing.mixed_states`)."""
+        """Returns inputs, labels and counted positions for a batch in the mix of an epoch (`mixing.mixed_states`)."""
         draft, trainer = self.pair.draft, self.trainer
         key = mix_key(trainer.seed, epoch)
         return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)
@@ -135,7 +138,10 @@ class Run(AcceptanceRun):
         return losses
 
     def evaluate(self) -> dict[str, Any]:
-        """Returns every head's AUC and log loss (rejection weight undone) at draft tokens for held-out prompts."""
+        """Returns every head's AUC and log loss on the draft tokens in mixes of held-out prompts.
+
+        The log loss is computed after the rejection weight is undone.
+        """
         logits, kept = self.judge(self.held_out_rows)
         scores = {}
         for name, (_, w_rej, _) in self.trainer.grid.items():
@@ -146,7 +152,7 @@ class Run(AcceptanceRun):
         return scores
 
     def judge(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns every head's logits and the labels at the draft's tokens in mixes for some prompts, `[N]` each."""
+        """Returns every head's logits, and the labels, `[N]` each, at the draft's tokens in mixes of some prompts."""
         logits: dict[str, list[np.ndarray]] = {name: [] for name in self.trainer.grid}
         kept = []
         for cut in self.cuts.cut(rows):
@@ -166,8 +172,9 @@ class Run(AcceptanceRun):
 
 
 def probability(logits: np.ndarray, w_rej: float) -> np.ndarray:
-    """Returns the acceptance probability that a head predicts, with the rejection weight undone.
+    """Returns the acceptance probability that a head predicts, after the rejection weight is undone.
 
-    The weighted loss is smallest at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`: the weight only shifts the logit.
+    The weighted loss is smallest at `P̂ / (1 − P̂) = P / (w_rej (1 − P))`, so the weight only shifts the logit, and
+    adding `log w_rej` undoes the shift.
     """
     return 1.0 / (1.0 + np.exp(-(np.asarray(logits, np.float64) + np.log(w_rej))))

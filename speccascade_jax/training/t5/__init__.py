@@ -1,1 +1,1 @@
-"""Training of T5 models on joined sentence pairs: losses, schedule, steps, the resumable loop."""
+"""Training of T5 models on joined sentence pairs: losses, schedule, steps, and the resumable loop."""

@@ -1,8 +1,8 @@
-"""Conversion of sentence pairs to training batches: joining, length buckets, a fixed number of shapes.
+"""Conversion of sentence pairs to training batches: pairs are joined and sorted into length buckets of fixed shapes.
 
-An *epoch* is a pure function of (seed, epoch number): pairs are shuffled, joined in groups of 1 to `max_joined`, sorted
-into buckets by length, and cut into batches of about the same number of tokens; then the batches are shuffled. A
-resumed run rebuilds its epoch and skips the batches that it has used.
+An *epoch* depends only on the seed and the number of the epoch. Pairs are shuffled, joined in groups of 1 to
+`max_joined`, sorted into buckets by length, and cut into batches with about the same number of tokens. Then the batches
+are shuffled. A resumed run builds its epoch again and skips the batches that it has used.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from speccascade_jax.data.vocabularies.load import Vocabulary
 
 
 class Batch(NamedTuple):
-    """Batch of `source` int32 `[B, S]` and `target` `[B, T]`: ids ending in EOS, then padding with 0.
+    """Batch of `source` int32 `[B, S]` and `target` int32 `[B, T]`: token ids that end with EOS, then padding with 0.
 
-    Rows that only fill up a batch have EOS alone as source and an empty target, so they carry no loss.
+    Rows that only fill a batch up have EOS alone as source and an empty target, so they do not contribute to the loss.
     """
 
     source: np.ndarray
@@ -29,14 +29,16 @@ class Batch(NamedTuple):
 def bucketed(
     examples: Sequence[TokenPair], widths: Sequence[int], tokens_per_batch: int, target_widths: Sequence[int] = ()
 ) -> list[Batch]:
-    """Returns batches of `tokens_per_batch // width` rows; every example occurs once, in order within its bucket.
+    """Returns batches of `tokens_per_batch // width` rows; every example occurs once.
+
+    Within the bucket of a width, examples keep their order.
 
     Args:
         examples: pairs of token ids.
-        widths: increasing; an example goes to the first width that holds its longer side and EOS.
-        tokens_per_batch: source tokens of a batch, padding included.
-        target_widths: increasing; targets are padded to the first that holds a batch's longest target. If empty, or if
-            none is wide enough, targets get the width of the sources.
+        widths: increasing widths; an example goes to the first width that holds its longer side and EOS.
+        tokens_per_batch: number of source tokens in a batch, padding included.
+        target_widths: increasing widths; the targets of a batch are padded to the first width that holds the longest
+            target. If empty, or if none is wide enough, targets get the width of the sources.
 
     Raises:
         ValueError: an example is longer than the last width, or a batch cannot hold one row of a width.
@@ -66,12 +68,15 @@ def _pack(examples: Sequence[TokenPair], rows: int, width: int, target_widths: S
 
 
 class _Epochs:
-    """Mixin that makes the epochs of a corpus, which provides `examples` and the settings of its batches."""
+    """Mixin that makes the epochs of a corpus.
+
+    The corpus provides `examples` and the settings of the batches.
+    """
 
     def epoch(self: Any, pairs: Any, seed: int, epoch: int) -> list[Batch]:
-        """Returns the shuffled batches of one epoch over the result of `tokens`; sorted by width in the first epochs.
+        """Returns the shuffled batches of one epoch over `pairs`, the result of `tokens`.
 
-        `short_first` is the number of sorted epochs.
+        In the first `short_first` epochs, batches are sorted from narrow to wide.
         """
         rng = np.random.default_rng((seed, epoch))
         examples = self.examples(pairs, rng)
@@ -87,17 +92,18 @@ class JoinedCorpus(_Epochs):
     """Training corpus: a file of pairs and the settings of its batches.
 
     Attributes:
-        path: as in `read_pairs`; text, or pieces if the name says so (`holds_pieces`).
+        path: path of a file that `read_pairs` can read, with text, or with pieces if the name says so (`holds_pieces`).
         columns: the columns of source and target (`read_pairs`).
-        max_joined: the largest number of pairs joined into one example.
-        widths: bucket widths in tokens, EOS included; pairs that do not fit the last one are left out.
+        max_joined: largest number of pairs that are joined into one example.
+        widths: widths of the buckets in tokens, EOS included; pairs that do not fit the last width are left out.
         tokens_per_batch: rows times width of a batch.
-        limit: use the first `limit` pairs only; 0 for all. every: use one pair in `every`, because files are often
-            sorted.
-        cut: truncate sources to the first `cut` tokens, as a task does; 0 leaves long pairs out.
-        short_first: number of first epochs that go from narrow to wide batches: word alignment is easier to learn from
-            short examples.
-        target_widths: padding widths of targets, for targets much shorter than sources.
+        limit: number of pairs to use, from the first on; 0 uses all. every: use only one pair in `every`, because files
+            are often sorted.
+        cut: number of tokens that sources are truncated to, as a task does; 0 truncates nothing, so too long pairs are
+            left out.
+        short_first: number of first epochs that go from narrow to wide batches, because word alignment is easier to
+            learn from short examples.
+        target_widths: padding widths of targets, which may be much shorter than sources.
     """
 
     path: str
@@ -134,13 +140,15 @@ class JoinedCorpus(_Epochs):
         return fitting
 
     def examples(self, pairs: Sequence[TokenPair], rng: np.random.Generator) -> list[TokenPair]:
-        """Returns one pass over `pairs`, the result of `tokens`, as joined examples in random order."""
+        """Returns the joined examples of one pass over `pairs`, the result of `tokens`, in random order."""
         return [join_tokens(pairs, members) for members in group(pairs, self.max_joined, rng, self.widths[-1] - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class MixedCorpus(_Epochs):
-    """Corpus of several parts: an epoch holds one epoch of each part, shuffled together. No example joins two parts.
+    """Corpus of several parts: an epoch holds one epoch of each part, shuffled together.
+
+    No example joins pairs of two parts.
 
     Attributes:
         parts: the corpora; every part has its own limit, joining and columns.
@@ -167,7 +175,7 @@ class MixedCorpus(_Epochs):
         return [part.tokens(vocabulary) for part in self.parts]
 
     def examples(self, pairs: Sequence[Sequence[TokenPair]], rng: np.random.Generator) -> list[TokenPair]:
-        """Returns one pass over the parts' pairs, the result of `tokens`, as joined examples in random order."""
+        """Returns the joined examples of one pass over all parts' pairs, the result of `tokens`, in random order."""
         parts = zip(self.parts, pairs, strict=True)
         examples = [example for part, inside in parts for example in part.examples(inside, rng)]
         return [examples[i] for i in rng.permutation(len(examples))]

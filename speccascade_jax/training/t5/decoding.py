@@ -1,4 +1,4 @@
-"""Batched decoding by one model, for validation and for distillation: the engine without a drafter."""
+"""Batched decoding with one model and no drafter, for validation and for distillation."""
 
 from collections.abc import Sequence
 
@@ -26,20 +26,21 @@ def decode(
     seed: int = 0,
     first_id: int = 0,
 ) -> list[list[int]]:
-    """Returns the model's output for every source, in order; batches hold sources of similar length.
+    """Returns the model's output for every source, in the order of the sources; batches hold sources of similar length.
 
     Args:
         bound: the model and its parameters.
-        vocabulary: gives the end of sequence.
+        vocabulary: provides the end-of-sequence id (EOS).
         sources: token ids without EOS.
         max_new: the largest number of new tokens, EOS included.
         batch_size: number of rows decoded together.
-        temperature: 0 is greedy, 1 samples from the model's own distribution.
+        temperature: 0 decodes greedily, 1 samples from the model's own distribution.
         seed: the random seed.
-        first_id: id of the first source's random bits: source `i` uses those of example `first_id + i`, in any batch.
+        first_id: example id of the first source: source `i` uses the random bits of example `first_id + i`, whatever
+            batch it is in.
 
     Returns:
-        Token ids, ending in EOS unless `max_new` was reached first.
+        Token ids of every source, ending in EOS unless `max_new` was reached first.
     """
     pair = Pair(target=bound, draft=bound, vocabulary=vocabulary)
     engine, params = assemble(pair, method="autoregressive")
@@ -48,7 +49,7 @@ def decode(
     outputs: list[list[int]] = [[] for _ in sources]
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        # repeat the last row to fill the batch: another number of rows would compile another program
+        # repeat the last row to fill the batch, because another number of rows would compile another program
         rows = chosen + chosen[-1:] * (batch_size - len(chosen))
         prompt = make_prompt(pair, [[*sources[i], vocabulary.eos_id] for i in rows])
         ids = first_id + np.asarray(rows)

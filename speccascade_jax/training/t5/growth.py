@@ -1,7 +1,7 @@
-"""Growth of a model: a larger model starts as the function that a smaller one has learnt, and training continues.
+"""Growth of a model: a larger model that starts with the function of a smaller trained model, to be trained further.
 
-New parts write zero to the residual stream at first, so they do not change the function. New units and heads have rows
-of zeros in `wo` and `out`, new layers have zero `out` and `wo` (zero-initialised residual branches: Bachlechner et al.,
+New parts first write zero to the residual stream, so they do not change the function. New units and heads have rows of
+zeros in `wo` and `out`, and new layers have only zeros in them (zero-initialised residual branches: Bachlechner et al.,
 2021, section 3; growth in general: Chen et al., 2016). New residual dimensions are zero in every array that writes to
 them, the embedding included. The arrays that new parts read with are not zero, so the parts learn from the first step
 on. The optimiser's `min_scale` sets how fast an array of zeros grows.
@@ -19,27 +19,28 @@ from speccascade_jax.models.t5 import T5Config
 
 GROWING = ("d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers")
 FREE = ("dropout_rate", "layer_dropout", "dtype")
-"""Settings that do not affect a checkpoint's arrays."""
+"""Settings that do not affect the arrays of a checkpoint."""
 ENDING = ("out", "wo")
-"""Kernels that end a residual branch."""
+"""Kernels that write the result of a branch to the residual stream."""
 
 
 def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> Params:
-    """Returns the parameters of a `wanted` model that has the same logits as the `stored` one.
+    """Returns the parameters of a `wanted` model that has the same logits as the `stored` model.
 
-    Layer `i` of the `n` new layers is made from layer `i m // n` of the `m` old ones. The first layer made from an old
-    layer is its copy; the others copy only the arrays that it reads with, and write zero.
+    Layer `i` of the `n` layers of the new model is made from layer `i m // n` of the `m` old layers. The first layer
+    that is made from an old layer is its copy. Any further layer is a copy with zeros in the kernels that write to the
+    residual stream.
 
-    The root mean square decreases when dimensions at zero are added; the scales of the norms compensate.
+    Added dimensions are zero and lower the root mean square that a norm divides by; the scales of the norms compensate.
 
     Args:
-        params: the smaller model's, as T5X names them.
+        params: parameters of the smaller model, as T5X names them.
         stored: configuration of the smaller model.
         wanted: configuration of the larger model.
-        fresh: initial parameters of the larger model; new parts read with these.
+        fresh: initial parameters of the larger model, which the new parts read with.
 
     Raises:
-        ValueError: the models differ in more than `GROWING`, or the wanted one is smaller.
+        ValueError: the models differ in more than `GROWING`, or the wanted model is smaller.
     """
     _check(stored, wanted)
     grown = {}
@@ -47,7 +48,8 @@ def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> P
         layers = {} if part == "token_embedder" else _stack(part, tree, fresh[part], stored, wanted)
         rest = {name: array for name, array in tree.items() if not name.startswith("layers_")}
         grown[part] = {**_larger(rest, fresh[part]), **layers}
-    if wanted.tied:  # tied logits have a factor d_model^-0.5 that already compensates the last norm
+    # tied logits have a factor d_model^-0.5, which already compensates the last norm, so its scale must not shrink
+    if wanted.tied:
         scale = grown["decoder"]["decoder_norm"]["scale"] * (wanted.d_model / stored.d_model) ** 0.5
         grown["decoder"]["decoder_norm"] = {"scale": scale}
     return grown
@@ -65,7 +67,11 @@ def _stack(part: str, tree: Params, fresh: Params, stored: T5Config, wanted: T5C
 
 
 def _larger(tree: Any, fresh: Any, name: str = "") -> Any:
-    """Enlarges arrays to the shapes of `fresh`; new entries are zero in arrays that write, and `fresh`'s in others."""
+    """Enlarges arrays to the shapes of `fresh`.
+
+    New entries are zero in arrays that write to the residual stream, the mean of the old entries in the scales of
+    norms, and the entries of `fresh` in all other arrays.
+    """
     if isinstance(tree, Mapping):
         return {key: _larger(value, fresh[key], name if key == "kernel" else key) for key, value in tree.items()}
     if tree.shape == fresh.shape:
@@ -81,17 +87,17 @@ def _larger(tree: Any, fresh: Any, name: str = "") -> Any:
 
 
 def _silent(tree: Any, name: str = "") -> Any:
-    """Returns the layer with zeros in the kernels that end its branches."""
+    """Returns a copy of a layer with zeros in the kernels that write to the residual stream."""
     if isinstance(tree, Mapping):
         return {key: _silent(value, name if key == "kernel" else key) for key, value in tree.items()}
-    # a copy, because training donates the state's buffers, and no two arrays may share one
+    # copies, because training donates the buffers of the state, and no two arrays may share a buffer
     return jnp.zeros_like(tree) if name in ENDING else jnp.array(tree)
 
 
 def _check(stored: T5Config, wanted: T5Config) -> None:
     free = {name: getattr(wanted, name) for name in (*FREE, *GROWING)}
     smaller = [name for name in GROWING if getattr(wanted, name) < getattr(stored, name)]
-    # every new layer has an origin, so an empty stack cannot grow
+    # every new layer is made from an old one, so a stack without layers cannot grow
     rootless = stored.num_decoder_layers == 0 < wanted.num_decoder_layers
     if dataclasses.replace(stored, **free) != wanted or smaller or rootless:
         allowed = (

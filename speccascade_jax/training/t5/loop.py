@@ -1,4 +1,4 @@
-"""Training run of a T5, resumable at any moment; export of its state as a checkpoint, and its BLEU score."""
+"""Training run of a T5 that can resume at any moment, export of its state as a checkpoint, and its BLEU score."""
 
 import dataclasses
 import time
@@ -23,9 +23,9 @@ from speccascade_jax.training.t5.corpus import Batch, Corpus
 
 @dataclasses.dataclass
 class Position:
-    """Position of a run: the next batch (`epoch`, `index` in it), training `minutes` so far, target `tokens` seen.
+    """Position of a run: the next batch (`epoch`, and `index` in it), training `minutes`, and target `tokens` so far.
 
-    The state of the metrics is also stored: the number of `logged` records, the metrics of the steps since the last
+    It also holds the state of the metrics: the number of `logged` records, the metrics of the steps since the last
     report (`window`), and the `seconds` that these steps took.
     """
 
@@ -43,14 +43,16 @@ class Trainer:
     """Configuration of one training run of a T5 model.
 
     Attributes:
-        run_dir: folder of the state, metrics and exports; training resumes if it holds a run.
-        config: the model; vocabulary: path of the sentencepiece file.
+        run_dir: folder of the state, the metrics and the exports; training resumes if the folder holds a run.
+        config: configuration of the model; vocabulary: path of the sentencepiece file.
         corpus, validation: the training corpus, and the corpus of the validation loss.
-        schedule, optimizer, objective: learning rate, optimiser and loss.
-        init_from: a checkpoint that a new run starts from, grown if `config` is larger (`growth`), or empty.
+        schedule, optimizer, objective: settings of learning rate, optimiser and loss.
+        init_from: checkpoint that a new run starts from, or empty. The model of the checkpoint is grown if `config` is
+            larger (`growth`).
         seed: random seed of parameters, dropout and data order.
-        log_every, evaluate_every: in steps; save_every_minutes: minutes between saves of the resumable state.
-        loss_batches: batches of `validation` that the validation loss is a mean over.
+        log_every, evaluate_every: number of steps between records and between evaluations; save_every_minutes: minutes
+            between saves of the resumable state.
+        loss_batches: number of batches of `validation` for the validation loss.
         bleu_task, bleu_examples: the task (`data.tasks.table`) and the number of its examples for BLEU.
     """
 
@@ -77,7 +79,7 @@ class Trainer:
             raise ValueError(f"{self.vocabulary} has {size} pieces, but the model's vocab_size is {wanted}")
 
     def run(self) -> dict[str, float]:
-        """Trains to the schedule's end (from the saved state if there is one); returns the last evaluation.
+        """Trains to the end of the schedule, from the saved state if there is one; returns the last evaluation.
 
         Raises:
             LockedError: another process trains in `run_dir`.
@@ -87,7 +89,7 @@ class Trainer:
 
 
 class Run(runs.Run):
-    """Run of a `Trainer`: its arrays, its position in the data, its clock."""
+    """Run of a `Trainer`, with its arrays, its position in the data, and its clock."""
 
     def __init__(self, trainer: Trainer):
         self.vocabulary = Vocabulary(trainer.vocabulary)
@@ -97,13 +99,14 @@ class Run(runs.Run):
         teacher = load_float32(trainer.objective.distill_from) if trainer.objective.distill_from else None
         self.train_step = steps.make_train_step(trainer.config, trainer.optimizer, trainer.objective, teacher)
         self.eval_step = steps.make_eval_step(trainer.config)
-        # Dropout needs many random bits, and XLA's counter-based generator is much cheaper than threefry on CPU.
+        # Dropout needs many random bits, and XLA's counter-based generator (rbg) is much cheaper than threefry on a
+        # CPU.
         self.key = jax.random.key(trainer.seed + 1, impl="rbg")
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the batches from the run's position on, epoch after epoch, and moves the position."""
+        """Yields batches from the position of the run on, epoch after epoch, and advances the position."""
         while True:
             epoch = self.trainer.corpus.epoch(self.pairs, self.trainer.seed, self.position.epoch)
             for batch in epoch[self.position.index :]:
@@ -112,7 +115,7 @@ class Run(runs.Run):
             self.position.epoch, self.position.index = self.position.epoch + 1, 0
 
     def minutes(self) -> float:
-        """Returns the minutes that this run has taken, including the time before a resume."""
+        """Returns the minutes that this run has taken, including the minutes before it was resumed."""
         return self.position.minutes + (time.monotonic() - self.clock) / 60
 
     def remaining(self) -> Iterator[Batch]:
@@ -122,7 +125,7 @@ class Run(runs.Run):
             yield next(batches)
 
     def take(self, step: int, batch: Batch) -> None:
-        """Takes a step; reports and evaluates when due."""
+        """Takes a training step; logs metrics and evaluates if `log_every` or `evaluate_every` steps are complete."""
         rate = self.trainer.schedule.rate(step - 1, self.minutes())
         self.position.window.append(self._step(batch, rate))
         if step % self.trainer.log_every == 0:
@@ -151,7 +154,7 @@ class Run(runs.Run):
         return values
 
     def _report(self, step: int, rate: float) -> None:
-        """Logs means over the steps since the last report."""
+        """Logs the means of the metrics over the steps since the last report."""
         window, seconds = self.position.window, time.monotonic() - self.reported_at
         minutes, tokens = self.minutes(), sum(metrics["tokens"] for metrics in window)
         done = self.trainer.schedule.progress(step, minutes)
@@ -179,7 +182,7 @@ class Run(runs.Run):
 
 
 def _initial(trainer: Trainer) -> runs.TrainState:
-    """Returns fresh parameters, or those of `init_from` for a run that has saved nothing yet."""
+    """Returns fresh parameters, or the parameters of `init_from` for a run that has saved nothing yet."""
     state = steps.init_state(trainer.config, trainer.optimizer, jax.random.key(trainer.seed))
     if not trainer.init_from or (expanded(trainer.run_dir) / runs.STATE_FILE).is_file():
         return state
@@ -195,7 +198,7 @@ def load_float32(path: str) -> BoundModel:
 
 
 def trained(trainer: Trainer) -> tuple[BoundModel, int]:
-    """Returns the model of the run's saved state, and its step.
+    """Returns the model in the saved state of a run, and the number of steps that it was trained for.
 
     Raises:
         FileNotFoundError: the run has not saved anything yet.
@@ -208,7 +211,7 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
 
 
 def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
-    """Returns the model of `checkpoint`, or of the run's saved state if `checkpoint` is empty.
+    """Returns the model of `checkpoint`, or the model in the run's saved state if `checkpoint` is empty.
 
     Raises:
         ValueError: the checkpoint's vocabulary size differs from the trainer's.
@@ -223,16 +226,20 @@ def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
 
 
 def export(trainer: Trainer, output: Path, dtype: str) -> dict[str, int]:
-    """Writes the run's weights to `output` as a checkpoint; returns its step and number of parameters."""
+    """Writes the weights in the saved state of a run to `output` as a checkpoint.
+
+    Returns the number of training steps and the number of parameters.
+    """
     bound, step = trained(trainer)
     checkpoints.save(output, bound.model, bound.params, dtype=dtype)
     return {"step": step, "parameters": count(bound.params)}
 
 
 def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, float]:
-    """Returns the BLEU of greedy decoding on `examples` validation examples, by `checkpoint` or the run's state.
+    """Returns the BLEU of greedy decoding with `checkpoint`, or with the run's saved state if it is empty.
 
-    The examples are the first ones of the trainer's `bleu_task`; a smaller task is used in full.
+    The score is over the first `examples` examples of the trainer's `bleu_task`, or over all of them if the task has
+    fewer.
     """
     bound = model_of(trainer, checkpoint)
     score = decoding.bleu(bound, Vocabulary(trainer.vocabulary), trainer.bleu_task, examples)

@@ -1,10 +1,11 @@
-"""Training corpora made of a model's own outputs: sequence-level distillation (Kim and Rush, 2016, sections 3.2, 3.3).
+"""Training corpora that consist of a model's own outputs, for sequence-level distillation.
 
-A draft is accepted if it agrees with the target on the *target's* tokens. So the file holds pieces, not text: encoding
-a decoded output again may give other tokens than the target chose.
+Source: Kim and Rush (2016, sections 3.2 and 3.3). A draft is accepted if it agrees with the target on the *target's*
+tokens. So the file holds pieces, not text, because encoding a decoded output again may give other tokens than the
+target chose.
 
-With several outputs per source, the one nearest to the reference can be kept (interpolation, section 3.3). A target
-that is trained on those agrees with itself more often, and its greedy decoding finds outputs that otherwise need beam
+With several outputs per source, the output nearest to the reference can be kept (interpolation, section 3.3). A target
+that is trained on such outputs is more consistent, and its greedy decoding finds outputs that otherwise need beam
 search.
 """
 
@@ -34,23 +35,25 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """File of a model's outputs for a trainer's joined training sources: lines of `source<TAB>output` in pieces.
+    """File of a model's outputs for the training sources of a trainer: lines of `source<TAB>output` in pieces.
 
-    Sources are joined as in training, epoch after epoch of the trainer's seed, until there are `examples` of them; the
-    same seed draws the outputs. Outputs that do not end within the corpus' widest bucket are left out. A killed `write`
-    resumes after the last finished part; parts are stored in `<path>.parts` until the file is complete.
+    Sources are joined from sentences as in training, epoch after epoch with the trainer's seed, until there are
+    `examples` sources; the same seed draws the outputs. Outputs that do not end within the corpus' widest bucket are
+    left out. A killed `write` resumes after the last finished part; parts are stored in `<path>.parts` until the file
+    is complete.
 
     Attributes:
-        trainer: provides the corpus, the vocabulary and the seed, and the model if `checkpoint` is empty (the saved
-            state).
-        checkpoint: folder of the model, or empty.
-        path: the file to write, `….pieces` or `….pieces.gz`.
+        trainer: provides the corpus, the vocabulary and the seed; if `checkpoint` is empty, its saved state provides
+            the model.
+        checkpoint: folder of the model's checkpoint, or empty.
+        path: path of the file to write, `….pieces` or `….pieces.gz`.
         examples: number of sources to decode.
-        temperature: 0 is greedy, 1 samples.
-        candidates: outputs drawn for every source; the finished one with the highest sentence BLEU against the
-            reference is kept, the first one in a tie.
-        least: sentence BLEU below which the reference is written instead: an output far from it is often wrong.
-        part_size: sources per part; batch_size: rows decoded together.
+        temperature: 0 decodes greedily, 1 samples.
+        candidates: number of outputs drawn for every source; the finished output with the highest sentence BLEU against
+            the reference is kept, the first one in a tie.
+        least: sentence BLEU below which the reference is written instead, because an output far from the reference is
+            often wrong.
+        part_size: number of sources per part; batch_size: number of rows decoded together.
     """
 
     trainer: loop.Trainer
@@ -74,7 +77,7 @@ class Outputs:
 
     @property
     def parts(self) -> Path:
-        """Folder of finished parts."""
+        """Folder of the finished parts."""
         return files.expanded(self.path + ".parts")
 
     def write(self) -> dict[str, float]:
@@ -102,7 +105,7 @@ class Outputs:
         return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
     def _settings(self, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
-        """Returns the settings that the outputs depend on, in JSON types; the number of examples is not one of them."""
+        """Returns the settings that the outputs depend on, as values for JSON, without the number of examples."""
         weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(self.trainer.corpus))
         settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
         drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
@@ -139,16 +142,16 @@ class Outputs:
 
 
 def joined_examples(corpus: Corpus, vocabulary: Vocabulary, seed: int, count: int) -> list[TokenPair]:
-    """Returns the first `count` joined examples, epoch after epoch, as the corpus' `epoch` joins them."""
+    """Returns the first `count` examples of the corpus, joined epoch after epoch as in training."""
     pairs: Any = corpus.tokens(vocabulary)
     epochs = (corpus.examples(pairs, np.random.default_rng((seed, epoch))) for epoch in itertools.count())
     return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
 
 
 def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list[int]], least: float) -> list[int]:
-    """Returns the finished candidate with the highest sentence BLEU against `reference`, or the first candidate.
+    """Returns the finished candidate with the highest sentence BLEU, or the first candidate if none is finished.
 
-    Returns the reference if that BLEU is below `least`.
+    BLEU compares with `reference`. If the highest BLEU is below `least`, the reference is returned instead.
     """
     ended = [ids for ids in candidates if ids[-1] == vocabulary.eos_id]
     if not least and len(ended) < 2:
@@ -161,14 +164,14 @@ def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list
 
 
 def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], outputs: Sequence[list[int]]) -> bytes:
-    """Returns the file's content: a line for every output that ended with EOS."""
+    """Returns the content of the file: one line for every output that ends with EOS."""
     example_outputs = zip(examples, outputs, strict=True)
     ended = [(example.source, ids[:-1]) for example, ids in example_outputs if ids[-1] == vocabulary.eos_id]
     return "".join(f"{vocabulary.pieces(source)}\t{vocabulary.pieces(ids)}\n" for source, ids in ended).encode()
 
 
 def _counts(content: bytes, decoded: int) -> dict[str, int]:
-    """Returns the numbers of written and omitted examples, and the tokens of the written outputs, EOS included."""
+    """Returns the numbers of written and omitted examples, and of tokens in the written outputs, EOS included."""
     outputs = [line.split(b"\t")[1] for line in content.splitlines()]
     tokens = sum(len(output.split()) + 1 for output in outputs)
     return {"examples": len(outputs), "left_out": decoded - len(outputs), "tokens": tokens}

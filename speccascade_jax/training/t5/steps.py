@@ -1,4 +1,4 @@
-"""Training and evaluation steps of a T5, each compiled as one program: optimiser, schedule and losses."""
+"""Training and evaluation steps of a T5, each compiled as one program, with their optimiser, schedule and losses."""
 
 import dataclasses
 import math
@@ -17,16 +17,16 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Adam that scales the update of each array by the array's root mean square, as Adafactor does.
+    """Adam that scales the update of each array by the root mean square of the array, as Adafactor does.
 
-    T5's initial kernels differ widely in size (queries hold the attention's scale, embeddings have unit variance), so
-    no single absolute step size fits them all. The learning rate is an argument of each step and is relative: 0.01
-    changes an array by about a hundredth per step (Shazeer and Stern, 2018, section 8).
+    T5's initial kernels differ widely in size: the kernels of queries include the scale of the attention, and
+    embeddings have unit variance. So no single absolute step size fits all arrays. The learning rate is an argument of
+    each step and is relative: 0.01 changes an array by about a hundredth per step (Shazeer and Stern, 2018, section 8).
 
     Attributes:
         b1, b2, eps: as in `optax.adam`.
-        min_scale: the smallest scale of an array; an array that starts at zero needs it to grow.
-        clip: the largest global gradient norm.
+        min_scale: smallest scale of an array; without it, an array that starts at zero would not grow.
+        clip: largest global norm of the gradient.
     """
 
     b1: float = 0.9
@@ -46,18 +46,18 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate: linear warm-up to `peak`, then decay to `final * peak` at the planned end.
+    """Learning rate with a linear warm-up to `peak`, and a decay to `final * peak` at the planned end.
 
-    The plan is a number of steps, of minutes, or both (the run ends at whichever comes first). With minutes the run
-    ends on time on a machine of any speed. The elapsed time is part of the saved state, so a resumed run keeps its
-    plan.
+    The plan limits the number of steps, of minutes, or both; the run ends at whichever limit comes first. A limit in
+    minutes lets the run end on time on a machine of any speed. The elapsed time is part of the saved state, so a
+    resumed run keeps its plan.
 
     Attributes:
         peak: the highest learning rate.
-        warmup_steps: steps until `peak`.
-        max_steps, max_minutes: the plan; 0 sets no limit.
-        decay: "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which ignores the plan).
-        final: the fraction of `peak` at the end (linear and cosine).
+        warmup_steps: number of steps until `peak`.
+        max_steps, max_minutes: limits of the plan; 0 sets no limit.
+        decay: "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which does not depend on the plan).
+        final: fraction of `peak` at the end (for linear and cosine).
     """
 
     peak: float = 1e-3
@@ -95,12 +95,12 @@ class Objective:
 
     Attributes:
         smoothing: label smoothing of the cross-entropy.
-        distill_from: a checkpoint of the teacher (same vocabulary), or empty for none.
-        distill_weight: w, used only with a teacher.
-        exit_weight: weight of early exits, 0 for none. Every step adds the cross-entropy of one early exit, computed
-            with the model's own head; the decoder's layers take turns. The exit after layer `l` of `L` has the weight
-            `exit_weight l / L`, and the whole model 1. LayerSkip, section 4.2, uses the turns and weights that grow
-            with depth.
+        distill_from: checkpoint of the teacher, which has the same vocabulary, or empty for no teacher.
+        distill_weight: the weight w, used only with a teacher.
+        exit_weight: weight of early exits; 0 trains none. Every step adds the cross-entropy of one early exit, computed
+            with the model's own head; the layers of the decoder take turns. The exit after layer `l` of `L` has the
+            weight `exit_weight l / L`, and the whole model has the weight 1. The turns, and weights that grow with
+            depth, follow LayerSkip, section 4.2.
     """
 
     smoothing: float = 0.1
@@ -118,15 +118,15 @@ class Objective:
 def smoothed_cross_entropy(logits: Array, targets: Array, vocab_size: int, smoothing: float = 0.0) -> Array:
     """Returns the sum of `-(1 - s) log P(target) - s mean_v log P(v)` in nats: Szegedy et al. (2016), section 7.
 
-    The sum is over real target positions (token 0 is padding), so batches of any shape can be combined. The logits are
-    the only array of shape `[B, T, V]`: a comparison with an index range fuses into the reduction, while a one-hot
-    target would need another array of that size.
+    The sum is over real target positions (token 0 is padding), so sums over batches of any shape can be added. The
+    logits are the only array of shape `[B, T, V]`: the comparison with an index range is fused into the reduction,
+    while a one-hot target would be another array of that size.
 
     Args:
         logits: float32 `[B, T, num_embeddings]`; entries from `vocab_size` on are ignored, -inf included.
         targets: int32 `[B, T]`, 0 at padding.
         vocab_size: number of real vocabulary entries.
-        smoothing: s, the mass spread evenly over the `vocab_size` real entries.
+        smoothing: s, the probability mass that is spread evenly over the `vocab_size` real entries.
     """
     real = logits[..., :vocab_size]
     normaliser = jax.nn.logsumexp(real, axis=-1)
@@ -142,9 +142,9 @@ def distillation(logits: Array, teacher_logits: Array, targets: Array, vocab_siz
     """Returns the sum of `KL(teacher || student)` in nats: word-level distillation (Kim and Rush, 2016, section 3.1).
 
     Args:
-        logits: float32 `[B, T, num_embeddings]`, of the student, real entries first.
-        teacher_logits: float32 `[B, T, num_embeddings]`, of the teacher, real entries first.
-        targets: int32 `[B, T]`; only tells which positions are real (not 0).
+        logits: float32 `[B, T, num_embeddings]`, logits of the student, with the real vocabulary entries first.
+        teacher_logits: float32 `[B, T, num_embeddings]`, logits of the teacher, with the real vocabulary entries first.
+        targets: int32 `[B, T]`; only positions with a nonzero target count.
         vocab_size: number of real vocabulary entries.
     """
     student = jax.nn.log_softmax(logits[..., :vocab_size])
@@ -168,10 +168,10 @@ def init_state(config: T5Config, optimizer: Optimizer, key: Array) -> TrainState
 def make_train_step(
     config: T5Config, optimizer: Optimizer, objective: Objective, teacher: BoundModel | None = None
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """Returns `step(state, source, target, rate, key) -> (state, metrics)`, which reuses the state's buffers.
+    """Returns `step(state, source, target, rate, key) -> (state, metrics)`, which donates the old state's buffers.
 
-    The dropout key is folded with the state's step, so a resumed run draws the same bits as an uninterrupted one.
-    Metrics: `loss` (the objective per target token) and `tokens`.
+    The dropout key is folded with the step number in the state, so a resumed run draws the same bits as an
+    uninterrupted run. The metrics are `loss` (the objective per target token) and `tokens` (number of target tokens).
 
     Raises:
         ValueError: the teacher's vocabulary has another size, or the decoder has too few layers for an early exit.
@@ -189,7 +189,7 @@ def make_train_step(
 
 @cache
 def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, teacher: Any) -> Any:
-    """Returns the jitted step, cached by settings: trainers of one process share the compiled program."""
+    """Returns the jitted step, cached so that trainers with equal settings share one compiled program."""
     module, direction = T5Module(config), optimizer.transformation()
     deterministic = config.dropout_rate == config.layer_dropout == 0
 
@@ -225,8 +225,8 @@ def _train_step(config: T5Config, optimizer: Optimizer, objective: Objective, te
 
 
 def _exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:
-    """Returns the hidden states of one early exit, another at each step in turn, and the weight of its loss."""
-    below = len(hidden) - 1  # the exit after the last layer is the model itself
+    """Returns the hidden states of the early exit whose turn it is at this step, and the weight of its loss."""
+    below = len(hidden) - 1  # the exit after the last layer is the whole model
     turn = step % below
     return jnp.stack(hidden[:-1])[turn], weight * (turn + 1) / len(hidden)
 
