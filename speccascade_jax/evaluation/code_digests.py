@@ -167,7 +167,7 @@ def _program(decoder: Decoder, controls: Callable[[], Controls]) -> Iterator[str
 
 
 def _is_ours(engine: Engine) -> bool:
-    """Returns whether `_engine` covers the verifier and the drafter of an engine and of all engines nested in it."""
+    """Returns whether `_engine` can digest the verifiers and drafters of an engine and of all engines nested in it."""
     drafter = engine.drafter
     known = _is_ours(drafter.engine) if type(drafter) is NestedDrafter else type(drafter) in _KNOWN
     return known and isinstance(engine.verifier, TokenWise)
@@ -272,7 +272,7 @@ def _tree(part: Any) -> ast.AST:
     try:
         text = textwrap.dedent(inspect.getsource(part))
         return ast.parse(text)
-    # without source, for instance if defined at a Python prompt: a constant of the compiled code
+    # if there is no source, for instance for code typed at a prompt, use the compiled code
     except (OSError, TypeError):
         functions = [value for value in (part, *vars(part).values()) if isinstance(value, FunctionType)]
         codes = [(f.__code__.co_code, f.__code__.co_consts, f.__code__.co_names) for f in functions]

@@ -51,14 +51,15 @@ def enumerate_points(
             replaces the sampling in such `Settings`.
         alphas: maps the name of a curve (`curves.curve`), or a name that several curves share, such as the method's, to
             its α's. Known methods that are not in the sweep are ignored here, so that the `methods` of a gin file can
-            be replaced without its `alphas`. This causes a warning, unless the command line replaces only `methods`.
+            be replaced without its `alphas`. Ignored names cause a warning, unless the command line replaces only
+            `methods`.
         stop_thresholds: maps the name of a method with a stop threshold to the thresholds to measure.
         heads: files of acceptance heads; each method that needs a head is measured with each of these files instead of
             the pair's own head.
         block_sizes: values of γ for methods with a fixed block size; methods that end a block when the draft is unsure
             keep their own limit.
-        samplings: dictionaries of sampling settings (names: `methods.settings.SAMPLING`); every method is measured with
-            each dictionary.
+        samplings: sampling settings by name, one dictionary for each combination (names: `methods.settings.SAMPLING`);
+            every method is measured with each combination.
         seeds: random seeds; every method is measured with each seed.
         bonus: the bonus setting of methods that are a rule alone; `None`: the default of each method. All other methods
             keep their own setting.

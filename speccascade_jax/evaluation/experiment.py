@@ -269,8 +269,8 @@ def measure(
 ) -> list[str]:
     """Fills the store with the records of all points, and returns their keys in the order of the points.
 
-    Records that other code measured are measured again (`record_key.is_stale`). Quality that was measured on other
-    hardware, or without latency, is reused.
+    Records that another version of the code measured are measured again (`record_key.is_stale`). Quality that was
+    measured on other hardware, or without latency, is reused.
 
     Args:
         groups: the points, in groups that share a compiled program and a batch.
@@ -303,7 +303,10 @@ def measure(
 
 
 def tell_stale(store: ResultStore, identities: Iterable[Identity]) -> set[str]:
-    """Returns the keys of records that other code measured under the same toolchain; prints how many they are."""
+    """Returns the keys of records that another version of the code measured, and prints how many they are.
+
+    Only records with the same toolchain as now are compared.
+    """
     code = {identity.key: identity.provenance for identity in identities}
     stale = {r["key"] for r in store.records if r["key"] in code and is_stale(r, **code[r["key"]])}
     if stale and hosts.first():
@@ -437,7 +440,8 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
     Searches `store` if it is given, and otherwise every `results/*.jsonl`.
 
     Raises:
-        ValueError: no record or several records match, or `key` has too few digits. FileNotFoundError: no such store.
+        ValueError: no record or several records match, or `key` has too few digits.
+        FileNotFoundError: `store` does not exist.
     """
     if len(key) < SHORTEST:
         raise ValueError(f"from_record={key!r}: give at least {SHORTEST} digits of the record's key")

@@ -25,7 +25,8 @@ Run = Callable[[int, int], Any]
 class Timings:
     """Seconds, generated tokens and forward passes of both models for every run, each `[trials, examples]`.
 
-    When the draft decodes alone, the engine counts its passes as `target_calls`; the function `latency` corrects this.
+    When the draft decodes alone, the engine counts its passes as `target_calls`; the function `latency` returns them as
+    draft steps.
     """
 
     seconds: np.ndarray
@@ -54,7 +55,7 @@ def interleave(
         The timings of the baseline, and a list with the timings of each method.
 
     Raises:
-        ValueError: no methods.
+        ValueError: `methods` is empty.
     """
     if not methods:
         raise ValueError("there are no methods to time against the baseline: give one or more")
@@ -86,11 +87,11 @@ def _order(runs: int, turn: int) -> list[int]:
 
 
 def latency(timings: Timings, *, draft_alone: bool = False) -> Latency:
-    """Computes milliseconds per example and per token: median over trials, lowest, highest, and all trials.
+    """Computes milliseconds per example and per token: the value of each trial, and their median, minimum and maximum.
 
     `per_example_ms` is a list `[trials][examples]` in the task's order of examples. `results.analysis.bootstrap`
-    resamples these times and the baseline's, to estimate an interval of their ratio. `results.analysis.forward_times`
-    fits a model of the times to the tokens and forward passes of the same runs.
+    resamples these times and the baseline's, to estimate a confidence interval of their ratio.
+    `results.analysis.forward_times` fits a model of the times to the tokens and forward passes of the same runs.
 
     With `draft_alone`, the draft took the target's place in the engine, so its counted target calls are returned as
     draft steps.

@@ -96,7 +96,7 @@ OWN = "own"
 
 
 Earlier = Callable[[Point], Row | None]
-"""Function that returns a point's quality and counters from an older record (other hardware, or no latency)."""
+"""Function that returns a point's quality and counters from an older record (other hardware or untimed), or `None`."""
 
 
 def never(point: Point) -> Row | None:
@@ -249,7 +249,8 @@ def _score(
         failure_entries = {"failed_examples": ids, "failure": first}
     tokens, lengths, stats, (inner, tails, arms) = jax.tree.map(lambda x: np.delete(x, lost, axis=0), measured[:-1])
     noted, rows = [item for row, item in enumerate(noted) if row not in lost], np.delete(rows, lost)
-    context = decoder_context(session.prompts)  # tokens before the output; decoding needs them for spaces
+    # the ids before each output, because the text of a token may depend on them (its leading space)
+    context = decoder_context(session.prompts)
     written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
     texts = [session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True)]
     predictions = [session.task.postprocess(text) for text in texts]
@@ -258,7 +259,7 @@ def _score(
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
     summary = summarise(stats, lengths, draft_alone=draft_alone)  # defined in METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
-    models = [level.model for level in levels_of(point.settings.drafters)]  # highest level first
+    models = [level.model for level in levels_of(point.settings.drafters)]  # the level below the target is first
     # a user-defined drafter may contain an engine, which has no model name
     named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
     levels = [
@@ -268,7 +269,7 @@ def _score(
     ]
     record: Row = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
-        "measures": {name: value for name, value in summary.items() if type(value) is not int},  # the ratios
+        "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios
         **apart,
         "quality": scored | {"tokens_per_example": float(np.mean(lengths))},
         "per_example": {"ids": ids, **per_example(stats, draft_alone=draft_alone)}
@@ -368,7 +369,7 @@ def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partia
 
 
 def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
-    """Returns a function `(example, trial) -> generation`, and a list to which every call appends its result."""
+    """Returns a function `(example, trial) -> generation`, and a list to which it appends each generation."""
     trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]

@@ -151,7 +151,7 @@ class Pool:
         on_record: Callable[[Record], None] = lambda record: None,
         stale: Collection[str] = (),
     ) -> None:
-        """Measures the points that the store lacks, one group at a time per worker.
+        """Measures the points that the store lacks; each worker measures one group of points at a time.
 
         `keys` maps each point to the key of its record. The other arguments are those of `result_store.fill`.
 

@@ -56,7 +56,7 @@ class Session:
     So points on different examples can share everything else.
 
     Args:
-        source: names the pair; evaluation: names the examples, which are loaded from the first one of the split on.
+        source: names the pair; evaluation: names the examples, which are loaded from the start of the split.
         pair: an already loaded pair, instead of `source`'s weights.
 
     Raises:
@@ -69,7 +69,8 @@ class Session:
         for name in self.task.metrics:
             # fails now, not after decoding, if a metric's name is misspelt or a package is missing
             quality.get_metric(name).signature()
-        examples = load_examples(self.task, self.evaluation)  # before the weights: missing data fail early
+        # load the examples before the weights, which take longer, so that missing data are noticed early
+        examples = load_examples(self.task, self.evaluation)
         self.pair = load_source(source) if pair is None else pair
         # a task truncates its own prompts, so its length limit replaces a lower limit of the pair
         if self.task.max_input_length > self.pair.max_prompt_length:
@@ -173,7 +174,7 @@ class Session:
         return self._decoders[kind]
 
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
-        """Returns the controls (α and sampling) of a point, for a batch with one row per α; `None` stands for no α."""
+        """Returns the controls (α and sampling) of a point for a batch with one row per α (`None`: rule without α)."""
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
@@ -189,18 +190,18 @@ class Session:
         return self.decoder(point.settings).prepared(prompt, controls, self._ids[rows], longest)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
-        """Returns an evaluation's examples for quality in batches of equal size, with the number of rows that count.
+        """Returns an evaluation's examples for quality in batches of equal size, each with its number of real rows.
 
-        If the last batch is too small, its rows are repeated, and the repetitions do not count. Another shape would
-        need another compiled program.
+        If the last batch is too small, it is filled up by repeating its rows, because another shape would need another
+        compiled program.
         """
         return self.in_batches(self.window(evaluation, evaluation.quality_examples), evaluation.quality_batch)
 
     def in_batches(self, rows: np.ndarray, batch: int) -> list[tuple[np.ndarray, int]]:
-        """Splits rows `[N]` into batches of equal size; returns each batch with the number of its rows that count.
+        """Splits rows `[N]` into batches of equal size, and returns each batch with its number of real rows.
 
-        If the last batch is too small, its rows are repeated, and the repetitions do not count. The size is `batch` or
-        N, whichever is smaller, rounded up to a multiple of `fewest_rows` of the pair's mesh.
+        If the last batch is too small, it is filled up by repeating its rows. The size is `batch` or N, whichever is
+        smaller, rounded up to a multiple of `fewest_rows` of the pair's mesh.
         """
         parts = fewest_rows(self.pair.mesh)
         size = -(-min(batch, len(rows)) // parts) * parts
@@ -229,7 +230,7 @@ def load_source(source: ModelPair) -> Pair:
 
 
 def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
-    """Checks that a `Session` would find the pair and the examples, without loading weights; raises its errors."""
+    """Checks that a `Session` would find the pair and the examples, without loading weights; raises the same errors."""
     load_examples(get_task(evaluation.task), evaluation.resolved())
     if source.target is None or source.draft is None:
         find_data_pair(source.name) if source.name in DATA_PAIRS else find_pair(source.name)

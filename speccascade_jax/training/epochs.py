@@ -34,7 +34,8 @@ class EpochTrainer:
         held_out: share of the prompts that are used for evaluation only.
         batch_positions: number of positions per step, padding included; epochs: number of passes over the prompts.
         peak, weight_decay: peak learning rate and weight decay of AdamW (`optimizer`).
-        seed: random seed of the parameters, the held-out prompts, the order of prompts and the mixes.
+        seed: random seed of the parameters, the held-out prompts, the order of prompts, and the mixes of target and
+            draft tokens.
         log_every: steps between log records; save_every_seconds: seconds between saves of the resumable state.
 
     Raises:
@@ -76,7 +77,7 @@ def check_trainer(trainer: Any, rate: str, *counts: str) -> None:
         raise ValueError(f"held_out={trainer.held_out} is outside (0, 1)")
 
 
-@functools.cache  # so that equal runs share their compiled step
+@functools.cache  # so that runs with equal settings share one compiled step
 def optimizer(peak: float, warmup_steps: int, steps: int, weight_decay: float) -> optax.GradientTransformation:
     """Returns AdamW with a learning rate that rises linearly to `peak` and falls as a cosine to 0 at step `steps`."""
     rate = optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup_steps, steps // 2), steps)
@@ -124,7 +125,7 @@ class EpochRun(runs.Run):
         """Logs the results of a step; `step` is the number of steps taken so far."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that the result depends on; the key of the data represents the data."""
+        """Returns the settings that the result depends on, and the key of the data."""
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
         return dict(files.plain(chosen | {"data": self.data.key}))
 

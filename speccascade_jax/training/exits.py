@@ -39,8 +39,8 @@ class ExitTrainer(EpochTrainer):
     Attributes:
         layers: layers of the exits, each from 0 to the target's depth − 1.
         towards: layer of the exit that is the teacher, which must be in `init_from`; `None`: the target is the teacher.
-            The paper first trains all heads towards the target, and then the smallest exit of a stack towards the
-            intermediate exit.
+            Globerson et al. (2025) first train all heads towards the target, and then the smallest exit of a stack
+            towards the intermediate exit.
         init_from: file of heads to start from; a layer that is not in the file starts with the target's own head.
         warmup: share of the steps in which the learning rate rises.
 
@@ -76,7 +76,7 @@ class ExitTrainer(EpochTrainer):
 
 
 Lesson = tuple[list[Array], Array, Array]
-"""Hidden states `[B, T, E]` of every exit, log-probabilities `[B, T, V]` of the teacher, counted positions `[B, T]`."""
+"""Hidden states `[B, T, E]` of all exits, log-probabilities `[B, T, V]` of the teacher, mask of real positions."""
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -111,7 +111,7 @@ def head_log_law(model: Any, kernel: Array, hidden: Array) -> Array:
 
 
 def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> Array:
-    """Returns the sum of `KL(teacher || exit)` in nats over the `counted` `[B, T]` positions."""
+    """Returns the sum of `KL(teacher || exit)` in nats over the positions that `counted` `[B, T]` marks."""
     log_law = head_log_law(model, kernel, hidden)
     terms = jnp.sum(jnp.where(taught > -jnp.inf, jnp.exp(taught) * (taught - log_law), 0.0), axis=-1)
     return jnp.sum(jnp.where(counted, terms, 0.0))
@@ -134,7 +134,7 @@ def train_step(models: Any, optimizer: optax.GradientTransformation, state: Trai
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Returns sums over positions: KL divergence, probability mass shared with the teacher, and equal greedy tokens."""
+    """Returns three sums over positions: KL divergence, probability mass shared with the teacher, same greedy token."""
     log_law = head_log_law(model, kernel, hidden)
     shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
     same = log_law.argmax(-1) == taught.argmax(-1)
@@ -185,7 +185,7 @@ class Run(AcceptanceRun):
         return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
     def lesson(self, batch: Batch) -> Lesson:
-        """Returns the exits' hidden states, the teacher's log-probabilities and the counted positions of a batch."""
+        """Returns hidden states of all exits, log-probabilities of the teacher, and the mask of real positions."""
         distinct_arrays, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
         hidden, taught = frozen(self.models, self.teacher.model, places, distinct_arrays, batch)
         counted = np.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]

@@ -53,15 +53,15 @@ def make(
     shard_size: int = 512,
     output: str,
 ) -> dict[str, int]:
-    """Writes a folder of training data; a killed call resumes after its last shard and gives the same bytes.
+    """Writes a folder of training data; a killed call resumes after its last shard, with identical results.
 
     Args:
-        pair: the models, as for a run.
-        evaluation: as for a run; its examples for quality provide the prompts.
+        pair: the models, as in `experiment.run`.
+        evaluation: as in `experiment.run`; its examples for quality provide the prompts.
         settings: sampling settings of both models.
         rule: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
         alpha: the rule's α.
-        seed: the random seed, as for a run.
+        seed: the random seed, as in `experiment.run`.
         shard_size: number of prompts per shard; a kill loses the work of at most one shard.
         output: path of the folder.
 

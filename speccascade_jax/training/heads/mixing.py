@@ -57,7 +57,7 @@ def mix(key: Array, batch: Batch, from_target: float) -> tuple[Array, Array]:
 
 
 Mixed = tuple[Array, Array, Array]
-"""Flattened positions of a mix: inputs of the heads `[N, D + 2]`, labels `[N]`, and mask of counted positions `[N]`."""
+"""Flattened positions of a mix: the heads' inputs `[N, D + 2]`, labels `[N]`, and the mask of draft tokens `[N]`."""
 
 
 def mix_key(seed: int, epoch: int | Array) -> Array:
@@ -136,7 +136,7 @@ class Batches:
         return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
 
     def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Splits rows into groups of equal width, in order; each group is one batch, and -1 fills a group up."""
+        """Splits rows into groups of equal width, one for each batch; -1 marks the unused places of a group."""
         groups = []
         for width in np.unique(self.widths[rows]):
             same, size = rows[self.widths[rows] == width], self.positions // int(width)

@@ -41,7 +41,7 @@ from speccascade_jax.training.heads.shards import Examples
 from speccascade_jax.training.heads.train import HeadTrainer, probability
 
 RANGES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Edges of the ranges of the label; the last range includes its upper edge."""
+"""Edges of the ranges of the label (acceptance probability); the last range includes its upper edge."""
 LABEL = "the label itself"
 _COLUMNS = {"auc": "AUC", "ece": "ECE", "ece_equal_mass": "ECE, equal mass", "brier": "Brier", "log_loss": "log loss"}
 
@@ -83,7 +83,7 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder:
-    """Function that `generate` calls in each round to record the drafted block and measures of its tokens."""
+    """Callable that records the drafted block of a round, and measures of its tokens, for `generate`."""
 
     rule: str
     alpha: float

@@ -3,10 +3,10 @@
 A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written completely or not at
 all.
 
-`manifest.json` holds `format` (1) and two groups of entries. These define the meaning of a label (`MEANING`):
-`pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`. These
-define the choice of examples: `pair`, `dtype`, `task`, `split`, `first_example`, `prompts`, `max_new_tokens`, `batch`,
-`seed`, `shard_size`, and `code`, the digest of the rule.
+`manifest.json` holds `format` (1) and two groups of entries. The first group (`MEANING`) defines the meaning of a
+label: `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`.
+The second group defines the choice of examples: `pair`, `dtype`, `task`, `split`, `first_example`, `prompts`,
+`max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule.
 
 A shard holds the arrays of `Examples` and `key`, the hash of the manifest, so that a shard of another folder is
 refused. The last shard of a folder may have fewer rows. Reading a shard compares all checksums of its zip archive.

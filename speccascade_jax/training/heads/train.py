@@ -126,7 +126,7 @@ class Run(AcceptanceRun):
         return params, int(self.trainer.warmup_steps)
 
     def states(self, batch: Batch, epoch: int) -> Mixed:
-        """Returns inputs, labels and counted positions for a batch in the mix of an epoch (`mixing.mixed_states`)."""
+        """Returns inputs, labels and the mask of draft tokens for a batch, mixed for an epoch (`mixed_states`)."""
         draft, trainer = self.pair.draft, self.trainer
         key = mix_key(trainer.seed, epoch)
         return mixed_states(draft.model, draft.params, batch, key, trainer.from_target, trainer.batch_positions)

@@ -92,7 +92,8 @@ class JoinedCorpus(_Epochs):
     """Training corpus: a file of pairs and the settings of its batches.
 
     Attributes:
-        path: path of a file that `read_pairs` can read, with text, or with pieces if the name says so (`holds_pieces`).
+        path: path of a file that `read_pairs` can read, with text, or with token pieces if its name says so
+            (`holds_pieces`).
         columns: the columns of source and target (`read_pairs`).
         max_joined: largest number of pairs that are joined into one example.
         widths: widths of the buckets in tokens, EOS included; pairs that do not fit the last width are left out.

@@ -1,8 +1,8 @@
 """Training corpora that consist of a model's own outputs, for sequence-level distillation.
 
-Source: Kim and Rush (2016, sections 3.2 and 3.3). A draft is accepted if it agrees with the target on the *target's*
-tokens. So the file holds pieces, not text, because encoding a decoded output again may give other tokens than the
-target chose.
+Source: Kim and Rush (2016, sections 3.2 and 3.3). A drafted token is accepted if it agrees with the *target's* token.
+So the file holds token pieces, not text, because encoding a decoded output again may give other tokens than the target
+chose.
 
 With several outputs per source, the output nearest to the reference can be kept (interpolation, section 3.3). A target
 that is trained on such outputs is more consistent, and its greedy decoding finds outputs that otherwise need beam
@@ -112,7 +112,7 @@ class Outputs:
         return settings | {"seed": self.trainer.seed} | drawn
 
     def _decode(self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], spans: list[Span]) -> None:
-        """Writes the parts of `spans`, and logs progress, remaining time and speed after each."""
+        """Writes the parts of `spans`, and logs progress, remaining time and speed after each part."""
         total, began = sum(end - start for start, end in spans), time.monotonic()
         done = tokens = 0
         for start, end in spans:

@@ -1,7 +1,7 @@
-"""Search for the fastest or best setting that keeps a tolerance, for one pair of models and one task.
+"""Search for the fastest setting within a tolerated loss of quality, or the best within a latency bound.
 
 `experiments/calibrate.py` calls `calibrate`, and gin/calibrate.gin binds its arguments. The search writes a table, a
-JSON report and a gin file with the setting that it chose. The numbers in them come from examples that the search never
+JSON report and a gin file with the chosen setting. The numbers in these files come from examples that the search never
 saw.
 """
 
@@ -33,7 +33,7 @@ MODES = ("halving", "appendix_d")
 
 
 class Split(NamedTuple):
-    """Three consecutive ranges of examples: for the search, for the test of the last candidates, and unseen ones."""
+    """Three consecutive ranges of examples: for the search, the test of the last candidates, and the final numbers."""
 
     search: Window
     test: Window
@@ -69,28 +69,29 @@ def calibrate(
     seeds: Sequence[int] = (0,),
     output: str = "results/calibration.jsonl",
 ) -> dict[str, Any]:
-    """Finds the fastest (or best) setting that keeps a tolerance, and measures it on unseen examples.
+    """Finds the fastest (or best) setting within a tolerance of quality (or latency).
 
-    Prints the chosen setting, the runners-up and the target with confidence intervals, and the text of the gin file.
-    Writes the same beside the store as `.json` and `.gin`. A killed calibration resumes where it stopped. All settings
-    are checked before anything is loaded.
+    The chosen setting, the runners-up and the target are measured on unseen examples, and printed with confidence
+    intervals together with the text of a gin file. The same is written beside the store as `.json` and `.gin`. A killed
+    calibration resumes where it stopped. All settings are checked before anything is loaded.
 
     Args:
-        pair: the models, as for a sweep.
+        pair: the models, as in `experiment.sweep`.
         evaluation: the examples. The search uses examples from `first_example` on, and times `latency_examples` of them
-            (fewer in short windows); later examples are held out. `quality_examples` is ignored.
+            (fewer if a step of the search uses few examples); later examples are held out. `quality_examples` is
+            ignored.
         settings: sampling settings of all methods.
-        methods: the candidates' methods, as for a sweep; the draft alone is also a candidate.
-        alphas: the candidates' α's, as for a sweep.
-        block_sizes: the candidates' values of γ, as for a sweep.
-        bonus: the candidates' bonus, as for a sweep.
+        methods: the candidates' methods, as in `experiment.sweep`; the draft alone is also a candidate.
+        alphas: the candidates' α's, as in `experiment.sweep`.
+        block_sizes: the candidates' values of γ, as in `experiment.sweep`.
+        bonus: the candidates' bonus, as in `experiment.sweep`.
         max_loss: share of the target's quality that may be lost (`Tolerance`); `None`: no bound.
-        max_latency: largest latency over the target's (`Tolerance`); `None`: no bound.
+        max_latency: largest allowed latency relative to the target's (`Tolerance`); `None`: no bound.
         confidence: share of paired resamples in which every bound must hold (`Tolerance`).
         mode: "halving", or "appendix_d" for the procedure of Holsman et al. (2025), which has its own candidates and
             bound (`thresholds`). With "appendix_d", the arguments from `methods` to `bonus` and `confidence` are
             ignored, and `max_loss` and `max_latency` are refused.
-        appendix_d: settings of the procedure "appendix_d"; `None`: the paper's settings.
+        appendix_d: settings of the procedure "appendix_d"; `None`: the settings of Holsman et al. (2025).
         search_examples: number of examples that the search measures candidates on (`halving`). The procedure
             "appendix_d" searches on these and the test examples together.
         test_examples: number of examples that the last candidates are tested on.
@@ -142,7 +143,7 @@ def calibrate(
 
 
 def windows(evaluation: Evaluation, search_examples: int, test_examples: int, held_out_examples: int) -> Split:
-    """Returns the windows of examples for search, test and final numbers; ValueError if one has too few examples."""
+    """Returns the ranges of examples for search, test and final numbers; ValueError if one has too few examples."""
     counts = {"search_examples": search_examples, "test_examples": test_examples}
     counts |= {"held_out_examples": held_out_examples, "latency_examples": evaluation.latency_examples}
     searched, tested, held_out, timed = (checks.whole(name, value, 0) for name, value in counts.items())
@@ -202,7 +203,10 @@ def _halve(points: Sequence[Point], tolerance: Tolerance, split: Split, runners_
 
 
 def _climb(base: Point, settings: AppendixD, split: Split, bench: Bench) -> Found:
-    """Runs Appendix D on the search and test examples, then measures its three levels on the held-out examples."""
+    """Runs the procedure "appendix_d", then measures its settings Low, Med and High on the held-out examples.
+
+    The procedure itself uses the search examples and the test examples.
+    """
     searched = replace(split.search, judged=split.test.end - split.search.first)
     subset = searched.part(max(searched.judged // 4, LEAST_EXAMPLES))
     trail = thresholds.run(bench, base, settings, searched, subset)
@@ -240,14 +244,14 @@ Entry = dict[str, Any]
 def measure_settings(
     bench: Bench, named: Mapping[str, Point], target: Point, window: Window, tolerance: Tolerance | None = None
 ) -> list[Entry]:
-    """Measures settings and the target on a window, and returns an entry for each.
+    """Measures settings and the target on a range of examples, and returns an entry for each of them.
 
     Args:
         bench: measures the settings and stores their records.
         named: maps the name of a setting, for instance "chosen", to the setting.
         target: the target alone; its entry comes last.
-        window: the examples to measure on.
-        tolerance: the bounds that each entry is compared with; `None`: entries do not say whether bounds are kept.
+        window: the range of examples.
+        tolerance: the bounds that each entry is compared with; `None`: entries do not say whether they keep bounds.
     """
     measured, bootstrap = bench.measure([*named.values(), target], window), Bootstrap()
     entries = [

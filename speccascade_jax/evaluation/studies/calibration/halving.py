@@ -63,7 +63,7 @@ class Window:
 
 
 class Bench:
-    """Measures points and stores their records, so that a killed calibration resumes.
+    """Runner that measures points and stores their records, so that a killed calibration can resume.
 
     Args:
         store: receives the records, and holds the records of an earlier calibration. The keys of records depend on all
@@ -76,11 +76,11 @@ class Bench:
         self.store, self.session, self.seeds = store, session, tuple(seeds)
 
     def measure(self, points: Sequence[Point], window: Window) -> dict[Point, Records]:
-        """Measures points on a window; points that differ only in α share batches and programs.
+        """Measures points on a range of examples; points that differ only in α share batches and programs.
 
         Args:
             points: points with equal sampling settings; their own examples and seed are ignored.
-            window: the examples to measure on.
+            window: the range of examples.
 
         Raises:
             FloatingPointError: a point failed on some example, so it cannot be compared with the others.
@@ -149,7 +149,7 @@ class Tolerance:
     def kept(self, ours: Sequence[Record], target: Sequence[Record], bootstrap: Bootstrap) -> np.ndarray:
         """Returns whether all bounds hold, bool `[1 + samples]`: first on all examples, then on each resample.
 
-        Judged examples and timed examples are resampled separately.
+        Examples for quality and timed examples are resampled separately.
 
         Args:
             ours: records of one setting, one per seed.
@@ -201,9 +201,9 @@ FIRST_RUNG = 32
 
 
 class Verdict(NamedTuple):
-    """Result of a candidate on a window.
+    """Result of a candidate on one range of examples.
 
-    `share` is the share of resamples in which the candidate keeps the tolerance, and `cost` the value to minimise.
+    `share` is the share of resamples in which the candidate keeps the tolerance, and `cost` is the value to minimise.
     """
 
     point: Point
@@ -272,9 +272,10 @@ def search(
 def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Ranks candidates in layers; no candidate of the first layer is beaten by another in both safety and cost.
 
-    Each further layer is found in the same way among the rest. Few examples cannot show which balance of safety and
-    cost is right, so a layer holds the whole range. In a layer, candidates that probably keep the tolerance come first,
-    and then the cheapest come first.
+    Safety is the share of resamples in which a candidate keeps the tolerance. The next layer is found in the same way
+    among the rest. Few examples cannot show which balance of safety and cost is right, so a layer holds the whole
+    range. Within a layer, candidates that keep the tolerance in at least half of the resamples come first, and cheaper
+    candidates come before more expensive ones.
     """
     rest, order = sorted(verdicts, key=lambda verdict: (verdict.share < 0.5, verdict.cost)), list[Verdict]()
     while rest:
@@ -291,12 +292,12 @@ def _dominates(verdict: Verdict, other: Verdict) -> bool:
 
 
 def _safety(verdict: Verdict) -> tuple[float, float]:
-    """Returns a sort key that puts the highest share of resamples first; among equals, the lowest cost."""
+    """Returns a sort key: candidates within the tolerance in the most resamples come first, then cheaper ones."""
     return -verdict.share, verdict.cost
 
 
 def survivors(verdicts: Sequence[Verdict], confidence: float, least: int) -> list[Verdict]:
-    """Returns the better half of the candidates, or `least` if that is more; the safest candidate is always among them.
+    """Returns the better half of the candidates, or `least` of them if that is more; the safest one always remains.
 
     Every other candidate is dropped if the share of resamples in which it keeps the tolerance is below `1 −
     confidence`.

@@ -35,7 +35,7 @@ class AppendixD:
     """Settings of the threshold procedure of Appendix D.
 
     Attributes:
-        rule: a fuzzy rule; the thresholds of the paper belong to `fuzzy_js_reference`.
+        rule: a fuzzy rule; the thresholds of Holsman et al. (2025) belong to `fuzzy_js_reference`.
         baseline: the speculative decoding method whose fastest block size is used, and whose share of kept tokens
             determines the first threshold: the lossless `spec_decode`, or the authors' `sd_reference`.
         lengths: block sizes L, in increasing order.
@@ -95,7 +95,7 @@ class Trail:
             )
 
     def plain(self) -> dict[str, Any]:
-        """Returns the trail for a report in JSON, without the levels, which the report lists elsewhere."""
+        """Returns this result for a report in JSON, without `levels`, which the report lists elsewhere."""
         return asdict(replace(self, levels={}))
 
 
@@ -116,7 +116,10 @@ def show(trail: Trail, settings: AppendixD) -> None:
 
 
 def point_of(base: Point, settings: Settings) -> Point:
-    """Returns `base` with other settings; the draft is greedy, as in the paper, unless `base` sets its temperature."""
+    """Returns `base` with other settings; the draft is greedy unless `base` sets its temperature.
+
+    Holsman et al. (2025) also use a greedy draft.
+    """
     sampling = sampling_of(base.settings)
     sampling["draft_temperature"] = sampling["draft_temperature"] or 0.0
     return replace(base, settings=replace(settings, **sampling))
@@ -156,9 +159,9 @@ def check(base: Point, settings: AppendixD) -> None:
 def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: Window) -> Trail:
     """Runs the procedure: finds block size and first threshold on `subset`, and measures qualities on `window`.
 
-    The paper takes the next block size when "close to all" candidates are kept; this code does so when at least the
-    share `NEARLY_ALL` of the drafted tokens is kept. The paper does not say what happens if quality never falls; this
-    code then stops when every drafted token is kept or the range of the rule ends.
+    Holsman et al. (2025) take the next block size when "close to all" candidates are kept; this code does so when at
+    least the share `NEARLY_ALL` of the drafted tokens is kept. They do not say what happens if quality never falls;
+    this code then stops when every drafted token is kept or the range of the rule ends.
 
     Raises:
         ValueError: the target is not better than the draft.

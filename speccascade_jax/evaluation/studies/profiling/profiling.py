@@ -55,8 +55,8 @@ def profile(
         seed: the random seed, as in `experiment.run`.
         batch: number of rows decoded together.
         generations: number of batches; each batch has other examples.
-        trials: number of times that all generations are timed without and with tracing; the shortest time of each
-            counts.
+        trials: number of times that all generations are timed, both without and with tracing; the shortest times are
+            reported.
         top: number of most expensive single instructions to list.
         output: path of a JSON file for the numbers; `None`: no file.
         keep: folder for the traces, which XProf and Perfetto can show; `None`: the traces are not kept.
@@ -84,7 +84,7 @@ def profile(
 
 
 def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Row:
-    """Compiles the program, times it without the profiler, traces it into `folder`, and places every instruction.
+    """Compiles the program, times it without the profiler, traces it into `folder`, and assigns instructions to places.
 
     Returns:
         Values for JSON: the point, totals over all generations of one trial, and one entry per instruction with its
@@ -161,7 +161,7 @@ def _seconds(compiled: Any, calls: Sequence[Mapping[str, Any]]) -> float:
 def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
     """Measures the µs that tracing adds to one execution of an instruction, on a loop of small instructions.
 
-    The fastest of several passes counts.
+    Several passes are timed, and the fastest is used.
     """
 
     def loop(x: jax.Array) -> jax.Array:
@@ -189,7 +189,7 @@ def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost
 
 
 def without_profiler(spent: traces.Spent, cost: float, least: float = 0.25) -> float:
-    """Returns an instruction's µs minus `cost` µs of tracing per execution, but at least the share `least` of them."""
+    """Returns an instruction's traced µs minus `cost` µs per execution, but at least `least` times the traced µs."""
     traced = spent.total / 1e3
     return max(traced - cost * spent.count, least * traced)
 

@@ -2,7 +2,7 @@
 
 On a CPU, XLA runs a generation's instructions one after another. Each instruction runs on any free thread of a pool,
 and a large product runs on several threads at once. Therefore the times here are wall-clock times, not sums over
-threads. Each moment is counted for the instruction that runs then (half for each if two run at once), and never for the
+threads. Each moment is attributed to the instruction that runs then (half to each if two run at once), never to the
 loop around it. A moment without a running instruction is waiting time of the instruction that starts next. On an
 accelerator, the device's own plane of the trace is read; nobody has tested this on an accelerator yet.
 
@@ -111,8 +111,8 @@ def own_times(runs: Iterable[Sequence[Event]], is_control: Callable[[str], bool]
 
     Args:
         runs: executions of each run, ordered by time.
-        is_control: returns whether the instruction of this name is a loop, a branch or a call. Its time is counted for
-            the instructions inside it, unless it has none.
+        is_control: returns whether the instruction of this name is a loop, a branch or a call. The time of such an
+            instruction is attributed to the instructions inside it, if there are any.
     """
     spent: dict[str, Spent] = defaultdict(Spent)
     for run in runs:

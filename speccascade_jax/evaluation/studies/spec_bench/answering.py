@@ -54,7 +54,10 @@ CATEGORIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning"
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: the user's text of each turn. `category` is the file's, which may be a sub-category."""
+    """One conversation: the user's text of each turn.
+
+    `category` is the category in the file, which may be a sub-category in `MT_BENCH`.
+    """
 
     question_id: int
     category: str
@@ -179,8 +182,8 @@ def run(
     """Answers the questions with a method and with the target alone, writes both files, and prints the table.
 
     Args:
-        pair: the models, as for a point.
-        settings: how the method generates, as for a point; the target alone decodes under the same sampling.
+        pair: the models, as in `experiment.run`.
+        settings: how the method generates, as in `experiment.run`; the target alone decodes under the same sampling.
         conversation: the template, a name in `CONVERSATIONS`.
         instruction: text of the system instruction; empty: none.
         questions: a file in Spec-Bench's format, relative to the data directory.
@@ -190,7 +193,7 @@ def run(
         max_prompt_length: largest length of a conversation in tokens. A longer first turn is refused before anything is
             answered. A question whose later turn is too long, with the answers before it, is left out of both files and
             named at the end. The number of positions that the models have limits conversations in the same way.
-        seed: the random seed, as for a point.
+        seed: the random seed, as in `experiment.run`.
         output: a folder; the names of its files contain pair and method. Answers that the same run already stored in it
             are not generated again.
 
@@ -258,7 +261,7 @@ class Turn:
     accept_lengths: list[int]
 
 
-class ConversationTooLong(ValueError):  # noqa: N818 (no error of the caller: answers have any length)
+class ConversationTooLong(ValueError):  # noqa: N818 (not the caller's error: answers have any length)
     """Error for a turn that is too long for the models, with its answer; the message names turn and limit."""
 
 
@@ -272,7 +275,7 @@ class Speaker:
     """Model pair with one method that answers questions; generation stops at stop texts that are a single token.
 
     Args:
-        pair: a pair with a vocabulary; settings: as for a point.
+        pair: a pair with a vocabulary; settings: as in `experiment.run`.
         conversation: the template of the texts; instruction: the text of the system instruction.
         max_new_tokens: largest number of new tokens in one answer; seed: the random seed.
 

@@ -14,8 +14,8 @@ threshold `τ`. What holds depends on the divergence (METHODS section 5;
 * Both KL divergences obey the chain rule: the divergence of whole outputs *is* the expected sum of `Div` over the
   tokens that the draft decides. The expectation is over prefixes of the method for `kl_reversed`, and of the target for
   `kl`.
-* The total variation `tv` of whole outputs is at most that expected sum, over prefixes of either one.
-* The Jensen-Shannon divergence `js` has neither property, and its bound can fail: by a fifth for outputs of 2 tokens,
+* The total variation `tv` of whole outputs is at most that expected sum, with prefixes of either distribution.
+* The Jensen-Shannon divergence `js` has neither property and can exceed the bound: by a fifth for outputs of 2 tokens,
   by a third for 3 tokens, and by three fifths for 8 tokens.
 * These statements hold for the distributions that tokens are sampled from. If a rule compares the raw distributions
   instead, nothing follows, in particular for a greedy draft: its sampling distribution is a one-hot vector, which may

@@ -32,7 +32,7 @@ from speccascade_jax.storage.files import check_replaceable, plain, write_atomic
 
 
 class Written(NamedTuple):
-    """Batch of generated outputs: the prompts, their generation, and the mask of rows that count, bool `[B]`."""
+    """Batch of generated outputs: the prompts, their generation, and the mask of valid rows, bool `[B]`."""
 
     prompt: Prompt
     generation: Generation
@@ -65,9 +65,9 @@ def survey(
     """Estimates every rule's rejection and deferral rate from one pass over generated outputs, and prints the rates.
 
     Args:
-        pair: the models, as for a run.
-        evaluation: as for a run; its examples for quality are surveyed.
-        settings: how both models sample.
+        pair: the models, as in `experiment.run`.
+        evaluation: as in `experiment.run`; its examples for quality are surveyed.
+        settings: sampling settings of both models.
         rules: names in `rules.deferral.RULES`, or `module.NAME` of your own.
         along: the method that generates the surveyed outputs, a name in `WRITERS`.
         alphas: number of α's in each rule's grid, which covers the usual range of α.
@@ -77,7 +77,7 @@ def survey(
             bound `N · share · τ`. Their draft is sampled unless `settings` give it temperature 0.
         histogram: the divergence whose histogram over positions is printed, a name in `histograms.LAST_EDGES`.
         block_size: γ of the runs for `check` and `bounds`.
-        seed: the random seed, as for a run.
+        seed: the random seed, as in `experiment.run`.
         output: path of a JSON file for the printed rows, the bounds and the histogram; empty: no file.
 
     Raises:
@@ -149,7 +149,8 @@ def take(session: Session, point: Point, grids: Mapping[str, Sequence[float]]) -
 def write(session: Session, point: Point) -> list[Written]:
     """Generates outputs for the evaluation's examples with the point's method, in batches of equal size.
 
-    Rows in which a model gave NaN or infinite logits do not count.
+    The mask of valid rows excludes rows in which a model gave NaN or infinite logits, and rows that only fill a batch
+    up.
     """
     out = []
     for rows, counted in session.batches(point.evaluation):
