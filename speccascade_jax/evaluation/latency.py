@@ -42,7 +42,7 @@ def interleave(
 
     A turn is one trial on one example. The order in a turn is: first method, baseline, other methods; every second turn
     reverses this order. With one or two methods, each method therefore runs directly before or after the baseline, and
-    as often first as last. With more methods, the order also rotates from turn to turn.
+    as often first as last. With more methods, the order also rotates every two turns.
 
     Args:
         baseline: a compiled and warmed-up call; its result is awaited (`block_until_ready`).

@@ -1,9 +1,9 @@
-"""Training of early-exit heads: all exits of a target at once, in one pass over the data and with frozen layers.
+"""Training of early-exit heads: all exits of a target are trained together, and its layers are frozen.
 
 Source: Globerson et al. (2025), section 4.1; METHODS section 7. Each head learns the distribution of the whole model
 (or of another exit) at every position of the target's own outputs, by KL divergence. With frozen layers, all heads read
-the same hidden states. Computing these states takes most of the time, so all heads are trained at once. The heads share
-nothing else: each ends as if it were trained alone.
+the same hidden states. Computing these states takes most of the time, so all heads are trained in one pass. The heads
+share nothing else: each ends as if it were trained alone.
 """
 
 import dataclasses
@@ -159,7 +159,7 @@ class Run(AcceptanceRun):
             raise ValueError(f"the data were made with {theirs}, not with {pair.name!r} ({pair.fingerprint}): {remedy}")
         depth = depth_of(self.pair.target.model)
         if wrong := [layer for layer in self.trainer.layers if layer >= depth]:
-            raise ValueError(f"layer {wrong[0]} has no exit to train: exits are below layer {depth}, the last")
+            raise ValueError(f"layer {wrong[0]} has no exit to train: give layers from 0 to {depth - 1}")
 
     def initial(self) -> tuple[Params, int]:
         """Returns the heads of `init_from`, or else the target's own head, and the number of warm-up steps."""

@@ -181,7 +181,7 @@ def test_invalid_settings_are_refused(folder, tmp_path, changes, message):
 
 
 def test_layers_and_data_of_another_model_are_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="layer 3 has no exit to train: exits are below layer 3, the last"):
+    with pytest.raises(ValueError, match="layer 3 has no exit to train: give layers from 0 to 2"):
         exits.Run(trainer(folder, tmp_path / "run", layers=(3,)))
     tiny_pair.write(tmp_path)
     with pytest.raises(ValueError, match="the data were made with the pair .* make data with this pair"):
