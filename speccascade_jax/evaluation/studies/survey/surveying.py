@@ -159,7 +159,7 @@ def write(session: Session, point: Point) -> list[Written]:
         prompt = on_devices(prompt, session.pair.mesh)
         failed = failures(generation.failed_at, model_names(point.method.draft_alone))
         if failed:
-            print(f"{len(failed)} outputs are left out: {failed[0]} of the batch")
+            print(f"{len(failed)} outputs are left out: {failed[0]}")
         well = ~np.isin(np.arange(len(rows)), [failure.row for failure in failed])
         out.append(Written(prompt, generation, well & (np.arange(len(rows)) < counted)))
     return out
