@@ -1,1 +1,1 @@
-"""The process around the computation: caches of programs, memory, paths, the command line."""
+"""Services for the running process: compilation cache, memory limits, several hosts, paths, and the command line."""

@@ -1,4 +1,4 @@
-"""The command `speccascade`: runs experiments by name, from a clone or from an installed wheel."""
+"""The command-line program `speccascade`, which runs experiments by name, from a clone or from an installed wheel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speccascade_jax.runtime.paths import share_root
 
 
 def commands() -> dict[str, Path]:
-    """Returns a dictionary from the name of each experiment to its file."""
+    """Returns a dictionary that maps the name of each experiment to its Python file."""
     folder = share_root() / "experiments"
     paths = {path.stem: path for path in folder.glob("*.py") if not path.stem.startswith("_")}
     paths |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
@@ -28,7 +28,7 @@ def about(path: Path) -> str:
 
 
 def listing() -> str:
-    """Returns the text that `speccascade --help` prints: every command with a line about it."""
+    """Returns the text that `speccascade --help` prints: the usage, and every command with a short description."""
     lines = [f"  {name:<22} {about(path)}" for name, path in commands().items()]
     begin = "speccascade COMMAND [arguments]; speccascade COMMAND --help describes a command. Gin files such as "
     begin += f"configs/quickstart.gin are looked up in the current folder, then in {share_root()}.\n"
@@ -36,7 +36,7 @@ def listing() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs an experiment as `python -m experiments.NAME` does in a clone."""
+    """Runs the experiment that the first argument names, as `python -m experiments.NAME` does in a clone."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     known = commands()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, *rest = arguments
     if name not in known:
         sys.exit(f"error: unknown command {name!r}: {hint(name, known)}speccascade --help lists all commands")
-    sys.path.insert(0, os.getcwd())  # the folder of the user's own modules, as with python -m
+    # python -m also adds the current folder, so that users can import their own modules
+    sys.path.insert(0, os.getcwd())
     sys.path.append(str(share_root()))
     sys.argv = [str(known[name]), *rest]
     if known[name].stem == "__main__":

@@ -1,13 +1,13 @@
-"""The persistent compilation cache, on by default: later processes read compiled programs from disk.
+"""JAX's persistent compilation cache, on by default, from which later processes read compiled programs.
 
-A decoding program takes seconds to compile and a tenth of a second to read. JAX keeps compiled programs in a folder if
-configured to; `switch_on` configures it, unless the user has. Programs are identified by their computation, JAX's
-version, XLA's flags and the device, so an outdated one can't be used by mistake. Every file begins with a digest of the
-rest: a damaged file is removed before XLA reads it, and written again. Nothing else is ever removed: the folder may be
-deleted at any time.
+A decoding program takes seconds to compile and a tenth of a second to read. JAX stores compiled programs in a folder if
+it is configured to do so; `switch_on` configures JAX unless the user already has. A program is identified by its
+computation, JAX's version, XLA's flags and the device, so an outdated program cannot be used by mistake. Every file
+begins with a digest of its remaining content: a damaged file is deleted before XLA reads it, and written again later.
+No other file is ever deleted. Users may delete the folder at any time.
 
-Programs read from the folder are executed. So the folder belongs to the user alone, and one that others can write is
-not used.
+Programs that are read from the folder are executed. For this reason the folder must belong to the user alone; a folder
+that others can write to is not used.
 """
 
 import contextlib
@@ -23,24 +23,29 @@ import jax
 
 from speccascade_jax.storage.files import expanded
 
-# JAX has no public way to verify the files that it reads, so a private module is patched. A version of JAX in which
-# this module has another path reads files unverified.
+# JAX has no public way to verify the files that it reads, so a private module is patched. If a version of JAX has no
+# module of this name, its files are read unverified.
 jaxs_own: Any = getattr(getattr(jax, "_src", None), "compilation_cache", None)
 
 VARIABLE = "SPECCASCADE_COMPILATION_CACHE"
-_JAX_KEEPS_FROM = 1.0  # seconds: by default JAX stores only programs that took at least as long to compile
+_JAX_KEEPS_FROM = 1.0  # seconds: by default, JAX stores only programs that took at least this long to compile
 _DIGEST_SIZE = 32
 
 
 def switch_on() -> None:
     """Makes JAX store compiled programs on disk; everything that decodes calls it, for example `methods.build.build`.
 
-    The folder is the first of these that applies: a folder that JAX was given (`JAX_COMPILATION_CACHE_DIR`,
-    `jax.config`) stays, with JAX's other settings for it; the folder in the environment variable
-    `SPECCASCADE_COMPILATION_CACHE`; `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or
-    `~/.cache`). If the variable is empty or `off`, nothing is kept.
+    The folder is the first of these that is set:
 
-    If the folder can't be written, or another user owns or can write it, a warning says so and nothing is kept.
+    * the folder that the user has given to JAX (`JAX_COMPILATION_CACHE_DIR`, `jax.config`); JAX's settings do not
+    change;
+    * the folder in the environment variable `SPECCASCADE_COMPILATION_CACHE`; with an empty value or `off`, programs are
+    not
+      stored;
+    * `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`).
+
+    If the folder cannot be written, or another user owns it or can write to it, programs are not stored, and a warning
+    says so.
     """
     set_so_far = jax.config.values
     if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
@@ -49,7 +54,7 @@ def switch_on() -> None:
         path = folder()
         if path is None:
             return
-        # private: whoever writes here decides which code we execute
+        # private, because whoever can write to this folder determines the code that we execute
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_unsafe(path)
     except (OSError, RuntimeError, ValueError) as error:
@@ -60,7 +65,7 @@ def switch_on() -> None:
     _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if set_so_far["jax_persistent_cache_min_compile_time_secs"] == _JAX_KEEPS_FROM:
-        # many small programs together cost more than one that takes a second
+        # many small programs together take longer to compile than one large program
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -80,13 +85,13 @@ def _refuse_unsafe(path: Path) -> None:
 
 
 class _Checked:
-    """A cache of files with digests; implements `jax._src.compilation_cache_interface.CacheInterface`."""
+    """A cache of compiled programs whose files begin with a digest; implements JAX's `CacheInterface`."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def get(self, key: str) -> bytes | None:
-        """Returns an entry, or `None` if there is none or it is damaged; a damaged one is removed."""
+        """Returns an entry, or `None` if the file is missing or damaged; a damaged file is deleted."""
         file = self._file(key)
         with contextlib.suppress(FileNotFoundError):
             content = file.read_bytes()
@@ -96,7 +101,7 @@ class _Checked:
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes an entry and its digest atomically."""
+        """Writes an entry after its digest to a file, atomically."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
         try:
@@ -108,7 +113,7 @@ class _Checked:
             raise
 
     def _file(self, key: str) -> Path:
-        return self._path / f"{key}-checked"  # JAX's own files end in -cache and have no digest
+        return self._path / f"{key}-checked"  # JAX's own files end in -cache and contain no digest
 
 
 def _digest(value: bytes) -> bytes:
@@ -119,7 +124,7 @@ _given_by_jax: Any = getattr(jaxs_own, "get_file_cache", None)
 
 
 def _check_what_is_read(path: Path) -> None:
-    """Patches JAX to read and write the folder `path` through `_Checked`, unless the cache has a maximum size.
+    """Makes JAX read and write the folder `path` through `_Checked`, unless the cache has a maximum size.
 
     JAX handles other folders as before.
     """
@@ -137,12 +142,13 @@ def _check_what_is_read(path: Path) -> None:
 def folder() -> Path | None:
     """Returns the folder for compiled programs, or `None` if the environment variable switches the cache off.
 
-    Raises RuntimeError if the user has no home folder.
+    Raises:
+        RuntimeError: the user has no home folder.
     """
     named = os.environ.get(VARIABLE)
     if named is not None:
         return None if named.strip().lower() in ("", "off") else expanded(named).absolute()
     user = os.environ.get("XDG_CACHE_HOME", "")
-    # relative names are not valid in that variable (XDG Base Directory Specification)
+    # XDG_CACHE_HOME must be an absolute path (XDG Base Directory Specification)
     base = Path(user) if os.path.isabs(user) else Path.home() / ".cache"
     return base / "speccascade_jax" / "xla"

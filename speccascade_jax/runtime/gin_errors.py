@@ -1,6 +1,7 @@
-"""One-line versions of gin's error messages: the file and line, what is wrong, and what was probably meant.
+"""One-line versions of gin's error messages: the file and line, what is wrong, and which name was probably intended.
 
-Values that gin files bind are checked against the annotations of their targets, before any target is called.
+The module also checks every value that gin files bind against the type annotation of its argument, before gin calls
+anything.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \
 
 
 def explained(error: BaseException, reading: str = "") -> str:
-    """Returns one line about an error, without the memory addresses that Python shows.
+    """Returns a one-line message for an error, without memory addresses such as `at 0x7f…`.
 
     Args:
         error: the error.
-        reading: the text or file being read, for errors that do not name their place.
+        reading: the text or file that is being read; the message names it if the error itself names no place.
     """
     if isinstance(error, tokenize.TokenError):
         return _line("a bracket or a quotation mark is never closed", _unclosed(reading))
@@ -49,11 +50,11 @@ def explained(error: BaseException, reading: str = "") -> str:
 
 
 def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
-    """Returns one line about an error in the command line's settings; it says how to quote a string without quotes.
+    """Returns a one-line message for an error in a `--gin.NAME=VALUE` flag, and shows the quotes that a string lacks.
 
     Args:
         error: the error.
-        bindings: the settings, each as "NAME = VALUE"; gin numbers the lines of all of them together.
+        bindings: the settings, each as "NAME = VALUE"; gin counts lines over all settings joined.
     """
     setting = _setting_at(_line_number(error), bindings)
     name, _, value = (part.strip() for part in setting.partition("="))
@@ -66,7 +67,7 @@ def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:
 
 
 def _line_number(error: BaseException) -> int:
-    """Returns the line number, from 1, that an error of gin names, or 1 if it names none."""
+    """Returns the line number (from 1) that gin's error message contains, or 1 if it contains none."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     match = re.search(r"In bindings string line (\d+)", str(error))
@@ -74,7 +75,7 @@ def _line_number(error: BaseException) -> int:
 
 
 def _setting_at(line: int, bindings: Sequence[str]) -> str:
-    """Returns the setting that contains line number `line` of all settings joined; a setting may span several lines."""
+    """Returns the setting that contains line `line` (from 1) of all settings joined; a setting may have several."""
     for setting in bindings:
         line -= setting.count("\n") + 1
         if line <= 0:
@@ -83,7 +84,7 @@ def _setting_at(line: int, bindings: Sequence[str]) -> str:
 
 
 def _unclosed(reading: str) -> str:
-    """Returns a file's name and the line of its bracket or string that is never closed; only the name if unknown."""
+    """Returns a file's name and the line of its unclosed bracket or string; only the name if the line is unknown."""
     opened = list[int]()
     try:
         with open(reading) as file:
@@ -94,7 +95,7 @@ def _unclosed(reading: str) -> str:
                     del opened[-1:]
     except tokenize.TokenError as error:
         return f"{reading}, line {opened[-1] if opened else error.args[1][0]}"
-    except (OSError, SyntaxError, ValueError):  # the error is in a binding, or in an included file
+    except (OSError, SyntaxError, ValueError):  # the unclosed bracket is in a binding or an included file
         pass
     return reading
 
@@ -114,9 +115,10 @@ def _line(message: str, place: str) -> str:
 
 
 def _better(text: str, file: str) -> str:
-    """Replaces a short message of gin by one that lists the existing choices; returns other messages unchanged.
+    """Replaces gin's messages about wrong names by messages that list valid names; returns other messages unchanged.
 
-    Only the beginning of a message is compared, so a message of this package that quotes gin or Python stays whole.
+    The patterns match only at the beginning of a message, so a message of this package that quotes gin or Python is
+    returned unchanged.
     """
     for pattern, words in _WORDS.items():
         if match := re.match(pattern, text, re.DOTALL):
@@ -186,10 +188,10 @@ _WORDS: dict[str, Callable[..., str]] = {
 
 
 def check() -> None:
-    """Checks all values that gin has bound against the annotations of their arguments.
+    """Checks all values that gin has bound against the type annotations of their arguments.
 
     Raises:
-        ValueError: names the binding, the value and the expected kind.
+        ValueError: a value has the wrong type; the message names the binding, the value and the expected type.
     """
     for (scope, selector), bound in gin.config._CONFIG.items():
         if selector != "gin.macro":
@@ -200,7 +202,7 @@ def check() -> None:
 
 
 def _value(value: Any, name: str) -> Any:
-    """Replaces macros and constants in a value; a reference that gin calls later becomes a `validate_types.Later`."""
+    """Replaces macros and constants by their values, and references that gin calls later by `validate_types.Later`."""
     if isinstance(value, dict):
         return {key: _value(entry, name) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):
@@ -220,5 +222,5 @@ def _value(value: Any, name: str) -> Any:
 
 
 def operative() -> str:
-    """Returns the settings that were used, as a gin file; empty if none were read."""
+    """Returns the settings that gin used in this process, as the text of a gin file; empty if there are none."""
     return str(gin.operative_config_str()).strip()

@@ -1,6 +1,6 @@
-"""T5X's command line for gin: `--gin_file`, `--gin.NAME=VALUE`, `--gin_search_paths`, shared by the experiments.
+"""Command line of the experiments, with the gin flags of T5X: `--gin_file`, `--gin.NAME=VALUE`, `--gin_search_paths`.
 
-A script calls `main(function, example)` with the function of its gin file; gin supplies that function's arguments.
+An experiment calls `main(function, example)`. Gin supplies the arguments of `function` from gin files and flags.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ PREFIX = "--gin."
 
 
 def rewrite_arguments(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`.
+    """Returns the arguments, with every `--gin.NAME=VALUE` replaced by `--gin_bindings=NAME = VALUE`.
 
     Raises:
-        ValueError: a setting without a value.
+        ValueError: an argument `--gin.NAME` has no value.
     """
     arguments = list(argv)
     for place, argument in enumerate(arguments):
@@ -53,7 +53,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """Returns the line that a program prints when it ends with this error."""
+    """Returns the one-line message that a program prints when it ends with this error."""
     message = gin_errors.explained(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in message:
         return (
@@ -66,7 +66,7 @@ _EXPECTED = (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, Impo
 
 
 def define_flags() -> None:
-    """Declares T5X's gin flags, shown by `--help`; harmless if they are declared already."""
+    """Declares the gin flags of T5X, which `--help` then lists; does nothing if they are declared already."""
     if "gin_file" in flags.FLAGS:
         return
     for define, name, default, text in _FLAGS:
@@ -92,7 +92,11 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
 
 
 def _join(together: bool, example: str) -> None:
-    """Joins the other processes that the flags or the environment name; refuses several ones unless `together`."""
+    """Connects this process to the other processes that the flags or the environment name.
+
+    Raises:
+        ValueError: there are several processes, but `together` is False.
+    """
     asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
     hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
     if hosts.many() and not together:
@@ -102,16 +106,19 @@ def _join(together: bool, example: str) -> None:
 def parse_gin(
     files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), text: str = ""
 ) -> None:
-    """Reads a text, gin files (and their includes), then bindings, and locks the configuration.
+    """Reads gin files and their includes, then `text`, then bindings, and locks gin's configuration.
 
     Raises:
-        ValueError: an unknown name, an unfilled hole, a value of the wrong kind, a syntax error; names the place.
-        OSError: a file that is in none of the search paths.
+        ValueError: a name is unknown, a required value is missing, a value has the wrong type, or the syntax is wrong;
+            the
+            message names the place.
+        OSError: a file is in none of the search paths.
     """
     folders = (*search_paths, str(share_root()))
     for folder in folders:
         gin.add_config_file_search_path(str(Path(folder).expanduser()))
-    # gin takes a missing path for a package and fails on folders without __init__: check first.
+    # Gin treats a missing path as a Python package, and fails on folders without __init__.py. So the paths are checked
+    # first.
     paths = [_find(name, (".", *folders)) for name in files]
     for path in paths:
         _check_content(path)
@@ -122,7 +129,7 @@ def parse_gin(
     if text:
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
-    try:  # joined: `bindings` may be the lines of a file, and a statement may span several of them
+    try:  # joined, because `bindings` may be the lines of a file, and one statement may span several lines
         gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))
     except Exception as error:
         raise ValueError(gin_errors.explained_flag(error, bindings)) from error
@@ -136,13 +143,15 @@ _RECORDED = "the record's configuration"
 
 @contextlib.contextmanager
 def _reading_files() -> Iterator[None]:
-    """Makes gin translate old names in every file that it reads inside the block, and log nothing.
+    """Makes gin translate names of version 0.2 in every file that it reads inside the block, and silences gin's log.
 
-    gin logs an error for every search folder that lacks an included file, before it tries the next.
+    Without this, gin logs an error for every search folder that lacks an included file, before it tries the next
+    folder.
     """
     verbosity, readers = logging.get_verbosity(), gin.config._FILE_READERS
     logging.set_verbosity(logging.FATAL)
-    readers.insert(0, (legacy_gin.opened, os.path.isfile))  # `gin.register_file_reader` would add it after `open`
+    # `gin.register_file_reader` would put this reader after gin's own, which would read the file first
+    readers.insert(0, (legacy_gin.opened, os.path.isfile))
     try:
         yield
     finally:
@@ -152,7 +161,7 @@ def _reading_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(reading: str = "") -> Iterator[None]:
-    """Turns errors of gin, and of modules that its files import, into ValueErrors of one line."""
+    """Turns errors of gin, and errors of modules that gin files import, into one-line ValueErrors."""
     try:
         yield
     except Exception as error:
@@ -161,14 +170,14 @@ def _explained(reading: str = "") -> Iterator[None]:
 
 def _find(name: str, folders: Sequence[str]) -> str:
     for folder in folders:
-        # joined before `~` is expanded, so that an absolute name stays as it is
+        # `~` is expanded before joining, so that a name such as ~/a.gin is absolute and replaces the folder
         if (path := Path(folder).expanduser() / Path(name).expanduser()).is_file():
             return str(path)
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
 def _check_content(path: str) -> None:
-    """Refuses a gin file without a statement, and one that is not UTF-8 (`ValueError`)."""
+    """Raises ValueError for a gin file that contains no statement, or that is not UTF-8."""
     try:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -181,7 +190,7 @@ def read_alone(example: str) -> None:
     """Reads the gin files like `read`, for a command that runs in one process only, such as training.
 
     Raises:
-        ValueError: flags or the environment name other processes; as `read`.
+        ValueError: flags or the environment name other processes, or `read` raises it.
     """
     names = ("multiprocess", "multiprocess_gpu", *_PROCESSES)
     hosts.check_alone(example.partition(" --")[0], {name: flags.FLAGS[name].value for name in names})
@@ -192,12 +201,12 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     """Imports the user's own files and reads the gin files that the command line names.
 
     Args:
-        example: a command that works, shown if no gin file is named.
-        recorded: returns a configuration in place of gin files, or "" if none is wanted.
+        example: a working command line, shown if no gin file is named.
+        recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
 
     Raises:
-        ValueError: no file is named; as `parse_gin`.
-        OSError: as `parse_gin` and `own_files.load`.
+        ValueError: no gin file is named, or `parse_gin` raises it.
+        OSError: `parse_gin` or `own_files.load` raises it.
     """
     own_files.load_again(flags.FLAGS["import"].value or ())
     text = recorded() if recorded else ""
@@ -221,16 +230,16 @@ def main(
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> None:
-    """Parses the command line and calls `function` with gin's arguments; an error prints one line, not a trace.
+    """Parses the command line and calls `function` with gin's arguments; an error prints one line, not a traceback.
 
     Args:
-        function: the function that the gin files bind, for instance `experiment.run`.
-        example: a command that works, shown if no gin file is named.
-        resume: how to continue after Ctrl-C.
-        numbers: name -> help text of integer arguments of the function that are flags of their own too.
-        together: whether several processes can run it as one; otherwise they are refused.
-        recorded: returns a configuration in place of gin files, or "" if none is wanted.
-        after: called with the function's result.
+        function: the function whose arguments the gin files bind, for instance `experiment.run`.
+        example: a working command line, shown if no gin file is named.
+        resume: advice on how to continue, printed after Ctrl-C.
+        numbers: help texts, by name, of integer arguments of `function` that also have flags of their own.
+        together: whether several connected processes may run `function`; if not, several processes are an error.
+        recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
+        after: called with the result of `function`.
     """
     define_flags()
     if "--help" in sys.argv:
@@ -258,14 +267,14 @@ def main(
 def _bound(function: Callable[..., Any], example: str) -> Callable[..., Any]:
     try:
         bound: Callable[..., Any] = gin.get_configurable(function)
-    except ValueError as error:  # gin knows only what its files mention
+    except ValueError as error:  # gin knows only functions that its files mention
         files = ", ".join(flags.FLAGS.gin_file)
         raise ValueError(f"{files} sets nothing of {function.__name__}: name a file that does: {example}") from error
     return bound
 
 
 def run_app(run: Callable[[list[str]], Any], resume: str) -> None:
-    """Runs absl's `app.run` for a command line with gin's settings; Ctrl-C and SIGTERM end it in one line."""
+    """Runs absl's `app.run` for a command line with gin settings; Ctrl-C and SIGTERM print one line and end it."""
     with interrupts.told(resume):
         app.run(run, flags_parser=_parse_flags)
 
@@ -278,7 +287,7 @@ def _parse_flags(args: Sequence[str]) -> list[str]:
 
 
 def settings(function: Callable[..., Any]) -> str:
-    """Returns help lines: the function's arguments, and the fields of the dataclasses among them."""
+    """Returns the help text that lists the arguments of `function` and the fields of dataclasses among their types."""
     hints, lines, inside = validate_types.hints(function), list[str](), dict[str, type]()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD or name == "self":
@@ -293,7 +302,7 @@ def settings(function: Callable[..., Any]) -> str:
 
 
 def _kinds(hint: Any) -> Iterator[type]:
-    """Yields the classes in an annotation."""
+    """Yields every class that a type annotation contains."""
     if isinstance(hint, type):
         yield hint
     for inner in typing.get_args(hint):

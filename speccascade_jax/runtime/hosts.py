@@ -1,12 +1,13 @@
-"""Several processes that decode as one: joining, agreeing on values, output, and the end of one of them.
+"""Several processes that decode together: connecting, agreeing on values, printing, and ending together.
 
-Every process runs the same program on the same examples, and holds its devices' part of the arrays. Values that would
-differ between processes come from the first one: the content of a store, the time, who prints. In a single process
-everything here does nothing.
+Every process runs the same program on the same examples, and holds a part of the arrays on its own devices. Values that
+could differ between processes are those of the first process: the content of a store and the time. Only the first
+process prints. In a single process, the functions of this module do nothing.
 
-Without further measures, a process that waits for a killed one would wait until JAX's heartbeat fails and then abort
-with a page of traces. So every process keeps a connection to the first one and sends a byte when it is done; a
-connection that ends without that byte means that the process is gone. The end of the first process reaches all others.
+Without further measures, a process that waits for a killed process would wait until JAX's heartbeat fails and then
+abort with a page of traces. For this reason, every process keeps a connection to the first process and sends a byte
+when it is done. A connection that closes without this byte means that the process at its other end has died. If the
+first process dies, all others notice.
 """
 
 from __future__ import annotations
@@ -33,37 +34,39 @@ from jax.experimental import multihost_utils
 from speccascade_jax.runtime import interrupts
 
 HEARTBEAT = 30
-"""Seconds without a heartbeat after which JAX gives up a process; a broken connection is noticed at once."""
+"""Seconds without a heartbeat after which JAX considers a process dead. This module notices a broken connection at
+once."""
 STATUS = 75
-"""Exit status of a process that ends because another one is gone ("try again" in `sysexits.h`)."""
+"""Exit status of a process that ends because another process has died ("try again" in `sysexits.h`)."""
 PATIENCE = 60
-"""Seconds for the processes to reach each other."""
+"""Number of seconds that a process waits for a connection to another process."""
 NOTICED = 2.0
-"""Seconds within which a process notices that another one is gone."""
+"""Number of seconds within which a process notices that another process has died."""
 _SYNC_POINTS = itertools.count()
-"""Numbers of the points at which all processes may end together; every process counts the same points."""
+"""Counter of the points at which all processes may end together; every process counts the same points."""
 _DONE = b"."
 _CONNECTIONS: dict[int, socket.socket] = {}
-"""Connections by process."""
+"""Open sockets, by the index of the process at the other end."""
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
 def begin(
     coordinator: str | None = None, count: int | None = None, index: int | None = None, *, asked: bool = False
 ) -> None:
-    """Joins the other processes; must be called before any code asks for a device.
+    """Connects this process to the other processes; must be called before any code uses a JAX device.
 
-    Give `coordinator`, `count` and `index` together, or none of them: on TPU pods and under SLURM the environment has
-    them, and on one machine there is nothing to join.
+    Give `coordinator`, `count` and `index` together, or none of them. On TPU pods and under SLURM, the environment
+    contains them. On a single machine there is nothing to connect.
 
     Args:
         coordinator: "host:port" of the first process.
         count: the number of processes.
         index: the index of this process.
-        asked: whether the user says that there are other processes; finding none is then an error.
+        asked: whether the user requests several processes; it is then an error to find no others.
 
     Raises:
-        ValueError: some of the three without the rest, no such process or address, or no other processes though asked.
+        ValueError: only some of the three arguments are given, the address or index is invalid, or no other process is
+            found although the user requests several.
     """
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
@@ -73,7 +76,7 @@ def begin(
         jax.distributed.initialize(coordinator, count, index, **options)
     except (ValueError, RuntimeError) as error:
         if coordinator is None and not (asked or _in_a_cluster()):
-            return  # not a pod
+            return  # a TPU machine that is not part of a pod
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
@@ -94,19 +97,19 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
 
 
 def _in_a_cluster() -> bool:
-    """Returns whether the environment says that this is one of several processes."""
+    """Returns whether environment variables of TPU pods or SLURM say that this is one of several processes."""
     return "," in os.environ.get("TPU_WORKER_HOSTNAMES", "") or int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
 
 
 def _may_be_a_pod() -> bool:
-    """Returns whether this is a machine for TPUs, where JAX asks the machine itself for other processes."""
+    """Returns whether this seems to be a TPU machine, where JAX itself finds out about other processes."""
     return find_spec("libtpu") is not None and os.environ.get("JAX_PLATFORMS", "") in ("", "tpu")
 
 
 def _own_devices() -> list[int] | None:
-    """Returns the numbers of all GPUs of a node on which SLURM runs one task; JAX itself would use only the first GPU.
+    """Returns the indices of all GPUs of a node on which SLURM runs one task; by default, JAX would use only the first.
 
-    Returns `None` otherwise: JAX then chooses.
+    In all other cases the function returns `None`, so that JAX chooses the devices.
     """
     if os.environ.get("SLURM_NTASKS_PER_NODE") != "1" or "SLURM_GPUS_ON_NODE" not in os.environ:
         return None
@@ -114,22 +117,25 @@ def _own_devices() -> list[int] | None:
 
 
 def many() -> bool:
-    """Returns whether this process joined others; does not initialize JAX's devices in a process that joined none."""
+    """Returns whether this process is connected to other processes.
+
+    In a process without connections, the function does not initialize JAX's devices.
+    """
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def first() -> bool:
-    """Returns whether this is the process that writes and prints."""
+    """Returns whether this is the first process, which is the only one that prints and writes files."""
     return not many() or jax.process_index() == 0
 
 
 def agreed(value: Any) -> Any:
-    """Returns the first process's value (JSON) in all processes; all must call it."""
+    """Returns the first process's value, sent as JSON, in every process; all processes must call this function."""
     if not many():
         return value
     encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(encoded))))
-    # padded to a power of two: JAX compiles one program for each length
+    # padded to a power of two, because JAX compiles one program for each buffer length
     buffer = np.zeros(1 << max(6, (size - 1).bit_length()), np.uint8)
     if first():
         buffer[:size] = encoded
@@ -137,13 +143,15 @@ def agreed(value: Any) -> Any:
 
 
 def stop_here() -> None:
-    """Ends all processes at the same point after SIGTERM reached any of them; every process must call it equally often.
+    """Ends all processes at the same point after SIGTERM has reached any of them.
 
-    With several processes JAX handles SIGTERM itself, because a process that ended alone would leave the others in a
-    collective. It tells all processes the next point that none has passed. In a single process SIGTERM needs no point.
+    Every process must call this function equally often, because its calls are the points at which processes can end.
+    With several processes, JAX handles SIGTERM itself, because a process that ended alone would leave the others
+    waiting in a collective operation. JAX tells all processes the next point that no process has passed. A single
+    process ends directly on SIGTERM.
 
     Raises:
-        interrupts.Terminated: this is that point.
+        interrupts.Terminated: all processes end at this call.
     """
     if many() and multihost_utils.reached_preemption_sync_point(next(_SYNC_POINTS)):
         raise interrupts.Terminated
@@ -153,8 +161,8 @@ def check_alone(command: str, words: Mapping[str, Any]) -> None:
     """Raises ValueError if flags or the environment name other processes, for a command that runs in one process.
 
     Args:
-        command: the command, for the error.
-        words: flag -> value, of the flags that name other processes.
+        command: the command, for the error message.
+        words: values, by flag name, of the flags that name other processes.
 
     Raises:
         ValueError: a flag is set, or the environment says that there are other processes.
@@ -167,10 +175,10 @@ def check_alone(command: str, words: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Ends all processes on an error inside the block; without an error, notifies the others when this one is done.
+    """Ends all processes if the block raises an error; otherwise tells the other processes that this one is done.
 
-    If the error only says that another process is gone, the message about that process appears instead. In a single
-    process errors pass through.
+    If the error is only a consequence of another process's death, the message about that process appears instead. In a
+    single process, errors pass through.
     """
     try:
         yield
@@ -178,9 +186,9 @@ def together() -> Iterator[None]:
         if not many():
             raise
         if isinstance(error, interrupts.Terminated):
-            _say_done()  # all processes end here: none of them is missed
+            _say_done()  # all processes end here, so no process may report this one as dead
         time.sleep(NOTICED)
-        # an orderly end would wait for the others, which may wait for this one
+        # a normal exit would wait for the other processes, which may be waiting for this one
         status = _status(error)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -191,7 +199,7 @@ def together() -> Iterator[None]:
 def _say_done() -> None:
     """Tells the other processes that this one ends without an error."""
     for connection in _CONNECTIONS.values():
-        with contextlib.suppress(OSError):  # that process has ended already; its `_listen` thread reports it
+        with contextlib.suppress(OSError):  # that process has ended already, and its `_listen` thread reports this
             connection.sendall(_DONE)
 
 
@@ -208,15 +216,15 @@ def _status(error: BaseException) -> int:
 
 
 def _watch(index: int, count: int, first_host: str | None) -> None:
-    """Connects the processes, and ends this one when another is gone; all must call it.
+    """Connects all processes, and ends this process as soon as another one dies; every process must call this function.
 
     Args:
         index: the index of this process.
         count: the number of processes.
-        first_host: the first one's host, as the others know it; `None`: the name that it calls itself.
+        first_host: the name of the first process's host, as the others reach it; `None` uses the host's own name.
 
     Raises:
-        OSError: they do not reach each other within `PATIENCE` seconds.
+        OSError: the processes do not reach each other within `PATIENCE` seconds.
     """
     if count < 2:
         return
@@ -244,7 +252,7 @@ def _connect(index: int, count: int, first_host: str | None) -> None:
             connection, _ = server.accept()
             connection.settimeout(PATIENCE)
             process = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
-            if 0 < process < count:  # only processes of this run
+            if 0 < process < count:  # other programs may connect to the port, too: only processes of this run count
                 _CONNECTIONS[process] = connection
 
 
@@ -253,4 +261,4 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
         if connection.recv(1) == _DONE:
             return
     print(f"error: process {other} of {count} has ended; on all hosts, {interrupts.SAME}", file=sys.stderr, flush=True)
-    os._exit(STATUS)  # a collective that waits for the process can't be interrupted otherwise
+    os._exit(STATUS)  # nothing else interrupts a collective operation that waits for the dead process

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line that says how to continue, and the exit status that shells expect."""
+"""Handling of Ctrl-C and SIGTERM: one line that says how to continue, and the exit status that shells expect."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ SAVED = "run the same command again: it continues from the last saved state"
 
 
 class Terminated(BaseException):
-    """The arrival of SIGTERM; not an Exception, so that no error handler catches it."""
+    """An exception for SIGTERM; it derives from BaseException, so `except Exception` does not catch it."""
 
 
 def _terminate(*_: Any) -> None:
@@ -24,15 +24,16 @@ def _terminate(*_: Any) -> None:
 
 @contextlib.contextmanager
 def told(how: str) -> Iterator[None]:
-    """Ends the program on Ctrl-C with status 130 and on SIGTERM with 143, with a line on stderr and no trace.
+    """Ends the program with status 130 on Ctrl-C and 143 on SIGTERM, and prints one line instead of a traceback.
 
-    A warning is printed as one line, too.
+    Inside the block, every `UserWarning` is printed as one line, too.
 
     Args:
-        how: how to continue.
+        how: the printed advice on how to continue.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # an output in ASCII shows ? for γ; it does not end the run
+        # an ASCII terminal shows ? instead of γ; without this, printing γ would end the run
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -45,6 +46,6 @@ def told(how: str) -> Iterator[None]:
 
 
 def status(signalled: BaseException, how: str) -> int:
-    """Prints that the process was stopped; returns its exit status."""
+    """Prints that the process was stopped, and the advice `how`; returns the exit status."""
     print(f"\nstopped: {how}", file=sys.stderr)
     return 128 + (signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT)

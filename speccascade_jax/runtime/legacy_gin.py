@@ -1,8 +1,8 @@
 """Translation of gin texts of version 0.2, so that files, bindings and stored configurations keep working.
 
-`Method` and `Sampling` of `evaluation.points` are one class, `Settings`; `Method.name` is `Settings.method`. Functions
-that took `method` and `sampling` take `settings`. Modules have moved (`moved`). Comments, quoted texts and line numbers
-do not change.
+The classes `Method` and `Sampling` of `evaluation.points` are now one class, `Settings`, and `Method.name` is now
+`Settings.method`. Functions that took `method` and `sampling` now take `settings`. Modules have moved (`moved`).
+Comments, quoted strings and line numbers do not change.
 """
 
 import io
@@ -21,12 +21,12 @@ _IMPORT = re.compile(rf"^{_FROM}import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as
 _CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
 _MAKING = re.compile(r"\bmaking\.make$")
 _TOOK = {"method": "Method", "sampling": "Sampling"}
-"""Old argument of functions that take `settings` today -> the class of its value."""
+"""Class of the value of each old argument, for functions that now take `settings`."""
 _WARNED = set[str]()
 
 
 class Edit(NamedTuple):
-    """A replacement of part of a text; `old` and `new` are the names in a warning."""
+    """A replacement of the characters from `start` to `end` by `text`; a warning shows the names `old` and `new`."""
 
     start: int
     end: int
@@ -36,9 +36,11 @@ class Edit(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """A translated text (the same object if nothing was old), and every name that was replaced.
+    """A translated gin text, and the names that were replaced in it.
 
-    `renamed`: maps an old name to the new name and the line of its first use.
+    Attributes:
+        text: the translation; the same object as the original if it contains no old name.
+        renamed: the new name and the line of the first use, by old name.
     """
 
     text: str
@@ -46,14 +48,14 @@ class Translation(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """The beginning of a binding, or of a block.
+    """The beginning of a gin binding, or of a block of bindings.
 
     Attributes:
-        start, end: the position of its key.
-        inside: whether it is a line of a block.
-        scope, selector: the target of the binding.
-        argument: empty for the beginning of a block.
-        part: the bound reference, if it gives a function its method or its sampling.
+        start, end: the position of the statement's key in the text.
+        inside: whether the statement is a line of a block.
+        scope, selector: the function or class whose argument is bound, and its gin scope.
+        argument: the bound argument; empty for the beginning of a block.
+        part: the bound reference, if the statement gives a function its `method` or its `sampling`.
     """
 
     start: int
@@ -66,10 +68,10 @@ class Statement(NamedTuple):
 
 
 def translate(text: str) -> Translation:
-    """Translates a text into today's names.
+    """Translates a gin text of version 0.2 into the current names.
 
     Raises:
-        ValueError: method and sampling of one function have scopes that one `Settings` cannot have.
+        ValueError: `method` and `sampling` of one function have two scopes that no single `Settings` can have.
     """
     renamed = dict[str, tuple[str, int]]()
     for find in (_joined_parts, _keys, _references, _imports):
@@ -82,10 +84,10 @@ def translate(text: str) -> Translation:
 
 
 def current(text: str, place: str) -> str:
-    """Translates a text into today's names, and warns of each old name once per process.
+    """Translates a gin text into the current names, and warns of each old name once per process.
 
     Args:
-        text: the text.
+        text: the gin text.
         place: the file, or a description of the text, for warnings.
     """
     translation = translate(text)
@@ -98,21 +100,21 @@ def current(text: str, place: str) -> str:
 
 
 class _NamedText(io.StringIO):
-    """A text as an open file, whose name gin shows in errors."""
+    """A text in the form of an open file with a name, which gin shows in errors."""
 
     name = ""
 
 
 def opened(path: str) -> io.StringIO:
-    """Opens a gin file and translates it into today's names, in the form of gin's file readers."""
-    with open(path, encoding="utf-8-sig") as file:  # without the mark that some editors begin a file with
+    """Opens a gin file, translated into the current names; gin calls this function as one of its file readers."""
+    with open(path, encoding="utf-8-sig") as file:  # skips the byte order mark with which some editors begin a file
         stream = _NamedText(current(file.read(), path))
     stream.name = path
     return stream
 
 
 def _code(text: str) -> str:
-    """Returns the text with blanks in place of comments and of quoted texts."""
+    """Returns the text with comments and quoted strings replaced by blanks, so that positions stay the same."""
     return _QUOTED.sub(lambda quoted: re.sub(r"[^\n]", " ", quoted[0]), text)
 
 
@@ -120,7 +122,7 @@ def _statements(code: str) -> Iterator[Statement]:
     block = ""
     for match in _STATEMENT.finditer(code):
         key, begins_block = match["key"], match["sign"] == ":"
-        if begins_block and match["indent"]:  # an entry of a dictionary
+        if begins_block and match["indent"]:  # an entry of a dictionary, not a block
             continue
         inside = bool(match["indent"] and block)
         if not inside:
@@ -137,9 +139,9 @@ def _statements(code: str) -> Iterator[Statement]:
 
 
 def _joined_parts(code: str) -> Iterator[Edit]:
-    """Yields edits for functions with bindings of both `method` and `sampling`, which become one.
+    """Yields edits that join a function's bindings of `method` and `sampling` into one.
 
-    The binding of `method` stays, in the narrower of the two scopes; that of `sampling` is removed.
+    The binding of `method` stays, with the narrower of the two scopes; the binding of `sampling` is removed.
     """
     parts = [(statement, statement.part) for statement in _statements(code) if statement.part is not None]
     scopes = dict[str, dict[str, str]]()
@@ -205,7 +207,7 @@ def _imports(code: str) -> Iterator[Edit]:
 
 
 def _selector_today(selector: str) -> str:
-    """Returns the selector of a class or function in this version."""
+    """Returns the current name of a class or function that a gin text refers to."""
     if old_class := _CLASS.fullmatch(selector):
         return old_class["module"] + "Settings"
     return new_place(_MAKING.sub("make_data.make", selector))

@@ -1,11 +1,12 @@
-"""Settings of the C library's allocator for XLA on Linux: freed blocks are kept instead of returned."""
+"""Settings of glibc's memory allocator for XLA on Linux, which make it keep freed memory instead of returning it."""
 
 import os
 import sys
 
-# glibc reads these when a process starts, so a running process can't set them for itself: a single heap (blocks freed
-# by one thread serve the others), no separate mapping for a block below 1 GiB, nothing below 2 GiB returned to the
-# kernel, and more memory fetched 128 MiB at a time.
+# glibc reads these variables only when a process starts, so a running process cannot set them for itself. In order,
+# they mean: use a single heap, so that one thread can reuse blocks that another thread freed; create no separate
+# mapping for a block below 1 GiB; return nothing below 2 GiB to the kernel; and fetch 128 MiB more memory than
+# necessary each time.
 SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -15,11 +16,11 @@ SETTINGS = {
 
 
 def keep_freed_memory() -> None:
-    """Restarts this program with the same arguments, with glibc set to keep freed memory for the next step.
+    """Restarts this program with the same arguments, and with variables that make glibc keep freed memory.
 
-    XLA allocates temporaries in each step, and by default glibc fetches large blocks from the kernel and returns them
-    every time: on a CPU up to a third of a training step is page faults. Returns at once if any of the variables is set
-    (so also after the restart) and on other platforms.
+    XLA allocates temporaries in each step. By default, glibc fetches large blocks from the kernel and returns them
+    every time, so that up to a third of a training step on a CPU is spent on page faults. The function returns at once
+    on other platforms, and if any of the variables is set, which is also the case after the restart.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in SETTINGS):
         return

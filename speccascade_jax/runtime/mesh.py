@@ -1,4 +1,4 @@
-"""The devices as a grid: rows of a batch along `data`; heads, units and the vocabulary along `model`.
+"""A device mesh with two axes: `data` splits the batch; `model` splits heads, hidden units and the vocabulary.
 
 A single device has no mesh: its programs contain no sharding at all.
 """
@@ -21,10 +21,10 @@ AXES = (DATA, MODEL)
 
 
 def checked(shape: Sequence[int]) -> tuple[int, int]:
-    """Checks a mesh's shape and returns it as two whole numbers, (data, model).
+    """Checks the shape of a mesh and returns it as two integers, (data, model).
 
     Raises:
-        ValueError: not two whole numbers from 1 up.
+        ValueError: the shape is not two integers of at least 1.
     """
     if isinstance(shape, str) or not isinstance(shape, Sequence):
         raise ValueError(f"mesh={shown(shape)} is one value where two are meant: write (data, model), say (2, 1)")
@@ -36,17 +36,18 @@ def checked(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def fewest_rows(mesh: Mesh | None) -> int:
-    """Returns the number of devices along `data`; every batch size must be a multiple of it."""
+    """Returns the number of devices along `data`; every batch size must be a multiple of this number."""
     return 1 if mesh is None else int(mesh.shape[DATA])
 
 
 def make(shape: Sequence[int]) -> Mesh | None:
-    """Returns a mesh of `shape` (data, model) over the first devices of all processes; `None` for a single one.
+    """Returns a mesh of `shape` (data, model) over the first devices of all processes, or `None` for a single device.
 
-    Neighbours along `model` are neighbours in `jax.devices()`: the devices that communicate most are closest.
+    Devices that are adjacent along `model` are adjacent in `jax.devices()`, because they communicate most.
 
     Raises:
-        ValueError: not two numbers from 1 up, or more than there are devices.
+        ValueError: the shape is not two integers of at least 1, it needs more devices than there are, several processes
+            are not connected, or connected processes have further devices.
     """
     sizes = checked(shape)
     devices, processes, count = jax.devices(), jax.process_count(), math.prod(sizes)
@@ -60,5 +61,5 @@ def make(shape: Sequence[int]) -> Mesh | None:
         raise ValueError(f"{needs}, but the {processes} processes have {len(devices)}: {remedy}")
     if count == 1:
         return None
-    # sampling mixes sharded with unsharded arrays, which only axes of type Auto allow
+    # sampling combines sharded with unsharded arrays, which JAX allows only for axes of type Auto
     return Mesh(np.array(devices[:count]).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))

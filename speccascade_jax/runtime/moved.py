@@ -1,7 +1,7 @@
-"""Modules that moved: for one version the old names are imported from their new places, with a warning.
+"""Import of moved modules under their old names, with a deprecation warning, until version `UNTIL`.
 
-Python, gin files and pickles with old names keep working. `results.store` and `engine.loop` name other modules today
-than before: those two look up names that moved out of them with `attributes_of`.
+Python code, gin files and pickles with old names keep working. The names `results.store` and `engine.loop` now belong
+to other modules than before. These two modules find attributes that have moved out of them with `attributes_of`.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from types import ModuleType
 
 PACKAGE = "speccascade_jax."
 UNTIL = "0.4"
-"""The version that knows the new names only."""
+"""First version in which the old names no longer work."""
 MOVED = {
     "checkpoints.arrays": "checkpoints.array_plan",
     "checkpoints.checksums": "checkpoints.huggingface",
@@ -135,11 +135,11 @@ MOVED = {
     "training.t5.export": "training.t5.loop",
     "training.t5.schedule": "training.t5.steps",
 }
-"""Old path in the package -> new path, for modules and whole packages."""
+"""New path by old path, both relative to the package, for modules and whole subpackages."""
 
 
 def new_place(name: str) -> str:
-    """Returns a module's full name today, from its current name or an earlier one."""
+    """Returns the current full name of a module, given its current name or an earlier one."""
     parts = name.removeprefix(PACKAGE).split(".")
     if not name.startswith(PACKAGE):
         return name
@@ -150,19 +150,20 @@ def new_place(name: str) -> str:
 
 
 class _Finder:
-    """A finder of old names; it comes before Python's own finders, which would load a moved package's parts twice."""
+    """An import finder for old names; it precedes Python's finders, which would load moved packages' modules twice."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         place = new_place(name)
         if place == name:
             return None
         message = f"{name} is now {place}; the old name works until {UNTIL}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)  # the importing line: importlib's frames do not count
+        # level 2 is the line that imports, because warnings skip importlib's frames
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return ModuleSpec(name, _Loader(place))
 
 
 class _Loader(Loader):
-    """A loader of the module at its new place, which it does not change."""
+    """An import loader that returns the module at its new place, unchanged."""
 
     def __init__(self, place: str):
         self._place = place
@@ -173,19 +174,19 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has put the old name's spec in its place
+        module.__spec__ = self._spec  # importlib has replaced the module's spec by one for the old name
 
 
 def attributes_of(place: str) -> Callable[[str], object]:
-    """Returns a module's `__getattr__` that looks up moved names in another module.
+    """Returns a function `__getattr__` for a module, which looks up moved attributes in another module.
 
     Args:
-        place: the other module's full name.
+        place: the full name of the other module.
     """
 
     def find(name: str) -> object:
         value = None if name.startswith("__") else getattr(importlib.import_module(place), name, None)
-        if value is None or isinstance(value, ModuleType):  # Python asks for submodules too
+        if value is None or isinstance(value, ModuleType):  # Python also looks up submodules here
             raise AttributeError(f"no attribute {name!r} here or in {place}", name=name)
         warnings.warn(f"{name} is in {place} now; its old place works until {UNTIL}", DeprecationWarning, stacklevel=2)
         return value
@@ -194,6 +195,6 @@ def attributes_of(place: str) -> Callable[[str], object]:
 
 
 def install() -> None:
-    """Makes the old names importable; called when the package is imported."""
+    """Makes the old module names importable; called when the package is imported."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

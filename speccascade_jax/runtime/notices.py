@@ -1,4 +1,4 @@
-"""Notices of long operations: to a person who waits at a terminal or in a notebook, and in the log."""
+"""Messages about slow operations, for a user at a terminal or in a notebook and for the log."""
 
 import contextlib
 import logging
@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LONG = 0.5
-"""Seconds after which a waiting person expects a notice."""
+"""Number of seconds after which a running operation prints a message."""
 
 _log = logging.getLogger("speccascade_jax")
 
 
 @contextlib.contextmanager
 def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[None]:
-    """Prints one line on stderr if the block takes longer than `after` seconds: what it does, then how long it took.
+    """Prints what the block does and how long it took, in one line on stderr, if it takes longer than `after` seconds.
 
-    The line is printed only if stderr is a terminal or Python is interactive (a notebook). The log (`logging`,
-    "speccascade_jax", INFO) gets the whole line at the end even without a terminal.
+    The line is printed only if stderr is a terminal or Python is interactive (a notebook). In every case, the logger
+    "speccascade_jax" receives the whole line at level INFO when the block ends.
 
     Args:
-        describe: returns the words; called only if something is said.
-        after: seconds.
+        describe: returns a description of the operation; called only if the block takes longer than `after` seconds.
+        after: number of seconds before the description is printed.
     """
     begin, waits, words = time.perf_counter(), _somebody_waits(), list[str]()
 
@@ -43,7 +43,7 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
         yield
     finally:
         timer.cancel()
-        timer.join()  # otherwise the end could be printed before the beginning
+        timer.join()  # otherwise the duration could be printed before the description
         if words:
             took = f"{time.perf_counter() - begin:.1f} s"
             say(f"{took}\n")
@@ -52,7 +52,7 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
 
 @contextlib.contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Prints every UserWarning inside the block as one line, without the file and the source line."""
+    """Prints every UserWarning inside the block as one line, without the file name and the source line."""
     whole = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> str:

@@ -1,4 +1,4 @@
-"""The user's own files, imported by path: `--import` names them, and `module.NAME` refers to their contents."""
+"""Import of the user's own files: `--import` gives their paths, and gin files name their contents `module.NAME`."""
 
 import importlib
 import importlib.util
@@ -15,11 +15,14 @@ _LOADED: dict[str, Path] = {}
 def load(name: str) -> ModuleType:
     """Imports a file (`path/my_rules.py` becomes the module `my_rules`) or a module that Python can import.
 
-    The file's folder is added to the end of Python's search path, for its neighbours. A file is imported only once.
+    The file's folder is added to the end of Python's search path, so that the file can import modules beside it. A file
+    is imported only once.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: the name is no module name, or another module has it already.
+        FileNotFoundError: there is no such file.
+        ValueError: the file's name is not a valid module name, another module already has this name, or there is
+            neither
+            a file nor a module of this name.
         Exception: any error from the file itself, with a note that names the file.
     """
     path = expanded(name)
@@ -63,14 +66,16 @@ def _named(name: str) -> ModuleType:
 
 
 def loaded() -> dict[str, str]:
-    """Returns the files of modules that were imported by path, for records."""
+    """Returns the paths of the files that `load` imported, by module name; records store them."""
     return {module: str(path) for module, path in _LOADED.items()}
 
 
 def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
-    """Imports the files that a record, or another process, had imported.
+    """Imports the user's files that a record lists, or that the command line or another process names.
 
-    For a record, only modules that are not imported yet.
+    Args:
+        recorded: paths of files; a record's dictionary of module names and paths skips modules that are already
+            imported.
     """
     if isinstance(recorded, Mapping):
         recorded = [path for module, path in recorded.items() if module not in sys.modules]

@@ -1,4 +1,4 @@
-"""Limit on the memory maps of compiled programs: all programs are dropped before the kernel refuses more maps."""
+"""Release of all compiled JAX programs before this process exceeds the kernel's limit on memory maps."""
 
 import gc
 from pathlib import Path
@@ -8,17 +8,17 @@ import jax
 _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 SHARE = 0.4
-"""Share of a process's permitted memory maps that may be in use before programs are dropped."""
+"""Fraction of the kernel's limit on memory maps above which all compiled programs are dropped."""
 
 
 class _Seen:
-    """Counts of programs and memory maps.
+    """Numbers of compilations and of memory maps that this process has counted.
 
     Attributes:
         programs: number of compilations so far.
-        counted: `programs` when maps were last counted.
-        maps: number of maps at that time.
-        limit: number of maps allowed at that time.
+        counted: value of `programs` at the last count of memory maps; -1 forces a new count.
+        maps: number of memory maps at the last count.
+        limit: the kernel's limit on memory maps at the last count.
     """
 
     programs = counted = maps = 0
@@ -35,12 +35,12 @@ jax.monitoring.register_event_duration_secs_listener(_on_event)
 def release_when_crowded(share: float | None = None) -> bool:
     """Drops all compiled programs if this process uses more than `share` (`SHARE`) of its permitted memory maps.
 
-    Called whenever programs are made: by `methods.build.build`, so by every `decode` and `stream`, and by every group
-    of a sweep. XLA on a CPU maps some 550 areas per program of the engine (jax 0.10.2). Linux allows 65,530 by default,
-    and a program that exceeds them dies of a segmentation fault in the compiler. Programs that are needed again are
-    compiled again, or read from the persistent cache. The engines that JAX's tables kept alive are dropped with the
-    programs. Maps are counted, which takes milliseconds, only if something was compiled since the last count. Does
-    nothing on systems without `/proc`.
+    `methods.build.build` calls this function, so every `decode`, every `stream` and every group of a sweep does. XLA on
+    a CPU maps about 550 memory areas per program of the engine (jax 0.10.2). Linux allows 65,530 areas by default; a
+    process that exceeds this limit dies of a segmentation fault in the compiler. Dropped programs that are needed again
+    are compiled again, or read from the persistent cache. JAX's caches also keep engines alive, which are freed with
+    the programs. Counting the maps takes milliseconds, so they are counted only if something was compiled since the
+    last count. On systems without `/proc` the function does nothing.
 
     Returns:
         Whether programs were dropped.

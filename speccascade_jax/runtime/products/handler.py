@@ -1,20 +1,25 @@
-"""LLVM code of a whole matrix product, which XLA calls; idle threads share the panels, blocks of columns.
+"""LLVM code of a matrix product on a CPU, which XLA calls, and which idle threads help to compute.
 
-The arithmetic: a few rows times one panel of a matrix. Reading the weights limits the speed of a block of a few tokens,
-provided that each weight, once read, serves all rows. So a tile keeps the sums of all its rows in registers, reads the
-panel once from front to back, and prefetches some lines ahead: with more arithmetic between two reads, the processor
-itself prefetches less far. Each sum is taken over the `K` inputs in order, one fused multiply-add after the other, for
-any number of rows: a token's products have the same bits alone, in a block and in a batch.
+The weights are stored as panels, which are blocks of `P` adjacent columns.
 
-The job: the state that threads working on one product share. It is on the heap, because a helper may outlive the call.
-Waking a thread takes longer than a small product. One helper therefore waits for the next job for some microseconds
-before it ends: the caller leaves the job in the letter box, and takes it back if no helper took it.
+Arithmetic: a tile multiplies a few rows by one panel. For so few rows, reading the weights limits the speed, provided
+that each weight, once read, serves all rows. A tile therefore keeps the sums of all its rows in registers, reads the
+panel once from front to back, and prefetches some cache lines ahead. The prefetching is explicit, because the
+processor's own prefetching reaches less far if there is more arithmetic between two reads. Each sum runs over the `K`
+inputs in order, one fused multiply-add after the other, for any number of rows. So a token's products have the same
+bits whether it is computed alone, in a block or in a batch.
 
-The call: XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a
-result float32 `[rows, n * P]`; XLA's foreign function interface defines `frame` (`xla/ffi/api/c_api.h` next to jaxlib).
-The calling thread writes a job, asks XLA's own thread pool for help, and takes panels one by one until none is left; a
-late helper gets none. So no thread ever waits for a thread that has not begun, and there is no deadlock. The caller
-takes the first panels and helpers the last ones, so that a core's cache already holds what it read one step before.
+Job: the threads that compute one product share a state, the job. The job is on the heap, because a helper thread may
+outlive the call. Waking a thread takes longer than a small product, so one helper waits for the next job for some
+microseconds before it ends. The calling thread puts the job into a shared variable, the letter box, and removes it
+again if no helper has taken it.
+
+Call: XLA calls `handler_<kind>(frame)` with `x` float32 `[rows, K]`, panels `[n, K, P]`, scales `[n * P]` and a result
+float32 `[rows, n * P]`; XLA's foreign function interface defines `frame` (`xla/ffi/api/c_api.h` next to jaxlib). The
+calling thread writes a job, requests helpers from XLA's thread pool, and computes panels one by one until none is left.
+A helper that starts late finds no panel. So no thread ever waits for a thread that has not begun, and there is no
+deadlock. The calling thread starts with the first panel and helpers with the last one. In this order, the cache of a
+core often already holds the panels that the core read in the previous decoding step.
 """
 
 import contextlib
@@ -33,14 +38,15 @@ import llvmlite.binding as llvm
 import llvmlite.ir as ir
 
 ROWS = 6
-"""Rows that one pass over a panel serves: 24 of AVX-512's 32 registers hold sums, 12 of AVX2's 16."""
+"""Largest number of rows in one pass over a panel: their sums take 24 of AVX-512's 32 registers, or 12 of AVX2's 16."""
 LANES = 16
-"""Floats handled together; the compiler splits them if registers are narrower."""
+"""Number of floats per vector; the compiler splits vectors if the processor's registers are narrower."""
 AHEAD = 4096
-"""Bytes between the data being read and the data being prefetched.
+"""Number of bytes between the data being read and the data being prefetched.
 
-Compared with no prefetching and 1, 2 and 8 KiB on matrices of 250 MB (Intel, AVX-512): one row is fastest with this
-value. Relative to one row, a block of 4 costs more without prefetching, and about as much with each other value.
+This value was compared with no prefetching and with 1, 2 and 8 KiB, on matrices of 250 MB (Intel, AVX-512). Products of
+one row are fastest with this value. The cost of a block of 4 rows, relative to one row, is higher without prefetching,
+and about the same with each of the other values.
 """
 LINE = 64
 
@@ -49,9 +55,10 @@ LINE = 64
 def ahead() -> int:
     """Returns how many bytes ahead this processor should prefetch; 0, no prefetching, on AMD's Zen processors.
 
-    On Zen, every prefetched line takes one of the few slots for lines on their way to the first cache, and lines that
-    the second cache prefetches by itself are lost: eight matrices of 5 MB were read by 2 to 6 rows at 22 to 26 GB/s
-    with prefetching and at 38 to 45 without, by one row at 37 and 43 (EPYC 9004, two cores).
+    On Zen, every prefetched line takes one of the few slots for lines on their way to the first-level cache, and lines
+    that the second-level cache prefetches by itself are lost. On an EPYC 9004 (two cores), products of 2 to 6 rows read
+    eight matrices of 5 MB at 22 to 26 GB/s with prefetching and at 38 to 45 GB/s without. Products of one row read them
+    at 37 GB/s with prefetching and at 43 GB/s without.
     """
     return 0 if llvm.get_host_cpu_name().startswith("znver") else AHEAD
 
@@ -61,7 +68,7 @@ I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
 FLOAT = ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 ELEMENTS = {"float32": (FLOAT, 4), "float16": (ir.HalfType(), 2), "bfloat16": (I16, 2), "int8": (I8, 1)}
-"""Element type and bytes of each kind of weights."""
+"""LLVM element type and size in bytes of each weight dtype."""
 
 
 def const(value: int) -> ir.Constant:
@@ -72,7 +79,7 @@ def const(value: int) -> ir.Constant:
 def begin(
     module: ir.Module, name: str, takes: list[ir.Type], result: ir.Type = VOID
 ) -> tuple[ir.Function, ir.IRBuilder]:
-    """Adds an empty function to the module; returns it, and a builder at the beginning of its body."""
+    """Adds an empty function to the module; returns the function, and a builder at the beginning of its body."""
     function = ir.Function(module, ir.FunctionType(result, takes), name)
     return function, ir.IRBuilder(function.append_basic_block())
 
@@ -87,8 +94,8 @@ class Loop:
     """A loop under construction.
 
     Attributes:
-        index: the counter, from 0.
-        step: its increment; set before the loop's end.
+        index: the counter, which starts at 0.
+        step: the increment of the counter; the loop's body may replace it.
     """
 
     index: ir.Value
@@ -97,7 +104,7 @@ class Loop:
 
 @contextlib.contextmanager
 def counted(build: ir.IRBuilder, bound: ir.Value) -> Iterator[Loop]:
-    """Repeats the code built inside the block, at least once, while the index is below `bound`."""
+    """Builds a loop around the code built inside the block; it runs at least once, while the index is below `bound`."""
     start, body, end = build.block, build.append_basic_block(), build.append_basic_block()
     build.branch(body)
     build.position_at_end(body)
@@ -150,7 +157,7 @@ def tile(module: ir.Module, kind: str, rows: int, width: int) -> ir.Function:
 
 
 def _read(module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.Value, width: int) -> list[ir.Value]:
-    """Builds the load of a panel's row `k` as float32 vectors, and the prefetch `ahead()` bytes further."""
+    """Builds code that loads row `k` of a panel as float32 vectors and prefetches data `ahead()` bytes further on."""
     element, size = ELEMENTS[kind]
     row = build.gep(w, [build.mul(k, const(width))], source_etype=element)
     prefetch = declared(module, "llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
@@ -163,7 +170,7 @@ def _read(module: ir.Module, build: ir.IRBuilder, kind: str, w: ir.Value, k: ir.
 
 
 def _widened(build: ir.IRBuilder, kind: str, weights: ir.Value) -> ir.Value:
-    """Builds the exact conversion of a vector of weights to float32; int8 weights are not scaled yet."""
+    """Builds the exact conversion of a vector of weights to float32; scales of int8 weights are applied later."""
     if kind == "float16":
         return build.fpext(weights, FLOATS)
     if kind == "bfloat16":  # bfloat16 is the upper half of a float32
@@ -184,38 +191,39 @@ def _fma(module: ir.Module, build: ir.IRBuilder, *operands: ir.Value) -> ir.Valu
 
 ONE = const(1)
 FIELDS = ("x", "w", "scales", "y", "inputs", "stride", "rows", "panels", "taken", "helped", "done", "users", "work")
-"""Fields of a job, 8 bytes each; `work` is the function `void work(job, helps)`. Words for calls to XLA follow them
-(`_ASKED`, `_POOL`)."""
+"""Fields of a job, 8 bytes each; `work` is the function `void work(job, helps)`. After these fields, a job has space
+for the arguments of calls to XLA (`_ASKED`, `_POOL`)."""
 LOOKS = 1_000
-"""Number of times that an idle helper looks for the next job, some 50 ns apart: together the time between two products
-of a decoding step."""
+"""Number of times that an idle helper looks for the next job, about 50 ns apart. In total, they take about as long as
+the pause between two products of a decoding step."""
 _BOX = (ctypes.c_int64 * 16)()
-"""The letter box, two cache lines: the address of a job, or 0 if it is empty; and whether a helper waits for a job."""
+"""The letter box, two cache lines. The first holds the address of a job, or 0 if the box is empty. The second holds 1
+while a helper works or waits for a job, otherwise 0."""
 
 
 def place(build: ir.IRBuilder, job: ir.Value, word: str | int) -> ir.Value:
-    """Returns the address of a job's field, or of its `word`-th 8 bytes."""
+    """Builds the address of a word in a job: the field of this name, or the `word`-th 8 bytes."""
     number = FIELDS.index(word) if isinstance(word, str) else word
     return build.gep(job, [const(number)], source_etype=I64)
 
 
 def read(build: ir.IRBuilder, job: ir.Value, word: str | int, kind: ir.Type = I64) -> ir.Value:
-    """Returns the value of a job's field."""
+    """Builds code that loads the value of a word in a job (see `place`)."""
     return build.load(place(build, job, word), typ=kind)
 
 
 def add(build: ir.IRBuilder, job: ir.Value, field: str, number: ir.Value = ONE, order: str = "monotonic") -> ir.Value:
-    """Adds to a field atomically; returns its previous value."""
+    """Builds code that adds a number to a job's field atomically; returns the previous value."""
     return build.atomic_rmw("add", place(build, job, field), number, order)
 
 
 def drop_user(build: ir.IRBuilder, job: ir.Value, order: str = "monotonic") -> ir.Value:
-    """Subtracts one from the users; returns their previous number."""
+    """Builds code that subtracts 1 from a job's number of users atomically; returns the previous number."""
     return build.atomic_rmw("sub", place(build, job, "users"), ONE, order)
 
 
 def release(module: ir.Module) -> ir.Function:
-    """Builds the function that a thread calls when it has finished with a job; the last one frees the job's memory."""
+    """Builds the function that each thread calls when it has finished with a job; the last thread frees the memory."""
     if "release" in module.globals:
         return module.globals["release"]
     function, build = begin(module, "release", [POINTER])
@@ -228,10 +236,10 @@ def release(module: ir.Module) -> ir.Function:
 
 
 def post(build: ir.IRBuilder, job: ir.Value, wanted: ir.Value) -> ir.Value:
-    """Leaves the job in the letter box if help is wanted, a helper is waiting and the box is empty.
+    """Builds code that puts a job into the letter box if help is wanted, a helper is waiting and the box is empty.
 
     Returns:
-        Whether the job was left there.
+        Whether the job was put there.
     """
     looking = build.icmp_signed("!=", build.load_atomic(_box(1), "monotonic", 8, typ=I64), const(0))
     asks = build.and_(wanted, looking)
@@ -249,25 +257,25 @@ def post(build: ir.IRBuilder, job: ir.Value, wanted: ir.Value) -> ir.Value:
 
 
 def _box(line: int) -> ir.Constant:
-    """Returns the address of the letter box's job (0) or of its mark (1)."""
+    """Returns the address of the letter box's job (line 0), or of the mark that a helper is waiting (line 1)."""
     return const(ctypes.addressof(_BOX) + 64 * line).inttoptr(I64.as_pointer())
 
 
 def _exchanged(build: ir.IRBuilder, place: ir.Value, expected: ir.Value, new: ir.Value) -> ir.Value:
-    """Stores `new` at the address `place` if it holds `expected`; returns whether it did."""
+    """Builds an atomic exchange: the address `place` gets `new` if it holds `expected`; returns whether it did."""
     return build.extract_value(build.cmpxchg(place, expected, new, "acq_rel", "acquire"), 1)
 
 
 def take_back(build: ir.IRBuilder, job: ir.Value) -> None:
-    """Takes the job out of the letter box again, if no helper took it."""
+    """Builds code that removes a job from the letter box if no helper has taken it."""
     with build.if_then(_exchanged(build, _box(0), build.ptrtoint(job, I64), const(0))):
         drop_user(build, job)
 
 
 def look(module: ir.Module, build: ir.IRBuilder) -> None:
-    """Builds a loop that works on jobs from the letter box until it was empty `LOOKS` times in a row.
+    """Builds a loop that works on jobs from the letter box until the box was empty `LOOKS` times in a row.
 
-    It does nothing if another helper is already waiting for jobs.
+    The loop does nothing if another helper is already waiting for jobs.
     """
     with build.if_then(_exchanged(build, _box(1), const(0), const(1))):
         _help(module, build)
@@ -300,7 +308,7 @@ def _help(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
-    """Builds the processor's hint for a loop that waits."""
+    """Builds the instruction that tells the processor that a loop is waiting."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         build.call(declared(module, "llvm.x86.sse2.pause", VOID, []), [])
     else:
@@ -308,24 +316,27 @@ def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 GRAIN = 65_536
-"""One more thread makes a product faster for every so many bytes of weights."""
+"""Number of bytes of weights for which one more thread makes a product faster."""
 _NULL = ir.Constant(POINTER, None)
-# offsets in bytes of the fields of XLA's C structures
+# byte offsets of fields in the C structures of XLA's foreign function interface
 _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 112}
 _BUFFER = {"data": 24, "dims": 40}
 _METADATA = {"in extension": 24, "major": 24, "minor": 28, "traits": 32}
 _API_FUNCTIONS = 48
-_ASKED = len(FIELDS)  # first word of the request to XLA for a thread: size, extension, context, task, data
-_POOL = _ASKED + 5  # first word of the request for the number of threads: size, extension, context, address; number
+_ASKED = len(FIELDS)  # first word of the arguments of XLA's `Schedule`: size, extension, context, task, data
+# first word of the arguments of XLA's `NumThreads`: size, extension, context, address; then the number itself
+_POOL = _ASKED + 5
 _WORDS = _POOL + 5
 
 
 class Interface(NamedTuple):
-    """XLA's foreign function interface in the installed jaxlib.
+    """The version of XLA's foreign function interface in the installed jaxlib, and the place of two of its functions.
 
     Attributes:
-        major, minor: its version, which a handler must repeat.
-        schedule, threads: byte offsets, in the table of functions, of the functions for XLA's threads.
+        major, minor: the version, which a handler must report.
+        schedule, threads: byte offsets, in XLA's table of functions, of the functions `Schedule` and `NumThreads` of
+            its
+            thread pool.
     """
 
     major: int
@@ -336,10 +347,10 @@ class Interface(NamedTuple):
 
 @cache
 def interface() -> Interface:
-    """Reads the interface from the header that comes with jaxlib.
+    """Returns the interface that the C header in jaxlib describes.
 
     Raises:
-        LookupError: there is none, or this module does not know its kind.
+        LookupError: the header is missing, or its version is unknown to this module.
     """
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     text = header.read_text() if header.is_file() else ""
@@ -353,7 +364,7 @@ def interface() -> Interface:
 
 
 def handler(module: ir.Module, kind: str, width: int) -> str:
-    """Adds the handler for a kind of weights in panels of `width` columns to a module; returns its name."""
+    """Adds the function that XLA calls, for weights of one dtype in panels of `width` columns; returns its name."""
     work = _worker(module, kind, width)
     task = _task(module, kind, work)
     function, build = begin(module, f"handler_{kind}", [POINTER], POINTER)
@@ -378,14 +389,14 @@ def _load(build: ir.IRBuilder, base: ir.Value, offset: int, kind: ir.Type = POIN
 
 
 def _describe(build: ir.IRBuilder, extension: ir.Value) -> None:
-    """Builds the answer to XLA's query at registration: the version of the interface that the handler was built for."""
+    """Builds the answer to XLA's query at registration: the interface version that the handler was built for."""
     metadata, version = _load(build, extension, _METADATA["in extension"]), interface()
     for field, value in (("major", version.major), ("minor", version.minor), ("traits", 0)):
         build.store(ir.Constant(I32, value), build.gep(metadata, [const(_METADATA[field])], source_etype=I8))
 
 
 def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Function, width: int) -> ir.Value:
-    """Allocates a job on the heap, because helpers may outlive the call, and fills it from the call's arguments."""
+    """Builds code that allocates a job on the heap, as it may outlive the call, and stores the call's arguments."""
     arguments, results = _load(build, frame, _FRAME["arguments"]), _load(build, frame, _FRAME["results"])
     buffers = [_load(build, arguments, 8 * number) for number in range(3)] + [_load(build, results, 0)]
 
@@ -402,10 +413,12 @@ def _job(module: ir.Module, build: ir.IRBuilder, frame: ir.Value, work: ir.Funct
 
 
 def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, kind: str, width: int) -> ir.Value:
-    """Asks for one helper per `GRAIN` bytes of weights beyond the first, at most as many as XLA has other threads.
+    """Builds code that requests helpers: one per `GRAIN` bytes of weights beyond the first `GRAIN` bytes.
+
+    The number of helpers is at most the number of XLA's other threads, and less than the number of panels.
 
     Returns:
-        Whether the first of them was asked through the letter box.
+        Whether the first helper was requested through the letter box.
     """
     api, context = _load(build, frame, _FRAME["api"]), _load(build, frame, _FRAME["context"])
     for word, value in enumerate((const(40), _NULL, context, task, job)):
@@ -423,13 +436,14 @@ def _ask(build: ir.IRBuilder, frame: ir.Value, job: ir.Value, task: ir.Value, ki
     with build.if_then(build.icmp_signed(">", wanted, const(0))), counted(build, wanted):
         add(build, job, "users")
         refused = _call(build, _load(build, api, interface().schedule), place(build, job, _ASKED))
-        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):  # no thread pool: no helper will use the job
+        # XLA has no thread pool, so no helper will use the job
+        with build.if_then(build.icmp_unsigned("!=", refused, _NULL)):
             drop_user(build, job)
     return posted
 
 
 def _call(build: ir.IRBuilder, address: ir.Value, argument: ir.Value) -> ir.Value:
-    """Calls a function of XLA's table, which takes a structure and returns an error or null."""
+    """Builds a call of a function in XLA's table, which takes a structure and returns an error or null."""
     kind = ir.FunctionType(POINTER, [POINTER])
     return build.call(build.inttoptr(build.ptrtoint(address, I64), kind.as_pointer()), [argument])
 
@@ -449,7 +463,7 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     taken = add(build, job, "taken")
     build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
-    # the two ends together take each panel exactly once
+    # `taken` counts panels at both ends, so each panel is computed exactly once
     helped = add(build, job, "helped", helps)
     last = build.sub(build.sub(panels, const(1)), helped)
     panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)
@@ -468,7 +482,7 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
 def _all_rows(
     module: ir.Module, build: ir.IRBuilder, kind: str, width: int, arguments: tuple[ir.Value, ...], rows: ir.Value
 ) -> None:
-    """Multiplies a panel by all rows in the fewest tiles of similar size (8 rows: 4 and 4, not 6 and 2)."""
+    """Builds the product of all rows with a panel, in the fewest tiles of similar size (8 rows: 4 + 4, not 6 + 2)."""
     x, w, scales, y, inputs, stride = arguments
     with counted(build, rows) as loop:
         rest = build.sub(rows, loop.index)
@@ -487,7 +501,7 @@ def _all_rows(
 
 
 def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
-    """Builds `void task(job)`, the helper's work: this job, and jobs that come to the letter box while it waits."""
+    """Builds `void task(job)`, which a helper runs: it works on this job, and then on jobs from the letter box."""
     function, build = begin(module, f"task_{kind}", [POINTER])
     build.call(work, [*function.args, const(1)])
     build.call(release(module), function.args)
@@ -497,7 +511,7 @@ def _task(module: ir.Module, kind: str, work: ir.Function) -> ir.Function:
 
 
 def _wait(module: ir.Module, build: ir.IRBuilder, job: ir.Value) -> None:
-    """Waits until every panel that a helper took is done; they are in progress, so this is short."""
+    """Builds a loop that waits until all panels are done; the wait is short, as helpers already work on the rest."""
     loop, end = build.append_basic_block(), build.append_basic_block()
     build.branch(loop)
     build.position_at_end(loop)

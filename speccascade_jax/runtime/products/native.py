@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 
 KINDS = ("float32", "float16", "bfloat16", "int8")
-"""Dtypes of the weights."""
+"""Weight dtypes that the compiled code can multiply."""
 SWITCH = "SPECCASCADE_PRODUCTS"
-"""Environment variable: `0` leaves all products to XLA."""
+"""Environment variable that makes XLA compute all products if its value is `0`."""
 LARGE = 2**20
-"""Number of elements from which this package's code multiplies a matrix noticeably faster than XLA does."""
+"""Number of elements from which on this package's code multiplies a matrix noticeably faster than XLA."""
 NO_LLVMLITE = "llvmlite is not installed: pip install 'speccascade_jax[cpu]'"
-_KEPT: list[Any] = []  # compiled code lives as long as the process
+_KEPT: list[Any] = []  # keeps the compiled code alive until the process ends
 
 
 @cache
 def unavailable() -> str | None:
-    """Returns why products are left to XLA, or `None` if they are not."""
+    """Returns the reason why XLA computes the products, or `None` if this package's own code does."""
     if os.environ.get(SWITCH, "1") == "0":
         return f"{SWITCH} is 0"
     if jax.default_backend() != "cpu":
@@ -42,12 +42,12 @@ def unavailable() -> str | None:
 
 
 def available() -> bool:
-    """Returns whether this process multiplies packed weights with its own code."""
+    """Returns whether this process multiplies packed weights with this package's own code."""
     return unavailable() is None
 
 
 def suggest(size: int) -> None:
-    """Warns, once per process, that a matrix of this size would be multiplied faster with llvmlite."""
+    """Warns once per process if llvmlite is missing and would make products with a matrix of `size` elements faster."""
     if size >= LARGE and unavailable() == NO_LLVMLITE:
         _warn()
 
@@ -59,14 +59,23 @@ def _warn() -> None:
 
 @cache
 def width() -> int:
-    """Returns the columns of a panel: as many as this processor's registers hold sums for."""
+    """Returns the number of columns per panel (a block of weight columns): as many sums as fit the CPU's registers."""
     import llvmlite.binding as llvm
 
     return 64 if llvm.get_host_cpu_features().get("avx512f") else 16
 
 
 def call(x: jax.Array, panels: jax.Array, scales: jax.Array | None) -> jax.Array:
-    """Computes `x` float32 `[rows, K]` times panels `[n, K, P]`, float32 `[rows, n * P]`, in a traced program."""
+    """Multiplies `x` by packed weights, in a traced program.
+
+    Args:
+        x: float32 `[rows, K]`.
+        panels: `[n, K, P]`, `n` blocks of `P` columns each of the weight matrix.
+        scales: float32 `[n * P]`, one factor per column of int8 weights; `None` for other dtypes.
+
+    Returns:
+        The product, float32 `[rows, n * P]`.
+    """
     kind = panels.dtype.name
     _register(kind)
     result = jax.ShapeDtypeStruct((x.shape[0], panels.shape[0] * panels.shape[2]), jnp.float32)
@@ -81,7 +90,7 @@ def _name(kind: str) -> str:
 
 @cache
 def _register(kind: str) -> None:
-    """Compiles the call for a kind of weights (0.1 s) and registers it with XLA."""
+    """Compiles the product for one weight dtype (0.1 s) and registers it with XLA."""
     import llvmlite.binding as llvm
     import llvmlite.ir as ir
 
