@@ -1,1 +1,1 @@
-"""Records, and the panels, intervals, tables and figures computed from them. Needs no JAX."""
+"""Measurement records, and the panels, intervals, tables and figures computed from them. Needs no JAX."""

@@ -1,1 +1,1 @@
-"""Panels, comparisons and intervals computed from records."""
+"""Analysis of records: comparable curves, comparisons between methods, and confidence intervals."""

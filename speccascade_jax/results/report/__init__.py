@@ -1,1 +1,1 @@
-"""Report of a store as one HTML file, tables and figures. Needs no JAX and no network."""
+"""Report of a store as one HTML page, and its tables and figures. Needs no JAX and no network."""

@@ -1,4 +1,4 @@
-"""The store of records, and the files stored beside it."""
+"""Store of measurement records, and of the files beside it."""
 
 from speccascade_jax.runtime import moved
 

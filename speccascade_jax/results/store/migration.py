@@ -1,9 +1,9 @@
-"""Migration of records of format 2, in memory, when they are read.
+"""Conversion of records of format 2 to the current format, in memory, when they are read.
 
 Format 2 hashed the text of a point's configuration, with all defaults and module paths, the digest of the code and the
-hardware into one key. This module parses the configuration into the canonical parts of `record_key`, so that a point
-that is measured today has the key of its old record. `DEFAULTS` freezes the defaults that the classes of format 2 had.
-Standard library only.
+hardware into one key. This module parses the configuration into the canonical parts of `record_key`. As a result, an
+old record gets the same key as a new measurement of its point. `DEFAULTS` contains the defaults that the classes of
+format 2 had. This file uses the standard library only.
 """
 
 import ast
@@ -16,10 +16,10 @@ from speccascade_jax.results.store.record import FORMAT, Provenance, Row
 from speccascade_jax.results.store.record_key import KIND, canonical, judged_key, leave_out, timed_key
 
 FORMER = 2
-"""The format that is migrated."""
+"""The format that this module converts."""
 Blocks = Mapping[str, Mapping[str, Any]]
-"""`scope/module.Class` -> the values that its block binds; a reference to another block is `bytes`, which no setting
-is."""
+"""Values that each block of a configuration binds, by `scope/module.Class`. A reference to another block is `bytes`, a
+type that no setting has."""
 
 _SHARED: dict[str, Any] = {"verify": "token", "drafters": ["draft"], "tail": None, "tail_size": 10, "alpha": None}
 _SHARED |= {"stop_threshold": None, "draft_temperature": None}
@@ -54,28 +54,31 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "splits": ["validation", "test", "train"], "module": "", "registered": "", "metrics": ["bleu"], "prefix": "",
     },
 }  # fmt: skip
-"""Class -> the defaults of its fields in format 2. Frozen: today's defaults are in the classes themselves."""
+"""Defaults of the fields of each class in format 2. They never change; the current defaults are in the classes
+themselves."""
 
 _REFERENCE = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|@([\w./]+)\(\)""")
-"""A string with any content, or a reference."""
+"""Pattern of a quoted string (in which nothing is replaced) or of a gin reference."""
 _HOLE = "%gin.REQUIRED  # a Task made in Python"
 _HARDWARE = ("platform", "kind", "cpus", "processor", "products")
-"""Entries of a record's `device` that were the hardware part of its key."""
+"""Entries of a record's `device` that were part of its key in format 2."""
 
 
 class _MadeInPython(dict[str, Any]):
-    """Plain fields of a task that was made in Python; format 2 recorded nothing else of it."""
+    """Fields of plain types of a task that was defined in Python; format 2 recorded no other fields of such a task."""
 
 
 def migrated(record: Row) -> Row:
-    """Returns a point's record of format 2 in today's format, with today's key; any other record unchanged.
+    """Converts a point's record of format 2 to the current format and key; returns any other record unchanged.
 
-    A record whose configuration cannot be parsed keeps its key: tables show it, and its point is measured again.
+    A record whose configuration cannot be parsed keeps its key: tables show the record, and its point is measured
+    again.
     """
     if "point" not in record or record.get("format") != FORMER:
         return record
     fingerprints = _mapping(record, "fingerprints")
-    # no current toolchain has an entry "format", so digests are never compared: a migrated record is never stale
+    # no current toolchain has an entry "format", so code digests are never compared, and a migrated record is never
+    # stale
     toolchain = {"format": FORMER, **_mapping(record, "versions")}
     provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
     judged, key = _keys(record, fingerprints)
@@ -89,7 +92,7 @@ def _mapping(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _keys(record: Row, fingerprints: Mapping[str, str]) -> tuple[str, str]:
-    """Returns a record's two keys today: that of its quality and counts (`judged_key`), and that of the record."""
+    """Returns a record's keys in the current format: `judged_key` for quality and counts, and the record's `key`."""
     try:
         parts = parts_of(record["configuration"])
         judged = judged_key(parts, fingerprints)
@@ -101,7 +104,7 @@ def _keys(record: Row, fingerprints: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _hardware(device: Mapping[str, Any], mesh: list[int] | None) -> dict[str, Any]:
-    """Returns the hardware part of a key of format 2; `mesh` is set for several devices only."""
+    """Returns the hardware part of a key, as format 2 defined it; `mesh` is set for several devices only."""
     hardware = {name: device[name] for name in _HARDWARE if name in device}
     if mesh is not None:
         hardware |= {"mesh": mesh} | ({"products": "xla"} if "products" in hardware else {})
@@ -112,7 +115,7 @@ def parts_of(configuration: str) -> dict[str, Any]:
     """Returns the canonical parts of the point that a configuration of format 2 describes.
 
     Raises:
-        KeyError, ValueError, SyntaxError: the text is no configuration of a point.
+        KeyError, ValueError, SyntaxError: the text is not the configuration of a point.
     """
     blocks = _blocks(configuration)
     run = blocks["experiment.run"]
@@ -130,7 +133,7 @@ def parts_of(configuration: str) -> dict[str, Any]:
 
 
 def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
-    """Returns the blocks of the gin files that records hold: a selector with a colon, and indented bindings."""
+    """Returns the blocks of a recorded gin file; a block is a selector with a colon, followed by indented bindings."""
     blocks, block = dict[str, dict[str, Any]](), dict[str, Any]()
     for line in configuration.split("\n"):
         if line.startswith("  "):
@@ -143,14 +146,14 @@ def _blocks(configuration: str) -> dict[str, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=4096)  # most lines are the same in all configurations of a store
 def _literal(text: str) -> Any:
-    """Returns the value of a binding, with references inside it as `bytes`."""
+    """Returns the value of a binding; gin references inside the value become `bytes`."""
     if text.startswith(_HOLE):
         return _MadeInPython(ast.literal_eval(text.partition("; it had ")[2]))
     return ast.literal_eval(_REFERENCE.sub(lambda match: match[1] or repr(match[2].encode()), text))
 
 
 def _form(value: Any, blocks: Blocks) -> Any:
-    """Returns the canonical form of a binding's value."""
+    """Returns the canonical form of a binding's value, with the fields of referenced blocks."""
     if isinstance(value, bytes):
         kind = value.decode().rpartition(".")[2]
         fields = {name: _form(inner, blocks) for name, inner in blocks[value.decode()].items()}

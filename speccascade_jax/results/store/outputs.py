@@ -1,11 +1,11 @@
-"""Outputs kept beside a store: the output and the prompt of every point and example.
+"""Files beside a store with the outputs of every record, and with the prompts of the examples.
 
-The folder `results/a.outputs` is beside `results/a.jsonl`. It holds one JSON-lines file for each record, named by its
-key, and one of the prompts and references that its records share, named by the hash of the examples (the record's
-`fingerprints.examples`). A record's outputs are written before the record. The outputs of a record that was migrated on
-reading may be stored under its former key; those of a record that supersedes another have a file beside the former one.
-A file's last line seals it: its name, its number of lines and their checksum. Files of earlier versions have no seal.
-Nothing here imports JAX.
+The folder `results/a.outputs` is beside `results/a.jsonl`. It holds one JSON-lines file for each record, named by the
+record's key. Another file holds the prompts and references, which records on the same examples share; it is named by
+the hash of the examples (the record's `fingerprints.examples`). A record's outputs are written before the record. The
+outputs of a migrated record may be stored under its former key. The outputs of a record that supersedes another are in
+a new file beside the former one. The last line of a file is its seal: the file's name, its number of lines and their
+checksum. Files of earlier versions have no seal. This module does not import JAX.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded, write_atomically
 
 ENTRY: Final = "outputs"
-"""A record's entry that is stored here instead of in the record's line: its `Output`s."""
+"""Name of a record's entry for its `Output`s, which are stored in these files instead of in the record's line."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
-"""Letter in the files -> origin of a token."""
+"""Source of a token, by the letter that represents it in the files."""
 GIVEN, WRITTEN = ("id", "prompt", "reference"), ("id", "output", "tokens", "pieces", "sources", "rounds")
-"""Fields of an `Output` that a store holds once for each example, and once for each record."""
+"""Fields of an `Output` that a store holds once for each example (`GIVEN`), and once for each record (`WRITTEN`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,12 @@ class Output:
     """A point's output for one example.
 
     Attributes:
-        id: the example's; prompt: the models' input; reference: one text or several.
-        output: the scored text; tokens: its ids, a stop id included.
+        id: the example's id; prompt: the models' input; reference: one reference text, or several.
+        output: the scored text; tokens: the output's ids, including a stop id.
         pieces: the text that each token adds before the text is cut for scoring.
-        sources: a letter per token, `LETTERS`; rounds: number of tokens that each round committed. Both are empty if
-            the method is more than one generation.
+        sources: a letter of `LETTERS` per token; rounds: number of tokens that each round committed. Both are empty if
+            the
+            method consists of several generations.
         trace: kept for the first few examples (`Evaluation.keep_traces`).
     """
 
@@ -55,7 +56,7 @@ class Output:
 
 
 def folder(store: str | Path) -> Path:
-    """Returns the folder of the outputs of a store's records."""
+    """Returns the folder that holds the outputs of a store's records."""
     return _beside(shards.file_of(store))
 
 
@@ -80,7 +81,7 @@ def _write(path: Path, entries: Iterable[Row]) -> None:
 
 
 def _seal(path: Path, lines: Sequence[str]) -> Row:
-    """Returns what binds lines to their file, and so to their record."""
+    """Returns the seal of a file, which shows later whether its lines are complete and belong to this file."""
     checksum = hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
     return {"file": path.stem, "lines": len(lines), "checksum": checksum}
 
@@ -95,8 +96,9 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _files_of(record: Record) -> list[str]:
-    """Returns the names that a record's file may have; the first is the name it is written under."""
-    # a file of its own: the former record's file is read until this record is written, and in other parts of the store
+    """Returns the possible names of a record's file; a new file gets the first name."""
+    # a superseding record has a file of its own, because the former record's file is still read until this record is
+    # written, and from other parts of the store
     if "supersedes" in record:
         return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
     return [f"{get_entry(record, name)}.jsonl" for name in ("key", "former_key") if name in record]
@@ -132,10 +134,10 @@ def kept(store: str | Path, record: Record) -> bool:
 
 
 def _files(store: str | Path, record: Record) -> tuple[Path, Path] | None:
-    """Returns a record's file (under its key or its former key) and that of its examples, if both exist."""
+    """Returns the file of a record's outputs (under its key or former key) and that of its examples, if both exist."""
     if "fingerprints" not in record:
         return None
-    # earlier versions wrote beside a symbolic link
+    # earlier versions wrote this folder beside a symbolic link, not beside the file that the link points to
     folders = [folder(store), _beside(expanded(store)), *map(folder, shards.parts_of(store))]
     for name, path in itertools.product(_files_of(record), folders):
         outputs, examples = path / name, path / _examples(record)
@@ -159,7 +161,7 @@ def _read_examples(path: Path) -> dict[int, Row]:
 
 
 def _entries(path: Path, names: Sequence[str]) -> tuple[list[Row], bool]:
-    """Returns the entries of a file, which have these fields, and whether the file has a seal, which is checked."""
+    """Returns a file's entries and whether the file has a seal, after checking the seal and the fields `names`."""
     lines = [f"{line}\n" for _, line in readers.lines(path)]
     entries = [readers.parsed(line, f"{path}:{number}", _REMEDY) for number, line in enumerate(lines, 1)]
     seal = entries.pop()[SEAL] if entries and SEAL in entries[-1] else None
@@ -172,16 +174,16 @@ def _entries(path: Path, names: Sequence[str]) -> tuple[list[Row], bool]:
 
 
 SEAL: Final = "sealed"
-"""Entry of the last line of a file."""
+"""Name of the entry in a file's last line that holds the seal."""
 _REMEDY = "delete the file, and measure its point into another store"
 _TYPES: dict[str, Any] = {
     "id": int, "reference": (str, list), "tokens": list, "pieces": list, "rounds": list,
 }  # fmt: skip
-"""Type of the fields that are not texts."""
+"""Types of the fields that are not strings."""
 
 
 def adopt(store: str | Path, record: Record, others: Iterable[str | Path]) -> None:
-    """Copies a record's outputs into a store, from the first of `others` that holds them."""
+    """Copies a record's outputs into a store, from the first store in `others` that holds them."""
     for source in others:
         if (kept := read(source, record)) is not None:
             return write(store, record, kept)

@@ -1,25 +1,28 @@
-"""Types of records: what one line of a store holds, without its checksum."""
+"""Types of measurement records; a line of a store is one record as JSON, with a checksum."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Required, TypedDict
 
 FORMAT = 3
-"""Format of the records of points that are written. Format 2 is migrated when it is read; other formats are refused."""
+"""Format number of the records that this version writes. Records of format 2 are migrated when they are read; other
+formats are refused."""
 
 Row = dict[str, Any]
-"""Any other JSON object: outputs, Spec-Bench answers, profile rows, benchmark reports."""
+"""Any JSON object that is not a record: outputs, Spec-Bench answers, profile rows, benchmark reports."""
 
 
 class Point(TypedDict, total=False):
-    """Coordinates of a point, flat: its pair, evaluation and settings, and the facts that tables need of its method.
+    """The settings of a measured point in one flat dictionary, with the properties of its method that tables need.
 
     Attributes:
         block_size: a number, or `"auto"`.
-        curve: the method with its choices and its stop threshold; family: the same without the stop threshold.
-        title: heading of the method; details: lines under it; rank: its place among methods; symbol: its mark in plots.
-        law: points with equal text sample from one distribution; lossless: that of the target.
-        swept_block: sweeps vary its block size; on_rejection: α acts where a draft is rejected.
-        timed: its latency is measured; chosen: how it chooses among drafters.
+        curve: name of the method, its choices and its stop threshold; family: the same without the stop threshold.
+        title: the method's name in tables; details: words that distinguish methods with the same title.
+        rank: the method's position in the order of methods; symbol: the name of its stop threshold in tables.
+        law: points with equal text sample from one distribution; lossless: whether this is the target's distribution.
+        swept_block: whether sweeps vary the method's block size.
+        on_rejection: whether the stop threshold is compared with an estimate of P(some token of the block is rejected).
+        timed: whether its latency is measured; chosen: how it chooses among drafters.
     """
 
     pair: str
@@ -78,14 +81,14 @@ class Point(TypedDict, total=False):
 
 
 class Provenance(TypedDict):
-    """Code that a record was measured by: the digest of rule, stop policy and drafter, and its toolchain."""
+    """The code that measured a record: a digest of rule, stop policy and drafter, and the toolchain of this digest."""
 
     code: str | None
     toolchain: Row
 
 
 class Bounds(TypedDict):
-    """A value and its bounds."""
+    """A number with a lower and an upper bound."""
 
     value: float
     low: float
@@ -96,9 +99,10 @@ class Quality(Bounds):
     """A corpus score with its confidence interval.
 
     Attributes:
-        interval: what the bounds are; examples: how many were judged; tokens_per_example: mean output length.
-        all: the score of every metric; signature: identifies the computation of the first.
-        per_example: `ids`, and by metric the `statistics` of each example.
+        interval: description of the bounds; examples: number of scored examples; tokens_per_example: mean output
+            length.
+        all: the score of every metric; signature: identifies the computation of the first metric.
+        per_example: `ids` of the examples, and their `statistics` by metric.
     """
 
     metric: str
@@ -111,10 +115,10 @@ class Quality(Bounds):
 
 
 class RecordInterval(Bounds):
-    """A median over trials, the lowest and the highest trial, and the value of each trial.
+    """The median, the lowest and the highest value over trials, and the value of each trial.
 
     Attributes:
-        per_token: ratio of the times per token, where the value is a ratio of times.
+        per_token: ratio of the times per token, if `value` is a ratio of times.
     """
 
     trials: list[float]
@@ -136,33 +140,38 @@ class Latency(TypedDict):
 
 
 Timed = Literal["latency", "target_latency"]
-"""A name in `TIMES`."""
+"""Name of a record's entry with times (`TIMES`)."""
 TIMES: tuple[Timed, ...] = ("latency", "target_latency")
-"""A record's entries with times: of its own runs, and of the target's runs that alternated with them."""
+"""Names of a record's two entries with times: those of the method's runs, and those of the target's runs that
+alternated with them."""
 
 
 class Record(TypedDict, total=False):
-    """A record of a point. All but the key may be missing: an oracle has no latency, most methods have no levels.
+    """The record of one measured point; every entry except the key may be missing.
+
+    For example, an oracle has no latency, and most methods have no levels.
 
     Attributes:
         key: identifies the record (`record_key`); judged_key: the same without hardware and latency.
-        former_key: the key under which an older version stored the record; its outputs lie there.
-        supersedes: digest of the code by which the record of this key was measured that this one replaces.
+        former_key: the key under which an older version stored the record and its outputs.
+        supersedes: digest of the code that measured the earlier record with this key, which this record replaces.
         format: `FORMAT`; point: what was measured; configuration: the gin file that measures it again.
         imports: the user's own files that the configuration needs.
         fingerprints: hashes of weights, examples, stop ids, acceptance head and policy.
         versions, package, device, started, wall_seconds: software, hardware and time of the measurement.
-        prompts_cut, prompts_skipped: prompts that were too long.
-        head, selection: of methods with an acceptance head, and of choices among drafters.
-        outputs: what `results.store.outputs` keeps beside the store, on the way there; no line holds it.
+        prompts_cut, prompts_skipped: numbers of prompts that were cut or skipped because they were too long.
+        head, selection: description of the acceptance head, and of the choice among drafters, if the method has them.
+        outputs: outputs of the examples; `results.store.outputs` writes them to files of their own, not to the record's
+            line.
         counts, measures: the engine's counts and their ratios; by_position: counts by position in the block.
-        per_example: the same for each example, with the examples' `ids`.
-        inconclusive: nothing was drafted.
+        per_example: counts of each example, with the examples' `ids`.
+        inconclusive: whether nothing was drafted.
         levels: counts and measures of each level of a stack, from the level below the target down.
-        planned, planned_latency: the block lengths that were planned, judged and timed.
-        failed_examples, failure: ids of the examples in which a model failed, and the first failure.
-        failed_timings: timed runs in which a model failed; with any there is no latency.
-        latency, target_latency: of the method, and of the target beside it; relative_latency: one over the other.
+        planned, planned_latency: planned block lengths, in the runs for quality and in the timed runs.
+        failed_examples, failure: ids of the examples in which a model failed, and a description of the first failure.
+        failed_timings: number of timed runs in which a model failed; if there are any, the record has no latency.
+        latency, target_latency: times of the method, and of the target's runs that alternated with the method's.
+        relative_latency: the ratio of `latency` to `target_latency`.
     """
 
     key: Required[str]
@@ -203,5 +212,5 @@ class Record(TypedDict, total=False):
 
 
 def get_entry(part: Mapping[str, Any], name: str) -> Any:
-    """Returns an entry of a record, or of a part of one, whose name is known only at run time."""
+    """Returns an entry of a record, or of a dictionary inside it, for a name that is known only at run time."""
     return part[name]

@@ -1,9 +1,10 @@
-"""Identity of a record: the settings of its point, and the hashes of the weights and data it was measured on.
+"""Keys that identify measurement records by the settings of the point, and by the hashes of its weights and data.
 
-Only this file defines keys. A key covers the settings that differ from their defaults. It does not cover the defaults,
-modules or code around them: a new field with a default, a class that moves, another Python or another JAX changes no
-key. Quality and counts have the judged key. Latency also depends on the hardware, so a timed record has the timed key,
-and holds the judged key too. Standard library only.
+A point is one combination of model pair, evaluation, method settings and random seed. Only this file defines keys. A
+key covers the settings that differ from their defaults. It does not cover the defaults, modules or code around them: a
+new field with a default, a class that moves, another Python or another JAX changes no key. Quality and counts do not
+depend on the hardware; the judged key identifies them. Latency also depends on the hardware, so the key of a record
+with latencies is a timed key, and the record holds the judged key as well. This file uses the standard library only.
 """
 
 import dataclasses
@@ -20,23 +21,23 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("latency_examples", "latency_trials"),
     "pair": ("mesh", "draft_whole"),
 }
-"""Part of a point -> its fields that affect the latency only."""
+"""Fields that affect the latency only, for each part of a point that has such fields."""
 KIND = "is"
-"""Entry that names the class of a nested dataclass, so that an `Arm` never equals a `Level`."""
+"""Name of the entry that holds the class name of a nested dataclass, so that an `Arm` never equals a `Level`."""
 _PLAIN = str | int | float | tuple | None
-"""Types of the fields that are part of the key if a dataclass holds callables (a task that was made in Python)."""
+"""Types of the fields that enter the key if a dataclass also holds callables, such as a task defined in Python."""
 
 
 def canonical(value: Any) -> Any:
-    """Returns settings as plain JSON values; equal settings have equal forms.
+    """Returns settings as plain JSON values; equal settings give equal JSON values.
 
     A dataclass becomes a dictionary without the fields that equal their default. A field's metadata may change this:
     `{"omitted": value}` leaves out that value instead of the default, so that a default can change without changing
-    keys; `{"beside": True}` excludes the field from the identity. A dataclass inside another value includes its class
-    name, unless it holds callables; then only its plain fields are included.
+    keys; `{"beside": True}` excludes the field from the key. The dictionary of a nested dataclass includes the class
+    name. If the nested dataclass holds callables, the dictionary instead contains only the fields of plain types.
 
     Raises:
-        ValueError: a number that is not finite, or a value that has no JSON form.
+        ValueError: a number is not finite, or a value has no JSON form.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
@@ -54,7 +55,7 @@ def canonical(value: Any) -> Any:
 
 
 def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
-    """Returns the fields of a dataclass that differ from their default, or from the value that metadata omits."""
+    """Returns a dataclass's fields, without those that equal their default or the value that metadata omits."""
     values, omitted = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(part):
         if not field.init or field.metadata.get("beside"):
@@ -73,7 +74,7 @@ def _fields(part: Any, plain_only: bool = False) -> dict[str, Any]:
 
 
 def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns canonical values, sorted by name, without those that equal the entry of their name in `omitted`."""
+    """Returns canonical values, sorted by name, without those that equal the value of the same name in `omitted`."""
     return {
         name: value
         for name, value in sorted(values.items())
@@ -82,7 +83,7 @@ def leave_out(values: Mapping[str, Any], omitted: Mapping[str, Any]) -> dict[str
 
 
 def _text(form: Any) -> str:
-    """Returns a canonical value as JSON text, which distinguishes True from 1; Python's `==` does not."""
+    """Returns a canonical value as JSON text, which distinguishes True from 1, as Python's `==` does not."""
     return json.dumps(form, sort_keys=True)
 
 
@@ -106,7 +107,7 @@ def _number(value: numbers.Real) -> int | float:
 
 
 def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str:
-    """Returns the key of quality, counts and outputs, which do not depend on the hardware.
+    """Returns the key of a point's quality, counts and outputs, which do not depend on the hardware.
 
     Args:
         parts: "pair", "evaluation", "settings" and "seed" of a point, as values or in canonical form.
@@ -117,7 +118,7 @@ def judged_key(parts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> str
 
 
 def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any] | None) -> str:
-    """Returns a record's key: the judged key, extended by what affects latency if `hardware` is given.
+    """Returns the key of a record; if `hardware` is given, the key also covers everything that affects the latency.
 
     Args:
         judged: the point's judged key, which is also the record's key if nothing is timed.
@@ -131,7 +132,7 @@ def timed_key(judged: str, parts: Mapping[str, Any], hardware: Mapping[str, Any]
 
 
 def _select(name: str, part: Any, timed: bool) -> Any:
-    """Returns the fields of a point's part that affect the latency only, or all its other fields."""
+    """Returns those fields of a point's part that affect the latency only or, if not `timed`, all other fields."""
     form = canonical(part)
     if not isinstance(form, dict):
         return form
@@ -139,10 +140,10 @@ def _select(name: str, part: Any, timed: bool) -> Any:
 
 
 def is_stale(record: Mapping[str, Any], code: str | None, toolchain: Mapping[str, Any]) -> bool:
-    """Returns whether a record was measured by code that is known to differ from today's.
+    """Returns whether a record was measured by code that is known to differ from the current code.
 
     Code digests are comparable only under the same toolchain. A record of another toolchain, or without provenance, is
-    kept.
+    not stale.
     """
     provenance = record.get("provenance")
     if provenance is None or canonical(provenance["toolchain"]) != canonical(toolchain):

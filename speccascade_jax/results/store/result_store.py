@@ -1,10 +1,10 @@
-"""The store of results: one JSON line per measured point, safe against kills, torn lines and concurrent writers.
+"""Store of results: one JSON line per measured point, safe against kills, torn lines and concurrent writers.
 
-Nothing here imports JAX. A line is a record as JSON with a `checksum` of all other entries; records from versions
-without checksums are read without one. A record is a dictionary with a `key` (`record_key`). A store never holds two
-records with the same key, so a killed sweep resumes where it stopped. A record that was measured by other code is
-stale: its point is measured again, and the new line replaces the old one whenever the store is read. Records of format
-2 are migrated when they are read.
+This module does not import JAX. A line is a record as JSON, with a `checksum` of all other entries; lines of older
+versions may lack a checksum. A record is a dictionary with a `key` (`record_key`). A store never holds two records with
+the same key, so a killed sweep resumes where it stopped. A record that was measured by older code is stale: its point
+is measured again, and the new line replaces the old line whenever the store is read. Records of format 2 are migrated
+when they are read.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ StoreLockedError = locks.LockedError
 Job = TypeVar("Job")
 CHECKSUM = "checksum"
 BEGIN = b'{"key":"'
-"""Beginning of every line. It distinguishes a torn first line from a file that is no store."""
+"""Beginning of every line. It distinguishes a store whose first line is torn from a file that is not a store."""
 
 
 class NotAStoreError(ValueError):
-    """Error raised for a file that is not empty and holds no record."""
+    """Error raised for a file that is not empty and contains no record."""
 
 
 class DamagedLine(NamedTuple):
-    """A line of a store that holds no record: its number (from 1), the error, and its bytes with the line end."""
+    """A line of a store without a valid record: its number (from 1), the error, and its bytes with the line end."""
 
     number: int
     reason: str
@@ -47,10 +47,10 @@ class DamagedLine(NamedTuple):
 
 
 def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Returns the records of a store's bytes, migrated, and the lines that hold none.
+    """Returns the migrated records in the bytes of a store, and the damaged lines.
 
-    A damaged line is torn, not JSON, without a key, with the key of an earlier line, or different from its checksum. A
-    line that supersedes an earlier one takes its place among the records.
+    A line is damaged if it is torn, is not JSON, has no key, has the key of an earlier line, or does not match its
+    checksum. A record that supersedes an earlier record replaces it at the same position of the list.
     """
     records, damaged = dict[str, Record](), list[DamagedLine]()
     first = dict[str, int]()  # key -> number of the first line with this key
@@ -72,26 +72,26 @@ def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
 def _is_later(record: Record, former: Record) -> bool:
     """Returns whether a line replaces an earlier line with the same key.
 
-    A line with `supersedes` always replaces the earlier one: the line between the two may be damaged, so the digests
-    are not compared. Two records of format 2 with different keys have the same key today if the code between them
-    changed; the later one was measured by newer code.
+    A line with `supersedes` always replaces the earlier line. The digests are not compared, because a line between the
+    two may be damaged. Two records with different keys in format 2 may have the same key today, if the code changed
+    between them. In this case the later record was measured by newer code, so it replaces the earlier one.
     """
     migrated_keys = former.get("former_key"), record.get("former_key")
     return "supersedes" in record or (None not in migrated_keys and migrated_keys[0] != migrated_keys[1])
 
 
 def supersedes(record: Record, former: Record) -> bool:
-    """Returns whether a record states that it replaces exactly this record with the same key."""
+    """Returns whether `record` states that it replaces `former`, a record with the same key."""
     return "supersedes" in record and record["supersedes"] == former.get("provenance", {}).get("code")
 
 
 def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the line numbers (from 1) and the lines with their line ends."""
+    """Yields the number (from 1) of each line, and the line with its line end."""
     return enumerate(io.BytesIO(content), start=1)
 
 
 def _parsed(line: bytes) -> tuple[Record, str]:
-    """Returns a line's record, migrated and without its checksum, and the error (empty if there is none)."""
+    """Returns the migrated record of a line, without its checksum, and an error message (empty for a valid line)."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -104,19 +104,19 @@ def _parsed(line: bytes) -> tuple[Record, str]:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    """Returns 16 hex digits: the hash of a record's canonical JSON."""
+    """Returns the hash of a record's canonical JSON, as 16 hexadecimal digits."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def to_line(record: Record) -> str:
-    """Returns a record as a line of a store."""
+    """Returns a record as a line of a store, with its checksum and a line end."""
     whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
     return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def check_name(output: str | Path) -> None:
-    """Refuses an output whose name does not end in .jsonl (`ValueError`): plots, reports and more share its stem."""
+    """Raises ValueError if an output's name does not end in .jsonl, because plots and reports share its stem."""
     if Path(output).suffix != ".jsonl":
         raise ValueError(
             f"output={str(output)!r} must end in .jsonl: the plot, the report and the outputs beside it have the same "
@@ -125,21 +125,22 @@ def check_name(output: str | Path) -> None:
 
 
 class ResultStore:
-    """A JSON-lines file that one process at a time appends records to.
+    """A JSON-lines file to which one process at a time appends records.
 
-    Opening takes the lock `<path>.lock`, moves damaged lines to `<path>.damaged` (a warning lists their numbers, and
-    `damaged` keeps them) and loads the records. Each record is one `write` of one line, then an `fsync`. A symbolic
-    link is followed, and the lock is beside the file that the link points to.
+    Opening a store takes the lock `<path>.lock`, moves damaged lines to `<path>.damaged` (a warning lists their
+    numbers, and the attribute `damaged` holds them) and loads the records. Each record is written as one line with one
+    `write`, followed by an `fsync`. A symbolic link is followed, and the lock is beside the file that the link points
+    to.
 
-    A file that was removed, moved or changed by another process is noticed at the next append: the store writes the
-    `records` that the file lacks to the path again, with a warning.
+    At each append, the store checks whether another process has removed, moved or changed the file. If so, the store
+    writes all `records` that the file lacks to the path again, with a warning.
 
     Args:
-        path: the file; it and its folders are created when missing.
+        path: the file; the file and its folders are created if they are missing.
 
     Raises:
         StoreLockedError: another process holds the store open.
-        NotAStoreError: the file holds no record; it is not changed.
+        NotAStoreError: the file is not empty and contains no record; the file is not changed.
     """
 
     def __init__(self, path: str | Path):
@@ -155,7 +156,7 @@ class ResultStore:
             raise
 
     def _open(self) -> None:
-        """Loads the records on disk, after it moves damaged lines away and adds a missing last line end."""
+        """Takes the lock, moves damaged lines away, adds a missing last line end, and loads the records."""
         self._place = Path(os.path.realpath(self.path))
         self._lock_path = self._place.with_name(self._place.name + ".lock")
         self._lock = locks.acquire(self._lock_path, self.path)
@@ -179,24 +180,25 @@ class ResultStore:
         self.damaged += damaged
 
     def _add(self, record: Record) -> None:
-        """Enters a record; it replaces the record with the same key if there is one."""
+        """Adds a record to `records`; it replaces the record with the same key if there is one."""
         place = self._places.setdefault(record["key"], len(self.records))
         self.records[place : place + 1] = [record]
 
     def _lacks(self, record: Record) -> bool:
-        """Returns whether the store has no record with the key, or one that this record supersedes."""
+        """Returns whether the store holds no record with this key, or only one that `record` supersedes."""
         place = self._places.get(record["key"])
         return place is None or supersedes(record, self.records[place])
 
     def append(self, record: Record) -> None:
-        """Adds one record and its outputs durably: after this returns, they survive a kill and a power failure.
+        """Adds one record and its outputs; when the call returns, they survive a kill and a power failure.
 
         A record with an entry `supersedes` (the code digest of the stored record with the same key) replaces that
         record.
 
         Raises:
-            ValueError: the record has no `key`, the store already holds it, or the store is closed.
-            OSError: the disk wrote only a part (the part is removed again); the file is gone and cannot be created
+            ValueError: the record has no `key`, the store already holds this key, or the store is closed.
+            OSError: the disk wrote only a part of the line (the part is removed again), the file is gone and cannot be
+                created
                 again, or another process writes it (the message says where all records are).
         """
         key = record.get("key")
@@ -206,20 +208,21 @@ class ResultStore:
             raise ValueError(f"{self.path} already holds a record with key {key}")
         if self._file < 0:
             raise ValueError(f"{self.path} is closed: open it again to add a record")
-        # outputs are written before the record: a sweep skips a point as soon as its record exists
+        # outputs are written before the record, because a sweep skips a point as soon as its record exists
         if kept := record.get(outputs.ENTRY):
             outputs.write(self.path, record, kept)
         record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
         if self._changed():
             self._restore(record)
-        if self._lacks(record):  # a file that replaced this one may hold the record already
+        if self._lacks(record):  # the file that replaced this one may contain the record already
             self._write(to_line(record).encode())
             self._add(record)
 
     def _write(self, lines: bytes) -> None:
         with naming(self.path):
             try:
-                if os.write(self._file, lines) != len(lines):  # a full disk may write only some bytes
+                # on a full disk, `write` may write only some of the bytes
+                if os.write(self._file, lines) != len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file)
             except OSError:
@@ -228,7 +231,7 @@ class ResultStore:
         self._size += len(lines)
 
     def _changed(self) -> bool:
-        """Returns whether the path points to a file other than the opened one, or another process changed the file."""
+        """Returns whether the path leads to another file now, the file has changed, or the lock is lost."""
         try:
             current, opened = os.stat(self.path), os.fstat(self._file)
         except OSError:
@@ -237,14 +240,14 @@ class ResultStore:
         return not (same and locks.is_held(self._lock, self._lock_path))
 
     def _restore(self, record: Record) -> None:
-        """Opens the file that the path points to now, and writes the records that it lacks.
+        """Opens the file to which the path leads now, and writes the records that this file lacks.
 
         Args:
-            record: the next record, which is saved with the others if this fails.
+            record: the next record to append; if this method fails, it is saved with the others.
 
         Raises:
-            OSError: the file cannot be opened or written; the message names the file with all records, `record`
-                included.
+            OSError: the file cannot be opened or written; the message names the file with all records, including
+                `record`.
         """
         mine = self.records
         self.close()
@@ -286,11 +289,11 @@ class ResultStore:
         return set(self._places)
 
     def judged(self, key: str) -> Record | None:
-        """Returns the newest record with this judged key; its quality and counts hold on any hardware."""
+        """Returns the newest record with this judged key, or `None`; its quality and counts hold on any hardware."""
         return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:
-        """Releases the file and the lock; closing twice is harmless."""
+        """Closes the file and releases the lock; a second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -306,10 +309,10 @@ class ResultStore:
 
 
 def check_format(records: Iterable[Record], source: str | Path) -> None:
-    """Refuses records of points whose format this version neither reads nor migrates.
+    """Raises ValueError if the record of a point has a format that this version can neither read nor migrate.
 
     Raises:
-        ValueError: names the format and the remedy.
+        ValueError: the message names the format and the remedy.
     """
     for record in records:
         if "point" in record and record.get("format") != FORMAT:
@@ -327,13 +330,13 @@ def fill(
     on_record: Callable[[Record], None] = lambda record: None,
     stale: Collection[str] = (),
 ) -> int:
-    """Measures the points that the store lacks or that are `stale`; every sweep uses this loop.
+    """Measures the points that the store lacks, and those whose records are stale; every sweep uses this loop.
 
     Args:
         store: receives each record as soon as it is measured.
-        groups: jobs that are cheaper together (the α's of one rule).
+        groups: groups of jobs that are cheaper to measure together, such as the α's of one rule.
         key: returns the key that a job's record will have.
-        evaluate: measures the jobs of one group, yielding one record each; called with the missing jobs only.
+        evaluate: measures the missing jobs of one group, and yields one record for each.
         on_record: called with each record after it is stored.
         stale: keys of records that are measured again and superseded (`record_key.is_stale`).
 
@@ -353,7 +356,7 @@ def fill(
 
 
 def superseding(record: Record, records: Iterable[Record]) -> Record:
-    """Returns a record, marked as superseding the record with the same key if there is one."""
+    """Returns `record`, with an entry `supersedes` if `records` contain a record with the same key."""
     codes = [former.get("provenance", {}).get("code") for former in records if former["key"] == record["key"]]
     return record | {"supersedes": codes[0]} if codes else record
 
@@ -361,12 +364,12 @@ def superseding(record: Record, records: Iterable[Record]) -> Record:
 def read_records(*paths: str | Path) -> list[Record]:
     """Returns the records of one or more stores, without locking or changing them; a warning lists damaged lines.
 
-    A key that several files hold is returned once, from the first file, unless another file's record supersedes that
-    one. A path includes its parts (`shards`), if there are any.
+    If several files contain the same key, the record of the first file is returned, unless the record of another file
+    supersedes it. The stores of a sweep's parts beside a path (`shards`) are read too.
 
     Raises:
-        FileNotFoundError: a path that does not exist, named.
-        NotAStoreError: a file that holds no record.
+        FileNotFoundError: a path does not exist; the message names it.
+        NotAStoreError: a file contains no record.
     """
     merged: dict[str, Record] = {}
     for path in _with_parts(paths):
@@ -390,7 +393,7 @@ def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the records as CSV text without `per_example` entries: names joined by dots, lists as JSON."""
+    """Returns records as CSV, without `per_example` entries; nested names are joined by dots, and lists are JSON."""
     rows = [dict(_flatten(record)) for record in records]
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
@@ -403,7 +406,7 @@ def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, item in value.items():
         if name.startswith("per_example"):
-            continue  # longer than CSV readers accept in one cell
+            continue  # these lists are longer than CSV readers accept in one cell
         if isinstance(item, dict):
             yield from _flatten(item, f"{prefix}{name}.")
         else:
@@ -417,7 +420,10 @@ def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
 
 
 def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Parses a store's file; refuses other files. A file that ends within its first record counts as a store."""
+    """Returns the records and damaged lines of a store; raises NotAStoreError for any other file.
+
+    A file that ends within its first record counts as a store.
+    """
     records, damaged = parse_lines(content)
     torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
     if content.strip() and not records and not torn:
@@ -433,7 +439,7 @@ def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:
     with open(path, "a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            file.write(b"\n" * (file.read() != b"\n"))  # the last line of a file may lack its line end
+            file.write(b"\n" * (file.read() != b"\n"))  # the file's last line may lack its line end
         file.writelines(line.content for line in damaged)
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""Parts of a sweep that independent processes measure: one store each, read as one.
+"""Stores of a sweep that several independent processes measure in parts: each part has a store of its own.
 
-The four parts of `results/a.jsonl` are `results/a.shard-0-of-4.jsonl` and so on. A reader of `results/a.jsonl` reads
-its parts too, and a sweep into it takes over their records.
+The four parts of `results/a.jsonl` are `results/a.shard-0-of-4.jsonl` and so on. A reader of `results/a.jsonl` also
+reads the parts, and a sweep into this store copies the records of the parts.
 """
 
 import os
@@ -19,7 +19,7 @@ def checked(shard_id: int, num_shards: int) -> tuple[int, int]:
     """Returns the two arguments unchanged if they are valid.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: `num_shards` is below 1, or `shard_id` is not from 0 to `num_shards - 1`.
     """
     if num_shards < 1:
         raise ValueError(f"num_shards={num_shards}: give 1 or more")
@@ -29,23 +29,26 @@ def checked(shard_id: int, num_shards: int) -> tuple[int, int]:
 
 
 def share(groups: Sequence[Group], shard_id: int, num_shards: int) -> list[Group]:
-    """Returns every `num_shards`-th group from `shard_id` on: neighbours take similar time, so parts do too."""
+    """Returns every `num_shards`-th group, from the group with index `shard_id` on.
+
+    Neighbouring groups take similar time, so the parts of a sweep do too.
+    """
     return list(groups[shard_id::num_shards])
 
 
 def path_of(output: str | Path, shard_id: int, num_shards: int) -> Path:
-    """Returns the path of a part's store."""
+    """Returns the path of the store for one part of a sweep."""
     path = Path(output)
     return path.with_name(f"{path.stem}.shard-{shard_id}-of-{num_shards}{path.suffix}")
 
 
 def file_of(output: str | Path) -> Path:
-    """Returns the store's file: a symbolic link is followed, because the outputs and parts are beside the file."""
+    """Returns the file of a store, following a symbolic link, because outputs and parts are beside the file itself."""
     return Path(os.path.realpath(expanded(output)))
 
 
 def parts_of(output: str | Path) -> list[Path]:
-    """Returns the stores of parts that exist beside a store, in order, whatever the number of parts is."""
+    """Returns the existing stores of parts beside a store, sorted; the number of parts may be any."""
     path = file_of(output)
     form = re.compile(re.escape(path.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(path.suffix))
     if not path.parent.is_dir():

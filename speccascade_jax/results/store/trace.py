@@ -1,7 +1,7 @@
-"""Traces: one output token by token, with the proposed, kept and rejected tokens and their probabilities.
+"""Traces of outputs: the proposed, kept and rejected tokens of every round, with their probabilities.
 
-Nothing here imports JAX: a trace is made on the host from the facts that `engine.tracing.facts` recorded, or read from
-a file.
+This module does not import JAX: a trace is built on the host from the facts that `engine.tracing.facts` recorded, or is
+read from a file.
 """
 
 import dataclasses
@@ -16,18 +16,22 @@ from speccascade_jax.core.names import SOURCES
 from speccascade_jax.results.report import templates
 
 Texts = Callable[[list[int], list[int]], list[str]]
-"""Ids, and the output's ids before them -> the text that each adds."""
+"""Function that returns the text that each token adds, from the tokens' ids and the ids of the output before them."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token at a position, and its probabilities there.
+    """A token at one position of a block, with its probabilities there.
 
     Attributes:
-        id, text: of the token.
-        q, p: its raw probability by draft and target; q_tilde, p_tilde: by the distributions that tokens are drawn
-            from; pi: by the rule's. `q` and `q_tilde` are `None` if nothing was drafted; all are if nothing was scored.
-        rank_q, rank_p: the token's rank by `q` and `p`, 1 for the most likely.
+        id, text: the token's id and text.
+        q, p: the token's raw probability by the draft and by the target.
+        q_tilde, p_tilde: its probability in the distributions from which draft and target tokens are drawn.
+        pi: its probability in the rule's distribution.
+        rank_q, rank_p: the token's rank by `q` and `p`, 1 for the most likely token.
+
+    `q`, `q_tilde` and `rank_q` are `None` if nothing was drafted at the position; `p`, `p_tilde`, `pi` and `rank_p` are
+    `None` if the target did not score it.
     """
 
     id: int
@@ -43,21 +47,26 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Step:
-    """A position of a block: the proposed and the committed token there, and measures of both distributions.
+    """One position of a block: the proposed and the committed token there, and measures of both models' distributions.
 
     Attributes:
-        slot: its index in the block, from 0.
+        slot: the position's index in the block, from 0.
         committed: the token that became part of the output; `None` after the round's last committed token.
         source: "draft", "replaced", "bonus" or "target", if a token was committed.
         proposed: the drafted token; `None` after the block's end.
-        fate: of the proposed token: "kept", "rejected", "unread" (after the output's end, or after a rejection, if the
-            block is not examined as a whole) or "unverified" (committed before the target scored it); empty if nothing
-            was proposed.
-        entropy_q, entropy_p: of the distributions, nats; max_q: the draft's confidence; confidence: the product of
-            `max_q` over the block up to here; divergence: total variation of `q` and `p`; deferral: the rule's `r` of
-            the proposed token, 0 without one. The measures of `q` are `None` if nothing was drafted.
+        fate: what happened to the proposed token: "kept", "rejected", "unread" (it comes after the output's end, or
+            after a
+            rejection in a block that is not examined as a whole) or "unverified" (committed before the target scored
+                it);
+            empty if nothing was proposed.
+        entropy_q, entropy_p: entropies of the draft's and the target's distribution, in nats.
+        max_q: the draft's largest probability; confidence: the product of `max_q` from the block's beginning to here.
+        divergence: total variation of `q` and `p`.
+        deferral: the rule's `r` of the proposed token, 0 for a rule without `r`.
         stop: the value that the stop policy compared with its threshold, before the token was drawn or when the policy
             ended the block; `None` if the policy was not evaluated.
+
+    The measures of `q` are `None` if nothing was drafted at the position.
     """
 
     slot: int
@@ -76,12 +85,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: its steps, the numbers of drafted, kept and committed tokens, and whether one was rejected.
+    """One round of drafting and verification: its steps, and the numbers of drafted, kept and committed tokens.
 
     Attributes:
-        examined: number of examined draft tokens: if a block is verified as a whole, all tokens that are not kept are
-            rejected with the first.
-        spent: number of drafted tokens in all: for a tree, those off the path too.
+        rejected: whether a draft token was rejected.
+        unverified: whether the tokens were committed before the target scored them.
+        examined: number of examined draft tokens. In a block that is verified as a whole, the first rejection also
+            rejects
+            all later tokens.
+        spent: number of all drafted tokens; for a tree, this includes tokens outside the path that was followed.
     """
 
     steps: tuple[Step, ...]
@@ -103,10 +115,10 @@ class Round:
 
 @dataclass(frozen=True)
 class Trace:
-    """One output, round by round.
+    """The trace of one output: the rounds that generated it.
 
     Attributes:
-        rounds: of the row, in order; prompt: its input, or empty.
+        rounds: the rounds, in order; prompt: the input of the models, or empty.
         threshold: description of the stop policy's threshold; empty if all blocks have the same length.
     """
 
@@ -135,7 +147,7 @@ class Trace:
         }
 
     def at_positions(self) -> dict[str, list[int]]:
-        """Returns the numbers of proposals examined and kept at each position of the block, as the engine counts."""
+        """Returns how many proposals were examined and kept at each position of the block, as the engine counts."""
         verified = [round_ for round_ in self.rounds if not round_.unverified]
         places = range(max((round_.drafted for round_ in self.rounds), default=0))
         return {
@@ -150,7 +162,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Trace":
-        """Returns the trace that `to_json` converted."""
+        """Returns the trace that JSON values from `to_json` describe."""
 
         def step(step_entry: Mapping[str, Any]) -> Step:
             candidates = {
@@ -166,7 +178,7 @@ class Trace:
 
 
 class Traces(list[Trace]):
-    """Traces, one per row; a notebook displays them."""
+    """A list of traces, one per row of a batch, which notebooks display."""
 
     def __repr__(self) -> str:
         return f"<Traces of {len(self)} outputs: notebooks display them; trace[0].rounds holds the data>"
@@ -176,22 +188,22 @@ class Traces(list[Trace]):
 
 
 def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str = "", alone: bool = False) -> Trace:
-    """Builds a row's trace from the facts that the engine recorded.
+    """Builds the trace of one row from the facts that the engine recorded.
 
     Args:
         facts: `engine.tracing.RoundFacts` with NumPy arrays `[R, B, …]`.
         row: index of the row in the batch.
-        texts: ids, and the output's ids before them -> the text that each adds.
-        prompt: the row's input, for the trace.
-        threshold: description of the stop policy's threshold, for the trace.
-        alone: whether the draft generates alone; all tokens are then drafts.
+        texts: returns the text that each token adds (`Texts`).
+        prompt: the row's input, which the trace holds.
+        threshold: description of the stop policy's threshold, which the trace holds.
+        alone: whether the draft generates alone, so that all tokens come from the draft.
     """
     counts = facts.origins.num_new[:, row].tolist()
     tokens = zip(counts, facts.tokens[:, row].tolist(), strict=True)
     committed = [token for count, block in tokens for token in block[:count]]
     pieces, rounds, begin = texts(committed, []), [], 0
     for number, count in enumerate(counts):
-        if count:  # 0 in rounds after this row was done, while other rows were not
+        if count:  # the count is 0 in rounds after this row was complete, while other rows were not
             round_facts, end = _facts_at(facts, number, row), begin + count
             shown = texts(round_facts["proposed"][: round_facts["drafted"]], committed[:begin])
             rounds.append(_round(round_facts, pieces[begin:end], shown, alone))
@@ -200,7 +212,7 @@ def read(facts: Any, row: int, texts: Texts, *, prompt: str = "", threshold: str
 
 
 def _facts_at(facts: Any, number: int, row: int) -> dict[str, Any]:
-    """Returns the facts of one round of one row by their names, as plain numbers and lists `[G + 1]`."""
+    """Returns the facts of one row in one round, by name, as plain numbers and lists `[G + 1]`."""
     fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return {
         name: _facts_at(value, number, row) if dataclasses.is_dataclass(value) else value[number, row].tolist()
@@ -209,7 +221,7 @@ def _facts_at(facts: Any, number: int, row: int) -> dict[str, Any]:
 
 
 def _round(facts: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str], alone: bool) -> Round:
-    """Returns a round made from its facts, the texts that it committed, and the proposed texts."""
+    """Builds a round from its facts, the texts of its committed tokens, and the texts of its proposed tokens."""
     drafted, kept, examined, unverified = (facts[name] for name in ("drafted", "num_kept", "examined", "unverified"))
     confidence = list(itertools.accumulate(facts["max_q"][:drafted], operator.mul))
 
@@ -239,7 +251,7 @@ def _round(facts: Mapping[str, Any], pieces: Sequence[str], shown: Sequence[str]
 
 
 def _step(facts: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -> Step:
-    """Returns a step without its proposed token; `piece` is the text that it committed."""
+    """Builds a step without its proposed token; `piece` is the text of its committed token, or `None`."""
     source, committed = "", None
     if piece is not None:
         source = "draft" if alone else SOURCES[facts["origins"]["source"][slot]]
@@ -249,7 +261,7 @@ def _step(facts: Mapping[str, Any], slot: int, piece: str | None, alone: bool) -
 
 
 def _candidate(facts: Mapping[str, Any], kind: str, slot: int, token: int, text: str) -> Candidate:
-    """Returns a token with its probabilities; those of a model that did not draft or score the position are `None`."""
+    """Returns a token with its probabilities, `None` for a model that did not draft or score the position."""
     unknown = set() if slot < facts["drafted"] else {"q", "q_tilde", "rank_q"}
     unknown |= {"p", "p_tilde", "pi", "rank_p"} if facts["unverified"] else set()
     chances = {name: None if name in unknown else values[slot] for name, values in facts[kind].items()}
@@ -257,7 +269,7 @@ def _candidate(facts: Mapping[str, Any], kind: str, slot: int, token: int, text:
 
 
 def _short(value: Any) -> Any:
-    """Returns a value with all numbers in it rounded to five digits."""
+    """Returns a value with all numbers in it rounded to five digits; numbers that are not finite become `None`."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

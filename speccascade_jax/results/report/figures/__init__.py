@@ -1,6 +1,7 @@
-"""Figures. Importing them loads matplotlib."""
+"""Figures of results; importing a module of this package loads matplotlib."""
 
 MAKER = "speccascade_jax"
-"""Name in the metadata of every figure."""
+"""Name of this package in the metadata of every figure that it writes."""
 FIGURE = rf"\x89PNG.{{,60}}Matplotlib.{{,60}}pHYs\x00\x00\x17\x12|.*{MAKER}"
-"""Pattern of figures; those of earlier versions are PNG of Matplotlib, in `tradeoff.save`'s resolution, without it."""
+"""Pattern of the content of this package's figures. Figures of earlier versions do not contain `MAKER`; they are PNG
+files by Matplotlib with the resolution of `tradeoff.save`."""

@@ -1,1 +1,1 @@
-"""Tables: their cells, the notes below them, and their output forms."""
+"""Tables of results: their cells, the notes below them, and their output formats."""
