@@ -1,20 +1,22 @@
 """Paired bootstrap intervals (Koehn, 2004) of the difference in quality or latency between two records.
 
-Both sides are measured on the same examples, and every resample of the examples scores both. An example's difficulty or
-length affects both sides and cancels, so the interval of a difference is much narrower than the intervals of the two
-scores. All resamples are one matrix of counts; its product with a record's statistics is the sums of every resample.
-sacrebleu's own paired test needs texts, which records do not hold, and supports no other metrics. Answers that are
-right or wrong are resampled together with a few made-up ones (`metrics.quality.COINS`).
+Both records are measured on the same examples, and every resample of the examples scores both. An example's difficulty
+or length affects both scores and cancels in their difference. The interval of a difference is therefore much narrower
+than the intervals of the two scores. All resamples are one matrix of counts; the product of this matrix with a record's
+statistics gives the sums of every resample. sacrebleu's own paired test needs texts, which records do not contain, and
+supports no other metrics. If answers are only right or wrong, a few made-up answers are resampled together with the
+real ones (`metrics.quality.COINS`).
 
-Each side is a list of records that differ in their seed only. A side's score is the mean over its records, on every
-resample and in the tables; the seeds themselves are not resampled.
+Each side of a comparison is a list of records that differ in their random seed only. A side's score is the mean over
+its records, on every resample and in the tables. The seeds themselves are not resampled.
 
 Latencies are ratios of times. They are resampled as log ratios, so that no interval reaches 0. Examples are resampled
 as for qualities, and the intervals are widened to correct for few examples (Hesterberg, 2015: "expanded percentile
-interval"). The machine's effect on a whole trial is no property of a method. A two-way analysis of variance of trials
-and examples estimates its variance, which is added to each record by independent draws from Student's t. With
-log-normal noise and periods in which the machine is busy, 95% intervals hold the truth in 93 to 97% of all cases from 3
-trials on (`tests/results/analysis/bootstrap_test.py`). Needs no JAX.
+interval"). The machine may be slower during a whole trial, and this effect is not a property of the method. A two-way
+analysis of variance of trials and examples estimates the variance of the effect. Independent draws from Student's t add
+this variance to each record. With log-normal noise and periods in which the machine is busy, 95% intervals contain the
+true value in 93 to 97% of all cases, if there are at least 3 trials (`tests/results/analysis/bootstrap_test.py`). Needs
+no JAX.
 """
 
 import zlib
@@ -29,15 +31,15 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.results.store.record import TIMES, Record, Timed, get_entry
 
 LEAST_EXAMPLES = 8
-"""The fewest examples that an interval is computed from. With fewer, a percentile interval is much too narrow for 95%.
-For normal numbers, 95% intervals of the mean hold the truth in 83% of all cases with 5 examples, in 89% with 8, in 92%
-with 16, in 94% with 64."""
+"""The fewest examples from which an interval is computed. With fewer, a percentile interval is much too narrow for 95%.
+For normally distributed numbers, 95% intervals of the mean contain the true mean in 83% of all cases with 5 examples,
+in 89% with 8, in 92% with 16, in 94% with 64."""
 
 
 class Interval(NamedTuple):
-    """A number with its interval from `low` to `high`: over resamples of the examples, or over trials or seeds.
+    """A number and its interval from `low` to `high`: over resamples of the examples, over trials, or over seeds.
 
-    All three are equal if only the number is known.
+    If only the number is known, all three are equal.
     """
 
     value: float
@@ -49,26 +51,27 @@ class Interval(NamedTuple):
         return not self.low <= number <= self.high
 
     def inverse(self) -> "Interval":
-        """Returns the interval of 1 / the number: the speed-up of a relative latency."""
+        """Returns the interval of 1 / `value`; for a relative latency, this is the speed-up."""
         return Interval(1 / self.value, 1 / self.high, 1 / self.low)
 
     def text(self, form: str, unit: str = "") -> str:
-        """Returns the number with its unit, and its interval, as text in a format, such as `0.81 [0.75, 0.90]`."""
+        """Returns the number with its unit and its interval as formatted text, such as `0.81 [0.75, 0.90]`."""
         return f"{self.value:{form}}{unit} {self.brackets(form)}"
 
     def brackets(self, form: str) -> str:
-        """Returns the two ends of the interval as text in a format, such as `[0.75, 0.90]`."""
+        """Returns the two ends of the interval as formatted text, such as `[0.75, 0.90]`."""
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
     def at_least(self, floor: float) -> "Interval":
-        """Returns a ratio's interval, widened to at least ±`floor` in logs, the noise measured on equal work."""
+        """Returns the interval of a ratio, widened to at least ±`floor` (the noise between equal work) in logs."""
         narrow = float(np.exp(-floor))
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
     def among(self, pairs: int) -> "Interval":
         """Returns a ratio's interval, widened so that all `pairs` comparisons hold jointly at 95% (Bonferroni).
 
-        The widening assumes a normal distribution, because so extreme quantiles need more resamples than there are.
+        The widening assumes a normal distribution, because there are too few resamples to estimate such extreme
+        quantiles.
         """
         normal = NormalDist()
         wider = normal.inv_cdf(1 - 0.025 / max(pairs, 1)) / normal.inv_cdf(0.975)
@@ -77,53 +80,54 @@ class Interval(NamedTuple):
 
 
 def has_quality(record: Record) -> bool:
-    """Returns whether a record holds the quality of each of `LEAST_EXAMPLES` or more examples."""
+    """Returns whether a record contains the quality of single examples, for at least `LEAST_EXAMPLES` examples."""
     return len(record["quality"].get("per_example", {}).get("ids", ())) >= LEAST_EXAMPLES
 
 
 def judged_alike(records: Sequence[Record]) -> bool:
-    """Returns whether all records hold the quality of enough examples, and left out the same failed examples."""
+    """Returns whether all records contain the quality of enough examples, and omit the same failed examples."""
     lost = {tuple(sorted(record.get("failed_examples", ()))) for record in records}
     return len(lost) <= 1 and all(map(has_quality, records))
 
 
 def has_latency(record: Record) -> bool:
-    """Returns whether a record holds the times of each of `LEAST_EXAMPLES` or more examples."""
+    """Returns whether a record contains the times of single examples, for at least `LEAST_EXAMPLES` examples."""
     per_record = (record.get(name, {}).get("per_example_ms", ()) for name in TIMES)
     return min(np.shape(times)[-1] if len(times) else 0 for times in per_record) >= LEAST_EXAMPLES
 
 
 MOST = 50.0
-"""Bound on log ratios: larger than any measured one, and small enough for floats."""
+"""Bound on log ratios, larger than any measured log ratio; without a bound, their exponentials could overflow."""
 
 
 class Bootstrap:
-    """Resamples of examples, the same ones for every record; scores of a record are computed once.
+    """Resamples of the examples, the same for all records; a record's scores on the resamples are computed only once.
 
     Args:
         samples: number of resamples.
         seed: random seed of the resamples; equal seeds give equal intervals.
-        confidence: share of resamples between `low` and `high`; equal shares are left out on either side.
+        confidence: fraction of the resamples between `low` and `high`; equal fractions are left out below and above.
     """
 
     def __init__(self, samples: int = 1000, seed: int = 0, confidence: float = 0.95):
         self.samples, self.seed, self.confidence = samples, seed, confidence
         self._counts: dict[int, np.ndarray] = {}
-        # The key holds the record's `id()`. The record is stored with its scores, so Python does not reuse this id.
+        # The key contains the record's `id()`. The record is stored beside its scores, so Python does not reuse this
+        # id.
         self._scores: dict[tuple[str, int], tuple[Record, np.ndarray]] = {}
 
     def quality_difference(self, ours: Sequence[Record], theirs: Sequence[Record]) -> Interval:
         """Returns the quality of `ours` minus that of `theirs`, in points of the metric.
 
         Raises:
-            ValueError: records on different examples or with different metrics, both named; a record without the
-                statistics of its examples, or with fewer than `LEAST_EXAMPLES` of them.
+            ValueError: two records, which the message names, have different examples or metrics; or a record lacks the
+                statistics of single examples, or has fewer than `LEAST_EXAMPLES` of them.
         """
         first, second = self.qualities(ours, theirs)
         return self.interval(first - second)
 
     def qualities(self, ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the quality of `ours` and `theirs`, each `[1 + samples]`: on all examples, then on shared resamples.
+        """Returns the quality of both sides, each `[1 + samples]`: on all examples, then on shared resamples.
 
         Raises:
             ValueError: as in `quality_difference`.
@@ -135,7 +139,7 @@ class Bootstrap:
         """Returns the quality `[1 + samples]` of a random mixture: `theirs` with probability `share`, otherwise `ours`.
 
         Each whole request goes to one side. The statistics are averaged before scoring, because a corpus score (BLEU)
-        is not linear in its parts.
+        is not linear in its statistics.
 
         Args:
             ours: records of one side, on the same examples as `theirs`.
@@ -151,9 +155,10 @@ class Bootstrap:
         return _scores(ours[0], sums)
 
     def latency_ratio(self, ours: Sequence[Record], theirs: Sequence[Record] | None = None) -> Interval:
-        """Returns the latency of `ours` relative to the target's, divided by that of `theirs` if they are passed.
+        """Returns the relative latency of `ours`, divided by that of `theirs` if they are passed.
 
-        The target's times are from its runs that alternated with each record's own runs.
+        A relative latency is the time relative to that of the target's runs, which alternated with the record's own
+        runs.
 
         Raises:
             ValueError: as in `quality_difference`, for times per example.
@@ -177,7 +182,7 @@ class Bootstrap:
     def counts(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
         """Returns the sums `[1 + samples]` of the counts in `PER_EXAMPLE`, by name: all examples, then resamples.
 
-        Several records give the mean of their sums.
+        For several records, the result is the mean of their sums.
 
         Raises:
             ValueError: as in `quality_difference`, for counts.
@@ -205,7 +210,7 @@ class Bootstrap:
         return self._ratios([tokens], [seconds], key), over
 
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
-        """Returns the mean over records of `scores`, `[1 + samples]`."""
+        """Returns the mean of `scores` over the records, `[1 + samples]`; the scores of each record are cached."""
         record_scores = []
         for record in records:
             name = scores.__name__, id(record)
@@ -218,7 +223,7 @@ class Bootstrap:
         return _scores(record, self._quality_sums(record))
 
     def _quality_sums(self, record: Record) -> np.ndarray:
-        """Returns sums of the metric's statistics, `[1 + samples, K]`."""
+        """Returns the sums of the metric's statistics, `[1 + samples, K]`: all examples, then resamples."""
         name, per_example = record["quality"]["metric"], record["quality"]["per_example"]
         # records list their examples in any order: sorting by id pairs the examples of two records
         order = np.argsort(per_example["ids"])
@@ -241,16 +246,17 @@ class Bootstrap:
         return self._resamples(len(order)) @ counts.T
 
     def _ratios(self, above: Sequence[np.ndarray], below: Sequence[np.ndarray], key: str) -> np.ndarray:
-        """Returns the product of `above`'s totals over that of `below`'s, `[1 + samples]`.
+        """Returns the product of the totals of `above` over that of the totals of `below`, `[1 + samples]`.
 
         Args:
             above: arrays `[trials, examples]`, the factors of the numerator.
             below: arrays `[trials, examples]`, the factors of the denominator.
-            key: text that seeds the draws of the trials' error.
+            key: text that seeds the random draws of the trials' error.
         """
         trials, examples = above[0].shape
         logs = np.zeros(1 + self.samples)
-        influence = np.zeros((trials, examples))  # first-order effect of each cell on the log of the ratio of totals
+        # first-order effect of each trial of an example on the log of the ratio
+        influence = np.zeros((trials, examples))
         for sign, parts in ((1, above), (-1, below)):
             for cells in parts:
                 logs += sign * np.log(self._resamples(examples) @ cells.mean(0))
@@ -260,16 +266,16 @@ class Bootstrap:
         return np.exp(logs.clip(-MOST, MOST))
 
     def _trials(self, trials: int, key: str) -> np.ndarray:
-        """Returns the error of a record's trials in each resample, `[samples]`, in standard errors: Student's t.
+        """Draws the error of a record's trials for each resample, `[samples]`, in standard errors, from Student's t.
 
-        All records share the examples but not the trials: trials run at different times, on a machine whose speed
-        drifts. One trial gives no estimate of this error.
+        All records share the examples but not the trials, because trials run at different times on a machine whose
+        speed drifts. A single trial gives no estimate of this error, so its draws are 0.
         """
         rng = np.random.default_rng((self.seed, zlib.crc32(key.encode())))
         return rng.standard_t(trials - 1, self.samples) if trials > 1 else np.zeros(self.samples)
 
     def _resamples(self, examples: int) -> np.ndarray:
-        """Returns the count of each example in each corpus, `[1 + samples, examples]`: all once, then the resamples."""
+        """Returns how often each example occurs, `[1 + samples, examples]`: once in row 0, then as resampled."""
         if examples not in self._counts:
             rng = np.random.default_rng(self.seed)
             drawn = rng.multinomial(examples, np.full(examples, 1 / examples), size=self.samples)
@@ -283,15 +289,15 @@ class Bootstrap:
 
 
 def _seed(record: Record) -> str:
-    """Returns the text that seeds a record's resamples: its first key, so that a migration changes no interval."""
+    """Returns the text that seeds a record's random draws: its oldest key, so that a migration changes no interval."""
     return str(record.get("former_key", record["key"]))
 
 
 def _answerer(record: Record) -> str:
-    """Returns the text that seeds the coins of a record's answers (`quality.COINS`).
+    """Returns the text that seeds the made-up answers of a record (`quality.COINS`).
 
-    Lossless records share their coins with the target, because it would answer any further example alike. So do the
-    seeds of one setting.
+    Lossless records share their made-up answers with the target, because the target would answer any further example in
+    the same way. Records that differ in their seed only also share them.
     """
     point = record["point"]
     return "target" if point.get("lossless") else str(sorted((k, v) for k, v in point.items() if k != "seed"))
@@ -300,9 +306,9 @@ def _answerer(record: Record) -> str:
 def _wider(examples: int) -> float:
     """Returns the factor (>= 1) that widens a percentile interval of a mean of `examples` examples, 8 or more.
 
-    Resampled means spread like the mean of n - 1 of n examples. Their percentiles are normal, and those of Student's t
-    are correct: their ratio at 97.5% is by the expansion of Abramowitz & Stegun 26.7.5 (importing scipy would take a
-    second).
+    The factor corrects two errors. The variance of resampled means is too small by (n - 1) / n for n examples. The
+    percentiles of resampled means are those of a normal distribution, but those of Student's t are correct. The
+    expansion of Abramowitz & Stegun 26.7.5 gives the ratio of the two at 97.5% (importing scipy would take a second).
     """
     z, n = 1.959963984540054, examples - 1
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
@@ -313,7 +319,7 @@ def _wider(examples: int) -> float:
 def _trial_error(influence: np.ndarray) -> float:
     """Returns the standard error of a mean that is due to whole trials, from values `[trials, examples]`.
 
-    The part that is due to single runs is subtracted: the resamples of examples include it already.
+    The part that is due to single runs is subtracted, because the resamples of examples include it already.
     """
     trials, examples = influence.shape
     if trials < 2:
@@ -326,20 +332,20 @@ def _trial_error(influence: np.ndarray) -> float:
 
 
 def _scores(record: Record, sums: np.ndarray) -> np.ndarray:
-    """Returns scores `[N]` by a record's metric from sums of its statistics `[N, K]`."""
+    """Computes scores `[N]` by a record's metric from sums of the metric's statistics, `[N, K]`."""
     recorded = record["quality"]
     return quality.get_metric(recorded["metric"]).from_sums(sums, len(recorded["per_example"]["ids"]))
 
 
 def has_counts(record: Record) -> bool:
-    """Returns whether a record holds the counts of each of `LEAST_EXAMPLES` or more examples."""
+    """Returns whether a record contains the counts of single examples, for at least `LEAST_EXAMPLES` examples."""
     return len(record["per_example"]["ids"]) >= LEAST_EXAMPLES
 
 
 def _examples(record: Record, quantity: str) -> tuple:
-    """Returns an identifier of the examples for which a record holds per-example quality, counts or times.
+    """Returns an identifier of the examples for which a record contains quality, counts or times.
 
-    Times have no ids: they belong to the task's examples in order, starting at the point's first one.
+    Times have no example ids: they belong to the task's examples in order, starting at the point's `first_example`.
     """
     task = record["fingerprints"]["examples"]
     if quantity == "latency":
@@ -348,7 +354,7 @@ def _examples(record: Record, quantity: str) -> tuple:
 
 
 def _check(records: Sequence[Record], quantity: str) -> None:
-    """Refuses records that cannot be paired: with too few single examples, different examples, or different metrics."""
+    """Raises ValueError for records that cannot be paired: too few examples, different examples or metrics."""
     first, present = records[0], {"quality": has_quality, "counts": has_counts, "latency": has_latency}[quantity]
     for record in records:
         if not present(record):

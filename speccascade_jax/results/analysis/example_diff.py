@@ -1,4 +1,4 @@
-"""Two points side by side: the examples on which they differ most, with the differing words marked. Needs no JAX."""
+"""Comparison of two points' outputs: the examples that differ most, with the differing words marked. Needs no JAX."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ from speccascade_jax.results.store.result_store import Record
 
 
 class Pair(NamedTuple):
-    """An example's outputs by both points, and their scores (for this example only, by the main metric)."""
+    """The outputs of two points for one example, and the score of each output alone by the main metric."""
 
     first: Output
     second: Output
@@ -55,17 +55,17 @@ def find(records: Sequence[Record], name: str) -> Record:
 
 
 def title(record: Record) -> str:
-    """Returns the name of a record's point, as people read it: method, α and temperature."""
+    """Returns the name of a record's point for tables and texts: method, α and temperature."""
     point = record["point"]
     alpha_text = "" if point["alpha"] is None else f" (α {point['alpha']:g})"
     return f"{label(record)}{alpha_text}, T = {point['temperature']:g}"
 
 
 def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
-    """Returns the examples for which both records have outputs, by ascending gain of the second over the first.
+    """Returns the output pairs of all examples that both records share, by ascending gain of the second over the first.
 
     Raises:
-        ValueError: a record's outputs were not kept, or the two were judged on different examples.
+        ValueError: a record's outputs were not kept, or the two records were judged on different examples.
     """
     kept = []
     for record in (first, second):

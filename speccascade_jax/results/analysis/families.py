@@ -1,9 +1,10 @@
-"""Families of a panel's points that differ in one number: γ of fixed blocks, or the stop threshold h. Needs no JAX.
+"""Families of points that differ in one number only: γ of fixed blocks, or the stop threshold h. Needs no JAX.
 
-Families with the same output distribution are compared by verification rate against discard rate: fronts of stop
-thresholds, and whether they beat fixed blocks (Huang et al., 2024 (SpecDec++), section 4.3 and Figure 4). Both rates
-are ratios of sums over the examples; neither depends on the machine. Every comparison is paired: both sides are counted
-on the same resamples of the examples.
+Families with the same output distribution are compared by two rates: verification rate (target calls per token) and
+discard rate (discarded draft tokens per token). The module computes the front of a family of stop thresholds, and tests
+whether the front is better than fixed blocks (Huang et al., 2024 (SpecDec++), section 4.3 and Figure 4). Both rates are
+ratios of sums over the examples and do not depend on the machine. Every comparison is paired: both sides are counted on
+the same resamples of the examples.
 """
 
 from collections import defaultdict
@@ -22,21 +23,23 @@ from speccascade_jax.results.store.result_store import Record
 GAMMA, THRESHOLD, NO_NUMBER = "γ", "h", ""
 
 Law = tuple[str, float | None, bool]
-"""Rule, α, and whether an accepted block is followed by the target's distribution instead of the rule's."""
+"""Identifier of an output distribution: rule, α, and whether the token after an accepted block is from the target's
+distribution instead of the rule's."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Points of one method, or of one rule with fixed blocks.
+    """Points of one method, or of one rule with fixed blocks, that differ in γ or h only.
 
     Attributes:
-        name: for readers; symbol: `GAMMA` or `THRESHOLD`.
+        name: the family's name in figures and tables; symbol: `GAMMA` or `THRESHOLD`.
         law: identifies the output distribution; only families with equal `law` are compared.
-        spots: γ or h -> the measured spot, ascending.
+        spots: the measured spot of each γ or h, ascending.
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as in theorem
-            3.1; families with a head do so if its loss gave rejections weight 1 (`w_rej`).
-        w_rej: weight of rejections in the head's loss; `None` if there is no head, or the records do not hold it.
-        verify: "token" or "block": only families that are verified in the same way are compared.
+            3.1.
+            For a family with an acceptance head, this is so if the head's loss gave rejections weight 1 (`w_rej`).
+        w_rej: weight of rejections in the head's loss; `None` if there is no head, or the records do not contain it.
+        verify: "token" or "block": only families with the same kind of verification are compared.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """Families of a panel, and its oracles, which have no number to choose."""
+    """The families of one panel, and its oracles, which have neither γ nor h."""
 
     panel: Panel
     fixed: list[Family]
@@ -68,13 +71,13 @@ class Families:
         return self.panel.records
 
     def rival(self, family: Family) -> Family | None:
-        """Returns the fixed blocks with the same output distribution and verification, or `None`."""
+        """Returns the family of fixed blocks with the same output distribution and verification, or `None`."""
         same = [fixed for fixed in self.fixed if (fixed.law, fixed.verify) == (family.law, family.verify)]
         return same[0] if same else None
 
 
 def of_records(records: Iterable[Record]) -> list[Families]:
-    """Returns the families of every panel that has any: one task, pair and sampling, all block sizes together.
+    """Returns the families of every panel that has any; a panel here joins all block sizes of its task and pair.
 
     Raises:
         ValueError: no panel has families.
@@ -86,7 +89,7 @@ def of_records(records: Iterable[Record]) -> list[Families]:
 
 
 class _Kind(NamedTuple):
-    """Settings that the points of a family share; `block` is set only if it is a cap and does not vary."""
+    """Settings that the points of a family share; `block` is `None` if the block size varies in the family."""
 
     name: str
     symbol: str
@@ -97,7 +100,7 @@ class _Kind(NamedTuple):
 
 
 def _of_panel(panel: Panel) -> Families:
-    """Returns the families of a panel that joins all block sizes, without methods that have neither γ nor h."""
+    """Returns the families of a panel that joins all block sizes; methods with neither γ nor h are left out."""
     members = defaultdict[_Kind, dict[float, Spot]](dict)
     for spot in panel.spots:
         if placed := _place(spot.records[0]):
@@ -119,7 +122,7 @@ def _of_panel(panel: Panel) -> Families:
 
 
 def _place(record: Record) -> tuple[_Kind, float] | None:
-    """Returns a record's family, and γ or h; `None` for a record that has neither and is no oracle."""
+    """Returns a record's family and its γ or h; `None` for a record with neither that is not an oracle."""
     point = record["point"]
     name, block, bonus = point["family"], point["block_size"], point["bonus"]
     law = point["law"], point["alpha"], bonus == "target" and not point["lossless"]
@@ -131,7 +134,7 @@ def _place(record: Record) -> tuple[_Kind, float] | None:
 
 
 def _names(kinds: Sequence[_Kind], records: Sequence[Record]) -> list[str]:
-    """Returns the families' names: method and α, and the settings that distinguish families with equal ones."""
+    """Returns the families' names: method and α, and settings that distinguish families of equal method and α."""
     same = [(kind.name, kind.symbol, kind.law[1]) for kind in kinds]
     fixed, adaptive = (suffixes(records, same, names) for names in (("bonus",), ("block_size", "bonus", HEAD)))
     names = []
@@ -145,21 +148,26 @@ DOMINATES, TIES, LOSES, BEYOND = "dominates", "ties", "loses", "not reached"
 
 
 class Rates(NamedTuple):
-    """Discarded tokens and target calls per committed token, each `[1 + samples]`: all examples, then resamples."""
+    """Discarded tokens and target calls per generated token, each `[1 + samples]`: all examples, then resamples."""
 
     discard: np.ndarray
     verification: np.ndarray
 
 
 class Comparison(NamedTuple):
-    """A fixed block size against a front of stop thresholds.
+    """The comparison of one fixed block size with the front of a family of stop thresholds.
 
     Attributes:
-        family: the front's; fixed: the fixed blocks'; block: γ.
-        rates: at γ; front: the front's verification rate at the same discard rate, NaN below its lowest discard rate.
-        level: whether γ discards more than any measured threshold, so that the front was extended to there.
-        difference: front minus γ; below 0 is better; `None` if the front has no rate there.
-        verdict: `DOMINATES` or `LOSES` if the interval excludes 0, else `TIES`; `BEYOND` without an interval.
+        family: the family of the front; fixed: the family of the fixed blocks; block: the block size γ.
+        rates: discard and verification rate of γ.
+        front: the front's verification rate at the same discard rate, NaN below the front's lowest discard rate.
+        level: whether γ discards more than any measured threshold, so that the front was extended to this discard rate.
+        difference: the front's verification rate minus that of γ, negative if the front is better; `None` if the front
+            has
+            no rate there.
+        verdict: `DOMINATES` or `LOSES` if the interval of the difference excludes 0, otherwise `TIES`; `BEYOND` without
+            an
+            interval.
     """
 
     family: Family
@@ -176,7 +184,7 @@ def rates(spot: Spot, bootstrap: Bootstrap) -> Rates:
     """Returns the discard and verification rates of a spot, on all examples and on resamples.
 
     Raises:
-        ValueError: records without counts of single examples.
+        ValueError: a record has no counts of single examples.
     """
     counts = bootstrap.counts(spot.records)
     return Rates(counts["discarded"] / counts["committed"], counts["target_calls"] / counts["committed"])
@@ -185,9 +193,10 @@ def rates(spot: Spot, bootstrap: Bootstrap) -> Rates:
 def front_at(front: Iterable[Rates], discard: np.ndarray) -> np.ndarray:
     """Returns a front's verification rate at the discard rates `discard`, all `[1 + samples]`.
 
-    The front is the points that no other point beats in both rates, joined by straight lines, which mixtures of two
-    neighbours reach. Above its highest discard rate it continues level, because a method can always discard more
-    tokens. Below its lowest it has no rate: NaN.
+    The front consists of the points that no other point beats in both rates, and of straight lines between them. A
+    random mixture of two neighbouring points reaches any point of their line. Above its highest discard rate, the front
+    continues with a constant verification rate, because a method can always discard more tokens. Below its lowest
+    discard rate, the front has no verification rate: the result is NaN.
     """
     points = np.stack([*front], -1)  # [2, 1 + samples, points]
 
@@ -201,10 +210,10 @@ def front_at(front: Iterable[Rates], discard: np.ndarray) -> np.ndarray:
 
 
 def compare(families: Families, bootstrap: Bootstrap) -> Iterator[Comparison]:
-    """Yields the comparison of every adaptive family with every γ of fixed blocks with the same output distribution.
+    """Yields comparisons of each family of stop thresholds with each fixed γ of the same output distribution.
 
-    On resamples in which the front does not reach γ's discard rate, the front counts as the target alone: 1 call per
-    token, which never makes it look better than it is.
+    On resamples in which the front does not reach γ's discard rate, the front's rate is that of the target alone, 1
+    call per token. This never makes the front look better than it is.
     """
     for family in families.adaptive:
         if (fixed := families.rival(family)) is None:

@@ -1,19 +1,20 @@
-"""Costs of one forward pass of target and draft, and the tokens per second predicted from them.
+"""Estimated times of one forward pass of target and draft, and the tokens per second predicted from these times.
 
-Seconds of whole generations are regressed on their counts (Huang et al., 2024 (SpecDec++), section 4.2 and Table 2;
-METHODS section 6 *Figures*). The paper's equation 2.1, `T = t_draft · draft_steps + t_target · target_calls`, has no
-constant. Here a generation also includes its prefill and the overhead of its call, so the fit has an intercept; the fit
-without one is reported beside it.
+A regression fits the seconds of whole generations to their draft steps and target calls (Huang et al., 2024
+(SpecDec++), section 4.2 and Table 2; METHODS section 6 *Figures*). The paper's equation 2.1, `T = t_draft · draft_steps
++ t_target · target_calls`, has no constant. Here a generation also includes its prefill and the overhead of its call,
+so the fit has an intercept; tables also show the fit without intercept.
 
-The generations of one record ran within minutes, in the same state of the machine, so they are not independent.
-Standard errors treat records as clusters (Liang & Zeger, 1986: the sandwich with its factor G / (G - 1)). Errors
-without clusters are too small: clustered ones are more than 1.5 times as large if records ran at speeds 10% apart.
+The generations of one record ran within minutes, in the same state of the machine, so they are not independent. For
+this reason, standard errors treat records as clusters (Liang & Zeger, 1986: the sandwich with its factor G / (G - 1)).
+Errors without clusters are too small: clustered errors are more than 1.5 times as large if records ran at speeds 10%
+apart.
 
-Tokens per second are predicted from counts and forward times, and measured (the same paper, eq. 2.1 and Table 1). A
-prediction uses the counts of all examples that quality is measured on, and the fit of all timed speculative runs; the
-target alone has a fit of its own, as the paper's stand-alone setting. The intervals of predictions include the fits'
-errors between records (`Fit.draws`). They do not include errors of the model of times itself. Measured throughput uses
-the timed runs only. Needs no JAX.
+Tokens per second are predicted from counts and forward times, and also measured (the same paper, eq. 2.1 and Table 1).
+A prediction uses the counts of all examples on which quality is measured, and the fit of all timed speculative runs.
+The target alone has its own fit, as in the paper's stand-alone setting. The intervals of predictions include the fits'
+errors between records (`Fit.draws`), but not errors of the regression model itself. Measured throughput uses the timed
+runs only. Needs no JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,31 +31,33 @@ from speccascade_jax.results.analysis.panels import Spot
 from speccascade_jax.results.store.record import Record, Timed, get_entry
 
 LEAST_GENERATIONS = 10
-"""The fewest generations that a line is fitted to: with fewer, the quality of the fit is unknown."""
+"""The fewest generations that are fitted. With fewer, the quality of the fit is unknown."""
 
 MOST_INFLATION = 100.0
-"""The largest accepted variance inflation. If counts have correlation r, the variance of their coefficients grows by `1
-/ (1 − r²)`; beyond this bound (`r` above 0.995) the two coefficients cannot be separated."""
+"""The largest accepted variance inflation. If the two counts have correlation r, the variance of their coefficients
+grows by the factor `1 / (1 − r²)`. Beyond this bound (`r` above 0.995) the two coefficients cannot be separated."""
 
 NAMES = ("draft_steps", "target_calls")
 COEFFICIENTS = (*NAMES, "generation")
 
 MOST_OFF = 10.0
-"""Bound on the log ratio of a time to its estimate; beyond it a time carries no information."""
+"""Bound on the log ratio of a resampled time to its estimate. Beyond this bound, a time carries no information."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds per forward pass, by least squares.
+    """A least-squares fit of the seconds per forward pass.
 
     Attributes:
-        draft, target: seconds per draft step and per target call; 0 for a model that takes no part.
+        draft, target: seconds per draft step and per target call; 0 for a model that is not part of the fit.
         constant: seconds per generation; 0 for a fit without intercept.
-        fitted: the fitted `COEFFICIENTS`.
-        covariance: of `draft`, `target` and `constant`, `[3][3]`, 0 for coefficients that were not fitted; records are
-            clusters.
+        fitted: names of the fitted `COEFFICIENTS`.
+        covariance: covariance matrix of `draft`, `target` and `constant`, `[3][3]`, with records as clusters; 0 for
+            coefficients that were not fitted.
         clusters: number of records, or of generations if all belong to one record.
-        r_squared: explained share of the variance *about the mean*, with and without intercept, so that both compare.
+        r_squared: explained share of the variance *about the mean*, also for a fit without intercept, so that both fits
+            are
+            comparable.
         generations: number of generations.
     """
 
@@ -74,31 +77,31 @@ class Fit:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Name of a fitted coefficient -> its standard error."""
+        """Standard errors of the fitted coefficients, by name."""
         errors = dict(zip(COEFFICIENTS, np.sqrt(np.diag(self.covariance)).tolist(), strict=True))
         return {name: errors[name] for name in self.fitted}
 
     def seconds(self, generations: float, draft_steps: float, target_calls: float) -> float:
-        """Returns the seconds that these numbers of generations and forward passes take (eq. 2.1 and the constant)."""
+        """Returns the seconds that these generations and forward passes take (eq. 2.1 plus the constant)."""
         return self.constant * generations + self.draft * draft_steps + self.target * target_calls
 
     def draws(self, samples: int, seed: Sequence[int]) -> "Draws":
-        """Draws the coefficients' errors from a multivariate t, with degrees of freedom from the number of clusters."""
+        """Draws errors of the coefficients from a multivariate t whose degrees of freedom follow from the clusters."""
         rng, degrees = np.random.default_rng(seed), max(self.clusters - 3, 1)
         normal = rng.multivariate_normal(np.zeros(3), self.covariance, samples, method="svd")
         return Draws(self, normal / np.sqrt(rng.chisquare(degrees, (samples, 1)) / degrees))
 
 
 class Draws(NamedTuple):
-    """A fit, and draws of the errors of its coefficients, `[samples, 3]`."""
+    """A fit, and random draws of the errors of its coefficients, `[samples, 3]`."""
 
     fit: Fit
     off: np.ndarray
 
     def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
-        """Returns `Fit.seconds` as `[1 + samples]` for counts `[1 + samples]`.
+        """Returns the times `[1 + samples]` of counts `[1 + samples]`: by the fit itself, then with the drawn errors.
 
-        Errors apply to the logarithm, so that times stay positive for any error.
+        The errors apply to the logarithm, so that times stay positive for any error.
         """
         expected = self.fit.constant * generations + self.fit.draft * draft_steps + self.fit.target * target_calls
         counts = np.stack([draft_steps, target_calls, np.full_like(expected, generations)], axis=-1)
@@ -107,7 +110,7 @@ class Draws(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Timed generations: seconds, counts and the number of their record, each `[N]`."""
+    """Timed generations: seconds, draft steps, target calls and index of the record, each `[N]`."""
 
     seconds: np.ndarray
     draft_steps: np.ndarray
@@ -119,8 +122,8 @@ def runs(records: Sequence[Record], entry: Timed = "latency") -> Runs:
     """Returns all timed generations of some records.
 
     Args:
-        records: those without timings are skipped.
-        entry: "latency", or "target_latency" for the runs of the target alone beside them.
+        records: the records; those without timings are skipped.
+        entry: "latency", or "target_latency" for the target's interleaved runs.
     """
     timed = [record for record in records if record.get(entry)]
     ms, steps, calls = (
@@ -132,7 +135,7 @@ def runs(records: Sequence[Record], entry: Timed = "latency") -> Runs:
 
 
 def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
-    """Returns the fit of `t_draft` and `t_target` over the records in which both models take part.
+    """Fits the forward times `t_draft` and `t_target` to the records of methods that use both models.
 
     Raises:
         ValueError: as in `fit`.
@@ -143,10 +146,11 @@ def speculative(records: Sequence[Record], *, intercept: bool = True) -> Fit:
 
 
 def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit:
-    """Returns the fit of a model's forward pass when it generates alone.
+    """Fits the forward time of a model that generates alone.
 
     Args:
-        records: the target's runs are those of its own record and those beside every other record.
+        records: all records; the target's generations are those of its own record, and its interleaved runs of all
+            records.
         end: `names.TARGET` or `names.DRAFT`.
         intercept: whether a generation also has a constant cost.
 
@@ -170,14 +174,15 @@ def fit(
     clusters: np.ndarray | None = None,
     intercept: bool = True,
 ) -> Fit:
-    """Returns the least-squares fit of seconds on counts, all `[N]`.
+    """Fits the seconds of generations to their counts by least squares; all arrays are `[N]`.
 
     Args:
         seconds: seconds of each generation.
-        draft_steps: draft steps of each generation; `None`: the draft takes no part.
-        target_calls: target calls of each generation; `None`: the target takes no part.
-        clusters: index of the group that a generation was run in; with `None`, or a single group, each generation is
-            its own cluster.
+        draft_steps: draft steps of each generation; `None` if the draft is not used.
+        target_calls: target calls of each generation; `None` if the target is not used.
+        clusters: index of the group (record) to which a generation belongs; with `None`, or a single group, each
+            generation
+            is its own cluster.
         intercept: whether a generation also has a constant cost.
 
     Raises:
@@ -199,7 +204,7 @@ def fit(
 
 def _solved(columns: Mapping[str, np.ndarray], seconds: np.ndarray, clusters: np.ndarray) -> Fit:
     design, names = np.stack([*columns.values()], -1), (*columns,)
-    # columns of equal norm: without this, a constant and counts of hundreds make an ill-conditioned system
+    # columns are scaled to equal norm, because a constant beside counts of hundreds makes an ill-conditioned system
     scale = np.linalg.norm(design, axis=0)
     scaled = design / scale
     solution = np.linalg.lstsq(scaled, seconds, rcond=None)[0]
@@ -216,7 +221,7 @@ def _solved(columns: Mapping[str, np.ndarray], seconds: np.ndarray, clusters: np
 
 
 def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Returns the covariance of least squares with arbitrary correlation of the residuals within a cluster."""
+    """Returns the covariance of least-squares coefficients if residuals correlate in any way within a cluster."""
     bread = np.linalg.inv(design.T @ design)
     numbers, cluster_index = np.unique(clusters, return_inverse=True)
     scores = np.zeros((len(numbers), design.shape[1]))
@@ -225,7 +230,7 @@ def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -
 
 
 def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None:
-    """Refuses counts that do not determine their costs: constant beside an intercept, or multiples of each other."""
+    """Raises ValueError for counts that do not determine costs: constant, or multiples of each other."""
     centred = {name: values - values.mean() if intercept else values for name, values in counts.items()}
     for name, values in centred.items():
         if np.linalg.norm(values) <= 1e-9 * (np.linalg.norm(counts[name]) + 1.0):
@@ -249,7 +254,7 @@ def suggested_threshold(draft: float, target: float, delta: float = 0.0) -> floa
     Args:
         draft: seconds per forward pass of the draft.
         target: seconds per forward pass of the target.
-        delta: the theorem's constant, unknown in general; 0 is a suggestion.
+        delta: the theorem's constant Δ, which is unknown in general; with 0 the threshold is only a suggestion.
 
     Raises:
         ValueError: the draft is not cheaper than the target, or a time is not positive (a fit of noise).
@@ -276,7 +281,8 @@ class Best(NamedTuple):
     """The best γ or h of a family, and its throughput.
 
     Attributes:
-        number: γ or h; tokens, speed_up: tokens per second, and the speed-up over the target alone, `[1 + samples]`.
+        number: γ or h.
+        tokens: tokens per second, `[1 + samples]`; speed_up: the speed-up over the target alone, `[1 + samples]`.
     """
 
     number: float
@@ -285,12 +291,14 @@ class Best(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """Theorem 3.1's threshold compared with the best measured one.
+    """The stop threshold of theorem 3.1, compared with the best measured threshold.
 
     Attributes:
-        family: the family of the thresholds; threshold: the suggested h; tokens: predicted there, `[1 + samples]`.
-        between: the measured thresholds that the prediction is interpolated from; a single one if `threshold` equals it
-            or is outside the measured range.
+        family: the family of the thresholds; threshold: the suggested h.
+        tokens: predicted tokens per second at the suggested h, `[1 + samples]`.
+        between: the measured thresholds from which `tokens` is interpolated; a single one if `threshold` equals it or
+            is
+            outside the measured range.
         best: the best measured threshold.
     """
 
@@ -310,10 +318,10 @@ class Suggestion(NamedTuple):
 class Throughputs:
     """Predicted and measured throughputs of a panel's families.
 
-    All methods raise ValueError on records without counts.
+    All methods raise ValueError if a record has no counts.
 
     Attributes:
-        families: the panel's families; bootstrap: its resamples.
+        families: the panel's families; bootstrap: resamples of the examples.
     """
 
     families: Families
@@ -321,7 +329,7 @@ class Throughputs:
 
     @cached_property
     def times(self) -> Fit:
-        """Forward times when both models take part.
+        """The fitted forward times of methods that use both models.
 
         Raises:
             ValueError: as in `fit`, or a time is not positive.
@@ -334,10 +342,13 @@ class Throughputs:
         return _positive(alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
-        """Returns tokens per second from a spot's counts, `[1 + samples]`; counts and forward times are resampled."""
+        """Predicts a spot's tokens per second from its counts, `[1 + samples]`.
+
+        The samples resample the counts and the forward times.
+        """
         counts = self.bootstrap.counts(spot.records)
         examples = len(spot.records[0]["per_example"]["ids"])
-        # one draw for every spot of a fit: errors in its times cancel when two spots are compared
+        # all spots of a fit share the drawn errors of its times, so that the errors cancel when two spots are compared
         draws = self._drawn[spot.method == TARGET]
         return counts["committed"] / draws.seconds(examples, counts["draft_steps"], counts["target_calls"])
 
@@ -346,7 +357,7 @@ class Throughputs:
         return self.bootstrap.rates(spot.records)[0]
 
     def error(self, spot: Spot) -> float:
-        """Returns predicted over measured throughput, minus 1, both for the timed runs themselves."""
+        """Returns the ratio of predicted to measured throughput, minus 1, both for the timed runs themselves."""
         timed, times = runs(spot.records), self.times_alone if spot.method == TARGET else self.times
         seconds = times.seconds(len(timed.seconds), timed.draft_steps.sum(), timed.target_calls.sum())
         return float(timed.seconds.sum() / seconds - 1)
@@ -357,38 +368,40 @@ class Throughputs:
         return self.times.draws(samples, (seed, 0)), self.times_alone.draws(samples, (seed, 1))
 
     def speed_up_predicted(self, spot: Spot) -> np.ndarray:
-        """Returns predicted throughput over the target's, on the same resamples."""
+        """Returns a spot's predicted throughput divided by the target's, on the same resamples."""
         return self.predicted(spot) / self.predicted(self.families.target)
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
-        """Returns measured throughput over that of the target's interleaved runs, on the same resamples."""
+        """Returns a spot's measured throughput divided by that of the target's interleaved runs."""
         return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:
-        """Returns the setting with the highest predicted throughput."""
+        """Returns the γ or h of a family with the highest predicted throughput."""
         return self._best(family, self.predicted, self.predicted, self.speed_up_predicted)
 
     def best_measured(self, family: Family) -> Best:
-        """Returns the setting with the highest measured speed-up.
+        """Returns the γ or h of a family with the highest measured speed-up.
 
-        Settings ran at different times, so they are compared by speed-up: each alternated with the target.
+        Different values were timed at different times, so they are compared by their speed-up over the target's
+        interleaved runs.
         """
         return self._best(family, self.speed_up_measured, self.measured, self.speed_up_measured)
 
     @staticmethod
     def _best(family: Family, *scores: Callable[[Spot], np.ndarray]) -> Best:
-        """Returns the setting with the highest first score; the others give its tokens per second and speed-up."""
+        """Returns the γ or h with the highest first score; the other scores give its tokens per second and speed-up."""
         by, tokens, speed_up = scores
         setting = max(family.spots, key=lambda candidate: by(family.spots[candidate])[0])
         return Best(setting, tokens(family.spots[setting]), speed_up(family.spots[setting]))
 
     def suggestion(self, family: Family) -> Suggestion:
-        """Returns theorem 3.1's threshold with Δ = 0 and the best measured one, by predicted throughput.
+        """Returns theorem 3.1's threshold with Δ = 0, and the best measured threshold by predicted throughput.
 
-        Between two measured thresholds the throughput is linear in h; beyond them it is that of the nearest.
+        Between two measured thresholds, the throughput is interpolated linearly in h. Outside their range, the
+        throughput is that of the nearest threshold.
 
         Raises:
-            ValueError: a family of fixed blocks, or forward times that suggest nothing.
+            ValueError: the family has fixed blocks, or the forward times suggest no threshold.
         """
         if family.symbol != THRESHOLD:
             raise ValueError(f"{family.name} has no stop threshold to suggest")

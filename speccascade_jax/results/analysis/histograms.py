@@ -1,6 +1,7 @@
 """Histograms of the divergence of draft and target at each position, as in Holsman et al. (2025), Figure 3.
 
-A survey counts (`count`) and writes the counts into its JSON file; `read` reads them for a figure. Needs no JAX.
+A survey computes a histogram with `count` and writes it into its JSON file; `read` reads such files for a figure. Needs
+no JAX.
 """
 
 import json
@@ -16,15 +17,15 @@ from speccascade_jax.storage.files import expanded
 BINS = 30
 _LAST = {"js": 0.3, "tv": 0.3, "js_reference": 0.3, "kl": 1.5, "kl_reversed": 1.5}
 LAST_EDGES = {f"{name}{form}": last for name, last in _LAST.items() for form in ("", "_scaled")}
-"""Quantity of a survey -> last edge of its histogram, equal in all files; the paper truncates `js` at 0.3."""
+"""Last edge of the histogram of each quantity in a survey, the same in all files. The paper truncates `js` at 0.3."""
 UNITS = {"js": "bits", "js_reference": "nats", "kl": "nats", "kl_reversed": "nats"}
 
 
 def check(quantity: str) -> None:
-    """Refuses a quantity that has no histogram.
+    """Raises ValueError if there is no histogram of a quantity.
 
     Raises:
-        ValueError: names the nearest quantities.
+        ValueError: the message names the most similar quantities.
     """
     if quantity not in LAST_EDGES:
         near = names.hint(quantity, LAST_EDGES)
@@ -57,7 +58,7 @@ def count(quantity: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def line(histogram: dict[str, Any]) -> str:
-    """Returns a histogram described in one line."""
+    """Returns a one-line description of a histogram."""
     total = sum(histogram["counts"]) + histogram["above"]
     median = "infinite" if histogram["median"] is None else f"{histogram['median']:.3g}"
     beyond = f"{histogram['above'] / total:.1%} of {total:,} positions at {histogram['edges'][-1]:g} or above"
@@ -65,18 +66,18 @@ def line(histogram: dict[str, Any]) -> str:
 
 
 def name_of(quantity: str) -> str:
-    """Returns a quantity's name for readers, with its unit."""
+    """Returns the name of a quantity for figures and tables, with its unit."""
     plain = quantity.removesuffix("_scaled")
     details = ", ".join([*([UNITS[plain]] if plain in UNITS else []), *(["p̃, q̃"] if plain != quantity else [])])
     return plain + (f" ({details})" if details else "")
 
 
 def read(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Returns the surveys in files that `experiments/survey.py` wrote, all with histograms of one quantity.
+    """Returns the surveys in files that `experiments/survey.py` wrote; their histograms must be of the same quantity.
 
     Raises:
-        ValueError: a file that is no survey, or files of different quantities.
-        OSError: a file that cannot be read.
+        ValueError: a file is not a survey, or the files have histograms of different quantities.
+        OSError: a file cannot be read.
     """
     surveys, seen = list[dict[str, Any]](), dict[str, str | Path]()
     for path in paths:

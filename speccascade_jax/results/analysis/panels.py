@@ -1,4 +1,8 @@
-"""Panels of comparable curves from records, and Table 2 of Narasimhan et al. (2024). Needs no JAX."""
+"""Panels, which group records into comparable curves, and Table 2 of Narasimhan et al. (2024).
+
+A record holds the measurements of one point with one random seed. A spot averages the records of a point over seeds. A
+curve is a method's spots, along α or along the stop threshold. Needs no JAX.
+"""
 
 import math
 import statistics
@@ -27,7 +31,7 @@ SHARES = {
     "target_share": "share of tokens that the target wrote",
     "draft_share": "share of tokens that the draft wrote",
 }
-"""Measures that plots of quality may have on the horizontal axis -> the axis label."""
+"""Axis labels of the measures that plots of quality may have on the horizontal axis."""
 
 _METRICS = {
     "bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
@@ -37,18 +41,18 @@ _METRICS = {
 
 
 def metric_name(metric: str) -> str:
-    """Returns a metric's name for readers."""
+    """Returns the name of a metric for figures and tables."""
     name, _, tokeniser = metric.partition(":")
     return f"BLEU ({tokeniser})" if tokeniser else _METRICS.get(name, name)
 
 
 def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
-    """Returns a curve's name for readers: its method's title, and in brackets the details that distinguish it.
+    """Returns a curve's name for figures and tables: the method's title, and distinguishing details in brackets.
 
     Args:
         record: a record of the curve.
         apart: text that distinguishes the curve from others of its panel (`suffixes`).
-        threshold: whether a stop threshold is part of the name; it is not if the curve runs along it.
+        threshold: whether the name includes the stop threshold; it does not if the threshold varies along the curve.
     """
     point = record["point"]
     text: str = point["title"]
@@ -67,20 +71,21 @@ def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...
 
 
 MIXABLE = {"block_size": "γ = {}", "bonus": "bonus {}", "draft_temperature": "draft T = {}"}
-"""Settings that separate panels unless a table joins these panels -> their text in the names of joined curves."""
+"""Settings that separate panels by default, with their text in the name of a curve. A table may join panels that differ
+in these settings; the names of its curves then show the settings."""
 
 HEAD, POLICY = "head", "policy"
-"""Fingerprints that never separate panels: acceptance heads and selection policies with other weights are other curves,
-whatever their file names are."""
+"""Names of fingerprints that never separate panels. Acceptance heads or selection policies with different weights are
+different curves of one panel, even if their files have the same name."""
 
 
 def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
-    """Returns for each record the text that distinguishes it within its kind, as " (γ = 3, head 73861f)", or "".
+    """Returns for each record a text that distinguishes it from its kind, such as " (γ = 3, head 73861f)", or "".
 
     Args:
         records: the records to distinguish.
         kinds: the curve or family of each record; only records of equal kind are distinguished.
-        names: in `MIXABLE`, `HEAD` or `POLICY`.
+        names: the settings that may distinguish records, from `MIXABLE`, `HEAD` and `POLICY`.
     """
     values: dict[tuple[Hashable, str], set[Any]] = defaultdict(set)
     for kind, record in zip(kinds, records, strict=True):
@@ -94,12 +99,15 @@ def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequen
 
 
 def setting(record: Record, name: str) -> Any:
-    """Returns a value that distinguishes records; for a head or a policy its fingerprint, or `None` without one."""
+    """Returns a setting of a record's point; for `HEAD` and `POLICY` the fingerprint, or `None` without one."""
     return record["fingerprints"].get(name) if name in (HEAD, POLICY) else get_entry(record["point"], name)
 
 
 def _told(record: Record, name: str) -> str:
-    """Returns a value as text for a curve's name; a draft temperature of `None` is the method's own or the target's."""
+    """Returns the value of a setting as text for a curve's name.
+
+    A draft temperature of `None` appears as "own": it is the method's own temperature or the target's.
+    """
     value = setting(record, name)
     if name in (HEAD, POLICY):
         return f"{name} {value[:6]}" if value else f"no {name}"
@@ -108,13 +116,17 @@ def _told(record: Record, name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """One point of a curve, averaged over seeds. A field is `None` if it was not measured or is undefined.
+    """A point of a curve, averaged over random seeds; a field is `None` if it was not measured or is undefined.
 
-    `method` is the curve's key in its panel, `label` its name for readers. `alpha` is the number swept along the curve;
-    it is a stop threshold if the rule has no α (`axis` names it).
+    With one seed, intervals are those of the record: a bootstrap over examples for quality, the extremes over trials
+    for latency. With several seeds, an interval extends one standard deviation over seeds to either side.
 
-    Intervals: with one seed those of the record (bootstrap over examples; extremes of the trials), with several one
-    standard deviation over seeds on either side. `records` are the averaged ones, one per seed.
+    Attributes:
+        method: the curve's key in its panel; label: the curve's name for figures and tables.
+        alpha: the number that varies along the curve: α, or the stop threshold if the rule has no α (`axis` names it).
+        quality: score by the main metric; latency: time relative to the target's; measures: the records' ratios.
+        seeds: number of seeds; records: the averaged records, one per seed.
+        inconclusive: whether nothing was drafted.
     """
 
     method: str
@@ -129,11 +141,11 @@ class Spot:
     records: tuple[Record, ...]
 
     def name(self) -> str:
-        """Returns label and position on the curve, for lists."""
+        """Returns the label with α or the stop threshold, for lists of spots."""
         return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
 
     def order(self) -> tuple[int, tuple[tuple[float, str], ...]]:
-        """Returns the key that sorts spots in the order of their curves in tables and legends."""
+        """Returns the sort key that puts spots into the order of their curves in tables and legends."""
         return place(self.records[0], self.method)
 
     @property
@@ -145,17 +157,19 @@ class Spot:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Curves that may be compared: one pair, task, sampling, block size and bonus.
+    """A group of comparable curves: the same model pair, task, sampling, block size and bonus.
 
-    Methods whose blocks end at the draft's uncertainty, or that have no blocks, are in the panels of every block size.
+    Methods whose blocks end when the draft is uncertain, and methods without blocks, are in the panels of every block
+    size.
 
     Attributes:
-        setting: the shared coordinates, `block_size` and `bonus` among them, the weights' fingerprint and the device;
-            `None` for a joined coordinate in which curves differ.
+        setting: the settings that all curves share, including `block_size` and `bonus`, the fingerprint of the weights,
+            and
+            the device; `None` for a setting in which the curves of joined panels differ.
         metric: name of the quality metric.
-        target, draft: target alone and draft alone; `None` if the records have none.
-        curves: method -> its spots by ascending α, in the order of `place`.
-        cooler: temperature -> the target alone at that temperature, below this panel's, ascending.
+        target, draft: spots of the target alone and of the draft alone; `None` if the records contain none.
+        curves: the spots of each curve, by the curve's key in the order of `place`; spots have ascending α.
+        cooler: the target alone at temperatures below this panel's, by ascending temperature.
     """
 
     setting: dict[str, Any]
@@ -167,31 +181,31 @@ class Panel:
 
     @property
     def ends(self) -> list[Spot]:
-        """Target and draft alone, if the records have them."""
+        """The spots of the target alone and of the draft alone, if the records contain them."""
         return [end for end in (self.target, self.draft) if end]
 
     @property
     def spots(self) -> list[Spot]:
-        """The spots of all curves."""
+        """The spots of all curves, without the target alone and the draft alone."""
         return [spot for curve in self.curves.values() for spot in curve]
 
     @property
     def records(self) -> list[Record]:
-        """The records of target and draft alone and of all curves."""
+        """The records of all spots: target alone, draft alone, and all curves."""
         return [record for spot in (*self.ends, *self.spots) for record in spot.records]
 
     def required_target(self) -> Spot:
-        """Returns the spot of the target alone, which the records must include.
+        """Returns the spot of the target alone, which the records must contain.
 
         Raises:
-            ValueError: the records hold none.
+            ValueError: the records contain none.
         """
         if self.target is None:
             raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}; sweep.py measures it")
         return self.target
 
     def title(self) -> str:
-        """Returns the panel's coordinates in one line."""
+        """Returns the settings that the panel's curves share, in one line."""
         s = self.setting
         parts = [f"{s['task']}, {short_name(s['pair'])}", f"T = {s['temperature']:g}"]
         if s["draft_temperature"] is not None:
@@ -204,7 +218,7 @@ class Panel:
         return ", ".join(parts)
 
     def asides(self) -> list[str]:
-        """Returns a sentence per curve whose block size or bonus differs from the title's and is not in its name."""
+        """Returns a note per curve whose block size or bonus is neither the title's nor in the curve's name."""
         sentences = []
         for curve, spots in self.curves.items():
             point = spots[0].records[0]["point"]
@@ -216,7 +230,7 @@ class Panel:
         return sentences
 
     def sizes(self) -> str:
-        """Returns the numbers of examples, trials and seeds in one line."""
+        """Returns a line with the numbers of examples, trials and seeds."""
         seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
         text = f"{s['quality_examples']} examples for quality"
         if s["latency_examples"]:
@@ -225,10 +239,11 @@ class Panel:
 
 
 def read_points(*paths: str | Path) -> list[Record]:
-    """Returns the records of points in one or more stores; other records are skipped.
+    """Returns the records of points in one or more stores; records of other kinds are skipped.
 
     Raises:
-        ValueError: there is no record of a point; FileNotFoundError, NotAStoreError: as in `read_records`.
+        ValueError: there is no record of a point.
+        FileNotFoundError, NotAStoreError: `read_records` raises it.
     """
     points = [record for record in read_records(*paths) if "point" in record]
     if not points:
@@ -243,16 +258,18 @@ def short_name(pair: str) -> str:
 
 
 def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Panel]:
-    """Returns the records grouped into panels of comparable points.
+    """Groups records into panels of comparable curves.
 
-    Target and draft alone, and methods without a choice of γ, belong to every block size and bonus of their sampling.
+    The target alone, the draft alone and methods without a choice of γ are in the panels of every block size and bonus
+    of their sampling.
 
     Args:
-        records: from one store or several.
-        together: names in `MIXABLE` that do not separate panels: curves that differ in them name them.
+        records: records of points, from one store or several.
+        together: names in `MIXABLE` of settings that do not separate panels; the names of the curves show these
+            settings.
 
     Raises:
-        ValueError: another name, or records of another version.
+        ValueError: `together` contains another name, or a record has another format.
     """
     records = list(records)
     check_format(records, "the store")
@@ -269,7 +286,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
 
 
 def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
-    """Returns lower temperature -> the target alone at it, on the same examples, whether it was timed or not."""
+    """Returns the target alone by lower temperature, on the same examples; it need not be timed."""
     if panel.setting["temperature"] is None:
         return {}
     free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
@@ -287,7 +304,7 @@ def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
 
 
 def _of_blocks(setting: dict[str, Any], records: Sequence[Record], together: Sequence[str]) -> Iterator[Panel]:
-    """Yields one panel per block size and bonus that the records swept."""
+    """Yields one panel for each combination of block size and bonus in the records."""
     apart = [name for name in ("block_size", "bonus") if name not in together]
 
     def chosen_for(record: Record) -> tuple:
@@ -315,7 +332,8 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
         name, coordinate = _along(record)
         word = "" if name == TARGET else word
         words[name + word] = word
-        # a point that was measured again (with larger batches, say) is not another seed: the latest record counts
+        # a point may be measured again (with larger batches, say); this is not another seed, so the latest record
+        # counts
         by_point[name + word, coordinate][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
@@ -329,7 +347,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
 
 
 def _along(record: Record) -> tuple[str, float | None]:
-    """Returns a record's curve and its position on it: α, or the stop threshold if there is no α to sweep."""
+    """Returns a record's curve and position: α, or the stop threshold if the method has no α to sweep."""
     point = record["point"]
     if point["alpha"] is None and point["stop_threshold"] is not None:
         return point["family"], point["stop_threshold"]
@@ -362,7 +380,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
 
 
 def share_of(spot: Spot, name: str) -> Interval | None:
-    """Returns a measure of `SHARES`; `target_share` is 1 minus `draft_share`."""
+    """Returns a spot's measure of `SHARES`, or `None`; `target_share` is 1 minus `draft_share`."""
     if name != "target_share":
         return spot.measures.get(name)
     drafted = spot.measures.get("draft_share")
@@ -370,7 +388,7 @@ def share_of(spot: Spot, name: str) -> Interval | None:
 
 
 def value_of(entry: Bounds) -> Interval:
-    """Returns a record's entry with `value`, `low` and `high` as an interval."""
+    """Returns `value`, `low` and `high` of a record's entry as an interval."""
     return Interval(entry["value"], entry["low"], entry["high"])
 
 
@@ -382,14 +400,17 @@ def _pool(values: Sequence[Interval]) -> Interval:
 
 
 LOSS = 1.0
-"""Default loss of quality, in units of the metric: seeds differ by about one point of BLEU, ROUGE or accuracy."""
+"""Default of the accepted loss of quality, in units of the metric. Different seeds also differ by about one point of
+BLEU, ROUGE or accuracy."""
 
 
 class Row(NamedTuple):
     """A method's row of Table 2; a spot is `None` if no point qualifies.
 
-    `fastest`: the fastest spot that reaches the target's quality; `near`: the fastest spot that is worse by at most a
-    stated loss; `best`: the best spot that is no slower than the target.
+    Attributes:
+        fastest: the fastest spot that reaches the target's quality.
+        near: the fastest spot that is worse than the target by at most a stated loss.
+        best: the spot with the best quality among those that are no slower than the target.
     """
 
     method: str
@@ -399,18 +420,18 @@ class Row(NamedTuple):
 
 
 def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS) -> list[Row]:
-    """Returns one panel's Table 2 (Narasimhan et al., 2024).
+    """Returns the rows of Table 2 (Narasimhan et al., 2024) for one panel.
 
     Inconclusive points (nothing was drafted) qualify for no column.
 
     Args:
-        panel: with a target.
-        tolerance: quality counts as reached from `target − tolerance` on; 0 is the exact comparison.
-        margin: no slower means relative latency up to `1 + margin`.
+        panel: a panel with the target alone.
+        tolerance: a quality of at least `target − tolerance` counts as the target's; 0 compares exactly.
+        margin: a relative latency of at most `1 + margin` counts as no slower than the target.
         loss: the largest difference of the quality of `Row.near` below the target's, in units of the metric.
 
     Raises:
-        ValueError: the records hold no target to compare with.
+        ValueError: the records contain no target to compare with.
     """
     full, rows = panel.required_target().quality.value, list[Row]()
     for method, spots in panel.curves.items():

@@ -1,4 +1,4 @@
-"""Versions of the code that records were measured by, and notes for tables that mix several. Needs no JAX."""
+"""Software versions that measured the records, and notes on tables whose records mix versions. Needs no JAX."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ _OURS = "speccascade_jax"
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """Returns a sentence if several versions of the code measured the records, and one on curves whose code changed."""
+    """Returns notes: one if several software versions measured the records, one if the code of a curve has changed."""
     versions = [_versions(record) for panel in panels for record in panel.records]
     several = []
     for name in dict.fromkeys(name for record_versions in versions for name in record_versions):
@@ -33,14 +33,17 @@ def package(record: Record) -> str:
 
 
 def _versions(record: Record) -> dict[str, str]:
-    """Returns name -> version of the software that measured a record, this package first."""
+    """Returns the versions of the software that measured a record, by name, this package first."""
     ours = package(record)
     libraries = {name: version for name, version in record.get("versions", {}).items() if name not in ("python", _OURS)}
     return ({_OURS: ours} if ours else {}) | libraries
 
 
 def _is_changed(curve: Iterable[Spot]) -> bool:
-    """Returns whether a curve's points have several code digests under one toolchain, where digests are comparable."""
+    """Returns whether different code, under one toolchain, measured the points of a curve.
+
+    Code digests are comparable only under the same toolchain.
+    """
     codes: dict[str, set[str]] = defaultdict(set)
     for provenance in (record.get("provenance", {}) for spot in curve for record in spot.records):
         if code := provenance.get("code"):

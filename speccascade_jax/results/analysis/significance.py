@@ -1,11 +1,12 @@
-"""Significance of differences: spots of a panel against the target, random requests, and each other in a column.
+"""Significance of differences between a panel's points, the target, and requests sent at random to draft or target.
 
 Every comparison is paired over examples (`bootstrap`): an example's difficulty or length affects both sides and
-cancels. Records with too few single examples have no interval, and without an interval nothing is called better. A
-latency is also not called better if it differs by less than equal work did (`noise`), or was timed in too few trials.
+cancels. Records with too few single examples have no interval, and without an interval no point is called better. A
+latency is not called better either if the difference is below that of equal work (`noise`), or if there are too few
+trials.
 
-Two critical baselines need no further measurement. The first sends whole requests at random to draft or target (the
-grey line of Holsman et al., 2025): a method whose points are below that line is worse than a coin toss. The second is
+Two baselines need no further measurement. The first sends whole requests at random to draft or target (the grey line of
+Holsman et al., 2025): a method whose points are below that line is worse than a random choice. The second baseline is
 for T > 0: rules gain a part of their quality by sharpening the distribution, which the target alone also does at a
 lower temperature (`Panel.cooler`). Needs no JAX.
 """
@@ -24,17 +25,19 @@ from speccascade_jax.results.store.record import TIMES, Record, get_entry
 BEST, TIE = "*", "≈"
 
 CALLS = ("draft_steps", "target_calls")
-"""Counts of timed runs that determine their time, each under `per_example_` and its name."""
+"""Counts that determine the time of a run; a record holds each under `per_example_` and this name."""
 
 BUSY, BUSY_TRIAL = math.log(1.1), math.log(1.2)
-"""Largest log ratios between equal work, over all trials and between single trials, of a machine that is not busy."""
+"""Largest log ratios between times of equal work on a machine that is not busy: over all trials, and between single
+trials."""
 
 LEAST_TRIALS = 3
-"""Fewest trials for `BEST` or `TIE`: with fewer, the machine's effect on a trial cannot be told from the method's."""
+"""Fewest trials for the marks `BEST` and `TIE`. With fewer trials, the machine's effect on a trial cannot be
+distinguished from the method's."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
-    """Returns a spot's quality minus the target's or that of `over`; `None` for the same spot or unpaired examples."""
+    """Returns a spot's quality minus that of `over` (default: the target); `None` for the same or unpaired spots."""
     over = panel.target if over is None else over
     if over is None or spot is over or not _judged(over, spot):
         return None
@@ -42,13 +45,13 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
 
 
 def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
-    """Returns the spot's latency over that of the target's interleaved runs; `None` without times per example.
+    """Returns a spot's latency relative to the target's interleaved runs, or `None` without times per example.
 
     Args:
         spot: the spot whose latency is returned.
-        bootstrap: resamples the examples.
+        bootstrap: resamples of the examples.
         floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
-        over: a spot whose relative latency the spot's relative latency is divided by.
+        over: another spot; if passed, the result is the ratio of the two spots' relative latencies.
     """
     spots = (spot,) if over is None else (spot, over)
     return (
@@ -59,7 +62,7 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | N
 
 
 class Place(NamedTuple):
-    """A spot, its latency relative to the target's (`None` if it was not timed) and its quality minus the target's.
+    """A spot's position in a plot: its relative latency (`None` if not timed) and its quality minus the target's.
 
     Both are paired intervals, or the value alone if records hold too few single examples.
     """
@@ -70,13 +73,14 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A panel's spots as a plot shows them, with the line of random requests and the chosen spot.
+    """The positions of a panel's spots in a plot, the line of random requests, and the fastest spot with a small loss.
 
     Attributes:
-        curves: as in the panel; ends: the target's and the draft's.
-        random: relative latencies and differences of whole requests sent at random, or `None`.
+        curves: positions of the spots of each curve; ends: positions of the target alone and the draft alone.
+        random: relative latencies and quality differences of whole requests sent at random, or `None`.
         margin: the accepted loss of quality.
-        chosen: the place that measured fastest within it, `None` if none is faster than the target.
+        chosen: the fastest place whose measured loss is within `margin`; `None` if no such place is faster than the
+            target.
         certain: whether the whole interval of the quality of `chosen` is within the margin.
     """
 
@@ -89,19 +93,19 @@ class Places(NamedTuple):
 
     @property
     def ring(self) -> str:
-        """The legend of the ring around the chosen place."""
+        """The legend text of the ring around the chosen place."""
         return f"Fastest within {self.margin:g} of the target's quality" + (not self.certain) * " (not certain)"
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
-    """Computes the places of a panel's spots; without a record of the target, `difference` is the quality itself."""
+    """Computes the plot positions of a panel's spots; without a target, `difference` is the quality itself."""
     target, bootstrap, floor = panel.target, Bootstrap(), noise(panel)
     base = target.quality.value if target else 0.0
 
     def place(spot: Spot) -> Place:
         gap = spot.quality.value - base
         difference = quality_gain(panel, spot, bootstrap) or (Interval(gap, gap, gap) if target else spot.quality)
-        if spot is target:  # all latencies are relative to the target, so its own is 1
+        if spot is target:  # all latencies are relative to the target's, so the target's own is 1
             return Place(spot, spot.latency and Interval(1.0, 1.0, 1.0), difference)
         return Place(spot, spot.latency and (latency(spot, bootstrap, floor) or spot.latency), difference)
 
@@ -124,7 +128,7 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
 
 
 class Line(NamedTuple):
-    """Relative latency and quality, `[N]`, of mixtures of draft and target, from target alone to draft alone."""
+    """Relative latency and quality, `[N]`, of random mixtures of target and draft, from target alone to draft alone."""
 
     latency: np.ndarray
     quality: np.ndarray
@@ -133,8 +137,8 @@ class Line(NamedTuple):
 def random_line(panel: Panel, points: int = 41) -> Line | None:
     """Returns latency and quality if whole requests go to draft or target at random, by ascending share of the draft.
 
-    It is `None` without both ends, or if the draft was not timed. A corpus score (BLEU) is not linear in the share; if
-    records hold no single examples, a straight line approximates it.
+    The result is `None` if target alone or draft alone is missing, or if the draft was not timed. A corpus score (BLEU)
+    is not linear in the share. If the records contain no single examples, a straight line approximates the score.
     """
     target, draft = panel.target, panel.draft
     if target is None or draft is None or not draft.latency:
@@ -150,9 +154,10 @@ def random_line(panel: Panel, points: int = 41) -> Line | None:
 
 
 def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """Returns the spot's quality minus that of requests sent at random at the same latency; `None` if not measured.
+    """Returns a spot's quality minus that of requests sent at random at the same latency; `None` if not measured.
 
-    A spot slower than the target is compared with the target alone, one faster than the draft with the draft alone.
+    A spot that is slower than the target is compared with the target alone; one faster than the draft, with the draft
+    alone.
     """
     target, draft = panel.target, panel.draft
     if target is None or draft is None or not (draft.latency and spot.latency) or latency_of(draft) >= 1:
@@ -184,8 +189,8 @@ def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
 def noise(panel: Panel) -> float:
     """Returns the largest log ratio between latencies of equal work in a panel, 0 if no equal work was timed.
 
-    The target alone is timed against itself; and methods may make the same calls, which happens if their distributions
-    agree.
+    Equal work occurs in two cases. The target alone is timed against itself, and methods whose distributions agree make
+    the same calls.
     """
     logs = defaultdict[Hashable, list[float]](list)
     for spot in panel.spots:
@@ -197,12 +202,13 @@ def noise(panel: Panel) -> float:
 def trial_noise(panel: Panel) -> float:
     """Returns the largest log ratio between single trials of equal work, of one point or of several.
 
-    Ratios over all trials hide a machine that was busy for a while: trials of 1.22, 0.89 and 1.05 average to 1.04.
+    Ratios over all trials can hide that the machine was busy for a while: trials of 1.22, 0.89 and 1.05 average to
+    1.04.
     """
     logs = defaultdict[Hashable, list[float]](list)
     for spot in (*panel.ends, *panel.spots):
         for record in filter(has_latency, spot.records):
-            if spot is panel.target:  # all of its trials should be 1
+            if spot is panel.target:  # each trial of the target should have a relative latency of 1
                 logs[spot.method] += [0.0, *_trial_logs(record)]
                 continue
             for work, log in zip(_trial_work(record), _trial_logs(record), strict=False):
@@ -215,7 +221,7 @@ def _widths(logs: Mapping[Hashable, Sequence[float]]) -> list[float]:
 
 
 def self_noise(panel: Panel) -> float:
-    """Returns the absolute log ratio of two timings of the target alone, 0 if it was not timed."""
+    """Returns the absolute log ratio of two timings of the target alone, or 0 if the target was not timed."""
     return abs(math.log(latency_of(panel.target))) if panel.target and panel.target.latency else 0.0
 
 
@@ -237,11 +243,11 @@ def noise_notes(panel: Panel) -> Iterator[str]:
 
 
 _COSTS = ("block_size", "tree", "verify", "drafters", "tail")
-"""Settings that determine the cost of a call."""
+"""Settings that determine the cost of one call of a model."""
 
 
 def _work(spot: Spot) -> tuple:
-    """Returns the work of a spot's timed runs, seed by seed; `()` if a record does not hold it."""
+    """Returns an identifier of the work in a spot's timed runs, seed by seed; `()` if a record does not contain it."""
     work = [(record["point"]["seed"], *_trial_work(record)) for record in spot.records]
     return tuple(work) if all(len(entry) > 1 for entry in work) else ()
 
@@ -249,8 +255,8 @@ def _work(spot: Spot) -> tuple:
 def _trial_work(record: Record) -> list[tuple]:
     """Returns the work of each trial: the calls of both models, and the settings that determine their cost.
 
-    The target's calls beside it are included, because latencies are relative to them. The list is empty if the record
-    does not hold the calls.
+    The calls of the target's interleaved runs are included, because latencies are relative to these runs. The list is
+    empty if the record does not contain the calls.
     """
     times: list[Mapping[str, Any]] = [record.get(name) or {} for name in TIMES]
     if any(f"per_example_{name}" not in times[0] for name in CALLS):
@@ -271,22 +277,23 @@ def _trial_logs(record: Record) -> list[float]:
 def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[str]:
     """Returns `BEST`, `TIE` or "" for each entry of a column of qualities.
 
-    An entry ties with the column's highest if the interval of their difference includes 0; tied entries, the highest
-    among them, are marked `TIE`. The highest is marked `BEST` only if every other entry was compared with it and none
-    ties. A single entry has no mark.
+    An entry is tied with the column's highest entry if the interval of their difference includes 0. All tied entries,
+    including the highest, are marked `TIE`. The highest entry is marked `BEST` only if every other entry was compared
+    with it and none is tied. A single entry has no mark.
     """
     return _marks(spots, lambda spot: spot.quality.value, _judged, bootstrap.quality_difference, 0)
 
 
 def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: float) -> list[str]:
-    """Returns marks like `quality_marks` for latencies: the lowest is best; in a tie the ratio's interval includes 1.
+    """Returns `BEST`, `TIE` or "" for each entry of a column of latencies, where the lowest latency is the best.
 
-    The intervals of all pairs of the column hold jointly: otherwise the best of many equal entries is far from the
-    worst by chance. An entry that did the same work as a tied entry ties too.
+    Two latencies are tied if the interval of their ratio includes 1. The intervals of all pairs of the column hold
+    jointly. Otherwise, the best of many equal entries would differ from the worst by chance. An entry that did the same
+    work as a tied entry is also tied.
 
     Args:
-        spots: the entries of the column; `None`: no entry.
-        bootstrap: resamples the examples.
+        spots: the entries of the column; `None` for an empty entry.
+        bootstrap: resamples of the examples.
         floor: `noise` of the panel.
     """
     pairs = math.comb(sum(spot is not None for spot in spots), 2)
@@ -302,7 +309,7 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
 
 
 def uncompared(panel: Panel) -> list[str]:
-    """Returns sentences that count the spots without an interval, and name the spots that left examples out."""
+    """Returns notes that count the spots without an interval, and name the spots whose failed examples are left out."""
     spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),
@@ -326,7 +333,7 @@ def _marks(
     compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
     equal: float,
 ) -> list[str]:
-    """Returns the marks of a column; `comparable` tests whether spots can be paired, `equal` means no difference."""
+    """Returns a column's marks; `comparable` says if two spots can be paired, `equal` is the value of no difference."""
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)
