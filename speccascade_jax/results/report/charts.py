@@ -1,7 +1,7 @@
-"""Charts of the report, by Bokeh: its script (1.3 MB) is embedded in the page, which then needs no server.
+"""Charts of the report, drawn by Bokeh, whose script (1.3 MB) is embedded in the page so that it needs no server.
 
-Two alternatives are too large: plotly's script alone exceeds the size limit of a report, and Vega needs a binary of 30
-MB.
+Two alternative libraries are too large: plotly's script alone exceeds the size limit of a report, and Vega needs a
+binary of 30 MB.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def _figure(**more: Any) -> Any:
 
 
 class Key(NamedTuple):
-    """A line of a legend, shown below the plot as text, which wraps on narrow screens."""
+    """An entry of a legend; the legend is text below the plot, because text wraps on narrow screens."""
 
     colour: str
     sign: str
@@ -64,7 +64,7 @@ def curves_key(places: Places) -> list[Key]:
 
 
 def ends_key(places: Places, timed: bool) -> list[Key]:
-    """Returns the legend of everything in the plot that is no curve."""
+    """Returns the legend of all elements of the plot that are not curves."""
     keys = [Key("#444444", "○", "target alone and draft alone")]
     if places.random and timed:
         keys.append(Key("#bdbdbd", "▬", "whole requests sent at random"))
@@ -74,15 +74,15 @@ def ends_key(places: Places, timed: bool) -> list[Key]:
 
 
 def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands: Mapping[int, str]) -> Any:
-    """Returns the plot of quality minus the target's against relative latency.
+    """Draws quality minus the target's quality against the relative latency.
 
-    If nothing was timed, the horizontal axis is the rejected share.
+    If nothing was timed, the horizontal axis shows the rejected share of examined draft tokens.
 
     Args:
-        places: the places of a panel.
+        places: the plot positions of a panel's spots.
         metric: name of the metric, for the vertical axis.
-        anchors: `id` of a spot -> the element that a click opens.
-        commands: `id` of a spot -> the command that runs the point again.
+        anchors: the HTML element that a click on a spot opens, by the spot's `id()`.
+        commands: the command that runs a spot's point again, by the spot's `id()`.
     """
     from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, OpenURL, TapTool
     from bokeh.models.annotations import BoxAnnotation, Span
@@ -120,7 +120,7 @@ latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">
 
 
 def _horizontal(place: Place, timed: bool) -> Interval | None:
-    """Returns a place's horizontal position: its latency, or without timing the rejected share, with no error bars."""
+    """Returns a spot's horizontal position: its latency or, if nothing was timed, its rejected share without bars."""
     if timed:
         return place.latency
     rejected = place.spot.measures.get("rejection_rate")
@@ -130,7 +130,7 @@ def _horizontal(place: Place, timed: bool) -> Interval | None:
 def _table(
     shown: Sequence[tuple[Place, Interval]], anchors: Mapping[int, str], commands: Mapping[int, str]
 ) -> dict[str, list[Any]]:
-    """Returns the columns that a curve is drawn from, and the text shown when the pointer is over its places."""
+    """Returns the columns from which a curve is drawn, and those of the text shown when the pointer is over a spot."""
     spots, ys, xs = [place.spot for place, _ in shown], [place.difference for place, _ in shown], [x for _, x in shown]
     quick, rejected = [place.latency for place, _ in shown], [spot.measures.get("rejection_rate") for spot in spots]
     return {
@@ -152,7 +152,7 @@ def _table(
 
 
 def _curve(plot: Any, source: Any, colour: str, marker: str, hollow: bool) -> Any:
-    """Draws a curve with its bars; returns the renderer that shows hover text."""
+    """Draws a curve with its error bars; returns the renderer of the markers, which shows the hover text."""
     bars = {"source": source, "line_color": colour, "line_alpha": 0.35}
     plot.segment("x", "low", "x", "high", **bars)
     plot.segment("left", "y", "right", "y", **bars)
@@ -168,11 +168,11 @@ def spanned(interval: Interval, form: str) -> str:
 
 
 def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -> list[Any]:
-    """Returns plots of the rejected share by position in the block, and by divergence of the two distributions.
+    """Draws the rejected share against the position in the block, and against the divergence of both distributions.
 
     Args:
-        places: the places of a panel.
-        outputs: `id` of a spot -> its outputs; those with traces hold the divergences.
+        places: the plot positions of a panel's spots.
+        outputs: outputs of each spot, by the spot's `id()`; the divergences are in their traces.
     """
     looks, figures = styles(places.curves), []
     chosen = {name: curve[len(curve) // 2].spot for name, curve in places.curves.items()}
@@ -214,7 +214,7 @@ def by_position(spot: Spot) -> list[tuple[int, float]]:
 
 
 def by_divergence(traces: Iterable[Trace]) -> list[tuple[float, float]]:
-    """Returns, for each tenth of total variation, its middle and the rejected share of the tokens examined in it."""
+    """Returns the middle of each bin of total variation, and the rejected share of tokens examined in the bin."""
     examined, rejected = [0] * BINS, [0] * BINS
     for step in (step for trace in traces for round_ in trace.rounds for step in round_.steps):
         if step.fate in ("kept", "rejected") and step.divergence is not None:

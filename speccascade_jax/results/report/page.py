@@ -1,4 +1,4 @@
-"""The report page, assembled from records, their outputs and the figures."""
+"""The HTML page of a report, assembled from records, their outputs and charts."""
 
 import itertools
 import shlex
@@ -19,10 +19,10 @@ from speccascade_jax.runtime import paths
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 MOST = 64
-"""Number of outputs that the page shows of each point; the store's folder of outputs holds all of them."""
+"""Number of outputs that the page shows for each point; the store's folder of outputs holds all of them."""
 _LONGEST = 600
 _MARK = '<body class="sc">'
-"""A text in every report."""
+"""Text that every report contains, and by which a report is recognized."""
 _CLASSES = {letter: templates.CLASSES[name] for letter, name in LETTERS.items()}
 
 
@@ -30,13 +30,13 @@ def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, 
     """Writes the report of a store's panels, by default beside the store as `.html`; returns its path.
 
     Args:
-        panels: those of the store's records, `panels.panels`.
+        panels: the panels of the store's records (`panels.panels`).
         store: the store, with its outputs and the sweep's settings beside it.
-        path: the file to write; `None`: beside the store.
-        most: number of outputs shown of each point.
+        path: the file to write; `None` for a file beside the store.
+        most: number of outputs that are shown for each point.
 
     Raises:
-        ValueError: no panel holds the target alone.
+        ValueError: no panel contains the target alone.
     """
     shown = [panel for panel in panels if panel.target]
     if not shown:
@@ -47,7 +47,7 @@ def write(panels: Sequence[Panel], store: str | Path, path: Path | None = None, 
 
 
 def default_path(store: str | Path) -> Path:
-    """Returns the path of a store's report, after a check that no other file has it (`ValueError`: names the file)."""
+    """Returns the path of a store's report; raises ValueError if a file that is not a report has this path."""
     path = expanded(store).with_suffix(".html")
     check_replaceable(path, _MARK)
     return path
@@ -96,7 +96,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
 
 
 def _kept(store: Path, record: Record) -> list[Output] | None:
-    """Returns a record's outputs; warns of a damaged file and returns `None`, so that the rest is still shown."""
+    """Returns a record's outputs; for a damaged file, warns and returns `None`, so that the page shows the rest."""
     try:
         return outputs.read(store, record)
     except ValueError as error:
@@ -148,7 +148,7 @@ def _output(output: Output, record: Record, examples: dict[str, list[str]]) -> d
 
 
 def _cut(text: str) -> str:
-    """Returns the two ends of a long text: a prompt's question is often at its end."""
+    """Shortens a long text to its two ends, because the question of a prompt is often at the end."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
@@ -171,7 +171,7 @@ def command(record: Record, store: Path) -> str:
 
 
 def _verdict(panel: Panel, places: Places) -> str:
-    """Returns a sentence about the panel's fastest point within the margin."""
+    """Returns sentences about a panel's fastest point whose loss of quality is within the margin."""
     if not any(spot.latency for spot in panel.spots):
         return "No latency was measured."
     if places.chosen is None or places.chosen.latency is None:
@@ -183,7 +183,7 @@ def _verdict(panel: Panel, places: Places) -> str:
     doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * slow
     return (
         f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
-        f"{metric_name(panel.metric)}: the fastest of the points that measured {near}. "
+        f"{metric_name(panel.metric)}: the fastest of the points whose measured quality is {near}. "
         + (f"It is not certain {' and '.join(doubts)}. " if doubts else "")
         + "It was chosen on the same examples that it is judged on."
     )

@@ -1,4 +1,4 @@
-"""Terminal output of the experiments: progress with the time left, a record, the tables. Needs no JAX."""
+"""Terminal output of the experiments: progress with the remaining time, records and tables. Needs no JAX."""
 
 import re
 import shlex
@@ -21,10 +21,11 @@ from speccascade_jax.runtime.paths import command, interpreter
 
 
 class Progress:
-    """Progress of a sweep: one line per finished point, with the time left, for terminals and logs alike.
+    """Progress of a sweep: one line per finished point, with the remaining time, in terminals and log files alike.
 
     Args:
-        total: points of the sweep; present: points that the store held already; store: its path, for the first line.
+        total: number of points in the sweep; present: number of points that the store already holds.
+        store: path of the store, which the first line shows.
         clock: returns seconds.
     """
 
@@ -39,7 +40,7 @@ class Progress:
         return self
 
     def advance(self, record: Record) -> None:
-        """Counts a finished point and prints its line."""
+        """Counts a finished point and prints a line about its record."""
         self.done += 1
         spent = self._clock() - self._begin
         remaining = spent / (self.done - self.present) * (self.total - self.done)
@@ -78,12 +79,12 @@ def one_line(record: Record) -> str:
 
 
 _SWEPT = {"block_size": "γ", "top_p": "top-p", "top_k": "top-k", "draft_temperature": "draft T", "seed": "seed"}
-"""Settings that a sweep varies -> their names in lines, which leave out the usual values."""
+"""Names in printed lines of settings that a sweep varies. A line leaves out usual values (`_USUAL`)."""
 _USUAL = {"top_p": 1, "top_k": 0, "seed": 0}
 
 
 def _numbers(point: Point) -> list[str]:
-    """Returns the numbers that distinguish the points of a sweep: α, the temperature, and others that are not usual."""
+    """Returns the settings that distinguish the points of a sweep: α, temperature, and others with unusual values."""
     values = {"α": point["alpha"], "T": point["temperature"]}
     values |= {word: value for name, word in _SWEPT.items() if (value := get_entry(point, name)) != _USUAL.get(name)}
     known = {name: value for name, value in values.items() if value is not None}
@@ -119,7 +120,7 @@ def print_points(labels: Sequence[str]) -> None:
 
 
 def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
-    """Prints commands for the next steps with a sweep's results."""
+    """Prints commands for the next steps after a sweep."""
     spots = [spot for panel in panels for spot in (*panel.spots, *panel.ends)]
     keys = [spot.records[0]["key"][:8] for spot in spots]
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
@@ -135,13 +136,13 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
 
 
 def _uses_own(record: Record) -> bool:
-    """Returns whether a record is of the user's own data, rule or method."""
+    """Returns whether a record uses the user's own data, rule or method."""
     named = re.compile(r"^  (task = (@|'[^']*\.)|(method|rule|stop) = '[^']*\.)", re.MULTILINE)
     return bool(record.get("imports") or named.search(record.get("configuration", "")))
 
 
 def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
-    """Prints `tables.table2.grids` to the terminal, 160 columns wide if the output is no terminal."""
+    """Prints the tables of `table2.grids`, 160 columns wide if the output is not a terminal."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     for grid in table2.grids(panels, points, *limits):
         console.print(grid.rich())

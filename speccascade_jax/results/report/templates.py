@@ -1,6 +1,6 @@
-"""HTML templates. They escape every text that comes from prompts, models and files.
+"""HTML templates of reports and traces, which escape every text from prompts, models and files.
 
-Traces are also HTML of their own, for notebooks.
+In notebooks, traces are shown as HTML without a report.
 """
 
 import functools
@@ -52,16 +52,19 @@ _TRACES = """{% import "macros.html" as m with context %}<div class="sc"><style>
 
 
 def traces(of: Iterable[Any]) -> str:
-    """Returns HTML of `results.store.trace.Trace`s, with its style and no script."""
+    """Returns traces (`results.store.trace.Trace`) as HTML, with the style sheet and without scripts."""
     html: str = environment().from_string(_TRACES).render(traces=list(of), style=style())
     return html
 
 
 def _short(number: float) -> str:
-    """Returns a number with three digits."""
+    """Returns a number as text with three significant digits."""
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
 def _seen(text: str) -> str:
-    """Returns a token's text in visible form: an empty text is the output's end, or a part of a character."""
+    """Returns a token's text in visible form, with a sign for a line end and for an empty text.
+
+    A token has an empty text if it ends the output, or if it is a part of a character.
+    """
     return text.replace("\n", "↵\n") or "■"

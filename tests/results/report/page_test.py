@@ -152,7 +152,7 @@ def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain)
     assert (places.chosen.difference.low > -1) == certain and places.chosen.difference.value > -1
     text = html.unescape(page.write([panel], tmp_path / "a.jsonl").read_text())
     doubt = "It is not certain that its quality is within 1 of the target's quality."
-    assert "the fastest of the points that measured within 1 of the target's quality." in text
+    assert "the fastest of the points whose measured quality is within 1 of the target's quality." in text
     assert (doubt in text) == (not certain)
     assert places.ring.endswith("(not certain)") == (not certain)
     assert "certain that it is faster" not in text

@@ -1,9 +1,9 @@
 """Figures of studies: divergences, acceptance between models, and policies that choose a drafter.
 
-Histograms of divergences are Figure 3 of Holsman et al. (2025). Acceptance is a heat map of which model accepts whose
-tokens, and the time per token in the stacks that were run (Globerson et al., 2025). Policies are drawn by training
-queries, by alignment weight, and while they serve (Huang et al., 2024 (assistant selection)). Each figure replaces an
-old file atomically.
+Histograms of divergences are Figure 3 of Holsman et al. (2025). Figures of acceptance contain a heat map of how often
+each model accepts another model's tokens, and the time per token of the measured stacks (Globerson et al., 2025).
+Figures of policies show their reward against training queries, their choices against the alignment weight, and their
+regret while they serve (Huang et al., 2024 (assistant selection)). Each figure replaces an older file atomically.
 """
 
 import itertools
@@ -27,7 +27,7 @@ MARKS = ("o-", "s--", "^:", "d-.", "v-")
 
 
 def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
-    """Draws histograms of divergences, one panel per survey (Holsman et al., 2025, Figure 3)."""
+    """Draws histograms of divergences, one plot per survey (Holsman et al., 2025, Figure 3)."""
     columns = min(len(surveys), 3)
     rows = -(-len(surveys) // columns)
     size = (0.6 + 3.6 * columns, 0.9 + 2.6 * rows)
@@ -37,14 +37,14 @@ def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
     for axes in plots.flat[len(surveys) :]:
         axes.set_visible(False)
     for axes in plots.flat[max(0, len(surveys) - columns) : len(surveys)]:
-        axes.tick_params(labelbottom=True)  # the axes above an empty place show labels too
+        axes.tick_params(labelbottom=True)  # axes above an empty cell of the grid show tick labels too
     figure.supxlabel(f"{name_of(surveys[0]['histogram']['quantity'])} of draft and target", fontsize=10)
     figure.supylabel("share of positions", fontsize=10)
     tradeoff.save(figure, path)
 
 
 def _histogram(axes: Axes, survey: Report) -> None:
-    """Draws the bars, the median as a line, and the share beyond the last edge as text."""
+    """Draws a histogram's bars, its median as a line, and the share beyond the last edge as text."""
     histogram = survey["histogram"]
     edges, counts = np.asarray(histogram["edges"]), np.asarray(histogram["counts"])
     total = counts.sum() + histogram["above"]
@@ -60,7 +60,7 @@ def _histogram(axes: Axes, survey: Report) -> None:
     axes.text(0.98, 0.96, "\n".join(notes), transform=axes.transAxes, **look)
     axes.set_title(f"{survey['task']}, {short_name(survey['pair'])}\nalong {survey['along']} outputs", fontsize=9.5)
     axes.set_xlim(edges[0], last)
-    axes.locator_params(axis="x", nbins=4)  # more labels would overlap the next panel's
+    axes.locator_params(axis="x", nbins=4)  # more tick labels would overlap those of the next plot
     tradeoff.plain(axes, alpha=0.25, axis="y")
 
 
@@ -68,7 +68,7 @@ def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
     """Reads the reports that `experiments.optimize_hierarchy` wrote.
 
     Raises:
-        ValueError: a file that is none of these; the message names it.
+        ValueError: a file is not such a report; the message names it.
     """
     reports = []
     for path in paths:
@@ -82,9 +82,9 @@ def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
 
 
 def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
-    """Draws heat maps of which model accepts whose tokens, one per report, and below them the stacks that were run.
+    """Draws for each report a heat map of which model accepts whose tokens, and below it the measured stacks of models.
 
-    They show the analysis of Globerson et al. (2025).
+    The heat maps show the analysis of Globerson et al. (2025).
     """
     size = 1.6 + 0.55 * max(len(report["names"]) for report in reports)
     bars = max(len(_ran(report)) for report in reports)
@@ -99,12 +99,12 @@ def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
 
 
 def _ran(report: Report) -> list[Report]:
-    """Returns the rows of stacks whose calls were counted."""
+    """Returns the rows of a report for stacks whose model calls were counted."""
     return [row for row in report.get("rows", ()) if "calls_per_token" in row]
 
 
 def _stacks(axes: Axes, report: Report) -> None:
-    """Draws a bar per stack: calls of each model per token times their cost, and beside it the measured time."""
+    """Draws a bar per stack: each model's calls per token times its cost, and a marker at the measured time."""
     colours = dict(zip(report["names"], itertools.cycle(map(plt.get_cmap("tab10"), range(10))), strict=False))
     costs = dict(zip(report["names"], report["costs"], strict=True))
     scale, unit = _unit(report)
@@ -125,7 +125,7 @@ def _stacks(axes: Axes, report: Report) -> None:
 
 
 def _unit(report: Report) -> tuple[float, str]:
-    """Returns the factor that costs are multiplied by for display, and their unit; "" if the user set the costs."""
+    """Returns the display factor of costs, and their unit; the unit is empty if the user set the costs."""
     return (1e3, " ms") if report.get("unit", "ms") == "ms" else (1.0, "")
 
 
@@ -150,7 +150,7 @@ def _heat_map(axes: Axes, report: Report) -> None:
 
 
 def _links(report: Report) -> list[tuple[int, int]]:
-    """Returns row and column of each pair of neighbours in the stack "overshoot optimum", or else in the last stack."""
+    """Returns the heat map's (row, column) of neighbours in the stack "overshoot optimum", or in the last stack."""
     if not (rows := report.get("rows")):
         return []
     best = next((row for row in rows if row.get("name") == "overshoot optimum"), rows[-1])
@@ -158,9 +158,9 @@ def _links(report: Report) -> list[tuple[int, int]]:
 
 
 def draw_curves(rows: Sequence[Report], path: Path) -> None:
-    """Draws held-out reward against the number of training queries, a line per objective.
+    """Draws held-out reward against the number of training queries, with a line per objective.
 
-    Dotted lines are the rewards of a single arm, of a random choice and of the best choice.
+    Dotted lines show the rewards of single arms, of a random choice and of the best choice.
     """
     figure, axes = plt.subplots(figsize=(5.6, 3.8), layout="constrained")
     for name, mark in zip(dict.fromkeys(row["objective"] for row in rows), itertools.cycle(MARKS), strict=False):
@@ -183,7 +183,7 @@ def draw_curves(rows: Sequence[Report], path: Path) -> None:
 
 
 def draw_weights(rows: Sequence[Report], path: Path) -> None:
-    """Draws how often each arm is chosen against the alignment weight, a plot per domain."""
+    """Draws the share of queries for which each arm is chosen against the alignment weight, one plot per domain."""
     domains = list(rows[0]["choices"])
     figure, plots = tradeoff.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
     weights = [row["alignment_weight"] for row in rows]
@@ -200,7 +200,8 @@ def draw_weights(rows: Sequence[Report], path: Path) -> None:
 def draw_regret(rows: Sequence[Report], summary: Report, path: Path) -> None:
     """Draws regret and choices of learners over the queries of a stream; vertical lines mark shifts of the domain.
 
-    Above: mean regret per query against the best fixed arm. Below: how often each learner took each phase's best arm.
+    The upper plot shows the mean regret per query against the best fixed arm. A phase is the part of the stream between
+    two shifts; the lower plot shows how often each learner chose the best arm of the current phase.
     """
     count = len(rows)
     shifts = [n for n in range(1, count) if rows[n]["phase"] != rows[n - 1]["phase"]]

@@ -3,7 +3,8 @@
 import colorsys
 from collections.abc import Iterable
 
-# Okabe and Ito's palette: distinct for the common kinds of colour blindness; markers distinguish curves of one colour
+# the palette of Okabe and Ito, whose colours are distinct for people with the common kinds of colour blindness; two
+# curves of one colour have different markers
 STYLES = {
     "spec_decode": ("#000000", "D"),
     "lossy": ("#999999", "s"),
@@ -16,7 +17,7 @@ STYLES = {
     "token_v1": ("#009E73", "<"),
     "token_v2": ("#009E73", ">"),
 }
-# Tol's muted colours and some between them; none is in the palette above
+# muted colours by Paul Tol, and some colours between them; none of them is in the palette above
 _SPARE = (
     "#117733", "#332288", "#882255", "#44AA99", "#999933", "#AA4499", "#661100", "#6699CC", "#DDCC77", "#CC6677",
     "#2F4B26", "#7A4FBF",
@@ -25,7 +26,7 @@ _MARKERS = "hdpH"
 
 
 def styles(curves: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Returns curve -> colour and marker: the fixed style, or a spare one; no two spare styles share a colour."""
+    """Returns the colour and marker of each curve: its fixed style, or a spare style with a colour of its own."""
     looks, spare = {}, 0
     for curve in curves:
         if curve not in STYLES:
@@ -37,7 +38,7 @@ def styles(curves: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _spare(number: int) -> str:
-    """Returns the spare colour of index `number`; beyond the list, hues that never repeat."""
+    """Returns the spare colour of index `number`; after the end of the list, hues that never repeat."""
     if number < len(_SPARE):
         return _SPARE[number]
     hue = (number - len(_SPARE)) * 0.61803398875 % 1.0  # the golden ratio spreads any number of hues evenly

@@ -1,9 +1,9 @@
-"""Figures of panels, a file per setting: quality against latency and rejection rate, and fronts of thresholds.
+"""Figures of panels, one file per panel: quality against latency and rejection rate, and fronts of stop thresholds.
 
-Quality minus the target's is drawn against relative latency and against the rejection rate, a line per rule through
-its α's. Bars are paired 95% intervals of the difference to the target on the same examples, if records hold them;
-hollow markers are inconclusive points. Fronts are Figure 4 of Huang et al., 2024 (SpecDec++): verification rate over
-discard rate, a curve per family.
+The vertical axis shows quality minus the target's quality, and a line per rule connects the points of its α's. Bars are
+paired 95% intervals of the difference to the target on the same examples, if the records contain them. Hollow markers
+are inconclusive points, where nothing was drafted. Fronts are Figure 4 of Huang et al., 2024 (SpecDec++): verification
+rate against discard rate, with a curve per family.
 """
 
 import io
@@ -41,7 +41,7 @@ def draw_all(
     """Draws one file per panel that has a curve, `<stem>.png` or `<stem>-<setting>.png`; returns the paths.
 
     Raises:
-        ValueError: there is no curve.
+        ValueError: no panel has a curve.
     """
     panels = [panel for panel in panels if panel.curves]
     if not panels:
@@ -54,7 +54,7 @@ def draw_all(
 
 
 def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Path], alone: bool) -> Path:
-    """Returns the path of a panel's figure, numbered if it is taken: two panels may have one title."""
+    """Returns the path of a panel's figure, with a number if another panel with the same title uses the path."""
     title = re.sub(r"[^A-Za-z0-9._]+", "-", panel.title().replace("γ", "g").replace(" = ", "")).strip("-")
     name = stem if alone else f"{stem}-{title}"
     path = folder / f"{name}.{form}"
@@ -62,10 +62,10 @@ def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Pa
 
 
 def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
-    """Writes one panel's figure of quality against latency and rejection rate; replaces an old file atomically.
+    """Writes one panel's figure of quality against latency and rejection rate; replaces an older file atomically.
 
-    Left: quality against latency as in Figure 4 of Narasimhan et al. (2024), left out if no latency was measured;
-    right: as in its Figure 3.
+    The left plot shows quality against latency, as in Figure 4 of Narasimhan et al. (2024). It is left out if no
+    latency was measured. The right plot is as in Figure 3 of the same paper.
     """
     panel_places = places(panel)
     timed = any(spot.latency for spot in panel.spots)
@@ -89,18 +89,18 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
 
 
 _APART = 0.06
-"""Width of a label such as "1.25×", as a share of the axis's length."""
+"""Width of a label such as "1.25×", as a share of the axis's length; labels that are closer would overlap."""
 
 
 def _in_speed_ups(axes: Axes) -> None:
-    """Labels the axis with latency below and speed-up above."""
+    """Labels the horizontal axis with the relative latency below the plot, and with the speed-up above it."""
     axes.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
     axes.axvline(1.0, color="0.8", lw=1, zorder=0)
     low, high = axes.get_xlim()
     low = max(low, 0.02)  # the speed-up of a latency of 0 is infinite
     axes.set_xlim(low, high)
     marks = list[float]()
-    # in the order of their importance: a label is left out if it would overlap an earlier one
+    # in the order of importance: a label is left out if it would overlap a more important one
     for speed_up in (1, 2, 1.5, 1.25, 0.8, 4, 3, 10, 6, 2.5, 20):
         if low <= 1 / speed_up <= high and all(
             abs(1 / speed_up - 1 / taken) > _APART * (high - low) for taken in marks
@@ -112,7 +112,7 @@ def _in_speed_ups(axes: Axes) -> None:
 
 
 def _baselines(axes: Axes, panel: Panel, panel_places: Places) -> None:
-    """Draws random requests, the target at lower temperatures (no faster), and a ring around the chosen point."""
+    """Draws the line of random requests, the target at lower temperatures, and a ring around the chosen point."""
     if panel_places.random:
         axes.plot(*panel_places.random, color="0.65", lw=2.5, zorder=0, label="Whole requests sent at random")
     if panel.cooler and panel.target:
@@ -138,7 +138,7 @@ def plain(axes: Axes, **grid: Any) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure, replacing an old figure of this package atomically, and closes it."""
+    """Writes a figure to a file and closes it; an older figure of this package is replaced atomically."""
     form, content = path.suffix.removeprefix("."), io.BytesIO()
     author = {("Software" if form == "png" else "Creator"): MAKER}
     figure.savefig(content, dpi=150, format=form, metadata=author)
@@ -147,7 +147,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _axes(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal) -> None:
-    """Draws the curves, the target's quality as a dotted line with the margin below it, and both ends."""
+    """Draws the curves, the target's quality with the accepted loss below it, and target and draft alone."""
     looks = styles(panel.curves)
     for name, curve in panel_places.curves.items():
         colour, marker = looks[name]
@@ -174,7 +174,7 @@ def _axes(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal
 
 
 def _ends(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal) -> None:
-    """Draws target and draft alone with their names; skips those without a value on the axis."""
+    """Draws the target alone and the draft alone with their names; skips those without a value on the axis."""
     shown = [(place, x) for place in panel_places.ends if (x := horizontal(place)) is not None]
     for place, x in shown:
         position, marker = (x.value, place.difference.value), "s" if place.spot is panel.target else "o"
@@ -185,11 +185,11 @@ def _ends(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal
                              fontsize=10, weight="bold", zorder=5)  # fmt: skip
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
     low, high = axes.get_xlim()
-    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # space for the names
+    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # makes space for the names
 
 
 def bars(values: Sequence[Interval]) -> list[list[float]]:
-    """Returns the lengths of error bars below and above; 0 where a resampled interval does not reach the value."""
+    """Returns the lengths of error bars below and above; 0 where a resampled interval excludes the value itself."""
     return [[max(v.value - v.low, 0.0) for v in values], [max(v.high - v.value, 0.0) for v in values]]
 
 
@@ -202,7 +202,9 @@ def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = 
     """Draws Figure 4 of Huang et al., 2024 (SpecDec++): a file per panel, `<stem>-pareto[-<setting>].png`.
 
     Returns:
-        The paths, and the reasons why panels have none: records without counts of single examples, or of too few.
+        The paths, and the reasons why some panels have no figure: their records lack the counts of single examples, or
+            have
+            too few of them.
     """
     bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
     for families in every:
@@ -217,13 +219,13 @@ def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = 
 
 
 def _draw_front(families: Families, path: Path, bootstrap: Bootstrap) -> None:
-    """Writes one panel's figure; it replaces an old file atomically.
+    """Writes the figure of one panel's fronts; replaces an older file atomically.
 
     Raises:
-        ValueError: records without counts of single examples, or of too few.
+        ValueError: records lack the counts of single examples, or have too few of them.
     """
     every = (*families.fixed, *families.adaptive)
-    # raises errors before the figure is created; the bootstrap caches these rates
+    # computed here so that errors are raised before the figure is created; the bootstrap caches these rates
     _rates([*families.oracles.values(), *(spot for family in every for spot in family.spots.values())], bootstrap)
     figure, axes = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
     spare, fixed = itertools.cycle(SYMBOLS), itertools.cycle(("-", "--", ":"))
@@ -265,10 +267,10 @@ def _family(axes: Axes, family: Family, bootstrap: Bootstrap, colour: str, marke
 
 
 def _iso_latency(axes: Axes, families: Families) -> str:
-    """Draws lines of equal time per token by equation 2.3, slope −c_1/c_2; returns the note, or "" without lines."""
+    """Draws lines of equal time per token (equation 2.3, slope −c_1/c_2); returns a note, or "" without lines."""
     try:
         times = forward_times.speculative(families.records)
-        forward_times.suggested_threshold(times.draft, times.target)  # raises if the times define no lines
+        forward_times.suggested_threshold(times.draft, times.target)  # raises ValueError if the times define no lines
     except ValueError:
         return ""
     (x_low, x_high), (low, high) = axes.get_xlim(), axes.get_ylim()

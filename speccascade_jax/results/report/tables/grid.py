@@ -1,4 +1,4 @@
-"""Tables as plain cells, and their output for a terminal, Markdown, LaTeX and CSV."""
+"""Tables of text cells, with output for a terminal, Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -18,7 +18,8 @@ _LATEX = str.maketrans(
     | {
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}",
         "<": "$<$", ">": "$>$",
-        "[": "{[}", "]": "{]}", "*": "{*}",  # otherwise \\ takes one at the next row's start for its argument
+        # without braces, LaTeX reads a [ or * at the beginning of a row as an argument of the \\ before it
+        "[": "{[}", "]": "{]}", "*": "{*}",
         "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "π": r"$\pi$", "η": r"$\eta$", "×": r"$\times$",
         "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "−": "$-$", "–": "--", "…": r"\dots{}",
     }
@@ -27,10 +28,11 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table as plain text: its cells, the places of those shown in bold, and the notes below it.
+    """A table as plain text: its cells, the positions of bold cells, and the notes below it.
 
     Attributes:
-        title: above it; header, rows: one string per cell, the first column names the row; notes: below it.
+        title: the text above the table; notes: sentences below the table.
+        header, rows: one string per cell; the first column names the row.
         bold: (row, column) of the bold cells.
     """
 
@@ -54,7 +56,7 @@ class Grid:
         return table
 
     def markdown(self) -> str:
-        """Returns the table for a page in Markdown; the notes follow as a list."""
+        """Returns the table in Markdown, followed by the notes as a list."""
         aligned = ["---"] + ["---:"] * (len(self.header) - 1)
         rows = self._cells(_markdown, "**{}**")
         lines = [f"| {' | '.join(cells)} |" for cells in ([_markdown(name) for name in self.header], aligned, *rows)]
@@ -62,7 +64,7 @@ class Grid:
         return "\n".join([f"**{_markdown(self.title)}**", "", *lines, "", *notes]) + "\n"
 
     def csv(self) -> str:
-        """Returns the cells unformatted below their header; title and notes are left out."""
+        """Returns the header and the unformatted cells as CSV, without title and notes."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([self.header, *self.rows])
         return out.getvalue()
@@ -70,7 +72,8 @@ class Grid:
     def latex(self) -> str:
         r"""Returns a LaTeX `table` with the rules of booktabs, the title as its caption and the notes below.
 
-        It needs `\usepackage{booktabs}` and nothing else; long headers are stacked. Wide tables need a wide page.
+        The only package that it needs is booktabs (`\usepackage{booktabs}`). Long headers are stacked; wide tables need
+        a wide page.
         """
         rows = [" & ".join(cells) + r" \\" for cells in self._cells(_latex, r"\textbf{{{}}}")]
         notes = [rf"{_latex(note)}\par" for note in self.notes]
@@ -84,7 +87,7 @@ class Grid:
         return "\n".join(["% \\usepackage{booktabs}", *lines]) + "\n"
 
     def _cells(self, write: Callable[[str], str], bold: str) -> list[list[str]]:
-        """Returns the rows, escaped for a form, with the bold cells in its markup."""
+        """Returns the rows with cells escaped by `write`; bold cells are inserted into the pattern `bold`."""
         return [
             [bold.format(write(x)) if (r, c) in self.bold else write(x) for c, x in enumerate(row)]
             for r, row in enumerate(self.rows)
@@ -96,7 +99,7 @@ def _markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a hyphen is too short for a minus sign
+    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a minus sign in place of the hyphen, which is too short
     return minus.translate(_LATEX)
 
 

@@ -1,4 +1,4 @@
-"""Table of the levels of a stack (Globerson et al., 2025): calls of each model, and the fate of the drafts for it.
+"""Table of the levels of a stack of models (Globerson et al., 2025): each model's calls, and its accepted drafts.
 
 Needs no JAX.
 """
@@ -11,7 +11,7 @@ HEADER = ["Method", "α", "model", "calls per token", "tokens per call", "accept
 
 
 def level_grids(panel: Panel) -> list[Grid]:
-    """Returns a table with a row for the target and for each level below it, of every stack of a panel.
+    """Returns a table of every stack in a panel, with a row for the target and for each level below the target.
 
     Raises:
         ValueError: no record has levels.
@@ -35,7 +35,7 @@ def _rows(record: Record) -> list[list[str]]:
     alpha, tokens = record["point"]["alpha"], record["counts"]["committed"]
     first = [label(record), NONE if alpha is None else f"{alpha:g}"]
     engines = [{"model": "target", **record["counts"], **record["measures"]}, *record["levels"]]
-    # an engine's draft steps, minus its tail's, are the calls of the model below
+    # an engine's draft steps, minus the steps of its tail, are the calls of the model below it
     below = [engine["draft_steps"] - engine.get("tail_steps", 0) for engine in engines]
     calls = [engines[0]["target_calls"], *below]
     forms = {"block_efficiency": ".2f", "acceptance_rate": ".1%", "draft_utilisation": ".1%"}

@@ -1,9 +1,9 @@
-"""Tables of drafter choice per query against fixed drafters (Huang et al., 2024 (assistant selection)).
+"""Tables of choosing a drafter per query, against fixed drafters (Huang et al., 2024 (assistant selection)).
 
-They correspond to the paper's Tables 1 to 6 and 11 to 14. A row is a way of choosing, a group of columns is a domain,
-which is a task. One table holds several sets of drafters, each with its own rows, and drafters used without a choice.
-Two rows are computed from others: each query's best arm in hindsight, and the gain of a perfect policy. Times are per
-token. Needs no JAX.
+They correspond to the paper's Tables 1 to 6 and 11 to 14. Each row is a strategy of choosing, and each group of columns
+is a domain, which is a task. One table holds several sets of drafters, each with its own rows, and also drafters that
+are used without a choice. An arm is one of the drafters in a set. The rows of the oracle are computed from others: they
+use each query's best arm in hindsight. Times are per token. Needs no JAX.
 """
 
 import itertools
@@ -27,11 +27,13 @@ _APART = (
 Drafters = tuple[str, ...]
 ORACLE = "each query's best arm"
 ALONE = " alone"
-"""Suffix of a drafter that is the method's only one, so that nothing was chosen."""
+"""Suffix of the row of a drafter that is its method's only drafter, so that nothing was chosen."""
 
 
 def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
-    """Returns a table per setting, all its domains side by side, and after it the cost of choosing, if it was timed.
+    """Returns for each setting a table with all domains side by side, followed by a table of the cost of choosing.
+
+    The second table is left out if nothing was timed.
 
     Raises:
         ValueError: no record chose among drafters.
@@ -57,12 +59,12 @@ def _setting(panel: Panel) -> str:
 
 
 def _setting_title(panels: list[Panel]) -> str:
-    """Returns the panels' shared title, without a task."""
+    """Returns the title that the panels share, without the task."""
     return panels[0].title().partition(", ")[2]
 
 
 def _sets(panels: list[Panel]) -> dict[Drafters, str]:
-    """Returns each set of drafters to choose from, smallest first -> the suffix of its rows; "" for a single set."""
+    """Returns the row suffix of each set of drafters, smallest set first; the suffix is "" if there is one set only."""
     drafter_sets = dict.fromkeys(_drafters(spot) for panel in panels for spot in panel.spots if selects(spot))
     if len(drafter_sets) == 1:
         return dict.fromkeys(drafter_sets, "")
@@ -74,7 +76,7 @@ def _drafters(spot: Spot) -> Drafters:
 
 
 def _way(spot: Spot) -> str:
-    """Returns the name of a spot's way of choosing."""
+    """Returns the name of the strategy by which a spot's method chose a drafter."""
     selection = spot.records[0]["selection"]
     if fixed_arm(spot) is not None:
         return f"always {selection['choose']}"
@@ -84,7 +86,7 @@ def _way(spot: Spot) -> str:
 def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str]:
     """Returns the rows' names in order: drafters alone, fixed choices, the random choice, policies, oracles.
 
-    Rows of the first set come first within each kind.
+    Within each kind, the rows of the first set of drafters come first.
     """
 
     def order(way: str) -> tuple[int, int]:
@@ -95,7 +97,7 @@ def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str
 
 
 def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
-    """Returns row -> its spot, with times per token; and each set's oracle, if it can be computed."""
+    """Returns a panel's spots by row, with times per token, and the oracle of each set that has enough trials."""
     named_spots = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
     arms = defaultdict[tuple[str, ...], list[Spot]](list)  # an oracle chooses among arms of the same method and α
     for _, spot in named_spots:
@@ -110,7 +112,7 @@ def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
 
 
 def _alone(panel: Panel) -> list[tuple[str, Spot]]:
-    """Returns the spots of methods with one drafter only that is also in a set, each with the drafter's name there."""
+    """Returns the spots of methods whose only drafter is also in a set, with the drafter's name in that set."""
     called: dict[str, str] = {}
     for selection in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
         drafts = selection["drafts"] if "drafts" in selection else selection["arms"]
@@ -167,7 +169,7 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
 
 
 def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> Grid | None:
-    """Returns a table of times per token of one row over another: selection over none, more drafters over fewer."""
+    """Returns a table of ratios of times per token: choice over no choice, and a further set over the first set."""
     bootstrap, rows = Bootstrap(), list[list[str]]()
     ways = _ways(columns, sets)
     for way, over in _pairs(ways, list(sets.values())):
@@ -189,10 +191,10 @@ def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Draft
 
 
 def _pairs(ways: list[str], sets: list[str]) -> list[tuple[str, str]]:
-    """Returns pairs of rows to compare.
+    """Returns the pairs of rows whose times are compared.
 
-    They are: a drafter always over the same drafter alone; and each way of a further set over the same way of the
-    first.
+    A pair is either a drafter that is always chosen and the same drafter alone, or a strategy with a further set of
+    drafters and the same strategy with the first set.
     """
     alone = [name for name in ways if name.endswith(ALONE)]
     candidates = [(f"always {name.removesuffix(ALONE)}{of}", name) for name in alone for of in sets]
@@ -225,7 +227,7 @@ def _speed_up(spot: Spot) -> float | None:
 
 
 def _choices(spot: Spot) -> str:
-    """Returns how often each arm was chosen; `NONE` if the row's name determines it."""
+    """Returns how often each arm was chosen, as text; `NONE` if the row's name says which arm it is."""
     if not selects(spot) or fixed_arm(spot) is not None:
         return NONE
     selection = spot.records[0]["selection"]
@@ -242,13 +244,13 @@ def selects(spot: Spot) -> bool:
 
 
 def fixed_arm(spot: Spot) -> int | None:
-    """Returns the index of the arm that a selection always takes; `None` if it is no fixed selection."""
+    """Returns the index of the arm that is chosen for every query, or `None` if the choice is not fixed."""
     selection: Row = spot.records[0].get("selection", {"choose": None, "arms": ()})
     return selection["arms"].index(selection["choose"]) if selection["choose"] in selection["arms"] else None
 
 
 def per_token(spot: Spot) -> Spot:
-    """Returns the spot with every query's time divided by its number of tokens: sampled outputs differ in length."""
+    """Returns a spot with each query's time per token instead of its time, because output lengths differ."""
 
     def divided(timed: Latency) -> Latency:
         ms_per_token = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
@@ -263,27 +265,27 @@ def per_token(spot: Spot) -> Spot:
 
 
 def ratio(spot: Spot) -> float | None:
-    """Returns time per token over the target's, for a spot of `per_token`; mean over seeds."""
+    """Returns the time per token of a spot from `per_token`, relative to the target's and averaged over seeds."""
     timed = [record for record in spot.records if record.get("latency")]
     times = [[np.sum(record[name]["per_example_ms"]) for name in TIMES] for record in timed]
     return float(np.mean([method_ms / target_ms for method_ms, target_ms in times])) if times else None
 
 
 def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
-    """Returns the spot with other records and the latency that follows from them."""
+    """Returns a spot with other records, and with the relative latency that follows from these records."""
     spot = replace(spot, records=tuple(records))
     latency = ratio(spot)
     return spot if latency is None else replace(spot, latency=Interval(latency, latency, latency))
 
 
 def oracle(spots: Sequence[Spot]) -> Spot | None:
-    """Returns a spot made of each query's best arm, from spots of `per_token`; `None` without enough trials.
+    """Returns a spot that uses each query's best arm, from spots of `per_token`; `None` without enough trials.
 
     The best arm is the fastest one in the other trials, relative to the target's interleaved run. The fastest arm of
     the same trial would count luck as speed.
 
     Args:
-        spots: of one set of drafters, by one method; the best is taken from those that always use one arm.
+        spots: spots of one method with one set of drafters; the best arm is taken from those with a fixed choice.
     """
     always = [spot for spot in spots if fixed_arm(spot) is not None]
     by_seed = [{record["point"]["seed"]: record for record in spot.records if _tried(record)} for spot in always]
@@ -300,7 +302,7 @@ def _tried(record: Record) -> bool:
 
 
 def _best_of(timed: list[Record], places: np.ndarray) -> Record:
-    """Returns a record of each query's best arm, from one record per arm; `places`: indices of these arms."""
+    """Returns a record of each query's best arm, from one record per arm; `places` are the indices of these arms."""
     arm_ms, target_ms = (np.asarray([record[name]["per_example_ms"] for record in timed]) for name in TIMES)
     ratios = arm_ms / target_ms  # [arms, trials, examples]
     best = (ratios.sum(1, keepdims=True) - ratios).argmin(0)[None]
@@ -310,7 +312,7 @@ def _best_of(timed: list[Record], places: np.ndarray) -> Record:
         return chosen
 
     tokens = np.maximum(picked(np.asarray([record["latency"]["per_example_tokens"] for record in timed])), 1)
-    # the total is all time over all tokens, as in other records
+    # `total` is the time of all queries over all tokens, as in other records
     like, total = timed[0], (picked(arm_ms) * tokens).sum(1) / tokens.sum(1)
     latency = {"per_example_ms": picked(arm_ms).tolist(), "per_example_tokens": tokens.tolist()}
     best_arms: Row = {

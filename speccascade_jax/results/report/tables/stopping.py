@@ -1,9 +1,9 @@
-"""Tables of families: those of Huang et al., 2024 (SpecDec++), and block-wise against token-wise verification.
+"""Tables of stop policies (Huang et al., 2024 (SpecDec++)), and of block-wise against token-wise verification.
 
-They are forward times (the paper's Table 2), throughputs (Table 1), theorem 3.1's threshold, dominance (Figure 4), and
-tokens per target call with both verifications (METHODS section 10). This module formats cells and notes;
-`forward_times` and `families` of `results.analysis` compute the numbers. Brackets hold 95% bootstrap intervals over
-examples.
+They are forward times (the paper's Table 2), throughputs (Table 1), the threshold of theorem 3.1, dominance over fixed
+blocks (Figure 4), and tokens per target call with both kinds of verification (METHODS section 10). This module formats
+cells and notes; `forward_times` and `families` of `results.analysis` compute the numbers. Brackets contain 95%
+bootstrap intervals over examples.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ _MEASURED = (
 
 
 def forward_time_grids(families: Families) -> list[Grid]:
-    """Returns SpecDec++'s Table 2: forward times of both models together (all, and by family), and of each alone."""
+    """Returns SpecDec++'s Table 2: fitted forward times of both models together and of each model alone."""
     records, notes, rows = families.records, list[str](), list[list[str]]()
     fits = {"Both models, all": partial(forward_times.speculative, records)}
     for family in (*families.fixed, *families.adaptive):
@@ -78,7 +78,10 @@ def _fit_cells(fit: Fit, plain: Fit) -> list[str]:
 
 
 def throughput_grids(families: Families) -> list[Grid]:
-    """Returns SpecDec++'s Table 1, every point's prediction beside its measurement, and theorem 3.1's threshold.
+    """Returns SpecDec++'s Table 1, a table of predicted and measured throughputs, and theorem 3.1's threshold.
+
+    The last table is left out if no token-wise family has an acceptance head or a threshold on the probability of a
+    rejection.
 
     Raises:
         ValueError: records without counts or without timings, no target alone, or forward times that cannot be fitted.
@@ -197,15 +200,15 @@ def _left_out(why: str, names: list[str]) -> list[str]:
 
 
 def _token_wise(families: Families) -> list[Family]:
-    """Returns the adaptive families that theorem 3.1 covers: those whose blocks end at a rejected token."""
+    """Returns the stop-threshold families that theorem 3.1 covers: those whose blocks end at a rejected token."""
     return [family for family in families.adaptive if family.verify == "token"]
 
 
 def dominance_grids(families: Families) -> list[Grid]:
-    """Returns SpecDec++'s Figure 4 as numbers: adaptive fronts against every fixed γ with equal output distribution.
+    """Returns SpecDec++'s Figure 4 as a table: fronts of stop thresholds against each fixed γ of equal distribution.
 
     Raises:
-        ValueError: records without counts, or no fixed blocks and stop thresholds with the same distribution.
+        ValueError: records have no counts, or no stop thresholds and fixed blocks have the same output distribution.
     """
     compared = list(comparing.compare(families, Bootstrap()))
     if not compared:
@@ -245,7 +248,7 @@ def dominance_grids(families: Families) -> list[Grid]:
 
 
 def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
-    """Yields every point of a panel: method, γ or h, and its spot."""
+    """Yields the method, the text of γ or h, and the spot of every point in a panel."""
     for family in (*families.fixed, *families.adaptive):
         for number, spot in family.spots.items():
             yield _family_name(family), f"{family.symbol} = {number:g}", spot
@@ -268,7 +271,7 @@ def _timed(spot: Spot) -> bool:
 
 
 def _rate(throughputs: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
-    """Returns `scores` `[1 + samples]` as text with their interval."""
+    """Returns the first of `scores` `[1 + samples]`, and the interval of the others, as text."""
     return throughputs.bootstrap.interval(scores).text(form, unit)
 
 
@@ -278,11 +281,17 @@ def _percent(interval: Interval) -> str:
 
 _TOKEN_WISE = "token"
 _NO_PART = ("verify", "curve", "family", "details")
-"""Fields of a point that depend on its verification only."""
+"""Fields of a point that may differ between token-wise and block-wise verification of the same method."""
 
 
 class _Both(NamedTuple):
-    """A point verified in both ways; `name` and `symbol` (of γ or h, whose value is `number`) name its row."""
+    """A point that was measured with token-wise and with block-wise verification.
+
+    Attributes:
+        name: name of the method, with α; symbol: "γ", or the symbol of the stop threshold.
+        number: the value of γ or of the stop threshold.
+        token_wise, jointly: the spots with token-wise and with block-wise verification.
+    """
 
     name: str
     symbol: str
@@ -292,10 +301,10 @@ class _Both(NamedTuple):
 
 
 def verification_grids(families: Families) -> list[Grid]:
-    """Returns tables of block efficiency with both verifications: by block size, and by each kind of stop threshold.
+    """Returns tables of tokens per target call, token-wise and block-wise: by block size, and by stop threshold.
 
     Raises:
-        ValueError: no method was verified both ways; records without counts of single examples.
+        ValueError: no method was verified both ways, or records have no counts of single examples.
     """
     if not (rows := _both_ways(families.panel.spots)):
         raise ValueError("no method was verified both ways: sweep it with verify = ('token', 'block')")
@@ -306,7 +315,7 @@ def verification_grids(families: Families) -> list[Grid]:
 
 
 def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]]) -> Grid:
-    """Returns the table of rows that run along γ, or along one stop threshold."""
+    """Returns the table of the methods with values of γ, or of one kind of stop threshold, as columns."""
     panel, bootstrap = families.panel, Bootstrap()
     columns, lower, cells = sorted({point.number for row in rows for point in row}), 0, list[list[str]]()
     for row in rows:
@@ -330,7 +339,7 @@ def _verification_grid(families: Families, symbol: str, rows: list[list[_Both]])
 
 
 def _both_ways(spots: list[Spot]) -> list[list[_Both]]:
-    """Returns points that were verified token-wise and block-wise, in groups that differ in γ or h only."""
+    """Returns points that were verified token-wise and block-wise, in groups whose points differ in γ or h only."""
     alike = defaultdict[str, dict[str, Spot]](dict)
     for spot in spots:
         record = spot.records[0]
@@ -360,4 +369,4 @@ GRIDS: dict[str, Callable[[Families], list[Grid]]] = {
     "dominance": dominance_grids,
     "verification": verification_grids,
 }
-"""Name of a table in `experiments/tables.py` -> function that returns the tables of one panel."""
+"""Functions that return the tables of one panel, by the name of the table in `experiments/tables.py`."""

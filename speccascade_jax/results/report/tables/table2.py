@@ -1,7 +1,7 @@
 """Table 2 of Narasimhan et al. (2024) and the list of all points: cells and notes, computed from panels.
 
-Numbers in brackets are paired bootstrap intervals against the target alone; the marks compare within a column
-(`significance`). Needs no JAX.
+Numbers in brackets are paired bootstrap intervals of differences to the target alone. The marks compare the entries of
+one column with each other (`significance`). Needs no JAX.
 """
 
 from collections import defaultdict
@@ -21,18 +21,18 @@ MEASURES = (
     ("rejected", "rejection_rate", ".1%"), ("draft wrote", "draft_share", ".1%"),
     ("block efficiency", "block_efficiency", ".2f"),
 )  # fmt: skip
-"""Columns of the list of points: header, measure of a record, and format."""
+"""Columns of the list of points, each with its header, the measure of a record, and the number format."""
 
 
 def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list[Grid]:
-    """Returns Table 2, or with `points` the list of all points, for every setting.
+    """Returns Table 2 or, with `points`, the list of all points.
 
     Args:
         panels: the panels to list.
         points: whether to list all points instead of Table 2.
         limits: as in `panels.table2`.
     """
-    if points:  # panels with target and draft only are listed if there are no others
+    if points:  # panels with target and draft alone are listed only if there are no other panels
         return [points_grid(panel) for panel in panels if panel.curves] or [points_grid(panel) for panel in panels]
     return table2_grids(panels, *limits)
 
@@ -42,7 +42,7 @@ def table2_grids(
 ) -> list[Grid]:
     """Returns Table 2: a grid for each combination of sampling, block size and bonus, three columns per task and pair.
 
-    Arguments and errors are those of `panels.table2`; panels with only target and draft alone are left out.
+    Arguments and errors are those of `panels.table2`. Panels that contain only target and draft alone are left out.
     """
     tables: dict[tuple, list[Panel]] = defaultdict(list)
     same = ("temperature", "draft_temperature", "top_p", "top_k", "block_size", "bonus", "device")
@@ -76,7 +76,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
 
 
 def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> tuple[list[str], ...]:
-    """Returns the three columns of a panel. Speed-ups at a loss show their cost in quality, and are not marked."""
+    """Returns a panel's three columns; speed-ups at a loss of quality show this loss and have no marks."""
     fast, near, best = ([getattr(row, name) if row else None for row in rows] for name in Row._fields[1:])
     floor = significance.noise(panel)
 
@@ -101,7 +101,7 @@ def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> 
 
 
 def _alone(panel: Panel, bootstrap: Bootstrap) -> str:
-    """Returns the target's speed-up over itself: its difference from 1 is noise."""
+    """Returns the measured speed-up of the target over itself, whose difference from 1 is noise."""
     if panel.target is None or panel.target.latency is None:
         return NONE
     ratio = significance.latency(panel.target, bootstrap)
@@ -113,7 +113,7 @@ def _times(spot: Spot) -> str:
 
 
 def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> str:
-    """Returns quality minus the target's, or another spot's, with its interval; empty if there is none."""
+    """Returns a spot's quality minus the target's, or that of `over`, with its interval; empty without an interval."""
     gain = significance.quality_gain(panel, spot, bootstrap, over)
     return gain.text("+.2f") if gain else ""
 
@@ -157,7 +157,7 @@ def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
 
 
 def _explained(brackets: str) -> list[str]:
-    """Returns notes that explain brackets and marks."""
+    """Returns notes that explain the numbers in brackets and the marks of a table."""
     samples = Bootstrap().samples
     return [
         f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds are averaged, not resampled; "
@@ -195,12 +195,12 @@ def points_grid(panel: Panel) -> Grid:
 def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     """Returns a table that compares every point of a panel with the point of one method whose share is nearest.
 
-    It shows whether a point is better at equal share.
+    The table shows whether a point is better than this method at an equal share.
 
     Args:
         panel: the panel of the points.
-        method: a curve of the panel, say "random_accept".
-        share: a name in `panels.SHARES`.
+        method: a curve of the panel, for example "random_accept".
+        share: the compared measure, a name in `panels.SHARES`.
 
     Raises:
         ValueError: the panel has no such curve, or the curve has no such share.
@@ -238,7 +238,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
 
 
 def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
-    """Returns (share, spot) for every spot with this share."""
+    """Returns the pair (share, spot) for every spot for which this share was measured."""
     return [(interval.value, spot) for spot in spots if (interval := share_of(spot, share))]
 
 
@@ -247,7 +247,7 @@ def _number(alpha: float | None) -> str:
 
 
 def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstrap, timed: bool) -> dict[str, str]:
-    """Returns a row of the list of points: column -> cell; latency columns only if `timed`."""
+    """Returns a row of the list of points, by column; latency columns are included only if `timed`."""
     cells = {
         "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
@@ -285,7 +285,7 @@ def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 
 
 
 def _csv_columns(panel: Panel, row: Row, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Returns the columns of one row of Table 2 in CSV, with the intervals that other forms show in brackets."""
+    """Returns the columns of one row of Table 2 in CSV, with the intervals that other formats show in brackets."""
     fast, near, best = row.fastest, row.near, row.best
     floor = significance.noise(panel)
 
