@@ -22,7 +22,7 @@ def commands() -> dict[str, Path]:
 
 
 def about(path: Path) -> str:
-    """Returns the first paragraph of a Python file's docstring, on one line."""
+    """Returns the first paragraph of the docstring in a Python file, on one line."""
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return " ".join(docstring.partition("\n\n")[0].split())
 

@@ -70,10 +70,10 @@ def switch_on() -> None:
 
 
 def _refuse_unsafe(path: Path) -> None:
-    """Refuses a folder that this process cannot write to, or that other users can write to.
+    """Raises PermissionError for a folder that this process cannot write to, or that other users can write to.
 
     Raises:
-        PermissionError: names the folder and the remedy.
+        PermissionError: the message names the folder and the remedy.
     """
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")

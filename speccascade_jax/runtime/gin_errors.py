@@ -75,7 +75,7 @@ def _line_number(error: BaseException) -> int:
 
 
 def _setting_at(line: int, bindings: Sequence[str]) -> str:
-    """Returns the setting that contains line `line` (from 1) of all settings joined; a setting may have several."""
+    """Returns the setting at line `line` (from 1) of all settings joined; one setting may have several lines."""
     for setting in bindings:
         line -= setting.count("\n") + 1
         if line <= 0:
@@ -101,7 +101,7 @@ def _unclosed(reading: str) -> str:
 
 
 def unfilled(name: str) -> str:
-    """Returns the error message, with the remedy, for a gin name that has no value."""
+    """Returns the error message for a gin name without a value; the message says how to set a value."""
     name = re.sub(r"/(gin\.)?macro\.value$", "", name)
     return (
         f"{name} has no value (%gin.REQUIRED): add --gin.{name}=VALUE (strings in quotes), or a gin file that sets it"

@@ -186,7 +186,8 @@ def attributes_of(place: str) -> Callable[[str], object]:
 
     def find(name: str) -> object:
         value = None if name.startswith("__") else getattr(importlib.import_module(place), name, None)
-        if value is None or isinstance(value, ModuleType):  # Python also looks up submodules here
+        # Python asks this function for submodules, too; they must not come from the other module
+        if value is None or isinstance(value, ModuleType):
             raise AttributeError(f"no attribute {name!r} here or in {place}", name=name)
         warnings.warn(f"{name} is in {place} now; its old place works until {UNTIL}", DeprecationWarning, stacklevel=2)
         return value

@@ -34,7 +34,7 @@ class Family:
     Attributes:
         name: the family's name in figures and tables; symbol: `GAMMA` or `THRESHOLD`.
         law: identifies the output distribution; only families with equal `law` are compared.
-        spots: the measured spot of each γ or h, ascending.
+        spots: the measured point of each γ or h, ascending.
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as in theorem
             3.1.
             For a family with an acceptance head, this is so if the head's loss gave rejections weight 1 (`w_rej`).
@@ -62,7 +62,11 @@ class Families:
 
     @property
     def target(self) -> Spot:
-        """The target alone; raises the errors of `Panel.required_target`."""
+        """The target alone.
+
+        Raises:
+            ValueError: the records contain no target alone.
+        """
         return self.panel.required_target()
 
     @property
@@ -122,14 +126,15 @@ def _of_panel(panel: Panel) -> Families:
 
 
 def _place(record: Record) -> tuple[_Kind, float] | None:
-    """Returns a record's family and its γ or h; `None` for a record with neither that is not an oracle."""
+    """Returns a record's family and its γ or h; `None` for a record with neither, unless it is an oracle's."""
     point = record["point"]
     name, block, bonus = point["family"], point["block_size"], point["bonus"]
     law = point["law"], point["alpha"], bonus == "target" and not point["lossless"]
     if (stop := point["stop_threshold"]) is not None:
         return _Kind(name, THRESHOLD, law, block, bonus, setting(record, HEAD)), stop
     if panels.is_swept(record):
-        return _Kind(name, GAMMA, law, None, bonus, None), cast(int, block)  # "auto" is never swept
+        # a swept block size is a number, never "auto"
+        return _Kind(name, GAMMA, law, None, bonus, None), cast(int, block)
     return None if point["timed"] else (_Kind(name, NO_NUMBER, law, block, bonus, None), 0.0)
 
 
@@ -181,7 +186,7 @@ class Comparison(NamedTuple):
 
 
 def rates(spot: Spot, bootstrap: Bootstrap) -> Rates:
-    """Returns the discard and verification rates of a spot, on all examples and on resamples.
+    """Returns the discard and verification rates of a point, on all examples and on resamples.
 
     Raises:
         ValueError: a record has no counts of single examples.

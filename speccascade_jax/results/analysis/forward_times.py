@@ -72,7 +72,7 @@ class Fit:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """The values of `COEFFICIENTS`."""
+        """The fitted seconds per draft step, per target call and per generation."""
         return self.draft, self.target, self.constant
 
     @property
@@ -338,11 +338,15 @@ class Throughputs:
 
     @cached_property
     def times_alone(self) -> Fit:
-        """The target's forward time when it generates alone; raises the errors of `times`."""
+        """The fitted forward time of the target when it generates alone.
+
+        Raises:
+            ValueError: as in `fit`, or a time is not positive.
+        """
         return _positive(alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
-        """Predicts a spot's tokens per second from its counts, `[1 + samples]`.
+        """Predicts a point's tokens per second from its counts, `[1 + samples]`.
 
         The samples resample the counts and the forward times.
         """
@@ -368,11 +372,11 @@ class Throughputs:
         return self.times.draws(samples, (seed, 0)), self.times_alone.draws(samples, (seed, 1))
 
     def speed_up_predicted(self, spot: Spot) -> np.ndarray:
-        """Returns a spot's predicted throughput divided by the target's, on the same resamples."""
+        """Returns a point's predicted throughput divided by the target's, on the same resamples."""
         return self.predicted(spot) / self.predicted(self.families.target)
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
-        """Returns a spot's measured throughput divided by that of the target's interleaved runs."""
+        """Returns a point's measured throughput divided by that of the target's interleaved runs."""
         return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:

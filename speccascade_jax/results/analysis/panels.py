@@ -1,7 +1,8 @@
 """Panels, which group records into comparable curves, and Table 2 of Narasimhan et al. (2024).
 
-A record holds the measurements of one point with one random seed. A spot averages the records of a point over seeds. A
-curve is a method's spots, along α or along the stop threshold. Needs no JAX.
+A record holds the measurements for one combination of model pair, task, settings and random seed. A `Spot` is a point
+of a curve, averaged over the records of several seeds. A curve consists of one method's points, along α or along the
+stop threshold. Needs no JAX.
 """
 
 import math
@@ -80,7 +81,7 @@ different curves of one panel, even if their files have the same name."""
 
 
 def suffixes(records: Sequence[Record], kinds: Sequence[Hashable], names: Sequence[str]) -> list[str]:
-    """Returns for each record a text that distinguishes it from its kind, such as " (γ = 3, head 73861f)", or "".
+    """Returns texts that distinguish each record from others of its kind, such as " (γ = 3, head 73861f)" or "".
 
     Args:
         records: the records to distinguish.
@@ -141,11 +142,11 @@ class Spot:
     records: tuple[Record, ...]
 
     def name(self) -> str:
-        """Returns the label with α or the stop threshold, for lists of spots."""
+        """Returns the label with α or the stop threshold, for lists of points."""
         return self.label + ("" if self.alpha is None else f" ({self.axis} {self.alpha:g})")
 
     def order(self) -> tuple[int, tuple[tuple[float, str], ...]]:
-        """Returns the sort key that puts spots into the order of their curves in tables and legends."""
+        """Returns the sort key that puts points into the order of their curves in tables and legends."""
         return place(self.records[0], self.method)
 
     @property
@@ -167,8 +168,8 @@ class Panel:
             and
             the device; `None` for a setting in which the curves of joined panels differ.
         metric: name of the quality metric.
-        target, draft: spots of the target alone and of the draft alone; `None` if the records contain none.
-        curves: the spots of each curve, by the curve's key in the order of `place`; spots have ascending α.
+        target, draft: points of the target alone and of the draft alone; `None` if the records contain none.
+        curves: the points of each curve, by the curve's key in the order of `place`; points have ascending α.
         cooler: the target alone at temperatures below this panel's, by ascending temperature.
     """
 
@@ -181,21 +182,21 @@ class Panel:
 
     @property
     def ends(self) -> list[Spot]:
-        """The spots of the target alone and of the draft alone, if the records contain them."""
+        """The points of the target alone and of the draft alone, if the records contain them."""
         return [end for end in (self.target, self.draft) if end]
 
     @property
     def spots(self) -> list[Spot]:
-        """The spots of all curves, without the target alone and the draft alone."""
+        """The points of all curves, without the target alone and the draft alone."""
         return [spot for curve in self.curves.values() for spot in curve]
 
     @property
     def records(self) -> list[Record]:
-        """The records of all spots: target alone, draft alone, and all curves."""
+        """The records of all points: target alone, draft alone, and all curves."""
         return [record for spot in (*self.ends, *self.spots) for record in spot.records]
 
     def required_target(self) -> Spot:
-        """Returns the spot of the target alone, which the records must contain.
+        """Returns the point of the target alone, which the records must contain.
 
         Raises:
             ValueError: the records contain none.
@@ -253,7 +254,7 @@ def read_points(*paths: str | Path) -> list[Record]:
 
 
 def short_name(pair: str) -> str:
-    """Returns a pair's name, or the last part of its path."""
+    """Returns the name of a model pair, or the last part of the pair's path."""
     return pair.rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -286,7 +287,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
 
 
 def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
-    """Returns the target alone by lower temperature, on the same examples; it need not be timed."""
+    """Returns the target alone at each lower temperature, on the same examples; it need not be timed."""
     if panel.setting["temperature"] is None:
         return {}
     free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
@@ -332,8 +333,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
         name, coordinate = _along(record)
         word = "" if name == TARGET else word
         words[name + word] = word
-        # a point may be measured again (with larger batches, say); this is not another seed, so the latest record
-        # counts
+        # a point may be measured again with the same seed (with larger batches, say): its latest record counts
         by_point[name + word, coordinate][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():
@@ -380,7 +380,7 @@ def _spot(curve: str, apart: str, alpha: float | None, records: Sequence[Record]
 
 
 def share_of(spot: Spot, name: str) -> Interval | None:
-    """Returns a spot's measure of `SHARES`, or `None`; `target_share` is 1 minus `draft_share`."""
+    """Returns a point's measure of `SHARES`, or `None`; `target_share` is 1 minus `draft_share`."""
     if name != "target_share":
         return spot.measures.get(name)
     drafted = spot.measures.get("draft_share")
@@ -405,12 +405,12 @@ BLEU, ROUGE or accuracy."""
 
 
 class Row(NamedTuple):
-    """A method's row of Table 2; a spot is `None` if no point qualifies.
+    """A method's row of Table 2; a field is `None` if no point qualifies.
 
     Attributes:
-        fastest: the fastest spot that reaches the target's quality.
-        near: the fastest spot that is worse than the target by at most a stated loss.
-        best: the spot with the best quality among those that are no slower than the target.
+        fastest: the fastest point that reaches the target's quality.
+        near: the fastest point that is worse than the target by at most a stated loss.
+        best: the point with the best quality among those that are no slower than the target.
     """
 
     method: str
@@ -445,5 +445,5 @@ def table2(panel: Panel, tolerance: float = 0.0, margin: float = 0.0, loss: floa
 
 
 def latency_of(spot: Spot) -> float:
-    """Returns a spot's latency relative to the target's; infinite if it was not measured."""
+    """Returns a point's latency relative to the target's; infinite if it was not measured."""
     return spot.latency.value if spot.latency else math.inf

@@ -37,7 +37,7 @@ distinguished from the method's."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
-    """Returns a spot's quality minus that of `over` (default: the target); `None` for the same or unpaired spots."""
+    """Returns a point's quality minus that of `over` (default: the target); `None` for the same or unpaired points."""
     over = panel.target if over is None else over
     if over is None or spot is over or not _judged(over, spot):
         return None
@@ -45,13 +45,13 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
 
 
 def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
-    """Returns a spot's latency relative to the target's interleaved runs, or `None` without times per example.
+    """Returns a point's latency relative to the target's interleaved runs, or `None` without times per example.
 
     Args:
-        spot: the spot whose latency is returned.
+        spot: the point whose latency is returned.
         bootstrap: resamples of the examples.
         floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
-        over: another spot; if passed, the result is the ratio of the two spots' relative latencies.
+        over: another point; if passed, the result is the ratio of the two points' relative latencies.
     """
     spots = (spot,) if over is None else (spot, over)
     return (
@@ -62,7 +62,7 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | N
 
 
 class Place(NamedTuple):
-    """A spot's position in a plot: its relative latency (`None` if not timed) and its quality minus the target's.
+    """A point's position in a plot: its relative latency (`None` if not timed) and its quality minus the target's.
 
     Both are paired intervals, or the value alone if records hold too few single examples.
     """
@@ -73,10 +73,10 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The positions of a panel's spots in a plot, the line of random requests, and the fastest spot with a small loss.
+    """The plot positions of a panel's points, the line of random requests, and the fastest point with a small loss.
 
     Attributes:
-        curves: positions of the spots of each curve; ends: positions of the target alone and the draft alone.
+        curves: positions of the points of each curve; ends: positions of the target alone and the draft alone.
         random: relative latencies and quality differences of whole requests sent at random, or `None`.
         margin: the accepted loss of quality.
         chosen: the fastest place whose measured loss is within `margin`; `None` if no such place is faster than the
@@ -98,7 +98,7 @@ class Places(NamedTuple):
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
-    """Computes the plot positions of a panel's spots; without a target, `difference` is the quality itself."""
+    """Computes the plot positions of a panel's points; without a target, `difference` is the quality itself."""
     target, bootstrap, floor = panel.target, Bootstrap(), noise(panel)
     base = target.quality.value if target else 0.0
 
@@ -154,9 +154,9 @@ def random_line(panel: Panel, points: int = 41) -> Line | None:
 
 
 def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval | None:
-    """Returns a spot's quality minus that of requests sent at random at the same latency; `None` if not measured.
+    """Returns a point's quality minus that of requests sent at random at the same latency; `None` if not measured.
 
-    A spot that is slower than the target is compared with the target alone; one faster than the draft, with the draft
+    A point that is slower than the target is compared with the target alone; one faster than the draft, with the draft
     alone.
     """
     target, draft = panel.target, panel.draft
@@ -171,7 +171,7 @@ def gain_over_random(panel: Panel, spot: Spot, bootstrap: Bootstrap) -> Interval
 
 
 def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
-    """Returns sentences that list the points below the line of random requests, and those significantly below it."""
+    """Returns notes on which points are worse than requests sent at random, and which are significantly worse."""
     shown = [spot for spot in panel.spots if not spot.inconclusive]
     gains = {spot.name(): gain for spot in shown if (gain := gain_over_random(panel, spot, bootstrap))}
     below = [name for name, gain in gains.items() if gain.value < 0]
@@ -247,7 +247,7 @@ _COSTS = ("block_size", "tree", "verify", "drafters", "tail")
 
 
 def _work(spot: Spot) -> tuple:
-    """Returns an identifier of the work in a spot's timed runs, seed by seed; `()` if a record does not contain it."""
+    """Returns an identifier of the work in a point's timed runs, seed by seed; `()` if a record does not contain it."""
     work = [(record["point"]["seed"], *_trial_work(record)) for record in spot.records]
     return tuple(work) if all(len(entry) > 1 for entry in work) else ()
 
@@ -309,7 +309,7 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
 
 
 def uncompared(panel: Panel) -> list[str]:
-    """Returns notes that count the spots without an interval, and name the spots whose failed examples are left out."""
+    """Returns notes that count points without an interval, and name those whose failed examples are left out."""
     spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),
@@ -333,7 +333,7 @@ def _marks(
     compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
     equal: float,
 ) -> list[str]:
-    """Returns a column's marks; `comparable` says if two spots can be paired, `equal` is the value of no difference."""
+    """Returns a column's marks; `comparable` says if two points can be paired, `equal` means no difference."""
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)
@@ -357,12 +357,12 @@ def _judged(*spots: Spot) -> bool:
 
 
 def tried(*spots: Spot) -> bool:
-    """Returns whether spots were timed on enough examples and in enough trials to call one of them faster."""
+    """Returns whether points were timed on enough examples and in enough trials to call one of them faster."""
     return _timed(*spots) and min(map(_trials, spots)) >= LEAST_TRIALS
 
 
 def _trials(spot: Spot) -> int:
-    """Returns the number of trials that a spot was timed in, over all seeds."""
+    """Returns the number of trials that a point was timed in, over all seeds."""
     return sum(len(np.atleast_2d(record["latency"]["per_example_ms"])) for record in spot.records)
 
 

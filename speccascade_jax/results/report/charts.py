@@ -79,10 +79,10 @@ def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands:
     If nothing was timed, the horizontal axis shows the rejected share of examined draft tokens.
 
     Args:
-        places: the plot positions of a panel's spots.
+        places: the plot positions of a panel's points.
         metric: name of the metric, for the vertical axis.
-        anchors: the HTML element that a click on a spot opens, by the spot's `id()`.
-        commands: the command that runs a spot's point again, by the spot's `id()`.
+        anchors: the HTML element that a click on a point opens, by the spot's `id()`.
+        commands: the command that runs a point again, by the spot's `id()`.
     """
     from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, OpenURL, TapTool
     from bokeh.models.annotations import BoxAnnotation, Span
@@ -120,7 +120,7 @@ latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">
 
 
 def _horizontal(place: Place, timed: bool) -> Interval | None:
-    """Returns a spot's horizontal position: its latency or, if nothing was timed, its rejected share without bars."""
+    """Returns a point's horizontal position: its latency or, if nothing was timed, its rejected share without bars."""
     if timed:
         return place.latency
     rejected = place.spot.measures.get("rejection_rate")
@@ -130,7 +130,7 @@ def _horizontal(place: Place, timed: bool) -> Interval | None:
 def _table(
     shown: Sequence[tuple[Place, Interval]], anchors: Mapping[int, str], commands: Mapping[int, str]
 ) -> dict[str, list[Any]]:
-    """Returns the columns from which a curve is drawn, and those of the text shown when the pointer is over a spot."""
+    """Returns the columns from which a curve is drawn, and those of the text shown when the pointer is over a point."""
     spots, ys, xs = [place.spot for place, _ in shown], [place.difference for place, _ in shown], [x for _, x in shown]
     quick, rejected = [place.latency for place, _ in shown], [spot.measures.get("rejection_rate") for spot in spots]
     return {
@@ -168,11 +168,11 @@ def spanned(interval: Interval, form: str) -> str:
 
 
 def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -> list[Any]:
-    """Draws the rejected share against the position in the block, and against the divergence of both distributions.
+    """Draws the rejected share against the position in the block, and against the divergence of draft and target.
 
     Args:
-        places: the plot positions of a panel's spots.
-        outputs: outputs of each spot, by the spot's `id()`; the divergences are in their traces.
+        places: the plot positions of a panel's points.
+        outputs: outputs of each point, by the spot's `id()`; the divergences are in their traces.
     """
     looks, figures = styles(places.curves), []
     chosen = {name: curve[len(curve) // 2].spot for name, curve in places.curves.items()}

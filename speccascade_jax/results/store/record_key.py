@@ -97,7 +97,7 @@ def _inner(value: Any) -> Any:
 
 
 def _number(value: numbers.Real) -> int | float:
-    """Returns one representative of all equal numbers: 2.0 becomes 2, and -0.0 becomes 0."""
+    """Returns a number in one form for all equal numbers: 2.0 becomes 2, and -0.0 becomes 0."""
     if isinstance(value, numbers.Integral):
         return int(value)
     number = float(value)

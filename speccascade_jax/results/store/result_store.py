@@ -53,7 +53,7 @@ def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
     checksum. A record that supersedes an earlier record replaces it at the same position of the list.
     """
     records, damaged = dict[str, Record](), list[DamagedLine]()
-    first = dict[str, int]()  # key -> number of the first line with this key
+    first = dict[str, int]()  # number of the first line with each key
     for number, line in numbered_lines(content):
         if not line.strip():
             continue

@@ -273,7 +273,7 @@ def take_back(build: ir.IRBuilder, job: ir.Value) -> None:
 
 
 def look(module: ir.Module, build: ir.IRBuilder) -> None:
-    """Builds a loop that works on jobs from the letter box until the box was empty `LOOKS` times in a row.
+    """Builds a helper's loop: it works on jobs from the letter box until the box was empty `LOOKS` times in a row.
 
     The loop does nothing if another helper is already waiting for jobs.
     """
@@ -316,7 +316,7 @@ def _pause(module: ir.Module, build: ir.IRBuilder) -> None:
 
 
 GRAIN = 65_536
-"""Number of bytes of weights for which one more thread makes a product faster."""
+"""Bytes of weights per thread: one more thread makes a product faster only if it can read about this much."""
 _NULL = ir.Constant(POINTER, None)
 # byte offsets of fields in the C structures of XLA's foreign function interface
 _FRAME = {"extension": 8, "api": 16, "context": 24, "arguments": 72, "results": 112}
@@ -463,7 +463,7 @@ def _worker(module: ir.Module, kind: str, width: int) -> ir.Function:
     taken = add(build, job, "taken")
     build.cbranch(build.icmp_signed("<", taken, panels), go, end)
     build.position_at_end(go)
-    # `taken` counts panels at both ends, so each panel is computed exactly once
+    # `taken` counts the panels claimed at both ends, so no panel is computed twice
     helped = add(build, job, "helped", helps)
     last = build.sub(build.sub(panels, const(1)), helped)
     panel = build.select(build.icmp_signed("==", helps, const(0)), first, last)

@@ -185,7 +185,8 @@ def _ends(axes: Axes, panel: Panel, panel_places: Places, horizontal: Horizontal
                              fontsize=10, weight="bold", zorder=5)  # fmt: skip
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
     low, high = axes.get_xlim()
-    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))  # makes space for the names
+    # widens the axis, so that the names are not cut off
+    axes.set_xlim(low, max([high, *(x.value + 0.16 * (high - low) for _, x in shown)]))
 
 
 def bars(values: Sequence[Interval]) -> list[list[float]]:
@@ -253,7 +254,7 @@ def _rates(spots: Sequence[Spot], bootstrap: Bootstrap) -> list[list[Interval]]:
 
 
 def _family(axes: Axes, family: Family, bootstrap: Bootstrap, colour: str, marker: str, line: str) -> None:
-    """Draws a family's points in the order of γ or h, labelled with these numbers."""
+    """Draws a family's points in the order of γ or h, each labelled with its number."""
     xs, ys = _rates(list(family.spots.values()), bootstrap)
     places = [x.value for x in xs], [y.value for y in ys]
     axes.errorbar(*places, xerr=bars(xs), yerr=bars(ys), fmt="none", ecolor=colour, elinewidth=0.8,

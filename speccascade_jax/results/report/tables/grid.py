@@ -43,11 +43,11 @@ class Grid:
     bold: set[tuple[int, int]] = field(default_factory=set)
 
     def rich(self) -> Table:
-        """Returns the table for a terminal."""
+        """Returns the table as a `rich` table, for a terminal."""
         table = Table(title=escape(self.title), caption=escape("\n".join(self.notes)), title_justify="left")
         table.caption_justify = "left"
         for n, name in enumerate(self.header):
-            # a header wraps instead of making its column wider than the cells
+            # a long header wraps, so that its column is no wider than the cells
             width = max(map(len, [*(row[n] for row in self.rows), *name.split()]), default=1)
             justify: JustifyMethod = "left" if n == 0 else "right"
             table.add_column(escape(name), justify=justify, overflow="fold", max_width=width)
@@ -99,7 +99,7 @@ def _markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # a minus sign in place of the hyphen, which is too short
+    minus = re.sub(r"(?<![\w.])-(?=\d)", "−", text)  # LaTeX prints a hyphen shorter than a minus sign
     return minus.translate(_LATEX)
 
 

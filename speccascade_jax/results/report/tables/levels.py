@@ -1,4 +1,4 @@
-"""Table of the levels of a stack of models (Globerson et al., 2025): each model's calls, and its accepted drafts.
+"""Table of a stack's levels (Globerson et al., 2025): each model's calls, and the share of drafts that it accepted.
 
 Needs no JAX.
 """

@@ -76,7 +76,7 @@ def _drafters(spot: Spot) -> Drafters:
 
 
 def _way(spot: Spot) -> str:
-    """Returns the name of the strategy by which a spot's method chose a drafter."""
+    """Returns the name of the strategy by which a point's method chose a drafter."""
     selection = spot.records[0]["selection"]
     if fixed_arm(spot) is not None:
         return f"always {selection['choose']}"
@@ -97,7 +97,7 @@ def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str
 
 
 def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
-    """Returns a panel's spots by row, with times per token, and the oracle of each set that has enough trials."""
+    """Returns a panel's points by row, with times per token, and the oracle of each set that has enough trials."""
     named_spots = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
     arms = defaultdict[tuple[str, ...], list[Spot]](list)  # an oracle chooses among arms of the same method and α
     for _, spot in named_spots:
@@ -112,7 +112,7 @@ def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
 
 
 def _alone(panel: Panel) -> list[tuple[str, Spot]]:
-    """Returns the spots of methods whose only drafter is also in a set, with the drafter's name in that set."""
+    """Returns the points of methods whose only drafter is also in a set, with the drafter's name in that set."""
     called: dict[str, str] = {}
     for selection in (spot.records[0]["selection"] for spot in panel.spots if selects(spot)):
         drafts = selection["drafts"] if "drafts" in selection else selection["arms"]
@@ -239,7 +239,7 @@ def _choices(spot: Spot) -> str:
 
 
 def selects(spot: Spot) -> bool:
-    """Returns whether a spot's method chose a drafter for each query."""
+    """Returns whether a point's method chose a drafter for each query."""
     return "selection" in spot.records[0]
 
 
@@ -250,7 +250,7 @@ def fixed_arm(spot: Spot) -> int | None:
 
 
 def per_token(spot: Spot) -> Spot:
-    """Returns a spot with each query's time per token instead of its time, because output lengths differ."""
+    """Returns a point with each query's time per token instead of its time, because output lengths differ."""
 
     def divided(timed: Latency) -> Latency:
         ms_per_token = np.asarray(timed["per_example_ms"]) / np.maximum(timed["per_example_tokens"], 1)
@@ -265,27 +265,27 @@ def per_token(spot: Spot) -> Spot:
 
 
 def ratio(spot: Spot) -> float | None:
-    """Returns the time per token of a spot from `per_token`, relative to the target's and averaged over seeds."""
+    """Returns the time per token of a point from `per_token`, relative to the target's and averaged over seeds."""
     timed = [record for record in spot.records if record.get("latency")]
     times = [[np.sum(record[name]["per_example_ms"]) for name in TIMES] for record in timed]
     return float(np.mean([method_ms / target_ms for method_ms, target_ms in times])) if times else None
 
 
 def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
-    """Returns a spot with other records, and with the relative latency that follows from these records."""
+    """Returns a point with other records, and with the relative latency that follows from these records."""
     spot = replace(spot, records=tuple(records))
     latency = ratio(spot)
     return spot if latency is None else replace(spot, latency=Interval(latency, latency, latency))
 
 
 def oracle(spots: Sequence[Spot]) -> Spot | None:
-    """Returns a spot that uses each query's best arm, from spots of `per_token`; `None` without enough trials.
+    """Returns a point that uses each query's best arm, from points of `per_token`; `None` without enough trials.
 
     The best arm is the fastest one in the other trials, relative to the target's interleaved run. The fastest arm of
     the same trial would count luck as speed.
 
     Args:
-        spots: spots of one method with one set of drafters; the best arm is taken from those with a fixed choice.
+        spots: points of one method with one set of drafters; the best arm is taken from those with a fixed choice.
     """
     always = [spot for spot in spots if fixed_arm(spot) is not None]
     by_seed = [{record["point"]["seed"]: record for record in spot.records if _tried(record)} for spot in always]

@@ -248,7 +248,7 @@ def dominance_grids(families: Families) -> list[Grid]:
 
 
 def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
-    """Yields the method, the text of γ or h, and the spot of every point in a panel."""
+    """Yields the method, the text of γ or h, and the measurements of every point in a panel."""
     for family in (*families.fixed, *families.adaptive):
         for number, spot in family.spots.items():
             yield _family_name(family), f"{family.symbol} = {number:g}", spot
@@ -290,7 +290,7 @@ class _Both(NamedTuple):
     Attributes:
         name: name of the method, with α; symbol: "γ", or the symbol of the stop threshold.
         number: the value of γ or of the stop threshold.
-        token_wise, jointly: the spots with token-wise and with block-wise verification.
+        token_wise, jointly: the points with token-wise and with block-wise verification.
     """
 
     name: str

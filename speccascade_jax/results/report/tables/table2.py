@@ -76,7 +76,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
 
 
 def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> tuple[list[str], ...]:
-    """Returns a panel's three columns; speed-ups at a loss of quality show this loss and have no marks."""
+    """Returns a panel's three columns of Table 2; speed-ups at a loss of quality show this loss and have no marks."""
     fast, near, best = ([getattr(row, name) if row else None for row in rows] for name in Row._fields[1:])
     floor = significance.noise(panel)
 
@@ -113,7 +113,7 @@ def _times(spot: Spot) -> str:
 
 
 def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> str:
-    """Returns a spot's quality minus the target's, or that of `over`, with its interval; empty without an interval."""
+    """Returns a point's quality minus the target's, or that of `over`, with its interval; empty without an interval."""
     gain = significance.quality_gain(panel, spot, bootstrap, over)
     return gain.text("+.2f") if gain else ""
 
@@ -238,7 +238,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
 
 
 def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
-    """Returns the pair (share, spot) for every spot for which this share was measured."""
+    """Returns every point for which this share was measured, as a pair (share, point)."""
     return [(interval.value, spot) for spot in spots if (interval := share_of(spot, share))]
 
 
@@ -285,7 +285,7 @@ def table2_csv(panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 
 
 
 def _csv_columns(panel: Panel, row: Row, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Returns the columns of one row of Table 2 in CSV, with the intervals that other formats show in brackets."""
+    """Returns the CSV columns of one row of Table 2, with the intervals that other formats show in brackets."""
     fast, near, best = row.fastest, row.near, row.best
     floor = significance.noise(panel)
 
