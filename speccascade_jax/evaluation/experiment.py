@@ -6,6 +6,7 @@ list of the same keys, so that all processes know which points are done.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -160,10 +161,7 @@ def sweep(
     workers = whole("workers", workers, 0)
     _check_workers(workers, worker_device, ray_address, plan)
     _check_shown(output, together, share)
-    samplings = _samplings(top_k, temperatures=temperatures, top_ps=top_ps, draft_temperatures=draft_temperatures)
-    shared: dict[str, Any] = {"pair": pair, "evaluation": evaluation, "samplings": samplings, "seeds": seeds}
-    shared |= {"methods": methods, "stop_thresholds": stop_thresholds, "heads": heads}
-    shared |= {"block_sizes": block_sizes, "bonus": bonus, "verify": verify, "cooler": cooler}
+    shared = _shared(locals())
     groups = enumerate_points(alphas=alphas, **shared)
     shard = shards.checked(shard_id, num_shards)
     if plan:
@@ -196,6 +194,33 @@ def sweep(
         elif hosts.first():
             print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
     return path
+
+
+def points_of(arguments: Mapping[str, Any]) -> list[Point]:
+    """Returns the points that `sweep` would measure with these arguments; nothing is loaded.
+
+    Arguments that do not name points, such as `output`, are ignored. α's that `plan` would place are the usual ones.
+
+    Raises:
+        TypeError: an unknown argument, or a required one is missing.
+        ValueError: the errors of `enumerate_points`.
+    """
+    chosen = inspect.signature(sweep).bind(**arguments)
+    chosen.apply_defaults()
+    groups = enumerate_points(alphas=chosen.arguments["alphas"], **_shared(chosen.arguments))
+    return list(itertools.chain(*groups))
+
+
+_NAMING = (
+    "pair", "evaluation", "methods", "stop_thresholds", "heads", "block_sizes", "seeds", "bonus", "verify", "cooler",
+)  # fmt: skip
+"""Arguments of `sweep` that are arguments of `enumerate_points` too."""
+
+
+def _shared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `enumerate_points` that arguments of `sweep` set, α's left out."""
+    lists = {name: arguments[name] for name in ("temperatures", "top_ps", "draft_temperatures")}
+    return {name: arguments[name] for name in _NAMING} | {"samplings": _samplings(arguments["top_k"], **lists)}
 
 
 def _list(points: Sequence[Point]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from speccascade_jax.methods.settings import Settings
 from speccascade_jax.preflight import compiling
 from speccascade_jax.preflight.chips import CHIPS, Chip
 from speccascade_jax.preflight.compiling import DoesNotFitError
@@ -89,5 +90,6 @@ def report(
 def job_of(target: str, draft: str | None, **arguments: Any) -> Job:
     """Returns a job from arguments; those that are not fields of `Job` are settings of `sc.decode`."""
     fields = {name: value for name, value in arguments.items() if name in _JOB}
+    fields["others"] = tuple(dict(fields.get("others", {})).items())
     settings = {name: value for name, value in arguments.items() if name not in _JOB}
-    return Job(target=target, draft=draft, settings=settings, **fields)
+    return Job(target=target, draft=draft, settings=Settings.of("preflight", settings), **fields)

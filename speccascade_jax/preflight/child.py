@@ -1,9 +1,13 @@
 """The process that compiles for `preflight.report`: reads a request from standard input, prints an answer as JSON."""
 
 import json
+import pickle
 import sys
 
 from speccascade_jax.preflight import compiling
+from speccascade_jax.runtime import own_files
 
 if __name__ == "__main__":
-    print(json.dumps(compiling.answer(json.load(sys.stdin))))
+    for path in pickle.load(sys.stdin.buffer):
+        own_files.load(path)
+    print(json.dumps(compiling.answer(pickle.load(sys.stdin.buffer))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Memory, Report
+from speccascade_jax.runtime import own_files
 
 BISECTIONS = 31
 """Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
@@ -114,7 +116,7 @@ def analyse(
     kernels = [s.instruction.name for s in execution.steps if s.instruction.target == "tpu_custom_call"]
     shapes = traced.cache_shapes if traced.job.part not in ("train", "prefill") else frozenset()
     return execution, Report(
-        job=_as_values(traced.job),
+        job=traced.job.as_values(),
         chip=chip_of(traced.job.topology).name,
         memory=_memory(compiled),
         stages=report.account(execution, cycles),
@@ -150,11 +152,6 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _as_values(job: Job) -> dict[str, Any]:
-    values = {name: getattr(job, name) for name in job.__dataclass_fields__}
-    return values | {"mesh": list(job.mesh), "others": dict(job.others), "settings": dict(job.settings)}
-
-
 def in_child(job: Job, dump: bool, **assumed: Any) -> Report:
     """Compiles and reads a job in a child process, which the compiler's flags of the dump need.
 
@@ -172,17 +169,19 @@ def in_child(job: Job, dump: bool, **assumed: Any) -> Report:
         if dump:
             flags = " ".join(bundles.DUMP_FLAGS).format(folder=folder)
             environment["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
-        asked = json.dumps({"job": _as_values(job), "assumed": assumed, "folder": folder if dump else None})
+        request = {"job": job, "assumed": assumed, "folder": folder if dump else None}
+        # the user's own files first: a rule of theirs can only be unpickled where its module is loaded
+        asked = pickle.dumps(list(own_files.loaded().values())) + pickle.dumps(request)
         command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(command, input=asked, capture_output=True, env=environment, check=False)
     return _answer(done)
 
 
-def _answer(done: subprocess.CompletedProcess[str]) -> Report:
+def _answer(done: subprocess.CompletedProcess[bytes]) -> Report:
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        said = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing was printed"])[-1]
         raise RuntimeError(f"the compiling process ended with status {done.returncode}: {said}") from None
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (DoesNotFitError, ValueError, ImportError, FileNotFoundError)}
@@ -192,10 +191,8 @@ def _answer(done: subprocess.CompletedProcess[str]) -> Report:
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles and reads the job of a request, in the child process; returns the answer as values of JSON."""
-    values = dict(request["job"])
-    job = Job(**values | {"mesh": tuple(values["mesh"])})
     try:
-        traced = Traced.of(job)
+        traced = Traced.of(request["job"])
         chosen = assumptions(traced, **request["assumed"])
         begin = time.monotonic()
         compiled = compile_job(traced)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -34,6 +33,7 @@ from speccascade_jax.models.layers import fused_names
 from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
+from speccascade_jax.runtime import mesh as meshes
 
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
 DTYPES = ("bfloat16", "float32", "int8")
@@ -46,7 +46,7 @@ class Job:
     Attributes:
         target, draft: names of presets (`models.families.PRESETS`) or paths of checkpoints, of which only names and
             shapes are read. A draft may be a word such as "exit:2".
-        others: further drafts by name.
+        others: pairs of a name and a model, for further drafts.
         topology: "CHIP:SIZES" (`topologies.devices`).
         mesh: (data, model), as for `sc.Pair.load`; draft_whole: whether drafts are replicated on every device.
         batch: rows; prompt_length: tokens of a prompt; max_new_tokens: tokens of an output.
@@ -54,7 +54,7 @@ class Job:
             `None` for the same.
         part: "prefill" (the models read the prompts), "round" (draft, score, verify, commit), "generation" (all of
             it), "target" and "draft" (one token of the model alone), "train" (one training step of the target).
-        settings: those of `sc.decode`, by name.
+        settings: those of `sc.decode`.
 
     Raises:
         ValueError: a value without meaning.
@@ -62,7 +62,7 @@ class Job:
 
     target: str
     draft: str | None = None
-    others: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[tuple[str, str], ...] = ()
     topology: str = "v5e"
     mesh: tuple[int, int] = (1, 1)
     draft_whole: bool = False
@@ -72,9 +72,10 @@ class Job:
     dtype: str = "bfloat16"
     draft_dtype: str | None = None
     part: str = "round"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", meshes.checked(self.mesh))
         if self.part not in PARTS:
             raise ValueError(f"part={self.part!r}: {names.hint(self.part, PARTS)}choose one of {', '.join(PARTS)}")
         for name in ("dtype", "draft_dtype"):
@@ -86,6 +87,14 @@ class Job:
         for name in ("batch", "prompt_length", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number from 1 up")
+
+    def as_values(self) -> dict[str, Any]:
+        """Returns the job as values of JSON; settings that are not the usual ones, objects as texts."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        usual, plain = Settings(), (str, int, float, bool, type(None))
+        chosen = {name: value for name, value in vars(self.settings).items() if value != getattr(usual, name)}
+        settings = {name: value if isinstance(value, plain) else str(value) for name, value in chosen.items()}
+        return values | {"mesh": list(self.mesh), "others": dict(self.others), "settings": settings}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +124,7 @@ class Traced:
         """The models, with shapes in place of parameters."""
         job = self.job
         target = self._bound(job.target, job.dtype, whole=False)
-        drafts = {"draft": job.draft or job.target, **job.others}
+        drafts = {"draft": job.draft or job.target, **dict(job.others)}
         bound = {name: self._draft(name, source, target) for name, source in drafts.items()}
         size = max(target.model.vocab_size, *(draft.model.vocab_size for draft in bound.values()))
         target, *fitted = (_with_vocabulary(model, size) for model in (target, *bound.values()))
@@ -172,7 +181,7 @@ class Traced:
     @cached_property
     def settings(self) -> Settings:
         """The settings, complete with the method's defaults."""
-        asked = Settings.of("preflight", dict(self.job.settings))
+        asked = self.job.settings
         if self.job.part in ("target", "draft"):
             name = names.TARGET if self.job.part == "target" else names.DRAFT
             sampling = {part: getattr(asked, part) for part in ("temperature", "top_p", "top_k")}

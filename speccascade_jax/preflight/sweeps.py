@@ -1,0 +1,214 @@
+"""The programs of a sweep: one job for each program that the sweep would compile, and a table of their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from speccascade_jax.core.arrays import bucket
+from speccascade_jax.core.types import STORED
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.evaluation.points import ModelPair, Point
+from speccascade_jax.methods.generations import Alone
+from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
+from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.preflight.programs import Job
+from speccascade_jax.preflight.report import Report
+from speccascade_jax.results.report.tables.grid import NONE, Grid
+
+GB = 1e9
+
+
+class Planned(NamedTuple):
+    """A program that a sweep would compile.
+
+    Attributes:
+        method: the method's name in tables.
+        job: the program.
+        points: the number of the sweep's points that run it.
+    """
+
+    method: str
+    job: Job
+    points: int
+
+
+class Result(NamedTuple):
+    """The report on a program, or the reason why it could not be compiled for the devices."""
+
+    planned: Planned
+    report: Report | None
+    error: str = ""
+
+
+def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
+    """Returns the paths or names of the target, the draft and the further drafts that a point names."""
+    others = {name: str(path) for name, path in source.others.items()}
+    if source.target is not None and source.draft is not None:
+        return source.target, source.draft, others
+    if source.name in DATA_PAIRS:
+        target, draft, _ = find_data_pair(source.name)
+        return str(target), str(draft), others
+    folder, _ = find_pair(source.name)
+    drafts = folder / "drafts"
+    inside = {path.name: str(path) for path in sorted(drafts.iterdir())} if drafts.is_dir() else {}
+    return str(folder / "target"), str(folder / "draft"), inside | others
+
+
+def planned(
+    points: Iterable[Point], topology: str, mesh: tuple[int, int], prompt_length: int | None = None
+) -> list[Planned]:
+    """Returns the programs of a sweep's points: rounds at batch 1 and at the batch of quality, and one prefill.
+
+    Points that differ in α or in the amount of sampling share a program. Methods of several generations are left out:
+    their generations are those of the target and the draft alone, which every sweep has.
+
+    Args:
+        points: the sweep's points.
+        topology: the devices.
+        mesh: (data, model), in place of the points' own.
+        prompt_length: tokens of a prompt; `None`: the longest that the task allows.
+    """
+    programs: dict[Job, Planned] = {}
+    for point in points:
+        if isinstance(point.method, Speculation | Alone):
+            for job in _jobs(point, topology, mesh, prompt_length):
+                kind = replace(job, settings=_kind(job.settings))
+                name = "models" if job.part == "prefill" else _title(point)
+                before = programs.get(kind, Planned(name, job, 0))
+                programs[kind] = before._replace(points=before.points + 1)
+    return list(programs.values())
+
+
+def _title(point: Point) -> str:
+    details = ", ".join(point.method.details(point.settings))
+    heading = point.method.heading(point.settings)
+    return f"{heading} [{details}]" if details else heading
+
+
+def _jobs(point: Point, topology: str, mesh: tuple[int, int], prompt_length: int | None) -> Iterator[Job]:
+    evaluation, task = point.evaluation.resolved(), get_task(point.evaluation.task)
+    target, draft, others = models_of(point.pair)
+    drafts = point.pair.draft_dtype
+    rounds = Job(
+        target=target,
+        draft=draft,
+        others=tuple(sorted(others.items())),
+        topology=topology,
+        mesh=mesh,
+        draft_whole=point.pair.draft_whole,
+        prompt_length=bucket(task.max_input_length if prompt_length is None else prompt_length),
+        max_new_tokens=int(evaluation.max_new_tokens or 1),
+        dtype=_on_accelerators(point.pair.dtype),
+        draft_dtype=None if drafts in (None, STORED) else _on_accelerators(str(drafts)),
+        settings=point.settings,
+    )
+    if evaluation.latency_examples and mesh[0] == 1:
+        yield replace(rounds, batch=1)
+    batch = -(-min(evaluation.quality_batch, evaluation.quality_examples) // mesh[0]) * mesh[0]
+    yield replace(rounds, batch=batch)
+    if isinstance(point.method, Speculation):
+        yield replace(rounds, batch=batch, part="prefill", settings=_of_prefill(point.settings))
+
+
+def _on_accelerators(dtype: str) -> str:
+    """Returns the dtype that accelerators compute in: 16-bit floats of a CPU are bfloat16 there."""
+    return "bfloat16" if dtype == "float16" else dtype
+
+
+def _kind(settings: Settings) -> Settings:
+    """Returns settings that differ only where the program differs, or the branches of sampling that it takes."""
+    heat = settings.temperature
+    # every temperature but 0 and 1 takes the same branch
+    return replace(settings, alpha=None, stop_threshold=None, temperature=heat if heat in (0.0, 1.0) else 0.5)
+
+
+def _of_prefill(settings: Settings) -> Settings:
+    """Returns the settings that decide about a prefill: whose prompts are read, and how much a rollback takes back."""
+    if settings.drafters == Settings().drafters and settings.tree is None:
+        size = settings.block_size if isinstance(settings.block_size, int) else None
+        return Settings(method="spec_decode", block_size=size)
+    return settings
+
+
+def run(
+    programs: Sequence[Planned],
+    report: Callable[[Job], Report],
+    track: Callable[[Sequence[Planned]], Iterable[Planned]],
+) -> list[Result]:
+    """Compiles every program once; a prefill that several methods share is compiled once too.
+
+    Args:
+        programs: the programs.
+        report: compiles a job and reports on it.
+        track: wraps the programs in a progress bar.
+    """
+    results = list[Result]()
+    for program in track(programs):
+        try:
+            results.append(Result(program, report(program.job)))
+        except (ValueError, RuntimeError) as error:
+            results.append(Result(program, None, str(error).splitlines()[0]))
+    return results
+
+
+def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int]) -> Grid:
+    """Returns the table of a sweep's programs on the devices of a topology."""
+    header = ["program", "batch", "fits", "GB a device", "HBM MB", "compute ms", "ops", "collectives", "ms", "bound by"]
+    rows = [_row(result) for result in results]
+    reports = [result.report for result in results if result.report is not None]
+    chip = chip_of(topology)
+    notes = [
+        f"Compiled for {topology}, mesh {mesh}, by {_versions(reports)}; nothing ran. A device has "
+        f"{chip.memory / GB:.1f} GB.",
+        f"ms: the larger of HBM traffic ({chip.bandwidth / GB:,.0f} GB/s) and compute, plus collectives "
+        f"({chip.latency * 1e6:g} µs each), up to that plus {chip.launch * 1e6:g} µs for each op.",
+    ]
+    if assumed := sorted({line for report in reports for line in report.assumed if " × " in line}):
+        notes.append(f"Assumed: {'; '.join(assumed)}.")
+    return Grid(title=f"Programs compiled for {topology}", header=header, rows=rows, notes=notes)
+
+
+def _row(result: Result) -> list[str]:
+    job, report = result.planned.job, result.report
+    name = result.planned.method if job.part == "round" else f"{result.planned.method}, {job.part}"
+    if report is None:
+        return [name, str(job.batch), "no", *[NONE] * 7]
+    total, band = report.total, report.band
+    return [
+        name,
+        str(job.batch),
+        "yes" if report.fits else "no",
+        f"{report.memory.peak / GB:.2f}",
+        f"{total.hbm_bytes / 1e6:,.0f}",
+        f"{band.compute * 1e3:.2f}" if total.cycles else NONE,
+        f"{total.ops:,.0f}",
+        f"{total.collectives:,.0f}",
+        f"{band.low * 1e3:.2f} to {band.high * 1e3:.2f}",
+        band.bound,
+    ]
+
+
+def _versions(reports: Sequence[Report]) -> str:
+    versions = dict(item for report in reports for item in report.versions.items())
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) or "no compiler"
+
+
+def refusals(results: Sequence[Result]) -> list[str]:
+    """Returns a line for every program that does not fit its devices: what is missing, and what to change."""
+    lines = []
+    for result in results:
+        job = result.planned.job
+        place = f"{result.planned.method} ({job.part}, batch {job.batch})"
+        if result.report is None:
+            lines.append(f"{place}: {result.error}")
+        elif not result.report.fits:
+            lines.append(
+                f"{place} needs {result.report.memory.peak:,} bytes on each device of {job.topology}, "
+                f"{result.report.missing:,} more than it has: use more devices along the model axis (--mesh), a "
+                f"smaller batch, or dtype bfloat16 or int8"
+            )
+    return lines
