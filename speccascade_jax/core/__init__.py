@@ -1,1 +1,1 @@
-"""Values, protocols, randomness and checks that every subpackage shares. No model and no method belongs here."""
+"""Data types, protocols, random bits and checks that all subpackages share; models and methods are elsewhere."""

@@ -1,4 +1,4 @@
-"""Small operations on arrays of rows that several subpackages need."""
+"""Small array functions that several subpackages use: writing slots, padding, prompt widths, stop ids, precision."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +15,11 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     """Writes `update` into `buffer` at slot `start[b]` of every row `b`.
 
     Args:
-        buffer: `[B * n, ...]`; `n` neighbours (heads) share a start.
+        buffer: `[B * n, ...]`; the `n` entries of a row (attention heads) share one start.
         update: the same shape except along `axis`.
-        start: int32 `[B]`. The caller guarantees room, because `dynamic_update_slice` clamps silently.
-        axis: the axis of the slots, counted with the batch axis.
+        start: int32 `[B]`. The update must fit into the buffer, because `dynamic_update_slice` silently moves an update
+            that does not.
+        axis: the axis of the slots in `buffer`.
     """
     rows, update = start.shape[0], update.astype(buffer.dtype)
     # One row needs no vmap, which would turn the update into a scatter.
@@ -44,8 +45,8 @@ def right_pad(rows: Sequence[Sequence[int]] | np.ndarray, width: int) -> np.ndar
 def bucket(length: int) -> int:
     """Returns the width that a prompt of `length` tokens is padded to: 8, 12, 16, 24, 32, 48, 64 and so on.
 
-    Each width is one compilation. The widths are the powers of two and the middles between them, so that beyond 8 the
-    padding is less than half of the prompt.
+    Each width needs one compilation. The widths are the powers of two and the numbers halfway between them, so a prompt
+    of more than 8 tokens gets fewer padding tokens than half its length.
     """
     # The smallest power of two that holds the prompt, at least 8.
     power = max(8, 1 << max(0, length - 1).bit_length())
@@ -54,20 +55,20 @@ def bucket(length: int) -> int:
 
 
 def is_stop(tokens: Array, stop_ids: tuple[int, ...]) -> Array:
-    """Returns bool, the shape of `tokens`: whether each token is one of the stop ids."""
+    """Returns whether each token is one of the stop ids, as a bool array of the shape of `tokens`."""
     hit = jnp.zeros(tokens.shape, bool)
-    # Stop ids are few and static: comparisons unroll into one fused pass without a table.
+    # There are few stop ids and they are static, so the comparisons compile to one fused pass without a lookup table.
     for stop in stop_ids:
         hit |= tokens == stop
     return hit
 
 
 def full_precision(dtype: str) -> AbstractContextManager[None]:
-    """Returns a context in which products of float32 arrays have full float32 precision on every device.
+    """Returns a context in which matrix products of float32 arrays have full precision on every device.
 
     JAX's default is less precise on GPUs (TF32) and TPUs (passes of bfloat16). Greedy tokens would then depend on the
-    device, and scoring a block would give other distributions than single steps. A precision that the caller has set,
-    even "default", stays; 16-bit types are left alone.
+    device, and scoring a block would give other distributions than single steps. The context changes nothing if the
+    caller has set a precision, even "default", or if `dtype` is not float32.
     """
     chosen = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return jax.default_matmul_precision("highest") if dtype == "float32" and chosen is None else nullcontext()

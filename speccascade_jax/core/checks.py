@@ -1,4 +1,4 @@
-"""Checks that refuse meaningless values before anything is compiled; errors name the value and the remedy."""
+"""Checks that raise errors for meaningless values before anything is compiled; messages give value and remedy."""
 
 import math
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from speccascade_jax.core.names import shown
 
 MOST = 2**31 - 1
 LONGEST = 2**17
-"""The most tokens that one generation may write: the longest output that the models here are made for."""
+"""The upper limit of `max_new_tokens`, the number of tokens that one generation may write."""
 
 
 def per_row(name: str, value: Any, batch: int) -> np.ndarray:
-    """Returns float32 `[batch]` from a number or one number per row.
+    """Converts a number, or one number per row, to a float32 array `[batch]`.
 
-    A Python float, a NumPy float and an int would each retrace; one dtype and one shape never do.
+    With a fixed dtype and shape, JAX need not trace a program anew for a Python float, a NumPy float or an int.
 
     Raises:
-        ValueError: not numeric, of another length than the batch, or not finite.
+        ValueError: the value is not numeric, is not finite, or has another length than the batch.
     """
     try:
         numbers = np.asarray(value)
     except ValueError:  # a list of rows of different lengths
         numbers = np.asarray(None)
-    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, None; the kind of bfloat16 is not listed, so it passes
+    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, objects; bfloat16 has kind "V" and is accepted
         raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
     # Values beyond float32 become infinite here; the check below reports them.
     with np.errstate(over="ignore"):
         array = numbers.astype(np.float32)
-    # Other shapes would broadcast to the batch by accident, `[1]` and `[batch, 1]` among them.
+    # Other shapes are refused, because some of them, such as `[1]` and `[batch, 1]`, would broadcast by accident.
     if array.shape not in ((), (batch,)):
         shapes = f"{array.shape}, but the batch has {batch} rows; give one number or [{batch}]"
         raise ValueError(f"{name} has shape {shapes}")
     if not np.all(finite := np.isfinite(array)):
         raise ValueError(f"{name}={float(numbers[~finite].ravel()[0])} is not finite; give a finite number")
-    # Always `[batch]`: one shape per batch size keeps one compiled program.
+    # The shape is always `[batch]`, so that a batch size needs only one compiled program.
     return np.broadcast_to(array, (batch,))
 
 
@@ -50,8 +50,8 @@ def several(name: str, values: Any, least: int = 0) -> tuple[Any, ...]:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuses a text with half of a surrogate pair, which no vocabulary and no file can encode (`ValueError`)."""
-    # JSON may hold such a half as an escape, so files of other programs contain them.
+    """Raises a `ValueError` if a text contains half of a surrogate pair, which no vocabulary or file can encode."""
+    # JSON can contain such a half as an escape sequence, so it may come from a file that another program wrote.
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -60,12 +60,12 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_sizes(config: Any, layers: str, *more: str) -> None:
-    """Refuses a model configuration with a size below 1, or with too few rows in its embedding.
+    """Raises a `ValueError` if a model configuration has a size below 1 or too few rows in its embedding.
 
     Args:
         config: the configuration.
-        layers: the name of its number of layers, which may be 0: a model that exits before the first layer has none.
-        more: names of further sizes to check.
+        layers: the name of the field with the number of layers. It may be 0: an early exit can precede all layers.
+        more: names of further fields with sizes to check.
     """
     for name in (layers, "vocab_size", "d_model", "num_heads", "head_dim", "d_ff", *more):
         size, least = getattr(config, name), 0 if name == layers else 1
@@ -93,12 +93,12 @@ def integer(name: str, value: Any) -> Any:
     """Converts a float or a NumPy number to an int; returns any other value unchanged, for the caller to check.
 
     Raises:
-        ValueError: a fraction, or not finite.
+        ValueError: the number is a fraction or not finite.
     """
     if isinstance(value, (bool, int)) or not isinstance(value, (float, np.integer, np.floating)):
         return value
     if not math.isfinite(value) or value != int(value):
-        # The message offers both neighbours, because rounding would guess which of them was meant.
+        # The message offers the integers below and above, because rounding would be a guess.
         near = f"{math.floor(value)} or {math.ceil(value)}" if math.isfinite(value) else "one"
         raise ValueError(f"{name}={float(value):g} is not a whole number: write {near}")
     return int(value)
@@ -106,7 +106,7 @@ def integer(name: str, value: Any) -> Any:
 
 def check_seed(seed: Any) -> int:
     """Returns `seed` as an int; raises ValueError unless it is a whole number that fits into 32 bits."""
-    # Numbers of up to 64 bits pass the first check, so that the message below can name the limit of 32 bits.
+    # The first check accepts numbers of up to 64 bits, so that the message below can name the limit of 32 bits.
     if whole("seed", seed, 0, 2**64) >= 2**32:
         raise ValueError(f"seed={shown(seed)} does not fit into 32 bits; choose one below {2**32}")
     return int(seed)
@@ -120,7 +120,7 @@ def check_example_ids(example_ids: Any, rows: int) -> np.ndarray:
     """
     if example_ids is None:
         return np.arange(rows, dtype=np.int32)
-    # Ids are folded into keys as int32: a larger one would wrap and repeat another row's bits.
+    # Ids are folded into random keys as int32. A larger id would wrap around and repeat another row's random bits.
     ids = np.asarray(example_ids)
     if ids.shape != (rows,):
         raise ValueError(f"example_ids have shape {ids.shape}, but the batch has {rows} rows; give one id per row")

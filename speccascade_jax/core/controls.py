@@ -1,4 +1,4 @@
-"""Construction of `Controls` from Python numbers; meaningless numbers are refused before anything is compiled."""
+"""Construction of `Controls` (α, temperatures and other numbers per row) from Python numbers, with checks of ranges."""
 
 from typing import Any, cast
 
@@ -11,14 +11,14 @@ from speccascade_jax.core.types import Controls, Sampling
 def make_sampling(
     batch: int, temperature: Any = 0.0, top_p: Any = 1.0, top_k: Any = 0, *, name: str = "temperature"
 ) -> Sampling:
-    """Returns a `Sampling` of `[batch]` values on the host.
+    """Returns a `Sampling` (temperature, top-p, top-k) that holds NumPy arrays with one number per row.
 
     Args:
         batch: number of rows.
         temperature: a number, or one number per row; 0 is greedy decoding.
-        top_p: a number in (0, 1], or one number per row; 1 switches it off.
-        top_k: a whole number, or one number per row; 0 switches it off.
-        name: how an error calls the temperature.
+        top_p: a number in (0, 1], or one number per row; 1 switches top-p off.
+        top_k: a whole number, or one number per row; 0 switches top-k off.
+        name: the name of the temperature in error messages.
 
     Raises:
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
@@ -27,7 +27,7 @@ def make_sampling(
     _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own distribution")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
-    return Sampling(*cast(Any, (t, p, k)))  # NumPy arrays: jit moves them to the device
+    return Sampling(*cast(Any, (t, p, k)))  # the arrays stay on the host, because jit moves them to the device
 
 
 def make_controls(
@@ -41,11 +41,12 @@ def make_controls(
     stop_threshold: Any = 0.0,
     inner: tuple[Controls, ...] = (),
 ) -> Controls:
-    """Returns `Controls` for `batch` rows on the host; every argument is a number or one number per row.
+    """Returns `Controls` for `batch` rows as NumPy arrays; a setting is one number for all rows, or one per row.
 
-    `draft_temperature=None` gives the draft the target's temperature. Errors as in `make_sampling`.
+    With `draft_temperature=None` the draft has the target's temperature. `inner` holds the controls of engines that
+    draft for this one. A number outside its range raises the error of `make_sampling`.
     """
-    # Without a draft temperature of its own, the draft samples exactly as the target does.
+    # If no draft temperature is given, the draft samples with the target's settings.
     draft = target = make_sampling(batch, temperature, top_p, top_k)
     if draft_temperature is not None:
         draft = make_sampling(batch, draft_temperature, top_p, top_k, name="draft_temperature")

@@ -1,4 +1,4 @@
-"""Names: look-ups in tables, names of the user's own objects, and the hints in errors about unknown names."""
+"""Look-up of names in tables, import of users' own objects by name, and hints for unknown names in error messages."""
 
 import difflib
 import importlib
@@ -12,12 +12,14 @@ TARGET = "autoregressive"
 DRAFT = "autoregressive_draft"
 
 SOURCES = ("draft", "replaced", "bonus", "target")
-"""Sources of a committed token: a draft that was kept; the target's replacement of a rejected draft; the bonus after a
-fully kept block; the target, if nothing was drafted.
+"""The possible sources of a committed token.
+
+"draft" is a draft token that was kept, "replaced" the replacement of a rejected draft token, "bonus" the token after a
+fully kept block, and "target" a token of the target in a round in which nothing was drafted.
 """
 
 PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
-"""Counts that records hold per example, so that rates and predicted times have confidence intervals."""
+"""The counts that results store for every example, so that rates and predicted times have confidence intervals."""
 
 
 SYNONYMS = {
@@ -30,13 +32,13 @@ SYNONYMS = {
     "do_sample": "temperature", "random_seed": "seed", "threshold": "stop_threshold", "top_n": "top_k",
     "verifier": "verify",
 }  # fmt: skip
-"""Words that papers and other libraries use -> this package's names."""
+"""A map from parameter names in papers and other libraries to this package's names."""
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """Returns `"did you mean a, b? "` for an unknown name, or an empty text if no known name is near.
+    """Returns `"did you mean a, b? "` for an unknown name, or an empty text if no known name is similar.
 
-    The text names the setting that a word in `SYNONYMS` stands for, or up to three of the nearest known names.
+    The text gives the name that `SYNONYMS` has for the word, or else up to three of the most similar known names.
     """
     known = list(known)
     synonym = SYNONYMS.get(str(name))
@@ -54,7 +56,7 @@ def natural(text: str) -> tuple[tuple[float, str], ...]:
 
 
 def unknown(name: object, known: Iterable[str], table_name: str = "") -> str:
-    """Returns an error's hint about an unknown name: the nearest names, and the known ones or where to find them."""
+    """Returns an error's hint about an unknown name: similar names, and the known names or where to find them."""
     known = list(known)
     if len(known) > _FEW and table_name:
         return f"{hint(name, known)}all {len(known)} are in {table_name}"
@@ -80,10 +82,10 @@ def without_addresses(text: str) -> str:
 
 
 def check_own(noun: str, name: object) -> None:
-    """Refuses a name for one of the user's models or drafters that would stand for something else (`ValueError`)."""
+    """Raises a `ValueError` if the name of a user's model or drafter is no text or already means something else."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{noun} has the name {shown(name)}: give it a text")
-    # `drafters` and `others` look names up among methods and the user's modules too.
+    # The settings `drafters` and `others` also accept methods and `module.NAME`, so such names would be ambiguous.
     if name in (TARGET, DRAFT) or "." in name:
         meaning = "a dot separates module.NAME of a drafter of your own" if "." in name else "this is a method"
         raise ValueError(f"{noun} has the name {name!r}, but {meaning}: rename it")
@@ -93,15 +95,16 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
     """Looks a name up in a table, or imports the user's own object if the name has the form `module.NAME`.
 
     Args:
-        noun: "rule", "task", …, for errors.
+        noun: what the name denotes ("rule", "task", …), for error messages.
         name: the name.
-        table: the known entries.
-        kind: the class, or a tuple of classes, that the user's object must have.
-        table_name: the table's name, for errors.
-        also: a further remedy, for errors.
+        table: a map from known names to entries.
+        kind: the class, or a tuple of classes, of which the user's object must be an instance.
+        table_name: the table's name, for error messages.
+        also: a further remedy, for error messages.
 
     Raises:
-        ValueError: no such entry (the message names the nearest), no such module or name in it, or another kind.
+        ValueError: the table, the module or the attribute does not exist, or the object has another class. The message
+            gives the most similar names.
     """
     if not isinstance(name, str):
         names = table_name or ", ".join(table)

@@ -11,12 +11,12 @@ from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, LMOu
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """A next-token model over a functional cache with one length per row.
+    """A language model that predicts the next token, with a functional cache in which each row has its own length.
 
-    Implementations are frozen and hashable, because they are static arguments of jit; parameters live outside.
-    Invariant between rounds: *a cache has consumed exactly `length - 1` tokens; the last committed token is pending*,
-    and is fed with the next block. A model that drafters read also has the methods of `PromptSummary` or
-    `LayeredModel`.
+    Implementations are frozen and hashable, because they are static arguments of jit; parameters are passed separately.
+    Invariant between rounds: *a cache has consumed exactly `length - 1` tokens*. The last committed token is *pending*:
+    it is fed together with the next block. If drafters read a model's prompt features or hidden states, the model also
+    implements `PromptSummary` or `LayeredModel`.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -46,17 +46,18 @@ class LanguageModel(Protocol):
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> Cache:
         """Returns a cache of `max_len` slots that has consumed `prompt.length - 1` tokens of each row.
 
-        `max_rollback` is the largest distance by which the length is ever set back behind the tokens that were fed
-        (`None`: any). Only models that forget, such as those with attention windows, need it.
+        `max_rollback` is the largest number of consumed tokens that one rollback removes (`None`: any number). Only
+        models that overwrite old cache entries, such as those with attention windows, need it.
         """
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
         """Feeds `tokens` `[B, T]` after those that each row has consumed; `T` is 1 for a step, `G + 1` for a block."""
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
-        """Returns the cache as if each row had consumed `length` `[B]` tokens. O(1): it sets the length.
+        """Returns the cache as if each row had consumed only its first `length` `[B]` tokens.
 
-        Slots at or beyond the length are masked by position, never read and never cleared.
+        This takes O(1) time, because only the length is set. Slots at or beyond the length are masked, so they need not
+        be cleared.
         """
 
     def consumed(self, cache: Cache) -> Array:
@@ -75,8 +76,8 @@ class BranchingModel(LanguageModel, Protocol):
     def keep(self, cache: Cache, start: Array, entries: Array) -> Cache:
         """Moves one path of the tree to consecutive slots and returns the cache.
 
-        Slot `start + j` `[B]` holds entry `entries[:, j]`, `[B, W]`. The length is unchanged; slots after the path are
-        meaningless.
+        Slot `start + j` then holds entry `entries[:, j]`; `start` is `[B]` and `entries` `[B, W]`. The length is
+        unchanged, and slots after the path are meaningless.
         """
 
 
@@ -92,7 +93,8 @@ class PromptSummary(Protocol):
 class LayeredModel(Protocol):
     """A model whose hidden states a drafter can read (`ReadsLayers`).
 
-    Layer `k` names the residual stream after `k` layers: 0 is the embedding, and `unembed` takes the last one.
+    The states of layer `k` are the residual stream after `k` layers. Layer 0 is the embedding, and `unembed` takes the
+    states after the last layer.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -124,7 +126,7 @@ class LayeredModel(Protocol):
         """Returns the embeddings `[B, T, D]` of `tokens` `[B, T]`: layer 0's states, the input of the first layer."""
 
     def unembed(self, params: Params, states: Array) -> Array:
-        """Returns the logits `[B, T, V]` that follow from states `[B, T, D]` after the last layer."""
+        """Returns the logits `[B, T, V]` that belong to hidden states `[B, T, D]` after the last layer."""
 
 
 # A drafter that shares the target's cache, such as an early exit, writes to it and returns it from `propose`.
@@ -137,19 +139,21 @@ class Target(NamedTuple):
 
 @flax.struct.dataclass
 class Start:
-    """The inputs of `Drafter.init`, with which a drafter prepares for a generation.
+    """The inputs of `Drafter.init`, from which a drafter makes its initial state for a generation.
 
     Attributes:
-        prompt: `[B, P]`.
-        rng: a key.
-        example_ids: int32 `[B]`, the ids that key the rows' random bits.
+        prompt: the prompts, `[B, P]`.
+        rng: the generation's random key.
+        example_ids: int32 `[B]`, the ids that determine the rows' random bits.
         features: float `[B, D]`, the target's summary of the prompt from its prefill; `None` unless
             `Drafter.reads_features`.
-        slots: a sufficient number of cache slots.
-        max_rollback: the largest distance that the engine ever rolls back (`LanguageModel.prefill`).
-        level: the level of the engine that is drafted for; engines inside a drafter have `rngs.below(level, arm)`.
-        hidden: float `[B, P, L, D]`, the target's states by prompt position after the layers that the drafter names;
-            zero at the pending token and after it, which the target has not read. `None` unless `ReadsLayers`.
+        slots: a number of cache slots that suffices for the whole generation.
+        max_rollback: the largest number of tokens that one rollback removes (`LanguageModel.prefill`).
+        level: the number of the engine that uses this drafter (`core.rngs`); an engine inside the drafter has the
+            number `rngs.below(level, arm)`.
+        hidden: float `[B, P, L, D]`, the target's hidden states at each prompt position, after the layers that the
+            drafter names; zero from the pending token on, which the target has not read. `None` unless the drafter is a
+            `ReadsLayers`.
         target: the target's parameters, and its cache after the prefill.
 
     Examples:
@@ -168,7 +172,7 @@ class Start:
     rng: Array
     example_ids: Array
     features: Array | None
-    # Static: they set the shapes of the drafter's own cache, so another value needs another compiled program.
+    # These fields are static, because the shapes of the drafter's own cache depend on the first two.
     slots: int = flax.struct.field(pytree_node=False)
     max_rollback: int = flax.struct.field(pytree_node=False)
     level: int = flax.struct.field(pytree_node=False)
@@ -183,13 +187,13 @@ class Request:
     Attributes:
         tokens: int32 `[B, L]`, all committed tokens.
         length: int32 `[B]`, how many tokens are committed (the last one is pending).
-        room: int32 `[B]`, the most tokens worth drafting: those that still fit under the length limit.
-        active: bool `[B]`, rows that still generate; the others get an empty draft.
+        room: int32 `[B]`, how many tokens still fit under the length limit; a longer draft is useless.
+        active: bool `[B]`, rows that still generate; other rows get an empty draft.
         keys: this round's random bits.
-        controls: the traced numbers.
+        controls: α, temperatures and the other traced numbers.
         target: the target's parameters and cache.
         block: the buffers that the block's distributions are written into.
-        complete: whether the distribution at the bonus position is wanted too (`draft.q[:, length]`).
+        complete: whether the drafter must also give the distribution at the bonus position (`draft.q[:, length]`).
         stop_ids: ids that end a row.
 
     Examples:
@@ -213,31 +217,31 @@ class Request:
     controls: Controls
     target: Target
     block: Laws
-    # Static: without it the drafter's program has no pass for the bonus position.
+    # `complete` is static, so that a program without it contains no draft pass for the bonus position.
     complete: bool = flax.struct.field(pytree_node=False)
     stop_ids: tuple[int, ...] = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
 class Outcome:
-    """The result of a verified block; rows that were not active have `num_new = 0`.
+    """The result of verifying a block; rows that were not active have `num_new = 0`.
 
     Attributes:
-        draft: the block.
-        num_kept: int32 `[B]`, how many of its tokens were committed.
+        draft: the drafted block.
+        num_kept: int32 `[B]`, how many draft tokens were committed.
         num_new: int32 `[B]`, how many tokens were committed.
         length: int32 `[B]`, the rows' new lengths.
-        rejected: bool `[B]`, whether a draft was rejected.
-        active: bool `[B]`, whether the row took part.
-        features: float `[B, G + 1, D]`, the target's hidden states of the pending token and of the block, as far as it
-            was scored (zero beyond). `None` unless `Drafter.reads_features`, and inside engines whose committed tokens
-            an engine above may take back.
-        path: int32 `[B, N + 1]`, the entries of a tree that were kept, entry 0 first; `None` for a block.
-        hidden: float `[B, G + 1, L, D]`, the target's states after the layers that the drafter names. Entry `j` is the
-            state at position `length - num_new - 1 + j`: entry 0 is the token that was pending. The first `num_new`
-            entries belong to committed tokens that the target has now read; those after them belong to rejected tokens,
-            or are zero if nothing was scored. The new pending token has no state before the next round. `None` unless
-            `ReadsLayers`.
+        rejected: bool `[B]`, whether a draft token was rejected.
+        active: bool `[B]`, whether the row took part in the round.
+        features: float `[B, G + 1, D]`, the target's final hidden states at the pending token and at the block's
+            tokens, zero where the target did not score. `None` unless `Drafter.reads_features`, and when an outer
+            engine commits tokens to an inner engine's drafter.
+        path: int32 `[B, N + 1]`, the entries of a tree on the kept path, entry 0 first; `None` for a plain block.
+        hidden: float `[B, G + 1, L, D]`, the target's hidden states after the layers that the drafter names. Entry `j`
+            is the state at position `length - num_new - 1 + j`, so entry 0 belongs to the token that was pending. The
+            first `num_new` entries belong to committed tokens that the target has now read. Later entries belong to
+            rejected tokens, or are zero where the target did not score. The new pending token has no state before the
+            next round. `None` unless the drafter is a `ReadsLayers`.
 
     Examples:
         >>> import numpy as np
@@ -266,9 +270,9 @@ class _Drafting(Protocol):
     """The members that drafters and planners share.
 
     Attributes:
-        block: the longest block it may return (static).
-        adaptive: whether blocks are often shorter than that, so that they are worth scoring no wider than they are.
-        reads_features: whether it wants the target's features.
+        block: the longest block (static).
+        adaptive: whether blocks are often shorter than `block`; the target then scores no more positions than needed.
+        reads_features: whether the target's features are read.
     """
 
     @property
@@ -279,7 +283,7 @@ class _Drafting(Protocol):
     def reads_features(self) -> bool: ...
 
     def init(self, params: Params, start: Start) -> PyTree:
-        """Returns the drafter's state before the first round, or the planner's before the first phase."""
+        """Returns the initial state of the drafter or planner, before the first round."""
 
     def stats(self, state: PyTree) -> Any:
         """Returns statistics of engines inside the drafter, or `None`."""
@@ -336,7 +340,7 @@ class Drafter(_Drafting, Protocol):
         """
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
-        """Rolls the drafter's state back to `outcome.length` after a round; an adaptive drafter learns from it."""
+        """Rolls the drafter's state back to `outcome.length` after a round; a drafter that learns can learn here."""
 
 
 @runtime_checkable
@@ -344,8 +348,8 @@ class ReadsLayers(Protocol):
     """A drafter that reads the target's hidden states, in `Start.hidden` and `Outcome.hidden`.
 
     Attributes:
-        reads_layers: the target's layers (static), numbered as in `LayeredModel`: `L` of them, in the order in which
-            the drafter wants their states.
+        reads_layers: the numbers of `L` layers of the target (static), as in `LayeredModel`; the drafter gets their
+            states in this order.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -369,12 +373,12 @@ def layers_read_by(drafter: Any) -> tuple[int, ...]:
 
 
 class Counted(NamedTuple):
-    """Counts over the rounds of a phase, int32 `[B]` each.
+    """Counts over the rounds of a phase (a run of rounds with one drafter, see `Planner`), int32 `[B]` each.
 
     Attributes:
         rounds: rounds that the row took part in.
-        kept: its accepted drafts.
-        tried: its drafts up to the first rejection of each round.
+        kept: the row's accepted draft tokens.
+        tried: the row's draft tokens up to and including the first rejected one of each round.
     """
 
     rounds: Array
@@ -384,11 +388,11 @@ class Counted(NamedTuple):
 
 @runtime_checkable
 class Planner(_Drafting, Protocol):
-    """A substitute for a drafter: before each phase of several rounds it chooses one of its `drafters`.
+    """A component that takes a drafter's place in an engine and chooses one of several `drafters` for each phase.
 
-    A phase is a number of rounds of an engine with just that drafter (`engine.loop`). Frozen and hashable. Its state
-    has two attributes, int32 scalars: `place`, the index of the phase's drafter, and `turns`, how many rounds of the
-    phase remain, 0 before the first one.
+    A phase is a run of rounds in which only the chosen drafter drafts (`engine.loop`). A planner is frozen and
+    hashable. Its state has two int32 scalars: `place`, the index of the phase's drafter, and `turns`, the number of
+    rounds that remain in the phase. Before the first phase `turns` is 0.
 
     Attributes:
         block: the longest block of any drafter.
@@ -431,9 +435,9 @@ class Planner(_Drafting, Protocol):
         ...
 
     def places(self, params: Params) -> tuple[int, ...]:
-        """Returns the places (indices into `drafters`) that may be chosen; drafters in other places are not compiled.
+        """Returns the indices of the `drafters` that may be chosen; other drafters are not compiled.
 
-        The result may depend on the structure of the parameters alone.
+        The result may depend on the structure of the parameters, but not on their values.
         """
 
     def settle(
@@ -452,24 +456,25 @@ class Planner(_Drafting, Protocol):
             active: bool `[B]`, as in `Request`.
 
         Returns:
-            The state, and int32 `[B]`, passes of the draft that this took.
+            The new state, and int32 `[B]`, how many draft passes the preparation took.
         """
 
     def entered(self, state: PyTree, place: int) -> PyTree:
-        """Returns the state with which the drafter in `place` begins a phase."""
+        """Returns the state with which drafter number `place` begins a phase."""
 
     def left(self, state: PyTree, place: int, own: PyTree, counted: Counted) -> PyTree:
-        """Returns the planner's state after rounds of a phase; `own` is the final state of the drafter in `place`."""
+        """Returns the planner's state after rounds of drafter number `place`, whose own final state is `own`."""
 
 
 class DraftStep(NamedTuple):
     """A stop policy's inputs before a token is drawn; the token itself is not among them.
 
     Attributes:
-        q: float32 `[B, V]`, the raw distribution.
-        max_q: float32 `[B]`, its maximum.
-        hidden: `[B, D]`, the features of the previous token, which at slot 0 is the last committed one; or `None`.
-        slot: int32 scalar.
+        q: float32 `[B, V]`, the draft's raw distribution of the token.
+        max_q: float32 `[B]`, the maximum of `q`.
+        hidden: `[B, D]`, the draft's final hidden state at the previous token (at slot 0, the last committed token);
+            `None` if the draft model returns none.
+        slot: int32 scalar, the slot in the block.
         position: int32 `[B]`, the position that the drawn token would have in the row.
         drawn: float32 `[B]`, the probability `q̃` that the previous token was drawn with; meaningless at slot 0.
 
@@ -484,7 +489,7 @@ class DraftStep(NamedTuple):
 
     q: Array
     max_q: Array
-    # No token: a policy that saw the drawn token would not be a stopping time, and outputs would be biased.
+    # The drawn token is not a field: a policy that saw it would not be a stopping time, and outputs would be biased.
     hidden: Array | None
     slot: Array
     position: Array
@@ -496,9 +501,9 @@ class Decision(NamedTuple):
 
     Attributes:
         draw: bool `[B]`, whether to draw a token here.
-        proceed: bool `[B]`, whether to go on after it.
-        value: float32 `[B]`, the number that was compared with `controls.stop_threshold`, for traces; `None` if there
-            was none.
+        proceed: bool `[B]`, whether to continue the block after this token.
+        value: float32 `[B]`, the number that the policy compared with `controls.stop_threshold`, for traces; `None` if
+            it compared none.
 
     Examples:
         >>> import numpy as np
@@ -515,14 +520,14 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """A rule for when a draft ends: in the language of probability, a stopping time. Frozen and hashable.
+    """A policy that decides where a draft ends: a stopping time, in the language of probability.
 
-    A policy cannot take back a token that was drawn, so the output has the right distribution whatever it decides.
-    `block` is the largest number of tokens that it allows in a block.
+    A policy cannot remove a token that was drawn, so the output has the right distribution whatever the policy decides.
+    It is frozen and hashable. `block` is the largest number of tokens that it allows in a block.
 
     Attributes:
         adaptive: whether blocks may end early.
-        threshold: its use of `controls.stop_threshold`, in words; empty if it reads none.
+        threshold: how the policy uses `controls.stop_threshold`, in words; empty if it does not read the threshold.
         between: the smallest and the largest meaningful threshold.
         on_rejection: whether the threshold is compared with an estimate of P(some token of the block is rejected), as
             in theorem 3.1 of Huang et al., 2024 (SpecDec++).

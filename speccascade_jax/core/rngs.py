@@ -1,7 +1,8 @@
-"""Random bits of a generation; no two draws share any (METHODS section 2, *Randomness*).
+"""Random bits of a generation; no two draws use the same bits (METHODS section 2, *Randomness*).
 
-A key is folded by row id, level, the row's round counter, slot in the block and purpose. Folding by position instead is
-wrong: a position that is drafted again would reuse bits that an adaptive component has already seen.
+The bits of a draw depend on the seed, the row's id, the level (the number of the engine that draws), the row's round
+counter, the slot in the block and the purpose of the draw. They must not depend on the position in the output instead:
+a position that is drafted a second time would reuse bits that an adaptive component has already seen.
 
 Examples:
     >>> import numpy as np
@@ -24,40 +25,39 @@ from speccascade_jax.core.types import Array
 
 DRAFT, ACCEPT, REPLACE, BONUS, CHOOSE = range(5)
 PURPOSES = 8
-"""The number of purposes that a key has room for.
+"""The largest number of purposes for which `RoundKeys.uniform` has room.
 
-The first four share a counter with round and slot, so that a further purpose changes none of their bits, and no
-published record: see `RoundKeys.uniform`.
+Purposes 0 to 3 are encoded apart from 4 to 7. So a purpose that is added later changes no random bits of purposes 0 to
+3, and stored results stay valid.
 """
 
 STAGES = 8
-"""The number of stages of one generation. Levels below it are stages: 0, and those of sequence cascades."""
+"""The number of levels reserved for outermost engines: 0 is the usual one, sequence cascades run several in turn."""
 
 
 def root(seed: Array | int) -> Array:
-    """Returns the key that all keys of a generation are folded from; `seed` is below 2³²."""
+    """Returns the key from which all keys of a generation are derived; `seed` must be below 2³²."""
     return jax.random.key(np.uint32(seed) if isinstance(seed, int) else seed, impl="threefry2x32")
 
 
 def below(level: int, arm: int = 0) -> int:
-    """Returns the level that keys the random bits of the `arm`-th drafter (of at most 8) of an engine at `level`.
+    """Returns the level number of drafter number `arm` (0 to 7) of an engine at `level`; random bits depend on it.
 
-    Levels number the nodes of the tree of engines, row by row, beginning with its stages. So no two engines of one
-    generation share bits, however deep hierarchies are nested inside sequence cascades or stand next to each other as
-    arms.
+    Engines whose drafters contain engines form a tree. Levels number the nodes of that tree breadth first, so no two
+    engines of one generation share random bits, however deep drafters are nested and however many are side by side.
 
     Raises:
-        ValueError: the arm has no number, or the level is too deep for one.
+        ValueError: `arm` is not from 0 to 7, or drafters are nested so deeply that the number exceeds 32 bits.
     """
     if not 0 <= arm < STAGES:
         raise ValueError(f"arm={arm} is out of range: the drafters of one engine are numbered from 0 to {STAGES - 1}")
-    if (number := STAGES * (level + 1) + arm) >= 2**32:  # keys are folded with 32 bits
+    if (number := STAGES * (level + 1) + arm) >= 2**32:  # JAX folds a key with a 32-bit number
         raise ValueError("drafters are nested too deeply to have random bits of their own: nest at most 10 levels")
     return number
 
 
 def row_keys(key: Array, example_ids: Array, level: int) -> Array:
-    """Returns one key per row, uint32 `[B, 2]`; a row's bits depend on its id, never on its neighbours."""
+    """Returns one key per row, uint32 `[B, 2]`; a row's key depends on its id, never on other rows of the batch."""
     # The id is folded in before the level. Published records depend on this order, so it cannot change.
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), level))(example_ids)
     return jax.random.key_data(keys)
@@ -68,10 +68,10 @@ class RoundKeys:
     """The random bits of one round.
 
     Attributes:
-        row: keys, uint32 `[B, 2]`.
-        round: the row's round counter, int32 `[B]`.
-        length: the row's length, int32 `[B]`.
-        behind: the number of leading slots that another drafter draws for; requested slots are counted after them.
+        row: one key per row, uint32 `[B, 2]`.
+        round: each row's round counter, int32 `[B]`.
+        length: each row's number of tokens, int32 `[B]`.
+        behind: how many leading slots belong to another drafter; slot 0 of a request is the first slot after them.
     """
 
     row: Array
@@ -80,20 +80,20 @@ class RoundKeys:
     behind: int = flax.struct.field(pytree_node=False, default=0)
 
     def uniform(self, slots: Array, purpose: int | Array) -> Array:
-        """Returns float32 in [0, 1), one number per slot.
+        """Returns random numbers in [0, 1), float32, one per slot.
 
-        Round, slot and purpose form one block of Threefry's counter, so a draw costs one call of the cipher; folding
-        them in one after the other takes three. The first word holds the round, and in its highest bit whether the
-        purpose is one of the last four. The second word holds slot and purpose.
+        Round, slot and purpose form one counter of the Threefry cipher, so a draw costs one call of the cipher. Folding
+        them into the key one after the other would take three calls. The first word of the counter holds the round; its
+        highest bit tells whether the purpose is 4 or more. The second word holds the slot and the purpose modulo 4.
 
         Args:
             slots: int32 `[B]` or `[B, T]`, slots in the block.
-            purpose: one purpose, or `[B]`.
+            purpose: one purpose for all rows, or one per row, `[B]`.
         """
-        # `[1, 1]` or `[B, 1]`, so that it broadcasts over the slots of a row.
+        # The shape becomes `[1, 1]` or `[B, 1]`, so that the purpose broadcasts over the slots of a row.
         purpose = jnp.reshape(jnp.asarray(purpose, jnp.uint32), (-1, 1))
         flat = (slots.reshape(slots.shape[0], -1) + self.behind).astype(jnp.uint32) * 4 + purpose % 4
-        # Round counters stay below 2³¹, so that the highest bit is free for the purpose.
+        # Round counters stay below 2³¹, so the highest bit is free for the purpose.
         rounds = jnp.broadcast_to(self.round[:, None].astype(jnp.uint32) + (purpose // 4 << 31), flat.shape)
         counters = jnp.stack([rounds, flat], axis=-1)
         bits = jax.vmap(jax.vmap(threefry_2x32, (None, 0)))(self.row, counters)[..., 0]

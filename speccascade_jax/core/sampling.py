@@ -1,7 +1,8 @@
-"""The sampling transform `S` and the drawing of tokens, without a sort over the vocabulary.
+"""The sampling transform `S` (temperature, top-k, top-p) and the drawing of tokens, without sorting the vocabulary.
 
-Sorting 8,192 entries costs more than a small draft's whole step on a CPU. Thresholds are found by bisection on the bit
-patterns of float32 (exact, because non-negative floats order as integers), and only if a row asks for them.
+On a CPU, sorting 8,192 entries costs more than one step of a small draft model. The thresholds of top-k and top-p are
+therefore found by bisection on the bit patterns of float32. This is exact, because non-negative floats have the same
+order as their bit patterns read as integers. The bisection runs only if a row of the batch uses top-k or top-p.
 """
 
 from typing import NamedTuple
@@ -16,11 +17,13 @@ from speccascade_jax.core.types import Laws as Buffers
 def argmax(values: Array) -> Array:
     """Returns int32 `[...]`: the lowest index of the maximum over the last axis of `[..., V]`.
 
-    It takes the maximum, then the smallest index that attains it: ten times faster on a CPU than `jnp.argmax`.
+    It computes the maximum, then the smallest index that attains it. On a CPU this is ten times as fast as
+    `jnp.argmax`.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     hit = values == values.max(-1, keepdims=True)
-    # NaN equals nothing: the index stays inside the vocabulary, and the engine reports the NaN itself
+    # NaN equals no number, so a row with NaN has no hit. The outer minimum keeps its index inside the vocabulary; the
+    # engine reports the NaN.
     return jnp.minimum(jnp.where(hit, indices, values.shape[-1]).min(-1), values.shape[-1] - 1)
 
 
@@ -36,11 +39,11 @@ def softmax(logits: Array) -> Array:
 
 
 def transform(logits: Array, sampling: Sampling) -> Array:
-    """Applies `S`: temperature, then top-k, then top-p of the renormalised rest (METHODS section 1).
+    """Applies the transform `S`: temperature, then top-k, then top-p after renormalisation (METHODS section 1).
 
     Args:
         logits: `[B, ..., V]`, masked entries -inf.
-        sampling: values per row `[B]`.
+        sampling: temperature, top-k and top-p, one number of each per row `[B]`.
 
     Returns:
         float32 `[B, ..., V]`. Temperature 0 gives the one-hot of the argmax (ties: lowest index).
@@ -49,11 +52,11 @@ def transform(logits: Array, sampling: Sampling) -> Array:
 
 
 class Laws(NamedTuple):
-    """The two distributions that logits define, raw and scaled.
+    """The raw and the scaled distribution of the same logits.
 
     Attributes:
-        raw: `[..., V]`, the softmax.
-        scaled: `[..., V]`, `transform` of the logits.
+        raw: `[..., V]`, the softmax of the logits at temperature 1.
+        scaled: `[..., V]`, the output of `transform`, from which tokens are drawn.
         max_raw: `[...]`, the maximum of `raw`.
     """
 
@@ -63,10 +66,10 @@ class Laws(NamedTuple):
 
 
 def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
-    """Returns the raw and the scaled distribution of logits `[..., V]`, float32; computes only what the batch needs.
+    """Returns the raw and the scaled distribution of logits `[..., V]` in float32, without work that no row needs.
 
-    If every row is greedy, no exponential is computed; if `S` is the identity in every row, both distributions are one
-    array. The compiler removes outputs that nothing reads.
+    If every row is greedy, the scaled distribution is computed without exponentials. If `S` is the identity in every
+    row, the scaled distribution is the same array as the raw one. XLA removes outputs that the caller does not use.
     """
     return _laws(logits, sampling)[0]
 
@@ -74,13 +77,12 @@ def raw_and_scaled(logits: Array, sampling: Sampling) -> Laws:
 def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Laws, Array]:
     """Returns the output of `raw_and_scaled`, and a token drawn from the scaled distribution, int32 `[...]`.
 
-    If every row is greedy, the token is the only one with nonzero probability, and no sums over the vocabulary are
-    needed to find it.
+    If every row is greedy, the token is the argmax of the logits, and drawing it needs no sums over the vocabulary.
 
     Args:
         logits: `[..., V]`.
-        sampling: values per row `[B]`.
-        uniform: float32 `[...]` in [0, 1), for `sample`.
+        sampling: temperature, top-k and top-p, one number of each per row `[B]`.
+        uniform: random numbers in [0, 1) for `sample`, float32 `[...]`.
 
     Returns:
         `Laws` (`raw` and `scaled` `[..., V]`, `max_raw` `[...]`), and the token.
@@ -106,12 +108,12 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
 
 
 def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
-    """Returns the distributions and the likeliest tokens, int32 `[...]`; these are valid if every row is greedy."""
+    """Returns the distributions, and int32 `[...]` tokens: the argmax if every row is greedy, otherwise 0."""
     logits = logits.astype(jnp.float32)
-    # Facts about the whole batch, because one branch is chosen for all rows.
+    # Both conditions are about the whole batch, because one branch is chosen for all rows.
     identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
-    # All branches of a switch return the same shapes; `without` and `none` fill in for values that a branch does not
-    # compute.
+    # All branches of a switch must return the same shapes, so a branch that does not compute the maximum or the token
+    # returns zeros (`without`, `none`) instead.
     without, none = jnp.zeros(logits.shape[:-1], jnp.float32), jnp.zeros(logits.shape[:-1], jnp.int32)
 
     def cold(x: Array) -> tuple[Array, Array, Array]:
@@ -123,11 +125,11 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
         cold,
         lambda x: (_scale(x, sampling), without, none),
     )
-    # One switch for the whole batch: a branch per row would compute all three under vmap.
+    # The switch covers the whole batch, because with a switch per row, vmap would compute all three branches.
     case = jnp.where(greedy, 1, jnp.where(identity, 0, 2))
     with jax.named_scope("identity_greedy_or_scaled"):
         scaled, max_scaled, largest = jax.lax.switch(case, branches, logits)
-    # Under the identity the scaled distribution is the raw one, and its softmax is not taken twice.
+    # If `S` is the identity, the scaled distribution is the raw one, so the softmax is not computed a second time.
     with jax.named_scope("is_identity"):
         raw, max_raw = jax.lax.cond(
             identity, lambda x, *scaled: scaled, lambda x, *_: _softmax_and_max(x), logits, scaled, max_scaled
@@ -136,9 +138,9 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
 
 
 def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
-    """Returns `softmax` and its maximum, which is computed as `1 / Σ exp(x − max x)`.
+    """Returns the softmax of logits `[..., V]` and its maximum `[...]`, which is `1 / Σ exp(x − max x)`.
 
-    A search for the maximum would cost half as much as a small output layer.
+    A separate search for the maximum would cost half as much as the output layer of a small model.
     """
     weights = jnp.exp(logits - logits.max(-1, keepdims=True))
     total = weights.sum(-1, keepdims=True)
@@ -157,7 +159,7 @@ def _scale(logits: Array, sampling: Sampling) -> Array:
     # 1 instead of 0; their result is replaced below.
     scaled = (logits - logits.max(-1, keepdims=True)) / jnp.where(greedy, 1.0, temperature)
     laws = jax.nn.softmax(scaled, axis=-1)
-    # Greedy rows take a one-hot below, whatever top-k and top-p are: they cause no bisection.
+    # Greedy rows become one-hot below, whatever their top-k and top-p are, so they never need the bisection.
     truncates = jnp.any(~greedy & ((top_k > 0) | (top_p < 1.0)))
     with jax.named_scope("truncates"):
         laws = jax.lax.cond(truncates, _truncate, lambda laws, *_: laws, laws, top_k, top_p)
@@ -170,15 +172,16 @@ def expand(values: Array, ndim: int) -> Array:
 
 
 def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
-    """Returns the logs of `softmax(logits)` and of `scaled`, which is `transform` of the logits; `[B, ..., V]` each.
+    """Returns the logs of `softmax(logits)` and of `scaled = transform(logits, sampling)`, `[B, ..., V]` each.
 
-    They are computed from the logits, because a float32 distribution is 0 at a logit that is 87 below the largest.
+    The logs are computed from the logits, because a float32 probability is already 0 where a logit is 87 below the
+    largest.
     """
     logits = logits.astype(jnp.float32)
     heat, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     cold = heat <= 0.0
     whole = jax.nn.log_softmax((logits - logits.max(-1, keepdims=True)) / jnp.where(cold, 1.0, heat), axis=-1)
-    # entries that were cut off are truly 0, and float32 can hold the logs of the rest
+    # Entries that were cut off are exactly 0, which only `scaled` shows. Rows without a cut use the logits.
     cut = cold | (top_k > 0) | (top_p < 1.0)
     return Buffers(jax.nn.log_softmax(logits, axis=-1), jnp.where(cut, jnp.log(scaled), whole))
 
@@ -186,27 +189,27 @@ def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
 def make_law_pair(
     q: Array, q_tilde: Array, greedy: Array, p_logits: Array, sampling: Sampling, logs: Buffers | None = None
 ) -> LawPair:
-    """Returns the draft's and the target's distributions at every position, as a rule reads them.
+    """Returns the `LawPair` that a rule reads: the draft's and the target's distributions at every position.
 
     Args:
         q: `[B, ..., V]`, the draft's raw distribution.
         q_tilde: `[B, ..., V]`, the distribution that the draft's tokens were drawn from.
         greedy: bool `[B]`, whether the draft is greedy.
         p_logits: `[B, ..., V]`, the target's logits.
-        sampling: the target's transform.
-        logs: `log_laws` of the draft's logits; `None`: the logs of `q` and `q_tilde`.
+        sampling: the target's temperature, top-k and top-p.
+        logs: `log_laws` of the draft's logits; `None` computes the logs from `q` and `q_tilde`.
     """
     p, p_tilde, _ = raw_and_scaled(p_logits, sampling)
     draft_logs, target_logs = logs or Buffers(jnp.log(q), jnp.log(q_tilde)), log_laws(p_logits, p_tilde, sampling)
     four_logs = LogPair(q=draft_logs.q, p=target_logs.q, q_tilde=draft_logs.q_tilde, p_tilde=target_logs.q_tilde)
-    # `greedy` gets the leading shape of the other fields, because positions are gathered from all of them alike
+    # `greedy` gets the leading shape of the other fields, because one function gathers positions from all fields.
     greedy = jnp.broadcast_to(expand(greedy, q.ndim), (*q.shape[:-1], 1))
     return LawPair(q=q, p=p, q_tilde=q_tilde, p_tilde=p_tilde, greedy=greedy, logs=four_logs)
 
 
 def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair:
-    """Returns the distributions that a rule may read, from the logits of draft and target, `[B, V]` each."""
-    # The draft's own sampling makes `q̃`, the target's makes `p̃`: a draft may be greedy under a sampled target.
+    """Returns the `LawPair` that a rule reads, computed from the logits of draft and target, `[B, V]` each."""
+    # `q̃` uses the draft's sampling settings and `p̃` the target's, because a greedy draft may serve a sampled target.
     q, q_tilde = softmax(q_logits), transform(q_logits, controls.draft)
     logs = log_laws(q_logits, q_tilde, controls.draft)
     return make_law_pair(q, q_tilde, controls.draft.temperature <= 0, p_logits, controls.target, logs)
@@ -214,17 +217,16 @@ def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
     ones = jnp.ones_like(laws)
-    # Top-k comes first, and top-p applies to what remains, as in METHODS section 1; `need` is relative to the
-    # renormalised sum.
+    # Top-k comes first. Top-p then applies to the remaining entries after renormalisation (METHODS section 1).
     kept = laws * keep_largest(laws, ones, jnp.where(top_k > 0, top_k, float(laws.shape[-1])))
     laws = jnp.where(top_k > 0, kept / kept.sum(-1, keepdims=True), laws)
-    # For top-p the weights are the probabilities themselves; `need` scales with their sum, which rounding moves off 1.
+    # For top-p the weights are the probabilities. `need` is multiplied by their sum, because rounding moves it off 1.
     kept = laws * keep_largest(laws, laws, jnp.minimum(top_p, 1.0) * laws.sum(-1, keepdims=True))
     return jnp.where(top_p < 1.0, kept / kept.sum(-1, keepdims=True), laws)
 
 
 def keep_largest(values: Array, weights: Array, need: Array) -> Array:
-    """Returns a mask of the largest `values`, as few as it takes for their `weights` to sum to `need`.
+    """Returns a mask of the largest `values`: the fewest entries whose `weights` sum to at least `need`.
 
     Ties go to the lowest index.
 
@@ -234,9 +236,9 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
         need: float32 `[..., 1]`.
 
     Returns:
-        bool `[..., V]`, at least one entry kept.
+        bool `[..., V]`, True for at least one entry.
     """
-    # Non-negative float32 numbers order as their bit patterns do, so that 31 halvings find the threshold exactly.
+    # Non-negative float32 numbers have the order of their bit patterns, so 31 bisection steps find the exact threshold.
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
 
     def weight_from(threshold: Array) -> Array:
@@ -251,7 +253,7 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
     low = jnp.zeros_like(bits[..., :1])
     high = jnp.max(bits, -1, keepdims=True) + 1
     threshold: Array = jax.lax.fori_loop(0, 31, halve, (low, high))[0]
-    # All entries above the threshold are kept, and of those at it only as many as the weight still needs.
+    # All entries above the threshold are kept. Of the entries equal to it, only as many are kept as `need` requires.
     tied = bits == threshold
     tied_weight = jnp.where(tied, weights, 0.0).max(-1, keepdims=True)
     missing = need - weight_from(threshold + 1)
@@ -262,8 +264,8 @@ def keep_largest(values: Array, weights: Array, need: Array) -> Array:
 def _counted(marked: Array) -> Array:
     """Returns int32 `[..., V]`: the number of `marked` entries up to each entry, inclusive.
 
-    It sums in two levels, as `sample` does: with a vocabulary that is spread over devices, only the blocks' totals
-    travel.
+    It sums inside blocks and then over blocks, as `sample` does. If the vocabulary is sharded over devices, only the
+    blocks' totals are communicated.
     """
     blocks = _in_blocks(marked, _width(marked.shape[-1]))
     inside = jnp.cumsum(blocks, -1, dtype=jnp.int32)
@@ -272,14 +274,14 @@ def _counted(marked: Array) -> Array:
 
 
 def sample(laws: Array, uniform: Array) -> Array:
-    """Draws a token by inverse CDF in two levels (block sums, then inside one block).
+    """Draws a token by inverting the cumulative distribution, first over block sums, then inside one block.
 
     Args:
         laws: float32 `[..., V]`, non-negative; normalised here by their sum.
         uniform: float32 `[...]` in [0, 1).
 
     Returns:
-        int32 `[...]`; never a token of mass 0.
+        int32 `[...]`; never a token of probability 0.
     """
     width = _width(laws.shape[-1])
     blocks = _in_blocks(laws, width)
@@ -288,7 +290,8 @@ def sample(laws: Array, uniform: Array) -> Array:
     # Two short searches, over block sums and inside one block, replace a cumulative sum over the vocabulary.
     block = _first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
-    # `before` comes from the cumulative sum that chose the block: another order of summation would round differently.
+    # `before` is read from the cumulative sum that chose the block, because another order of summation would round
+    # differently.
     before = jnp.where(
         block > 0, jnp.take_along_axis(cumulative, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0
     )
@@ -297,7 +300,7 @@ def sample(laws: Array, uniform: Array) -> Array:
 
 
 def _first_with_mass(beyond: Array, mass: Array) -> Array:
-    """Returns the first index that is `beyond` the threshold and has `mass` > 0, or else the last with `mass` > 0.
+    """Returns the first index with `beyond` True and `mass` > 0; if there is none, the last index with `mass` > 0.
 
     A parallel cumulative sum is not monotone to the last bit, so counting the entries below a threshold could end on an
     entry of mass 0.

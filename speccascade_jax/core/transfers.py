@@ -1,4 +1,4 @@
-"""Transfers to and from compiled programs: trees are flattened once, and results are fetched in one transfer."""
+"""Fast transfers to and from compiled programs: a pytree is flattened only once, and results arrive in one copy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _JOINED = ("int32", "uint32", "float32")
 
 
 def join(tree: PyTree) -> Array:
-    """Concatenates the bits of all arrays of `tree`, which hold 32-bit numbers, into one int32 array."""
+    """Concatenates the bits of all arrays of `tree` into one int32 array; the arrays must hold 32-bit numbers."""
     leaves = jax.tree.leaves(tree)
-    # A bitcast keeps every bit, NaN payloads included, where a conversion would round.
+    # A bitcast keeps every bit, including those of NaN, whereas a conversion would round.
     return jnp.concatenate([jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in leaves])
 
 
@@ -40,18 +40,18 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tree: PyTree) -> Layout:
-        """Returns the layout of a tree of arrays, or of their shapes."""
+        """Returns the layout of a tree of arrays or of `jax.ShapeDtypeStruct`s."""
         leaves, structure = jax.tree.flatten(tree)
         ends = list(itertools.accumulate((math.prod(leaf.shape) for leaf in leaves), initial=0))
         places = tuple((leaf.shape, leaf.dtype, 4 * begin) for leaf, begin in zip(leaves, ends, strict=False))
         return cls(structure, places, ends[-1])
 
     def fetch(self, joined: Array) -> PyTree:
-        """Returns the tree with read-only arrays on the host; they are allocated while the device still computes."""
-        # The views are made before `np.asarray` blocks, so that their cost hides behind the device's work.
+        """Copies a joined array to the host and returns the tree of read-only arrays that it contains."""
+        # The views are made before `np.asarray` waits for the device, so making them costs no extra time.
         memory = np.empty(self.size, np.int32)
         readable = memory.view()
-        # Read-only views of memory that stays writable here: it is filled below.
+        # The views are read-only, but `memory` itself stays writable, because it is filled below.
         readable.flags.writeable = False
         arrays = [np.ndarray(shape, dtype, readable, begin) for shape, dtype, begin in self.places]
         tree = jax.tree.unflatten(self.structure, arrays)
@@ -60,12 +60,12 @@ class Layout(NamedTuple):
 
 
 def fetch(tree: Tree) -> Tree:
-    """Returns the arrays of `tree` on the host, as `jax.device_get` does.
+    """Copies the arrays of `tree` to the host, as `jax.device_get` does, but in a single transfer.
 
     Waiting for an array and copying it takes about as long for a single number as for a thousand, so the device first
-    joins them into one. Trees with other arrays than 32-bit ones, or with arrays already on the host, use `device_get`.
+    joins all arrays into one. If an array is not of 32 bits or already on the host, `device_get` is called instead.
     """
-    # 64-bit and 16-bit arrays have no place in an int32 buffer, and host arrays need no transfer.
+    # 64-bit and 16-bit arrays do not fit into an int32 buffer, and host arrays need no transfer.
     leaves = jax.tree.leaves(tree)
     if not leaves or not all(isinstance(leaf, jax.Array) and leaf.dtype.name in _JOINED for leaf in leaves):
         return cast(Tree, jax.device_get(tree))
@@ -81,15 +81,15 @@ class Flat(Mapping[str, Any]):
     """A read-only nested dictionary of arrays that stores its leaves, so that JAX need not flatten it at every call.
 
     JAX flattens the arguments of a compiled program in every call, and sorts the names in every dictionary. For the
-    shipped pair's hundred arrays in sixty dictionaries that is a quarter of a millisecond; a `Flat` returns its leaves
-    at once.
+    models that the package ships (a hundred arrays in sixty dictionaries) this takes a quarter of a millisecond. A
+    `Flat` returns its stored leaves at once.
 
-    It is read-only down to the last dictionary, because its stored leaves would not follow a change. `{**params,
-    "drafter": …}` makes another tree.
+    All nested dictionaries are read-only too, because the stored leaves would not follow a change. To change an entry,
+    make a new dictionary: `{**params, "drafter": …}`.
     """
 
     def __init__(self, tree: Mapping[str, Any]):
-        # Frozen: a changed dictionary would disagree with the leaves that are stored here.
+        # The tree is frozen, because a later change would make it disagree with the leaves that are stored here.
         tree = freeze(dict(tree))
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(tree)
         self._leaves: Sequence[Any] = [leaf for _, leaf in leaves]
@@ -118,8 +118,8 @@ class Flat(Mapping[str, Any]):
 
     @classmethod
     def tree_unflatten(cls, described: Any, leaves: Sequence[Any]) -> Flat:
-        """Returns a `Flat` of the described structure that holds `leaves`."""
-        # `__init__` would flatten again, which is what this class avoids.
+        """Returns a `Flat` that has the structure `described` and the given leaves."""
+        # `__init__` would flatten the tree again, which this class is meant to avoid.
         flat = cls.__new__(cls)
         flat._structure, flat._paths = described
         flat._leaves = tuple(leaves)

@@ -1,8 +1,8 @@
-"""Drafts that branch: a static tree of tokens that follow the last committed token (METHODS section 10).
+"""Trees of drafted tokens that follow the last committed token; their shape is static (METHODS section 10).
 
-The *entries* of a tree are the last committed token, which is *pending* (no cache has it yet), as entry 0, and then the
-tree's nodes, level by level: node `n` is entry `n + 1`. A cache holds the entries in slots of that order after the
-committed tokens, whatever their positions are.
+Entry 0 of a tree is the last committed token. It is *pending*: no model has been fed with it, so no cache contains it.
+The other entries are the tree's nodes, level by level: node `n` is entry `n + 1`. A cache stores the entries in this
+order, in the slots after the committed tokens, although nodes of one level have the same position in the sequence.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from speccascade_jax.core.types import Array
 
 @dataclass(frozen=True)
 class Branch:
-    """Entries of a tree that a model is fed in one call: `T` of them, from entry `num_cached` on (static).
+    """A run of `T` tree entries that a model is fed in one call, from entry `num_cached` on; all fields are static.
 
     Attributes:
-        num_cached: how many entries the cache already has.
-        depths: depths of all entries up to the last of these, from 0.
+        num_cached: how many entries the cache already contains.
+        depths: the depths of all entries from entry 0 to the last one that is fed; entry 0 has depth 0.
         sees: bool `[T, num_cached + T]`, the entries that each entry attends to: its ancestors and itself.
     """
 
@@ -32,7 +32,7 @@ class Branch:
 
     @property
     def own(self) -> tuple[int, ...]:
-        """Depths of the entries that are fed."""
+        """The depths of the `T` entries that are fed."""
         return self.depths[self.num_cached :]
 
 
@@ -41,12 +41,12 @@ class Tree:
     """A tree of `N` drafted tokens.
 
     Attributes:
-        parents: the node before each node, or −1 for the pending token. Nodes are listed level by level, so a node
-            comes after its parent and is no shallower than the node before it. A node's children are drawn one after
-            the other, each without its earlier siblings.
+        parents: each node's parent node, or −1 for the pending token. Nodes are listed level by level: a node comes
+            after its parent, and depths never decrease along the list. A node's children are drawn one after the other
+            without replacement.
 
     Raises:
-        ValueError: parents in another order.
+        ValueError: there are no nodes, or they are not listed level by level.
     """
 
     parents: tuple[int, ...]
@@ -64,7 +64,7 @@ class Tree:
 
     @classmethod
     def of_branching(cls, children: tuple[int, ...]) -> "Tree":
-        """Returns the tree whose nodes of depth `d` have `children[d]` children; `(3, 2)` has six paths of two."""
+        """Returns the tree whose entries of depth `d` have `children[d]` children; `(3, 2)` gives six 2-token paths."""
         level, parents = [-1], list[int]()
         for count in children:
             above, first = level, len(parents)
@@ -93,18 +93,18 @@ class Tree:
 
     @cached_property
     def children(self) -> np.ndarray:
-        """int32 `[N + 1, K]`: every entry's children as entries, in their order, padded with 0."""
+        """int32 `[N + 1, K]`: the entry numbers of every entry's children, in order, padded with 0."""
         followers = [list[int]() for _ in range(self.size + 1)]
         for entry, parent in enumerate(self.parents, start=1):
             followers[parent + 1].append(entry)
         return right_pad(followers, max(map(len, followers)))
 
     def level(self, depth: int) -> tuple[int, int]:
-        """Returns the first entry of a depth, and the entry after its last."""
+        """Returns the range of entries at a depth: the first entry, and the entry after the last one."""
         return self.depths.index(depth), len(self.depths) - self.depths[::-1].index(depth)
 
     def branch(self, first: int, end: int) -> Branch:
-        """Returns entries `first` to below `end`, to be fed to a cache that holds the entries before them."""
+        """Returns the `Branch` of entries `first` to `end − 1`; the cache must contain all entries before them."""
         # Parents come before children, so a parent's row is complete when its child copies it.
         seen = np.eye(self.size + 1, dtype=bool)
         for entry, parent in enumerate(self.parents, start=1):
@@ -113,26 +113,26 @@ class Tree:
 
 
 def without(q_tilde: Array, q: Array, taken: Array) -> Array:
-    """Returns the distribution of a node's next child: `q̃` without the tokens that its siblings took.
+    """Returns the distribution from which a node's next child is drawn: `q̃` without the earlier siblings' tokens.
 
-    If nothing of `q̃` remains (a greedy draft's is one-hot), it is the one-hot of the most likely token by `q` that is
-    not taken; token 0 if all are taken.
+    The `q̃` of a greedy draft is a one-hot, so nothing of it remains after the first child. The result is then the
+    one-hot of the most likely token under `q` that is not taken, or of token 0 if all tokens are taken.
 
     Args:
-        q_tilde: float32 `[..., V]`, the distribution of a child if no sibling were taken.
+        q_tilde: float32 `[..., V]`, the distribution of the first child.
         q: float32 `[..., V]`, the draft's raw distribution.
-        taken: bool `[..., V]`.
+        taken: bool `[..., V]`, the tokens of the earlier siblings.
 
     Returns:
         float32 `[..., V]`.
     """
     remaining = jnp.where(taken, 0.0, q_tilde)
     total = remaining.sum(-1, keepdims=True)
-    # −1 is below every probability: a taken token loses even where `q` is 0.
+    # −1 is below every probability, so a taken token is not chosen even where `q` is 0 for all other tokens.
     best = one_hot(argmax(jnp.where(taken, -1.0, q)), q.shape[-1])
     return jnp.where(total > 0, remaining / jnp.where(total > 0, total, 1.0), best)
 
 
 def along(values: Array, entries: Array) -> Array:
-    """Gathers the values of some entries of each row: `values` `[B, N + 1, …]` at `entries`, int32 `[B, W]`."""
+    """Gathers `values` `[B, N + 1, …]` at the given tree entries of each row, `entries` int32 `[B, W]`."""
     return jnp.take_along_axis(values, entries.reshape(*entries.shape, *[1] * (values.ndim - 2)), axis=1)

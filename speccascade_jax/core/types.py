@@ -1,8 +1,9 @@
 """Data types that the subpackages pass to each other.
 
-Shape letters, here and everywhere: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed, `S` cache slots,
-`L` output buffer, `G` block capacity (static), `V` vocabulary, `D` features. Annotations use them as jaxtyping does;
-`tests/core/types_test.py` compares them with the arrays that the engine passes on. `#V` is 1 if nothing drafts.
+Shape letters have the same meaning in all files: `B` rows, `P` prompt tokens, `N` encoder tokens, `T` tokens fed in one
+call, `S` cache slots, `L` length of the token buffer (before `D`: number of layers), `G` longest block (static), `V`
+vocabulary, `D` features. Annotations use these letters in jaxtyping's notation; `#V` means `V`, or 1 if nothing is
+drafted. `tests/core/types_test.py` compares the annotations with the engine's arrays.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ Params = Any
 
 
 DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""The types that parameters may be loaded in; int8 with one scale per column of each matrix."""
+"""The dtypes that parameters may be loaded in; int8 matrices have one scale per column."""
 STORED = "stored"
-"""Instead of a dtype of drafts: the stored one where it changes no value and costs no time (`checkpoints.load`)."""
+"""A choice of `draft_dtype`: keep the checkpoint's dtype where this changes no result and costs no time."""
 
 
 @flax.struct.dataclass
 class Packed:
-    """A parameter matrix `[K, N]` stored as panels of `P` columns in 32, 16 or 8 bits; it replaces a plain kernel.
+    """A parameter matrix `[K, N]` that is stored in panels of `P` columns, with 32, 16 or 8 bits per entry.
 
-    A CPU's product with a few rows reads panels at full bandwidth.
+    It replaces an ordinary array among a model's parameters. A CPU that multiplies a few rows by the matrix reads
+    panels at full memory bandwidth.
 
     Attributes:
-        panels: `[ceil(N / P), K, P]`, column `c` of the matrix in panel `c // P`, zeros beyond the last; float32,
-            float16, bfloat16 or int8.
+        panels: `[ceil(N / P), K, P]`; panel `c // P` contains column `c`, and the last panel is padded with zeros;
+            float32, float16, bfloat16 or int8.
         scales: float32 `[ceil(N / P) * P]`, the factor of each int8 column; `None` for the other types.
         columns: `N` (static).
-        turned: whether the parameter is the matrix's transpose: an embedding that makes the logits (static).
+        turned: whether the parameter is the transpose of the matrix, as for an embedding that also computes the logits
+            (static).
     """
 
     panels: jax.Array
@@ -48,7 +51,7 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The parameter's shape: `(K, N)`, or `(N, K)` if it is turned."""
+        """The parameter's shape: `(K, N)`, or `(N, K)` if `turned`."""
         shape = (self.panels.shape[1], self.columns)
         return shape[::-1] if self.turned else shape
 
@@ -63,21 +66,21 @@ class Packed:
         return self.panels.dtype
 
     def rows(self, taken: jax.Array) -> jax.Array:
-        """Returns the matrix's columns with indices `taken` (int32, any shape), float32: rows of a turned parameter."""
-        # Indexing panel and column together gathers the requested columns alone; a transpose would copy the matrix.
+        """Returns the matrix columns with indices `taken` (int32, any shape) in float32; used for embedding rows."""
+        # Indexing by panel and column gathers only the requested columns; a transpose would copy the whole matrix.
         width = self.panels.shape[2]
         columns = self.panels[taken // width, :, taken % width].astype(jnp.float32)
         return columns if self.scales is None else columns * self.scales[taken][..., None]
 
     def dense(self) -> np.ndarray:
-        """Returns the stored values as a plain matrix on the host, not multiplied by the scales."""
+        """Returns the parameter as an ordinary matrix on the host, without multiplying int8 numbers by their scales."""
         panels = np.asarray(self.panels)
         matrix = panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)[:, : self.columns]
         # The last panel is padded with zero columns; they are cut off before the transpose.
         return matrix.T if self.turned else matrix
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the parameter as products use it: `dense`, multiplied by the scales if there are any."""
+        """Returns the parameter as an ordinary matrix: `dense()`, multiplied by the scales if there are any."""
         dense = self.dense()
         if self.scales is not None:
             scales = np.asarray(self.scales)[: self.columns]
@@ -86,7 +89,7 @@ class Packed:
 
 
 def is_packed(leaf: Any) -> bool:
-    """Returns whether a leaf is a packed matrix, for `jax.tree` functions that take it as one leaf."""
+    """Returns whether a leaf is a `Packed` matrix; as `is_leaf` it keeps `jax.tree` functions from splitting one."""
     return isinstance(leaf, Packed)
 
 
@@ -97,14 +100,15 @@ def count(params: Params) -> int:
 
 @flax.struct.dataclass
 class Prompt:
-    """The inputs that a generation starts from, right-padded.
+    """The right-padded token ids from which a generation starts.
 
     Attributes:
         tokens: int32 `[B, P]`, the decoder's context: the prompt of a decoder-only model, the single
             start token of an encoder-decoder.
-        length: int32 `[B]`, how many of `tokens` are real; at least 1.
+        length: int32 `[B]`, how many of `tokens` are not padding; at least 1.
         encoder_tokens: int32 `[B, N]`, the encoder's input, 0 where padded; `None` without an encoder.
-        encoder_length: int32 `[B]`, how many of `encoder_tokens` are real; `None`: those up to the last that is not 0.
+        encoder_length: int32 `[B]`, how many of `encoder_tokens` are not padding; `None` means all up to the last
+            nonzero id.
 
     Examples:
         >>> import numpy as np
@@ -121,7 +125,7 @@ class Prompt:
 
     @property
     def encoder_real(self) -> Array:
-        """Mask `[B, N]` of the encoder's real tokens. An id 0 within a prompt is real."""
+        """The mask `[B, N]` of encoder tokens that are not padding; an id 0 inside a prompt is not padding."""
         assert self.encoder_tokens is not None
         if self.encoder_length is None:
             return real_tokens(self.encoder_tokens)
@@ -129,7 +133,7 @@ class Prompt:
 
 
 def real_tokens(padded: Array) -> Array:
-    """Returns the mask `[B, N]` of the ids up to the last one that is not 0: rows that were right-padded with 0."""
+    """Returns the mask `[B, N]` of ids that are not padding: all ids of a row up to its last nonzero one."""
     return jnp.cumsum(padded[:, ::-1] != 0, axis=1)[:, ::-1] > 0
 
 
@@ -137,10 +141,11 @@ class LMOutput(NamedTuple):
     """A model's output for the tokens that it is fed.
 
     Attributes:
-        logits: `[B, T, V]` (raw, padded vocabulary masked to -inf).
-        hidden: `[B, T, D]`, the states that the logits are computed from, or `None`.
-        layer_states: `[B, T, L, D]`, the states after the `L` layers that the caller named
-            (`core.protocols.LayeredModel`); `None` if it named none.
+        logits: `[B, T, V]`, before temperature, top-k and top-p; padding entries of the vocabulary are -inf.
+        hidden: `[B, T, D]`, the final hidden states, from which the logits are computed; `None` if the model returns
+            none.
+        layer_states: `[B, T, L, D]`, the hidden states after the `L` layers that the caller named
+            (`core.protocols.LayeredModel`); `None` if the caller named no layers.
 
     Examples:
         >>> import numpy as np
@@ -158,7 +163,7 @@ class LMOutput(NamedTuple):
 
 @flax.struct.dataclass
 class BoundModel:
-    """A model and its parameters: the unit that the public functions pass around.
+    """A model together with its parameters, as the public functions take it.
 
     Attributes:
         params: a pytree of arrays.
@@ -183,14 +188,14 @@ class BoundModel:
 
 @flax.struct.dataclass
 class LawPair:
-    """The distributions that a rule may read at a position (METHODS section 1).
+    """The draft's and the target's distributions at a position, which a rule may read (METHODS section 1).
 
     Attributes:
         q, p: float32 `[..., V]`, the raw distributions of draft and target: softmax of the logits at temperature 1,
-            nothing truncated. Decisions read these.
+            nothing truncated. Most rules decide from them.
         q_tilde, p_tilde: float32 `[..., V]`, the scaled distributions that tokens are drawn from.
-        greedy: bool `[..., 1]`, whether the draft is decoded greedily (`bild_star` asks).
-        logs: the logs of the four distributions, computed from logits; see `log`.
+        greedy: bool `[..., 1]`, whether the draft is decoded greedily; the rule `bild_star` reads it.
+        logs: the logs of the four distributions, computed from logits, or `None`; see `log`.
 
     Examples:
         >>> import numpy as np
@@ -213,9 +218,9 @@ class LawPair:
     def log(self, name: str) -> Array:
         """Returns the log of the named distribution, float32 `[..., V]`; -inf only if the probability is truly 0.
 
-        A float32 probability is already 0 at a logit that is 87 below the largest. The draft's logs are exact there for
-        rules that set `Rule.reads_logs`. For other rules, and for pairs made by hand, they are the logs of the float32
-        values.
+        A float32 probability is already 0 where a logit is 87 below the largest. If the rule sets `Rule.reads_logs`,
+        the draft's logs are exact even there. For other rules, and for a `LawPair` without `logs`, they are the logs of
+        the float32 probabilities.
         """
         if self.logs is None:
             return jax.numpy.log(getattr(self, name))
@@ -225,7 +230,7 @@ class LawPair:
 
 @flax.struct.dataclass
 class LogPair:
-    """Logs of the distributions of a `LawPair`, float32 `[..., V]` each."""
+    """The logs of the four distributions of a `LawPair`, float32 `[..., V]` each."""
 
     q: Float32[Array, "*positions #V"]
     p: Float32[Array, "*positions V"]
@@ -235,9 +240,9 @@ class LogPair:
 
 @flax.struct.dataclass
 class Sampling:
-    """The sampling transform `S`, one value per row: float32 `[B]` each.
+    """The settings of the sampling transform `S`: three float32 arrays `[B]` with one number per row.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are exact identities.
+    `temperature` 0 means greedy decoding; `top_k` 0 and `top_p` 1 change nothing.
     """
 
     temperature: Float32[Array, " B"]
@@ -247,13 +252,13 @@ class Sampling:
 
 @flax.struct.dataclass
 class Controls:
-    """The numbers that experiments vary, one per row: traced float32 `[B]`, so that changing one never recompiles.
+    """The numbers that experiments vary, float32 `[B]` each; they are traced, so changing one never recompiles.
 
     Attributes:
         alpha: the rule's trade-off parameter.
-        stop_threshold: the number that a stop policy compares with (BiLD's α_f for `Confidence`).
-        draft, target: the sampling transforms `S_d` and `S_t`.
-        inner: the controls of each engine that drafts for this one; they mirror the tree of drafters.
+        stop_threshold: the stop policy's threshold (for `Confidence`, the α_f of BiLD).
+        draft, target: the settings of the sampling transforms `S_d` and `S_t`.
+        inner: the controls of each engine that drafts for this one, nested as those engines are.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -273,13 +278,14 @@ class Controls:
 
 @flax.struct.dataclass
 class Laws:
-    """Buffers for a block's distributions, float32 `[B, G + 1, V]` each (`[B, 1, 1]` if nothing drafts).
+    """Buffers for a block's draft distributions, float32 `[B, G + 1, V]` each (`[B, 1, 1]` if nothing is drafted).
 
-    They are carried from round to round and written in place, so that no round has to fill them first. Entries that an
-    earlier round, or a row that does not draft, has left are meaningless.
+    The buffers are carried from round to round and written in place, so no round has to fill them with zeros. Entries
+    that the current round did not write are meaningless.
 
     Attributes:
-        logs: the logs of both, if the rule reads them (`Rule.reads_logs`).
+        q, q_tilde: the raw and the scaled distributions.
+        logs: the logs of `q` and `q_tilde` if the rule reads them (`Rule.reads_logs`), otherwise `None`.
     """
 
     q: Float32[Array, "B places V"]
@@ -293,24 +299,25 @@ class Draft:
 
     Attributes:
         tokens: int32 `[B, G]`; entries at or beyond `length` are meaningless.
-        length: int32 `[B]`, 0 is legal.
-        q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array token `j` was drawn from* and is divided by:
-            for a greedy draft a one-hot, whatever its soft `q` is. Entry `length` is the distribution at the bonus
-            position, valid if it was requested and the row is lawful.
+        length: int32 `[B]`, the number of drafted tokens; 0 is allowed.
+        q, q_tilde: float32 `[B, G + 1, V]`. `q_tilde[:, j]` is *the array from which token `j` was drawn*, and
+            acceptance divides by it: for a greedy draft it is a one-hot, although `q` is not. Entry `length` is the
+            distribution at the bonus position; it is valid if it was requested and `lawful` is true.
         greedy: bool `[B]`, whether the tokens were chosen greedily.
         steps: int32 `[B]`, forward passes of the draft model that this row needed.
         bad: bool `[B, G + 1]`, the entries at which the draft's logits were not finite.
-        lawful: bool `[B]`, whether entry `length` holds a distribution if one was requested: a drafter without a model
-            has none, and the token there then comes from `p̃`. `None`: every row is lawful.
+        lawful: bool `[B]`, whether entry `length` contains a distribution if one was requested. A drafter without a
+            model has none; the bonus token then comes from `p̃`. `None` means true in every row.
         logs: the logs of `q` and `q_tilde`, exact where float32 cannot hold the probabilities, for rules that read them
-            (`Request.block` then has room for them). `None`: the logs of `q` and `q_tilde` as stored.
-        arm: int32 `[B]`, the drafter among several that wrote the row's block, if they have rules of their own
-            (`rules.verification.ByArm`). `None`: one rule for all.
-        stop: float32 `[B, G + 1]`, the number that the stop policy compared with its threshold at each slot where it
-            was asked, NaN elsewhere; for traces alone. `None`: nothing was compared, or the drafter is inside an engine
-            that drafts.
-        spent: int32 `[B]`, how many tokens were drafted, if more than a path's `length`. Drafts that branch
-            (`core.trees`) have their nodes in `tokens`; entry `n + 1` of the distributions is the one after node `n`.
+            (`Request.block` then has room for them). `None` means the logs of the stored `q` and `q_tilde`.
+        arm: int32 `[B]`, the index of the drafter that wrote the row's block, if there are several drafters with
+            different rules (`rules.verification.ByArm`). `None`: all rows have the same rule.
+        stop: float32 `[B, G + 1]`, the number that the stop policy compared with its threshold at each slot, NaN where
+            the policy was not called. Only traces show it. `None`: no policy compared a number, or the drafter belongs
+            to an inner engine.
+        spent: int32 `[B]`, how many tokens were drafted, if that is more than `length`. In a tree of drafts
+            (`core.trees`), `length` is the length of a path, `tokens` contains all nodes, and entry `n + 1` of the
+            distributions is the one after node `n`.
 
     Examples:
         >>> import numpy as np
@@ -343,15 +350,15 @@ class Draft:
 
 @flax.struct.dataclass
 class Round:
-    """The record of one round; rows that were already done have `num_new = 0`.
+    """The record of one round; rows that had already ended have `num_new = 0`.
 
     Attributes:
         start: int32 `[B]`, the row's length when the round began.
         active: bool `[B]`, whether the row still generates.
-        draft: the block.
-        num_kept: int32 `[B]`, accepted drafts.
-        rejected: bool `[B]`, whether a draft was rejected.
-        examined: int32 `[B]`, how many drafts were examined: up to the first rejection, or the whole block
+        draft: the drafted block.
+        num_kept: int32 `[B]`, the number of accepted draft tokens.
+        rejected: bool `[B]`, whether a draft token was rejected.
+        examined: int32 `[B]`, how many draft tokens were examined: up to the first rejection, or the whole block
             (`Verifier.joint`).
         tokens: int32 `[B, G + 1]`; the first `num_new` are committed.
         num_new: int32 `[B]`, committed tokens.
@@ -359,10 +366,12 @@ class Round:
         pair: `LawPair` over `[B, G + 1, V]`.
         law: float32 `[B, G + 1, V]`, the distribution of each committed token given its prefix.
         unverified: bool `[B]`, whether the block was committed without the target (`Engine.verify_final`).
-        eta: float32 `[B, G + 1]`, `Σ r q̃`; 0 without a deferral.
-        deferred: float32 `[B, G]`, `r` of the drafts; 0 without a deferral.
+        eta: float32 `[B, G + 1]`, `Σ r q̃`, the probability that a drafted token is deferred to the target; 0 if the
+            rule has no deferral.
+        deferred: float32 `[B, G]`, the deferral `r` of each draft token; 0 if the rule has no deferral.
 
-    In an adaptive engine, `pair`, `law` and `eta` are zero at positions that were not scored (`engine.scoring`).
+    If the drafter's blocks vary in length, `pair`, `law` and `eta` are zero at positions that the target did not score
+    (`engine.scoring`).
     """
 
     start: Int32[Array, " B"]

@@ -1,4 +1,4 @@
-"""Checks of values against annotations, for what a gin file or a caller passes to a class or a function."""
+"""Checks of the values that a gin file or a caller passes to a class or function, against its type annotations."""
 
 import dataclasses
 import functools
@@ -21,8 +21,8 @@ class Later:
     """A placeholder for a value that does not exist yet.
 
     Attributes:
-        text: how it will be made.
-        kind: its class; `None`: any.
+        text: a description of how the value will be made.
+        kind: the value's class; `None` if it may have any class.
     """
 
     text: str
@@ -37,15 +37,15 @@ class Later:
 
 
 def check(owner: Any, values: Mapping[str, object], prefix: str = "") -> None:
-    """Refuses values that contradict the annotations of `owner`, a class with fields or a function.
+    """Raises a ValueError if a value contradicts the type annotations of `owner`, a class with fields or a function.
 
     Args:
         owner: the class or function.
-        values: by name; names without an annotation are skipped.
-        prefix: a text that errors put before a name.
+        values: a map from names to values; names without an annotation are skipped.
+        prefix: a text that error messages put before a name.
 
     Raises:
-        ValueError: names the value, the part of it that is wrong, and the type that is meant.
+        ValueError: the message names the value, its wrong part, and the expected type.
     """
     annotations = hints(owner)
     for name, value in values.items():
@@ -64,16 +64,16 @@ def hints(owner: Any) -> dict[str, Any]:
 
 
 def _problem(name: str, value: object, hint: Any) -> str:
-    """Returns a description of the problem with a value; empty if there is none."""
+    """Returns a text that says why a value does not fit an annotation; the text is empty if it fits."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     kinds = typing.get_args(hint) if union else (hint,)
     # A value may match any member of the union, so all members are tried before a problem is reported.
     problems = [_problem_inside(name, value, kind) for kind in kinds]
     if "" in problems:
         return ""
-    if inside := next(filter(None, problems), None):  # the container is right, an entry is not
+    if inside := next(filter(None, problems), None):  # the container has the right type, but an entry does not
         return inside
-    # A string is a sequence too, but never the tuple that was meant.
+    # In Python a string is a sequence, but here it counts as a single value.
     single = isinstance(value, str) or not isinstance(value, (Sequence, Mapping))
     if single and (tuples := [kind for kind in kinds if _is_a(kind, Sequence)]):
         entries = typing.get_args(tuples[0])
@@ -91,11 +91,11 @@ def _problem(name: str, value: object, hint: Any) -> str:
 
 
 def _problem_inside(name: str, value: Any, kind: Any) -> str | None:
-    """Returns "" if a value fits `kind`, the problem if one of its entries does not, `None` if the value does not."""
+    """Returns "" if a value fits `kind`, a description if only an entry does not fit, `None` if the value does not."""
     inner, origin = typing.get_args(kind), typing.get_origin(kind) or kind
     if kind is Any or isinstance(value, Later) and value.fits(origin):
         return ""
-    # Scalars are checked before `isinstance` is used: for Python True is an int, and NumPy's numbers are not.
+    # Scalars are not checked by `isinstance`, because in Python True is an int and NumPy's integers are not.
     if kind in _SCALARS:
         fits = _SCALARS[kind][1](value)
     elif origin is typing.Literal:
@@ -112,7 +112,7 @@ def _problem_inside(name: str, value: Any, kind: Any) -> str | None:
 
 
 _Part = tuple[str, object, Any]
-"""A name for errors, a value, its annotation."""
+"""A tuple of a name for error messages, a value, and the value's annotation."""
 
 
 def _first_problem(parts: Iterable[_Part]) -> str:
