@@ -1,1 +1,1 @@
-"""The decoding loop and the generation around it."""
+"""The decoding loop, and `generate`, which runs the loop as one compiled program."""

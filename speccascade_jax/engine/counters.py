@@ -1,6 +1,6 @@
-"""Counters inside the loop, and the measures that every experiment reports from them (METHODS section 9).
+"""Counters that the decoding loop updates, and the measures that experiments compute from them (METHODS section 9).
 
-Counters are integers and short sums per row. None has the size of the vocabulary.
+Counters are integers and short sums per row. None is an array of the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ class Counters:
         rounds: rounds that the row took part in.
         target_calls: `rounds` without those whose block was `unverified`, that is, committed as drafted because it
             ended the row (`Engine.verify_final`).
-        drafted: draft tokens handed over.
-        examined: drafts up to and including the first rejected one, or the whole block if it is verified as one
+        drafted: draft tokens that the drafter proposed.
+        examined: draft tokens up to and including the first rejected one, or the whole block if verification is joint
             (`Verifier.joint`).
-        kept, rejected: the examined drafts by outcome.
+        kept, rejected: how many examined draft tokens were kept and rejected.
         committed: tokens of the output.
-        discarded: sampled tokens, the target's own included, that were not committed.
+        discarded: sampled tokens that were not committed, including those that the target sampled.
         draft_steps: forward passes of the draft that this row needed.
         unverified: rounds whose block was committed unverified.
         unverified_tokens: the tokens of such blocks; they are neither kept nor examined.
-        deferred: float32, sum of `η` over the committed positions of a deferral rule. `η` is 1 if the target wrote the
-            token whatever the rule says (a bonus of its own), and 0 in a block that was committed unverified.
+        deferred: float32, the sum of `η` over committed positions, if the rule has a deferral. `η` is the probability
+            that a drafted token is deferred. It counts as 1 where the token came from the target whatever the rule says
+            (a bonus from `p̃`), and as 0 in a block that was committed unverified.
         decided: number of positions that `deferred` sums over.
-        examined_at, kept_at: `[B, G]`, by position in the block.
-        deferred_at: float32 `[B, G]`, sum of `r(x)` over the examined drafts.
-        kept_although_deferred_at: float32 `[B, G]`, sum of `r(x)` over the kept drafts.
+        examined_at, kept_at: `[B, G]`, `examined` and `kept` by position in the block.
+        deferred_at: float32 `[B, G]`, the sum of the deferral `r(x)` over the examined draft tokens, by position.
+        kept_although_deferred_at: float32 `[B, G]`, the sum of `r(x)` over the kept draft tokens, by position.
     """
 
     rounds: Array
@@ -63,12 +64,13 @@ class Counters:
 
     @property
     def tried(self) -> Array:
-        """The number of drafts up to the first that is not kept, int32 `[B]`: `examined`, except in joint verification.
+        """The number of draft tokens up to and including the first rejected one, int32 `[B]`.
 
-        For whole blocks it is estimated from the counts by position: a draft was tried if the draft before it was kept.
-        This is exact if all blocks have one length, and a few too many if stop ids or little room shorten some.
+        It equals `examined`, except in joint verification, which examines whole blocks. There it is estimated from the
+        counts by position: a draft token was tried if the one before it was kept. The estimate is exact if all blocks
+        have the same length, and a little too large if stop ids or the length limit shorten some blocks.
         """
-        # entry `j` was tried as often as entry `j - 1` was kept; the first one whenever it was examined
+        # draft token `j` was tried as often as `j - 1` was kept; token 0 was tried whenever it was examined
         before = jnp.concatenate([self.examined_at[:, :1], self.kept_at[:, :-1]], axis=1)
         return jnp.minimum(before, self.examined_at).sum(-1)
 
@@ -77,19 +79,19 @@ _AT = ("examined_at", "kept_at")
 _REAL_AT = ("deferred_at", "kept_although_deferred_at")
 _WHOLE = tuple(name for name in Counters.__dataclass_fields__ if name != "deferred" and not name.endswith("_at"))
 COUNTS = tuple(name for name in _WHOLE if name != "decided")
-"""Counters that are reported as they are."""
+"""The names of the counters that are reported without further computation."""
 
 
 @flax.struct.dataclass
 class Tally:
-    """`Counters` as the loop carries them: in two arrays instead of seventeen.
+    """The `Counters` packed into two arrays instead of seventeen, as the decoding loop carries them.
 
-    XLA:CPU hands instructions that become ready together to other threads, and waking a thread takes ten times as long
-    as counting a round.
+    On a CPU, XLA runs instructions that are ready at the same time on several threads. Waking a thread takes ten times
+    as long as counting a round, so two instructions are faster than seventeen.
 
     Attributes:
-        whole: int32 `[B, 12 + 2 G]`, the integer counters next to each other.
-        real: float32 `[B, 1 + 2 G]`, the float counters next to each other.
+        whole: int32 `[B, 12 + 2 G]`, the integer counters, concatenated.
+        real: float32 `[B, 1 + 2 G]`, the float counters, concatenated.
     """
 
     whole: Array
@@ -97,14 +99,14 @@ class Tally:
 
     @classmethod
     def zeros(cls, rows: int, block: int) -> Tally:
-        """Returns a tally in which nothing is counted yet."""
+        """Returns a tally in which all counters are zero."""
         whole, real = (rows, len(_WHOLE) + 2 * block), (rows, 1 + 2 * block)
         return cls(jnp.zeros(whole, jnp.int32), jnp.zeros(real, jnp.float32))
 
     @classmethod
     def of(cls, counters: Counters) -> Tally:
         """Packs counters into the two arrays."""
-        # `of` and `counters` must use the same order of fields: columns are known by position only
+        # `of` and `counters` must use the same order of fields, because columns have no names
         whole = [getattr(counters, name)[:, None] for name in _WHOLE] + [getattr(counters, name) for name in _AT]
         real = [counters.deferred[:, None], *(getattr(counters, name) for name in _REAL_AT)]
         return cls(jnp.concatenate(whole, axis=1, dtype=jnp.int32), jnp.concatenate(real, axis=1, dtype=jnp.float32))
@@ -122,7 +124,7 @@ class Tally:
 
     def plus(self, counters: Counters) -> Tally:
         """Returns the tally plus `counters`, which may come from an engine with shorter blocks."""
-        block = self.real.shape[1] // 2  # `1 + 2 G` columns
+        block = self.real.shape[1] // 2  # `real` has `1 + 2 G` columns
 
         def wide(name: str) -> Array:
             counts: Array = getattr(counters, name)
@@ -134,22 +136,22 @@ class Tally:
 
 
 def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
-    """Returns the tally with one round added; `defers` tells whether `turn.eta` is meaningful.
+    """Returns the tally with the counts of one round added; rows that did not take part add nothing.
 
-    Inactive rows add nothing.
+    `defers` tells whether the rule has a deferral, so that `turn.eta` is meaningful.
     """
-    # int32 factors instead of selects: a row that sat the round out is multiplied by 0
+    # factors of 0 or 1 remove the counts of rows that did not take part, without a select per counter
     active = turn.active.astype(jnp.int32)
     block = turn.draft.tokens.shape[1]
     slots = jnp.arange(block)[None]
     verified = (turn.active & ~turn.unverified).astype(jnp.int32)
     examined = verified[:, None] * turn.examined[:, None] > slots
     kept = verified[:, None] * turn.num_kept[:, None] > slots
-    # committed positions only: rates describe the output, not the tokens that were cut away
+    # only committed positions count, because rates describe the output and not tokens that were cut off
     decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # whether the target itself drew a token
     target_drew = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
-    # a tree drafts more tokens than its path has, and each of them took a position in the target's call
+    # a tree has more drafted tokens than its path, and each of them took a position in the target's call
     spent = turn.draft.length if turn.draft.spent is None else turn.draft.spent
     new = Counters(
         rounds=active,
@@ -176,12 +178,12 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
 
 def _deferral(turn: Round, bonus: str) -> Array:
     """Returns float32 `[B, G + 1]`, the probability that a token drafted at a position is deferred to the target."""
-    # after the block there is no draft to defer: the target writes by itself, or the rule's distribution is used
+    # after the block there is no draft to defer: the token comes from the target (counted as 1) or from the rule
     after_block = jnp.arange(turn.tokens.shape[1])[None] >= turn.draft.length[:, None]
     theirs = after_block & (bonus == "target")
     if turn.draft.lawful is not None:
         theirs |= after_block & ~turn.draft.lawful[:, None]
-    # the target did not score an unverified block; the values there belong to other rows' calls
+    # an unverified block counts as 0, because its `eta` comes from a target call that only other rows needed
     return jnp.where(turn.unverified[:, None], 0.0, jnp.where(theirs, 1.0, turn.eta))
 
 
@@ -193,9 +195,9 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
 
     Args:
         stats: counters per row, from a `Generation`.
-        lengths: checked against `committed` when given.
-        rows: bool or index array choosing rows (without the padding rows of a last batch; one α of several).
-        draft_alone: whether the draft wrote alone, in the target's place in the engine. Its passes are then draft
+        lengths: the output lengths; if they are given, their sum must equal `committed`.
+        rows: a bool or index array that selects rows, for example to leave out the padding rows of the last batch.
+        draft_alone: whether the draft model decoded alone, as the engine's target. Its calls then count as draft
             steps.
 
     Returns:
@@ -215,20 +217,20 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
 
 
 def level_counters(inner: Any) -> list[Counters]:
-    """Returns the counters of the engines that draft for an engine, outermost first (`Generation.inner`)."""
+    """Returns the counters of the engines inside a drafter, outermost first; `inner` is `Generation.inner`."""
     return [level["counters"] for level in _levels(inner)[:-1]]
 
 
 def tail_steps(inner: Any) -> list[Any]:
     """Returns the draft steps `[B]` of the tail of each engine's drafter (`AppendedDrafter`), outermost engine first.
 
-    Without a tail the entry is `None`.
+    The entry of a drafter without a tail is `None`.
     """
     return [level.get("tail_steps") for level in _levels(inner)]
 
 
 def _levels(inner: Any) -> list[Mapping[str, Any]]:
-    """Returns the statistics of nested drafters, outermost first; the last drafter is not an engine."""
+    """Returns the statistics of nested drafters, outermost first; the last drafter contains no engine."""
     level = inner if isinstance(inner, Mapping) else {}
     return [level, *_levels(level.get("inner"))] if isinstance(level.get("counters"), Counters) else [level]
 
@@ -236,7 +238,7 @@ def _levels(inner: Any) -> list[Mapping[str, Any]]:
 def _total(counts: Any, chosen: np.ndarray | None) -> Any:
     """Returns the sum over all rows or the chosen ones: a number, or a list with one number per position."""
     rows = np.asarray(counts) if chosen is None else np.asarray(counts)[chosen]
-    # one row is its own sum, and skipping the reduction saves most of the time
+    # with a single row there is nothing to sum, and skipping the reduction saves most of the time
     total = rows[0] if len(rows) == 1 else np.add.reduce(rows)
     return total.tolist()
 

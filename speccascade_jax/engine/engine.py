@@ -43,21 +43,22 @@ def check_bonus(bonus: str) -> None:
 
 @flax.struct.dataclass
 class DecodeState:
-    """Everything that changes during a generation; a pytree.
+    """The state of a generation: everything that changes from round to round, as a pytree.
 
     Attributes:
         tokens: int32 `[B, L]`, prompt and committed tokens; entries at or beyond `length` are meaningless.
-        length: int32 `[B]`, number of tokens.
+        length: int32 `[B]`, the number of tokens of each row.
         start: int32 `[B]`, `length` before the first round.
         limit: int32 `[B]`, the largest value that `length` may reach.
-        done: bool `[B]`.
-        rounds: int32 `[B]`, the row's own counter, which is part of its keys.
-        keys: one key per row.
+        done: bool `[B]`, whether the row has ended.
+        rounds: int32 `[B]`, how many rounds the row took part in; the row's random bits depend on it.
+        keys: one random key per row.
         target_cache: the target's cache. Invariant: it has consumed exactly `length − 1` tokens; the last committed
             token is pending and is fed with the next block.
         drafter: the drafter's state.
-        laws: buffers for the block's distributions, which the drafter writes; a planner's engines have their own.
-        tally: statistics per row, read through `counters`.
+        laws: buffers for the block's draft distributions, which the drafter writes. With a planner, each phase has its
+            own buffers.
+        tally: statistics per row in packed form; `counters` unpacks them.
         failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
     """
 
@@ -66,7 +67,7 @@ class DecodeState:
     start: Array
     limit: Array
     done: Array
-    rounds: Array  # per row: a row's random bits must not depend on how many rounds other rows took part in
+    rounds: Array  # counted per row, because a row's random bits must not depend on the rounds of other rows
     keys: Array
     target_cache: Cache
     drafter: PyTree
@@ -95,12 +96,15 @@ class Drafted(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The static, hashable parts of a generation. Parameters are passed separately, as `{"target": …, "drafter": …}`.
+    """The static, hashable components of a generation: target, drafter, verifier and their options.
+
+    Model parameters are passed separately, as `{"target": …, "drafter": …}`.
 
     Attributes:
-        target: the model whose calls speculation saves.
-        drafter: writes the blocks, or is a planner that chooses one of several drafters for each phase (`engine.loop`).
-        verifier: decides which drafts are kept, and draws one token after them.
+        target: the large model, whose calls speculative decoding saves.
+        drafter: a drafter, which writes the blocks, or a planner, which chooses one of several drafters for each run of
+            rounds (`engine.loop`).
+        verifier: decides which draft tokens are kept, and draws one token after them.
         stop_ids: token ids that end a row; they are committed.
         bonus: the token after a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or "none". A
             block of length 0 gives one token from `π` under "none" too.
@@ -118,18 +122,18 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_bonus(self.bonus)
-        # without drafts `q` is a buffer of one entry: a rule would read zeros without an error
+        # without drafts `q` is a buffer with a single entry, so a rule would read zeros and raise no error
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(
                 f"rule {self.verifier.name!r} reads the draft's distribution, but there is no drafter: use spec_decode"
             )
         if self.tree != getattr(self.verifier, "tree", None):
             raise ValueError("tree drafts need a verifier of the same tree (rules.branching.BranchWise)")
-        # a tree's tokens form no sequence before the verdict, so there is nothing to commit unverified
+        # before verification a tree's tokens do not form one sequence, so there is no block to commit unverified
         if self.tree is not None and not self.verify_final:
             raise ValueError("tree drafts are always verified: set verify_final=True")
         scoring.check_layers(self.target, self.layers)
-        # any sequence becomes a tuple of ints, an array too, because a static argument must be hashable
+        # lists and arrays become a tuple of ints, because a static argument must be hashable
         object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
 
     @cached_property
@@ -137,7 +141,7 @@ class Engine:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     def __hash__(self) -> int:
-        """Returns the cached hash: jit hashes static arguments on every call, and an engine has about sixty parts."""
+        """Returns the cached hash: jit hashes static arguments on every call, and an engine has about sixty fields."""
         return self._hash
 
     @property
@@ -147,31 +151,31 @@ class Engine:
 
     @cached_property
     def planner(self) -> Planner | None:
-        """The drafter if it is a planner, which chooses who drafts; cached because every call reads it."""
+        """The drafter if it is a `Planner`, otherwise `None`; cached because every call reads it."""
         return self.drafter if isinstance(self.drafter, Planner) else None
 
     @property
     def round_drafter(self) -> Drafter:
-        """The drafter of this engine's rounds; with a planner there is none, because other engines run the rounds."""
+        """The drafter of this engine's rounds; an engine with a planner has none, because each phase has an engine."""
         assert not isinstance(self.drafter, Planner), "a planner drafts in phases: see engine.loop"
         return self.drafter
 
     @property
     def tree(self) -> Tree | None:
-        """The tree whose tokens the drafter drafts, or `None` if it drafts plain blocks."""
+        """The shape of the token tree that the drafter drafts, or `None` if it drafts plain blocks."""
         return getattr(self.drafter, "tree", None)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states the drafter reads; if empty, no call computes any."""
+        """The target's layers whose hidden states the drafter reads; empty if it reads none."""
         return layers_read_by(self.drafter)
 
     @property
     def complete(self) -> bool:
         """Whether the drafter must give its distribution at the bonus position.
 
-        It then takes one more pass per round, and its cache is complete. Otherwise the missing token is fed at the
-        start of the next round (`models.teacher_forcing.catch_up`).
+        If so, the drafter takes one more pass per round, which also feeds the block's last token to its cache.
+        Otherwise that token is fed at the start of the next round (`models.teacher_forcing.catch_up`).
         """
         return self.bonus == "rule" and self.verifier.reads_q
 
@@ -185,35 +189,35 @@ class Engine:
         level: int = 0,
         taken_back: int = 0,
     ) -> DecodeState:
-        """Returns the state before the first round; prefills both models.
+        """Prefills the target and the drafter, and returns the state before the first round.
 
         Args:
             params: `{"target", "drafter"}`.
-            prompt: `[B, P]`.
-            rng: a key.
+            prompt: the prompts, `[B, P]`.
+            rng: a random key.
             example_ids: int32 `[B]`; a row's random bits depend on its id only.
-            max_new_tokens: static; the room in the buffers.
-            level: this engine's depth when it drafts for another one.
-            taken_back: how far the engine above may roll this one's caches back, beyond this engine's own blocks.
+            max_new_tokens: the number of new tokens for which the buffers have room (static).
+            level: this engine's number in a hierarchy of engines (`core.rngs`); random bits depend on it.
+            taken_back: how many tokens, beyond this engine's own blocks, an outer engine may roll the caches back.
         """
-        # the longest block that may be chosen: without the draft model's parameters a planner never drafts
+        # `block` is the longest block that may occur; without the draft model's parameters a planner never drafts
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored and written before it is cut to the limit
         back = taken_back + block + 1  # a cache with a window must keep the entries that a rollback makes visible again
-        # a tree's entries do not lie at consecutive positions, so any slot may have to be kept
+        # nodes of a tree share positions, so a cache with a window must keep all slots (`None`: any rollback)
         whole = None if self.tree is not None else back
         cache, hidden = scoring.prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
         target = Target(params["target"], cache)
         return DecodeState(
-            # rows end at different columns: each writes after its own prompt and overwrites the padding
+            # prompts end at different columns, so each row writes after its own prompt and overwrites the padding
             tokens=jnp.pad(prompt.tokens, [(0, 0), (0, room)]),
             length=prompt.length,
             start=prompt.length,
             limit=prompt.length + max_new_tokens,
             done=jnp.zeros((rows,), bool),
             rounds=jnp.zeros((rows,), jnp.int32),
-            # keyed by id, not by index: a row draws the same tokens alone and in any batch
+            # keys depend on ids and not on indices, so a row draws the same tokens alone and in any batch
             keys=rngs.row_keys(rng, example_ids, level),
             target_cache=cache,
             drafter=self.drafter.init(
@@ -226,18 +230,18 @@ class Engine:
         )
 
     def _longest(self, params: Params) -> int:
-        """Returns the longest block that can occur with these parameters, which may leave a planner fewer drafters."""
+        """Returns the longest block that can occur; with these parameters a planner may choose only some drafters."""
         if self.planner is None:
             return self.block
         return max(self.planner.drafters[place].block for place in self.planner.places(params["drafter"]))
 
     def blank_laws(self, rows: int) -> Laws:
         """Returns zeroed buffers for the distributions of this engine's blocks."""
-        # with a planner, each run of rounds makes buffers of its own width: the state then has one-entry placeholders
+        # with a planner, each phase makes buffers of its own width, so the state has only one-entry placeholders
         drafts = self.block > 0 and self.planner is None
         shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
         blank = Laws(q=jnp.zeros(shape, jnp.float32), q_tilde=jnp.zeros(shape, jnp.float32))
-        # logarithms double the size of a round's state, so only rules that read them allocate them
+        # logs double the size of the buffers, so they are allocated only if the rule reads them
         return replace(blank, logs=blank) if self.verifier.reads_logs else blank
 
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
@@ -257,7 +261,7 @@ class Engine:
         )
         with jax.named_scope("draft"):
             draft, drafter, cache = proposed(self.round_drafter, params["drafter"], state.drafter, request)
-            # drafters without logits give distributions only; float32 is then all the precision there is
+            # a drafter without logits gives only float32 probabilities, so their logs are the best available
             if self.verifier.reads_logs and draft.logs is None:
                 draft = replace(draft, logs=Laws(jnp.log(draft.q), jnp.log(draft.q_tilde)))
         return Drafted(draft, drafter, cache, keys, self._unverified(state, draft))
@@ -268,12 +272,12 @@ class Engine:
         """Calls the target on a block's first `width` positions.
 
         Returns:
-            The distributions `[B, width, V]`; whether logits are unusable, bool `[B, width]`; the target's final states
-            `[B, width, D]` and its states after `layers`, `[B, width, L, D]`, each only if the drafter reads it; the
-            target's cache.
+            The distributions `[B, width, V]`; whether logits are non-finite, bool `[B, width]`; the target's final
+            hidden states `[B, width, D]` and its states after `layers`, `[B, width, L, D]`, each `None` unless the
+            drafter reads it; the target's cache.
         """
         draft = cut(drafted.draft, width)
-        # the last committed token is not in the cache yet: with it, `G` drafts give `G + 1` distributions
+        # the last committed token is not in the cache yet, so it is fed first; `G` drafts give `G + 1` distributions
         pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
@@ -283,7 +287,7 @@ class Engine:
         with jax.named_scope("sampling"):
             pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
         features = out.hidden if self.drafter.reads_features else None
-        # a maximum is NaN or +inf if any logit is; a logit of -inf alone is a masked token
+        # the maximum is NaN or +inf if any logit is; a single logit of -inf only means a masked token
         bad = ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None]
         return pair, bad, features, out.layer_states, cache
 
@@ -302,75 +306,75 @@ class Engine:
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
         """Runs one round of speculation (METHODS section 2; Narasimhan et al., 2024, Algorithm 4). Jittable."""
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
-        # the buffers as the drafter left them, before a tree is straightened: the next round reuses them in place
+        # the next round reuses the buffers in place, so they are saved before a tree is reduced to its kept path
         judged, laws = self._judged(params, state, drafted, controls), drafted.draft.laws
         if self.tree is not None:
             drafted = drafted._replace(draft=scoring.straight_draft(drafted.draft, judged.verdict, self.tree))
         with jax.named_scope("commit"):
             turn = self._cut(state, drafted, judged)
-            # failures are looked for at tokens about to be committed; then the failed rows commit nothing
+            # only failures at tokens that are about to be committed count; rows that failed then commit nothing
             failed_at = self._failures(state, drafted, judged, turn.num_new)
             turn = scoring.without_failed(turn, (failed_at >= 0).any(-1))
             return replace(self._commit(params, state, drafted, judged, turn, failed_at), laws=laws), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
-        """Scores and verifies the block at the narrowest width that fits it; no call if no active row needs one."""
+        """Scores and verifies the block with the narrowest target call that fits, or with none if no row needs it."""
 
         def judge(width: int, cache: Cache) -> Judged:
-            # with one width there is no loop, so XLA can move nothing out of it
+            # with a single width there is no loop, so XLA cannot move computations out of it
             block = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
             draft = cut(block.draft, width)
             pair, bad, features, hidden, cache = self.score(params, state, block, controls, width, cache)
             with jax.named_scope("verify"):
                 verdict = self.verifier.verify(pair, draft, block.keys, controls.alpha, self.bonus)
             scored = Scored(pair, draft, bad, features, hidden, cache)
-            if self.tree is not None:  # from here on a tree is a block: the path that was kept
+            if self.tree is not None:  # from here on, the kept path of the tree is treated as a block
                 scored, verdict = scoring.straightened(self.target, self.tree, state.length - 1, scored, verdict)
             pair, draft, bad, features, hidden, cache = scored
             with jax.named_scope("commit"):
                 eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features, hidden)
 
-        choices = self._widths()  # `judge` reads it too, but is called only below
+        choices = self._widths()  # `judge` reads `choices` too, but is called only below
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = scoring.by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _widths(self) -> tuple[int, ...]:
-        """Returns the widths, in positions, at which a block may be scored; the drafter may name its own."""
+        """Returns the numbers of positions that a target call may have; a drafter may define its own."""
         drafter_widths: tuple[int, ...] = getattr(self.drafter, "scored_widths", ())
         return drafter_widths or scoring.widths(self.block) if self.drafter.adaptive else (self.block + 1,)
 
     def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
-        """Ties the block to the cache, so that XLA keeps the computation in its loop.
+        """Makes the block depend on the cache, so that XLA does not move computations out of a loop.
 
-        XLA moves everything that no iteration changes out of a loop. Only one of the loops over widths has an
-        iteration; without the tie the random bits and gathers of all the others would be computed as well. The
-        distributions are not tied, because a tie would copy them.
+        Each width has a loop, and only the loop of the chosen width runs. XLA moves everything that iterations do not
+        change out of a loop. Without the dependency it would therefore compute the random bits and gathers of all
+        widths. The distributions are left out of the dependency, because the barrier would copy them.
         """
-        # the round counter is tied too, because all of the round's random bits are made from it
+        # the round counter is included, because all random bits of the round are derived from it
         tied = drafted.draft.tokens, state.rounds, self.target.consumed(cache)
         tokens, rounds, _ = jax.lax.optimization_barrier(tied)
         keys = self.round_keys(replace(state, rounds=rounds))
         return drafted._replace(draft=replace(drafted.draft, tokens=tokens), keys=keys)
 
     def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
-        """Returns the round's record: it commits the kept tokens and one more, up to a stop id or the length limit."""
+        """Returns the round's record: the kept tokens and one more are committed, up to a stop id or the limit."""
         draft, verdict = drafted.draft, judged.verdict
         kept = verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
-        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # `G + 1` entries: a whole block and its bonus
-        # the replacement or bonus comes after the kept ones; entries after it are rejected drafts, cut below
+        padded = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # `G + 1` entries hold a whole block and its bonus
+        # the replacement or bonus follows the kept tokens; later entries are rejected drafts, which `num_new` cuts off
         tokens = jnp.where(slots == kept[:, None], verdict.final[:, None], padded)
-        # a block of length 0 must give a token under any bonus, or the row would never advance
+        # an empty block must give a token even if there is no bonus, or the row would never advance
         has_final = verdict.rejected | (self.bonus != "none") | (draft.length == 0)
         num_new = jnp.minimum(kept + (has_final & ~drafted.unverified), state.limit - state.length)
-        # the limit comes before stop ids, because a stop id beyond the limit does not end the row
+        # the limit is applied before stop ids, because a stop id beyond the limit does not end the row
         stops = is_stop(tokens, self.stop_ids) & (slots < num_new[:, None])
         num_new = jnp.minimum(num_new, jnp.where(stops, slots, self.block + 1).min(-1) + 1)
-        num_new = jnp.where(state.done, 0, num_new)  # rows that are done are computed like the others
+        num_new = jnp.where(state.done, 0, num_new)  # rows that have ended are computed too, but commit nothing
         final = jnp.where(verdict.rejected, 1, jnp.where(draft.length > 0, 2, 3))  # indices into `core.names.SOURCES`
-        # tokens that were cut away are neither kept nor rejected: counters describe what a row's output shows
+        # tokens that were cut off count neither as kept nor as rejected, because counters describe the output only
         num_kept, rejected = jnp.minimum(kept, num_new), verdict.rejected & (kept < num_new)
         return Round(
             start=state.length,
@@ -392,7 +396,8 @@ class Engine:
     def _failures(self, state: DecodeState, drafted: Drafted, judged: Judged, num_new: Array) -> Array:
         """Returns int32 `[B, 2]`: each model's first position with non-finite logits for a committed token, or -1.
 
-        A distribution of NaN keeps no draft, so a failure that matters is always at a position about to be committed.
+        Non-finite logits give NaN probabilities, and a draft with a NaN probability is not kept. So a failure that
+        affects the output is always at a position that is about to be committed.
         """
         slots = jnp.arange(self.block + 1)[None]
 
@@ -401,7 +406,7 @@ class Engine:
             return jnp.where(slot <= self.block, state.length + slot, -1)
 
         new = jnp.stack([first(judged.bad), first(drafted.draft.bad)], axis=-1)
-        return jnp.where(state.failed_at >= 0, state.failed_at, new)  # the first failure is the cause of later ones
+        return jnp.where(state.failed_at >= 0, state.failed_at, new)  # later failures may follow from the first
 
     def _commit(
         self, params: Params, state: DecodeState, drafted: Drafted, judged: Judged, turn: Round, failed_at: Array
@@ -424,12 +429,12 @@ class Engine:
         )
         return replace(
             state,
-            # all `G + 1` are written: the next round overwrites the entries at or beyond `length`
+            # all `G + 1` tokens are written, because the next round overwrites those at or beyond `length`
             tokens=write_slots(state.tokens, turn.tokens, state.length, axis=1),
             length=length,
             done=state.done | stopped | (length >= state.limit) | (failed_at >= 0).any(-1),
             rounds=state.rounds + turn.active,
-            # the last committed token stays pending: a replacement or bonus was never fed to any cache
+            # the last committed token stays pending, because a replacement or bonus has not been fed to any cache
             target_cache=self.target.rollback(judged.target_cache, length - 1),
             drafter=self.round_drafter.commit(params["drafter"], drafted.drafter, outcome),
             tally=count_round(state.tally, turn, self.verifier.defers, self.bonus),

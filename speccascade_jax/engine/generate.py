@@ -23,12 +23,12 @@ class Generation:
 
     Attributes:
         tokens: int32 `[B, max_new_tokens]`, 0 after the end.
-        lengths: int32 `[B]`, the stop id included.
+        lengths: int32 `[B]`, the numbers of output tokens, the stop id included.
         stats: `Counters` per row.
         inner: statistics of engines inside the drafter, or `None`.
         failed_at: int32 `[B, 2]`, see `DecodeState`.
-        record: the results of the `record` function per round, `[max_new_tokens, …]`, or `None`.
-        num_rounds: int32 scalar.
+        record: the results of the `record` function, one entry per round, `[max_new_tokens, …]`; `None` without it.
+        num_rounds: int32 scalar, the number of rounds.
     """
 
     tokens: Array
@@ -53,21 +53,22 @@ def generate(
     level: int = 0,
     most_rounds: int | Array | None = None,
 ) -> Generation:
-    """Generates for a batch in one compiled program; nothing leaves the device before the end.
+    """Generates outputs for a batch of prompts in one compiled program; nothing leaves the device before the end.
 
-    The program is compiled once per engine, shapes of prompt and batch, `max_new_tokens` and `record`. Other controls,
+    One program is compiled for each engine, shape of the batch, `max_new_tokens`, `record` and `level`. Other controls,
     seeds, prompts or ids reuse it.
 
     Args:
-        engine: the static parts of the generation.
+        engine: the static components: target, drafter, verifier.
         params: `{"target", "drafter"}`.
-        prompt: right-padded `[B, P]`.
+        prompt: the prompts, right-padded, `[B, P]`.
         seed: an integer.
-        controls: numbers per row.
-        max_new_tokens: static.
-        record: a module-level function from a `Round` to a pytree of reductions.
-        example_ids: `[B]`, default `0 … B − 1`.
-        level: part of every row's key. Two generations of one program that must not share random bits have two levels.
+        controls: α, temperatures and other numbers, one per row.
+        max_new_tokens: the length limit of outputs (static).
+        record: a module-level function that reduces a `Round` to a pytree of arrays to be kept.
+        example_ids: the ids that determine the rows' random bits, `[B]`, by default `0 … B − 1`.
+        level: a part of every row's random key (static). Two generations with the same seed and ids need different
+            levels if they must not use the same random bits.
         most_rounds: ends the generation after this many rounds, finished or not; for measurements.
 
     Returns:
@@ -76,15 +77,15 @@ def generate(
     ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     if most_rounds is None and engine.planner is not None:
-        most_rounds = MOST  # so that a timed run with fewer rounds uses the same program as an ordinary one
-    # without a limit no argument is passed: even an infinite limit would cost an operation in every round
+        most_rounds = MOST  # an ordinary run then uses the same program as a timed run with fewer rounds
+    # without a limit the argument is left out, because even an infinite limit would cost an operation in every round
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     generation: Generation = _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
     return generation
 
 
 def argument(value: Any, dtype: Any) -> Any:
-    """Converts `value` to an array of `dtype`; a value on the host stays there until a program is called with it."""
+    """Converts `value` to an array of `dtype`; a host value stays on the host until a program is called with it."""
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)
 
 
@@ -94,7 +95,7 @@ def row_ids(example_ids: Any, prompt: Prompt) -> Any:
 
 
 class _Traced:
-    """The number of traces of `_generate`: one per program, whether its arguments are on the host or on the device."""
+    """A counter of the traces of `_generate`; JAX traces it once for each compiled program."""
 
     programs = 0
 
@@ -137,7 +138,7 @@ def _generate(
     columns = state.start[:, None] + jnp.arange(max_new_tokens)[None]
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     return Generation(
-        # meaningless entries never leave the device
+        # entries after a row's end are meaningless, so they are set to 0
         tokens=jnp.where(jnp.arange(max_new_tokens)[None] < lengths[:, None], tokens, 0),
         lengths=lengths,
         stats=state.counters,
@@ -151,7 +152,7 @@ def _generate(
 def compiled_for(
     engine: Engine, params: Params, prompt: Prompt, controls: Controls, *, max_new_tokens: int
 ) -> jax.stages.Compiled:
-    """Returns the program that `generate` runs, compiled from shapes: arrays may be `jax.ShapeDtypeStruct`s."""
+    """Compiles the program that `generate` runs and returns it; arrays may be given as `jax.ShapeDtypeStruct`s."""
     rows = prompt.tokens.shape[0]
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
     static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
@@ -169,7 +170,7 @@ def model_names(draft_alone: bool) -> tuple[str, str]:
 
 
 class Failure(NamedTuple):
-    """A row in which a model gave NaN or infinite logits: the row, the model, and the position in its sequence.
+    """A failure of a model, which gave NaN or infinite logits in a row, at a position of the row's sequence.
 
     The row's output ends with the round before the failure.
     """
@@ -186,7 +187,7 @@ class Failure(NamedTuple):
 
 
 def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tuple[Failure, ...]:
-    """Returns the rows that failed.
+    """Returns one `Failure` for each row in which a model gave NaN or infinite logits.
 
     Args:
         failed_at: int `[B, 2]`, as in `DecodeState`.
@@ -202,15 +203,15 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
 
 
 def raise_on_failure(generation: Generation, names: Sequence[str] = ("target", "draft")) -> None:
-    """Raises a FloatingPointError if a row of the generation met NaN or infinite logits."""
+    """Raises a FloatingPointError if a model gave NaN or infinite logits in a row of the generation."""
     raise_if_failed(failures(generation.failed_at, names))
 
 
 def raise_if_failed(failed: Sequence[Failure]) -> None:
-    """Raises a FloatingPointError if there are failed rows.
+    """Raises a FloatingPointError if there are any failures.
 
     Raises:
-        FloatingPointError: names the model, the row and the position of the first failure.
+        FloatingPointError: the message names the model, the row and the position of the first failure.
     """
     if failed:
         raise FloatingPointError(

@@ -1,8 +1,9 @@
-"""The only loop over rounds. Methods differ in the parts of the engine, never in the loop.
+"""The loop over rounds, which all methods share; methods differ only in the engine's components.
 
-If a planner is in the drafter's place, rounds come in phases. A phase is a loop over rounds of an engine with one of
-the planner's drafters: its drafting, verification and counting have the width of that drafter's blocks, so a round
-costs no more than with that block size alone. All phases are loops of one program, and only the chosen one runs.
+An engine may have a planner instead of a drafter. Its rounds then run in phases. A phase is a loop over rounds of an
+engine with one of the planner's drafters. In a phase, drafting, verification and counting have the width of that
+drafter's blocks, so a round costs no more than in an engine with that drafter alone. One compiled program contains a
+loop for each drafter, and only the loop of the chosen drafter runs.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,8 @@ def run_rounds(
 ) -> tuple[DecodeState, PyTree]:
     """Runs rounds while any row is `unfinished(state)` `[B]`.
 
-    `on_round(carry, round)` reduces the results of each round. Rows that are not unfinished sit the round out.
+    After each round `on_round(carry, round)` returns the new `carry`. Rows whose `unfinished` is False do not take part
+    in the round.
     """
 
     def body(state_and_carry: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
@@ -44,13 +46,13 @@ def run_rounds(
         if engine.planner is not None:  # one iteration of this loop is a phase, which loops over rounds itself
             state = _settled(engine.planner, params, state, unfinished)
             return _phase(engine, engine.planner, params, state, controls, unfinished, carry, on_round)
-        # a waiting row is marked as done for this round only, because `done` decides which rows take part; reset below
+        # `done` decides which rows take part, so a row that waits is marked as done for this round and reset after it
         waits = ~unfinished(state) & ~state.done
         after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
 
     if engine.planner is not None and len(engine.planner.places(params["drafter"])) == 1:
-        return body((state, carry))  # with one choice, a single phase lasts for the whole generation
+        return body((state, carry))  # with only one possible drafter, a single phase lasts for the whole generation
     return jax.lax.while_loop(lambda state_and_carry: jnp.any(unfinished(state_and_carry[0])), body, (state, carry))
 
 
@@ -63,7 +65,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
     def unfinished(state: DecodeState) -> Array:
         return ~state.done
 
-    # a phase that has rounds left continues; with a new choice every round, no phase would last as long as planned
+    # a new phase is chosen only if the current one has no rounds left; otherwise every phase would last one round
     state = at_most_once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
 
     def first(state: DecodeState) -> Round:
@@ -75,7 +77,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
 
 
 def _settled(planner: Planner, params: Params, state: DecodeState, unfinished: Unfinished) -> DecodeState:
-    """Lets the planner choose the next phase, and returns the state in which the phase begins."""
+    """Lets the planner choose the next phase's drafter and returns the state in which the phase begins."""
     room = state.limit - state.length
     settled, passes = planner.settle(
         params["drafter"], state.drafter, state.tokens, state.length, room, unfinished(state)
@@ -96,12 +98,12 @@ def _phase(
     on_round: OnRound,
     most: int | None = None,
 ) -> tuple[DecodeState, PyTree]:
-    """Runs the remaining rounds of the phase, at most `most` of them."""
+    """Runs the remaining rounds of the current phase, but at most `most` rounds."""
     turns, settled, places = state.drafter.turns, state.drafter.place, planner.places(params["drafter"])
     turns = turns if most is None else jnp.minimum(turns, most)
 
     def goes_on(state: DecodeState) -> Array:
-        # with only one choice the phase lasts to the end, so its rounds need not be counted
+        # with only one possible drafter the phase lasts to the end, so its rounds need not be counted
         endless = len(places) == 1 and most is None
         return unfinished(state) if endless else unfinished(state) & (state.counters.rounds < turns)
 
@@ -111,24 +113,24 @@ def _phase(
     def rounds(place: int, state_and_carry: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
         (state, carry), phase_engine = state_and_carry, replace(engine, drafter=planner.drafters[place])
         begin = _own_state(planner, phase_engine, state, place)
-        # rounds are counted from 0 in every phase: a row that is not done has taken part in all of them
+        # counters start at 0 in every phase, so a row that has not ended has counted all rounds of the phase
         end, carry = run_rounds(phase_engine, params, begin, controls, goes_on, carry, padded)
         new = end.counters
         drafter_state = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.tried))
-        # the phase's buffers end with it: the next phase's distributions have another width
+        # the phase's buffers are dropped, because the next phase's distributions may have another width
         return replace(end, drafter=drafter_state, laws=state.laws, tally=state.tally.plus(new)), carry
 
     state_and_carry = (state, carry)
     if len(places) == 1:
         return rounds(places[0], state_and_carry)
     for place in places:
-        # the phase's first state is made inside, so that only the chosen phase computes it
+        # the phase's initial state is made inside the loop, so that it is computed only for the chosen drafter
         state_and_carry = at_most_once(settled == place, partial(rounds, place), state_and_carry)
     return state_and_carry
 
 
 def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place: int) -> DecodeState:
-    """Returns the state with which a phase's engine begins: buffers of its own widths, and all counters zero."""
+    """Returns the initial state of a phase's engine: its buffers have its block width, and all counters are zero."""
     rows = state.length.shape[0]
     return replace(
         state,
@@ -139,7 +141,7 @@ def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place
 
 
 def _as_wide(turn: Round, engine: Engine) -> Round:
-    """Pads the round of a phase with zeros to the shapes of the planner's longest block."""
+    """Pads the record of a phase's round with zeros to the shapes of the planner's longest block."""
     missing, vocab_size = engine.block + 1 - turn.tokens.shape[1], engine.target.vocab_size
 
     def pad(values: Array) -> Array:  # `[B]` has no positions; every other array has them on its second axis
@@ -148,7 +150,7 @@ def _as_wide(turn: Round, engine: Engine) -> Round:
     def law(values: Array) -> Array:
         return jnp.broadcast_to(values, (*values.shape[:2], vocab_size))
 
-    if turn.draft.tokens.shape[1] == 0:  # without a drafter there are no distributions of drafts
+    if turn.draft.tokens.shape[1] == 0:  # a phase that drafts nothing has stub distributions
         draft, pair = turn.draft, turn.pair
         draft = replace(draft, q=law(draft.q), q_tilde=law(draft.q_tilde), logs=jax.tree.map(law, draft.logs))
         turn = replace(turn, draft=draft, pair=replace(jax.tree.map(law, pair), greedy=pair.greedy))

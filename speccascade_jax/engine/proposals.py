@@ -1,4 +1,4 @@
-"""Proposals of users' drafters, checked while JAX traces a round: nothing is computed twice or compiled in vain."""
+"""Checks of the shapes and types that a user's drafter returns, made while JAX traces a round, before it compiles."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def proposed(drafter: Drafter, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-    """Returns what `drafter.propose` returns; refuses a user's draft of wrong shapes or types with a ValueError."""
+    """Calls `drafter.propose`; raises a ValueError if a user's drafter returns wrong shapes or types."""
     result: Any = drafter.propose(params, state, request)
     kind = type(drafter)
     if kind.__module__.startswith("speccascade_jax.") or getattr(drafter, "tree", None) is not None:
@@ -44,7 +44,7 @@ def _check(name: str, draft: Draft, block: int, request: Request) -> None:
     for field, (axes, expected) in shapes.items():
         value, (kind, dtype) = getattr(draft, field), _KINDS[field]
         shape = jnp.shape(value)
-        in_buffer = (axes, shape) == (laws[0], buffer)  # which may be wider than the drafter's own block
+        in_buffer = (axes, shape) == (laws[0], buffer)  # the buffers may be wider than the drafter's own block
         if shape != expected and not in_buffer:
             raise ValueError(f"{name}: Draft.{field} has shape {shape}, expected {axes} = {expected}")
         if not jnp.issubdtype(jnp.result_type(value), kind):

@@ -1,12 +1,14 @@
-"""Calls of the target, and the processing of its answer before it is committed.
+"""Calls of the target model, and the processing of its output before tokens are committed.
 
-Reading: the drafter's inputs from the target, its summary of the prompt and its hidden states.
+The functions have three topics.
 
-Trees: one call scores all drafts; after the verdict the kept path is a block of its tokens.
+Inputs of the drafter: the target's summary of the prompt and its hidden states.
 
-Widths: the number of positions of the target's call follows the batch's longest draft. Adaptive methods draft short
-blocks under a large capacity `G`. One program per width, chosen on the device, saves them the capacity's `G + 1`
-positions in the target's call and in everything over the vocabulary after it.
+Trees: one call scores all nodes. After verification the kept path is treated as a plain block.
+
+Widths: methods with stop policies often draft short blocks, although the longest block `G` is long. The target then
+scores only as many positions as the batch's longest draft needs, instead of `G + 1`. The compiled program contains one
+loop per width, and the device chooses which of them runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +27,7 @@ from speccascade_jax.rules.verification import Verdict
 T = TypeVar("T")
 
 WIDTHS = (3, 5, 9, 13)
-"""Numbers of positions that have a compiled program of their own, in addition to a full block's `G + 1`."""
+"""The numbers of positions for which target calls are compiled, in addition to the `G + 1` of a full block."""
 
 
 def check_layers(target: LanguageModel, layers: tuple[int, ...]) -> None:
@@ -39,14 +41,14 @@ def prefilled(
     target: LanguageModel, params: Params, prompt: Prompt, slots: int, max_rollback: int | None, layers: tuple[int, ...]
 ) -> tuple[Cache, Array | None]:
     """Prefills the target; returns its cache and, if there are `layers` to read, their states `[B, P, L, D]`."""
-    if not layers:  # the plain method, so that models whose layers are never read need not implement the other
+    if not layers:  # the plain method suffices, so models whose layers are never read need no `prefill_layers`
         return target.prefill(params, prompt, slots, max_rollback), None
     assert isinstance(target, LayeredModel)
     return target.prefill_layers(params, prompt, slots, layers, max_rollback)
 
 
 def prompt_features(target: LanguageModel, cache: Cache) -> Array:
-    """Returns float `[B, D]`, the target's summary of the prompt after its prefill.
+    """Returns the target's summary of each prompt, float `[B, D]`, which its prefill computed.
 
     Raises:
         ValueError: the model has no `prompt_features`.
@@ -60,15 +62,15 @@ def prompt_features(target: LanguageModel, cache: Cache) -> Array:
 
 
 class Scored(NamedTuple):
-    """The first `W` positions of a block after the target's call.
+    """The results of a target call on the first `W` positions of a block.
 
     Attributes:
         pair: the distributions `[B, W, V]`.
-        draft: the block.
+        draft: the drafted block.
         bad: bool `[B, W]`, whether the logits are not finite.
-        features: the target's states `[B, W, D]`, or `None` unless the drafter reads them.
-        hidden: the target's states `[B, W, L, D]` after the layers that the drafter reads, or `None`.
-        cache: the target's.
+        features: the target's final hidden states `[B, W, D]`; `None` unless the drafter reads them.
+        hidden: the target's states `[B, W, L, D]` after the layers that the drafter reads; `None` if it reads none.
+        cache: the target's cache.
     """
 
     pair: LawPair
@@ -112,24 +114,24 @@ def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict:
         bad=jnp.take_along_axis(scored.bad, path, axis=1),
         features=None if scored.features is None else along(scored.features, path),
         hidden=None if scored.hidden is None else along(scored.hidden, path),
-        # the path is moved before any rollback, because setting a length cannot drop entries in between
+        # the path is moved to consecutive slots before any rollback, because a rollback only drops the last slots
         cache=target.keep(scored.cache, start, path[:, : tree.depth + 1]),
     )
     return straight, verdict._replace(law=along(verdict.law, path))
 
 
 def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
-    """Turns the draft of a tree into a block: the kept path's tokens, then a rejected one if there is any.
+    """Turns the draft of a tree into a block: the kept path's tokens, then one rejected token if there is any.
 
-    That one is the first of the siblings that were all rejected; `length` counts it.
+    The rejected token is the first child of the last kept entry, whose children were all rejected. `length` counts it.
     """
     assert verdict.path is not None
     kept, path = verdict.num_kept, verdict.path
-    # the deepest kept entry: its children were tried next, and the first of them stands for all
+    # `last` is the deepest kept entry; its children were tried next, and the block shows the first of them
     last = jnp.take_along_axis(path, kept[:, None], axis=1)[:, 0]
     tried = jnp.asarray(tree.children)[last, 0]
     slots = jnp.arange(draft.tokens.shape[1])[None]
-    # entry 0 is no draft, so token `j` of the block is entry `path[j + 1]`, which is node `path[j + 1] - 1`
+    # entry 0 is not a draft token, so token `j` of the block is entry `path[j + 1]`, which is node `path[j + 1] - 1`
     entries = jnp.where(slots == kept[:, None], tried[:, None], path[:, 1:])
     return replace(
         draft,
@@ -146,11 +148,11 @@ def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
 
 
 class Judged(NamedTuple):
-    """A block after the target's call and the verdict.
+    """The results of scoring and verifying a block.
 
-    `pair` over `[B, G + 1, V]`, `bad` bool `[B, G + 1]`, `eta` float32 `[B, G + 1]` and `deferred` `[B, G]` as
-    `Verifier.deferred` returns them; `features` `[B, G + 1, D]` and `hidden` `[B, G + 1, L, D]` if the drafter reads
-    them. Positions beyond the scored width are zero.
+    `pair` has arrays `[B, G + 1, V]`, and `bad` is bool `[B, G + 1]`. `eta`, float32 `[B, G + 1]`, and `deferred`,
+    `[B, G]`, come from `Verifier.deferred`. `features` `[B, G + 1, D]` and `hidden` `[B, G + 1, L, D]` are `None`
+    unless the drafter reads them. All arrays are zero at positions that were not scored.
     """
 
     target_cache: Cache
@@ -164,7 +166,7 @@ class Judged(NamedTuple):
 
 
 def widths(block: int) -> tuple[int, ...]:
-    """Returns the widths, ascending, at which blocks of at most `block` tokens are scored; the last is `block + 1`."""
+    """Returns the possible numbers of scored positions, ascending, for blocks of at most `block` tokens."""
     return (*(width for width in WIDTHS if width <= block), block + 1)
 
 
@@ -175,20 +177,20 @@ def by_width(
     cache: Cache,
     needed: Array | None = None,
 ) -> Judged:
-    """Calls `judge` at the smallest of the ascending widths `choices` that fits `longest` drafts and the bonus.
+    """Calls `judge` with the smallest of the ascending widths `choices` that fits `longest` drafts and the bonus.
 
-    `longest` is an int32 scalar. If no call is `needed` (bool scalar), nothing is called and everything but the cache
-    is zero. Each width is a loop of at most one iteration: XLA passes a cache through a loop in place, but copies it
-    into and out of a conditional.
+    `longest` is an int32 scalar. If `needed` (bool scalar) is False, `judge` is not called, and the result is zero
+    except for the cache. Each width has a loop of at most one iteration and not a conditional, because XLA updates a
+    cache in place in a loop, but copies it into and out of a conditional.
     """
-    full = choices[-1]  # every width gives arrays of the full width, because a loop's carry has one shape
+    full = choices[-1]  # the results of every width are padded to the full width, because a loop's carry has one shape
     if len(choices) == 1 and needed is None:
         return judge(full, cache)
     shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
-    # the cache needs no zeros: it is passed unchanged
+    # the blank result needs no cache, because the given cache is put in below
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
     chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
-    # -1 is the index of no width, so that no loop runs
+    # no width has index -1, so no loop runs if no call is needed
     chosen = chosen if needed is None else jnp.where(needed, chosen, -1)
     judged: Judged = blank._replace(target_cache=cache)
     for place, width in enumerate(choices):
@@ -200,7 +202,8 @@ def by_width(
 def at_most_once(wanted: Array, turn: Callable[[T], T], state: T) -> T:
     """Returns `turn(state)` if `wanted` (bool scalar), else `state`; it is a loop of at most one iteration.
 
-    XLA moves computations that do not depend on `state` out of the loop and runs them in any case: tie them to `state`.
+    XLA moves computations that do not depend on `state` out of the loop, and then always runs them. To keep them inside
+    the loop, make them depend on `state` with `jax.lax.optimization_barrier`.
     """
 
     def body(carry: tuple[Array, T]) -> tuple[Array, T]:
@@ -220,9 +223,9 @@ _OVER_BLOCK = ("pair", "bad", "eta", "features", "hidden")
 
 
 def cut(draft: Draft, width: int) -> Draft:
-    """Returns a draft's first `width` positions; it then has at most `width − 1` tokens."""
+    """Cuts a draft to its first `width` positions, which are at most `width − 1` tokens and the bonus position."""
     names = ("q", "q_tilde", "bad", "logs", "stop")
-    # distributions have one entry more than tokens: the bonus's
+    # these arrays have one entry more than there are tokens, for the bonus position
     positions: dict[str, Any] = {name: jax.tree.map(lambda x: x[:, :width], getattr(draft, name)) for name in names}
     return replace(draft, tokens=draft.tokens[:, : width - 1], **positions)
 
@@ -233,17 +236,17 @@ def _pad(values: PyTree, width: int) -> PyTree:
 
 
 def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
-    """Returns the verdict with whole blocks kept in rows `as_it_is` (bool `[B]`), under the draft's distributions."""
+    """Returns the verdict, changed to keep the whole block in rows `as_it_is` (bool `[B]`)."""
     return verdict._replace(
         num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,
-        # the target did not score such a block: its tokens follow the distribution that they were drawn from
+        # the target did not score such a block, so its tokens have the distribution that they were drawn from
         law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
     )
 
 
 def without_failed(turn: Round, failed: Array) -> Round:
-    """Returns the round without the rows whose logits failed: they commit nothing and are not counted."""
+    """Returns the round with the rows of non-finite logits (`failed`) removed: they commit and count nothing."""
     return replace(
         turn,
         active=turn.active & ~failed,

@@ -1,7 +1,7 @@
-"""Traces: `record` functions for `generate` that reduce each round to a few numbers per position.
+"""Functions for the argument `record` of `generate`, which reduce each round to a few numbers per position.
 
-Nothing of the size of the vocabulary is kept, and the generation is the ordinary one: the same rounds of the same loop.
-`results.store.trace` turns them into tokens on the host.
+They keep no array of the vocabulary's size and do not change the generation. On the host, `results.store.trace`
+converts the numbers into a trace of tokens.
 """
 
 import flax.struct
@@ -18,7 +18,7 @@ class Origins:
     """The sources of one round's tokens.
 
     Attributes:
-        num_new: int32 `[B]`.
+        num_new: int32 `[B]`, how many tokens were committed.
         source: int32 `[B, G + 1]`, each token's index into `core.names.SOURCES`.
     """
 
@@ -28,10 +28,12 @@ class Origins:
 
 @flax.struct.dataclass
 class Chances:
-    """One token's probability per position under each distribution, float32 `[B, G + 1]`, and its ranks (1: likeliest).
+    """The probabilities of one token per position under five distributions, `[B, G + 1]` each, and its ranks.
 
-    `q`, `p`: raw (temperature 1, nothing truncated); `q_tilde`, `p_tilde`: as tokens are drawn; `pi`: the rule's.
-    Values at positions where nothing was drafted (for `q`) or scored are meaningless.
+    `q`, `p`: under the raw distributions (temperature 1, nothing truncated); `q_tilde`, `p_tilde`: under the scaled
+    ones, from which tokens are drawn; `pi`: under the rule's `π`. `rank_q`, `rank_p`: the token's rank under `q` and
+    `p`, where 1 is the most likely token. Numbers at positions where nothing was drafted (for `q`) or scored are
+    meaningless.
     """
 
     q: Array
@@ -45,22 +47,23 @@ class Chances:
 
 @flax.struct.dataclass
 class RoundFacts:
-    """The facts about one round, per row and position of the block.
+    """The numbers that a trace shows of one round, per row and position of the block.
 
     Attributes:
-        origins: as `Origins`.
+        origins: the sources of the tokens.
         tokens: int32 `[B, G + 1]`, the first `num_new` are committed.
         proposed: int32 `[B, G + 1]`, the drafted tokens (0 at the bonus position).
-        drafted: int32 `[B]`, how many were drafted.
-        spent: int32 `[B]`, `drafted` with a tree's tokens off the path.
+        drafted: int32 `[B]`, the length of the drafted block.
+        spent: int32 `[B]`, how many tokens were drafted, including a tree's tokens off the kept path.
         num_kept, rejected, examined, unverified: as in `Round`, `[B]`.
-        of_proposed, of_committed: the probabilities of the two tokens.
-        entropy_q, entropy_p: in nats.
+        of_proposed, of_committed: the probabilities of the proposed and of the committed token.
+        entropy_q, entropy_p: the entropies of `q` and `p` in nats.
         max_q: the largest probability of `q`.
-        divergence: total variation of `q` and `p`.
-        deferral: the rule's `r` of the proposed token, 0 without a deferral.
-        stop: the value that the stop policy compared with its threshold, NaN if it was not called. The last six are
-            float32 `[B, G + 1]`.
+        divergence: the total variation distance of `q` and `p`.
+        deferral: the rule's `r` of the proposed token; 0 if the rule has no deferral.
+        stop: the number that the stop policy compared with its threshold, NaN if it was not called.
+
+    The last six are float32 `[B, G + 1]`.
     """
 
     origins: Origins
@@ -88,8 +91,8 @@ def origins(turn: Round) -> Origins:
 
 
 def facts(turn: Round) -> RoundFacts:
-    """Reduces a round to everything that a trace shows; `O(V)` work per position."""
-    # `G + 1` entries like everything else, although the bonus position has no draft
+    """Reduces a round to the numbers that a trace shows, with `O(V)` work per position."""
+    # padded to `G + 1` entries like the other arrays, although nothing is drafted at the bonus position
     proposed = jnp.pad(turn.draft.tokens, [(0, 0), (0, 1)])
     q, p = turn.pair.q, turn.pair.p
     return RoundFacts(
@@ -118,6 +121,6 @@ def _chances(turn: Round, tokens: Array) -> Chances:
     pair = turn.pair
     laws = {"q": pair.q, "p": pair.p, "q_tilde": pair.q_tilde, "p_tilde": pair.p_tilde, "pi": turn.law}
     probabilities = at_tokens(laws, tokens)
-    # reductions over V: sorting would keep an array of the vocabulary's size per position
+    # a rank is a sum over V, because a sort would keep an array of the vocabulary's size per position
     ranks = {f"rank_{name}": (laws[name] > probabilities[name]).sum(-1, dtype=jnp.int32) + 1 for name in ("q", "p")}
     return Chances(**jax.tree.map(lambda x: jnp.broadcast_to(x[..., 0], tokens.shape), probabilities), **ranks)
