@@ -1,1 +1,1 @@
-"""★ Drafters: they write a block of tokens, with the distribution that each token was drawn from."""
+"""★ Drafters, which write a block of tokens and give the distribution that each token was drawn from."""

@@ -1,7 +1,7 @@
-"""Choosers: they score several drafters for a query and choose one of them (METHODS section 8).
+"""Choosers, which score several drafters for each prompt and choose one of them (METHODS section 8).
 
-A chooser reads the target's prefill of the prompt and assigns an arm, one of the drafters, to every row of a batch. Its
-numbers are parameters: a fixed arm, a random arm and an arm learnt while serving share one compiled program.
+A chooser reads the target's summary of the prompt and assigns an *arm* (one of the drafters) to each row of a batch.
+The numbers of a chooser are parameters, so no program is compiled anew when they change, for example while it learns.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 from speccascade_jax.core.types import Array, Params
 
 HIGHEST = jax.lax.Precision.HIGHEST
-"""Precision of compared scores: a product in bfloat16, the accelerators' default, can change a choice."""
+"""The precision of products in scores; in bfloat16, the default on accelerators, rounding could change a choice."""
 
 
 class Scores(NamedTuple):
@@ -26,14 +26,14 @@ class Scores(NamedTuple):
 
 
 def given(params: Params, features: Array) -> Scores:
-    """Returns the same scores for every query, from `{"scores": [K]}`."""
+    """Returns the same scores for every prompt, from the parameters `{"scores": [K]}`."""
     return Scores(jnp.broadcast_to(params["scores"], (len(features), len(params["scores"]))))
 
 
 def perceptron(params: Params, features: Array) -> Scores:
-    """Computes scores with a network of tanh layers, `{"layers_0": {"kernel", "bias"}, …}`.
+    """Computes scores with a network of tanh layers; parameters are `{"layers_0": {"kernel", "bias"}, …}`.
 
-    The policy of Huang et al. (2024, assistant selection) has three layers; a linear one has one.
+    The policy of Huang et al. (2024, assistant selection) has three layers; a linear policy has one.
     """
     values = features.astype(jnp.float32)  # a target in bfloat16 returns features in bfloat16
     for number in range(len(params)):
@@ -43,17 +43,17 @@ def perceptron(params: Params, features: Array) -> Scores:
 
 
 def ridge(params: Params, features: Array) -> Scores:
-    """Computes scores by a Bayesian linear regression per arm.
+    """Computes scores with one Bayesian linear regression per arm.
 
     Sources: LinUCB (Li et al., 2010); Thompson sampling (Agrawal and Goyal, 2013).
 
     Args:
-        params: `center`, `scale` `[D]` of the features; `mean` `[K, D + 1]` and `covariance` `[K, D + 1, D + 1]` of the
-            weights, the last of which is the constant's.
+        params: `center` and `scale` `[D]` of the features; `mean` `[K, D + 1]` and `covariance` `[K, D + 1, D + 1]` of
+            the weights, the last of which is the intercept.
         features: `[B, D]`.
     """
     values = (features.astype(jnp.float32) - params["center"]) * params["scale"]
-    # a feature that is always 1 makes the constant a weight with a mean and a variance like the others
+    # a feature that is always 1 makes the intercept an ordinary weight with a mean and a variance
     values = jnp.concatenate([values, jnp.ones_like(values[:, :1])], axis=1)
     mean = jnp.einsum("bd,kd->bk", values, params["mean"], precision=HIGHEST)
     variance = jnp.einsum("bd,kde,be->bk", values, params["covariance"], values, precision=HIGHEST)
@@ -62,7 +62,7 @@ def ridge(params: Params, features: Array) -> Scores:
 
 
 SCORERS: dict[str, Callable[[Params, Array], Scores]] = {"given": given, "perceptron": perceptron, "ridge": ridge}
-"""Functions `(params, features [B, D]) -> Scores`, by name."""
+"""The functions that compute scores, by name: `(params, features [B, D]) -> Scores`."""
 
 
 def greedy(scores: Scores, uniforms: Array) -> Array:
@@ -72,7 +72,7 @@ def greedy(scores: Scores, uniforms: Array) -> Array:
 
 def dynamic(scores: Scores, uniforms: Array) -> Array:
     """Samples an arm from the softmax of the scores."""
-    # the last bound is left out: a sum of probabilities below 1 must not choose an arm beyond the last
+    # the last cumulative sum is left out, because if rounding makes it less than 1, no arm might be chosen
     below = jnp.cumsum(jax.nn.softmax(scores.mean, -1), -1)[:, :-1] <= uniforms[:, :1]
     return below.sum(-1).astype(jnp.int32)
 
@@ -80,7 +80,7 @@ def dynamic(scores: Scores, uniforms: Array) -> Array:
 def thompson(scores: Scores, uniforms: Array) -> Array:
     """Samples every arm's score from its own normal distribution; returns the arm with the highest sample."""
     assert scores.deviation is not None, "Thompson sampling needs scores with a standard deviation"
-    # the middles of 2^23 steps: never 0 or 1, whose normal quantiles are infinite
+    # uniforms move to the middles of their 2^23 steps, because the normal quantiles of 0 and 1 are infinite
     normal = jax.scipy.special.ndtri(jnp.clip(uniforms + 2.0**-24, 2.0**-24, 1 - 2.0**-24))
     return (scores.mean + scores.deviation * normal).argmax(-1).astype(jnp.int32)
 
@@ -93,12 +93,12 @@ def optimistic(scores: Scores, uniforms: Array) -> Array:
 
 _ALL_DRAWS = (greedy, dynamic, thompson, optimistic)
 DRAWS: dict[str, Callable[[Scores, Array], Array]] = {draw.__name__: draw for draw in _ALL_DRAWS}
-"""Functions `(scores, uniforms [B, K]) -> int32 [B]`, by name."""
+"""The functions that choose arms from scores, by name: `(scores, uniforms [B, K]) -> int32 [B]`."""
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """A chooser of arms by the names of its scores (`SCORERS`) and draw (`DRAWS`); its numbers are parameters."""
+    """A chooser of arms: `scores` names a function of `SCORERS`, and `draws` a function of `DRAWS`."""
 
     scores: str = "given"
     draws: str = "greedy"
@@ -113,7 +113,7 @@ class Chooser:
 
         Args:
             params: the parameters of the scores.
-            features: `[B, D]`; anything with `B` rows if the chooser reads none.
+            features: `[B, D]`; if the chooser reads no features, any array with `B` rows.
             uniforms: float32 `[B, K]` in [0, 1), independent per row.
         """
         with jax.named_scope("choose"):
@@ -121,17 +121,17 @@ class Chooser:
 
 
 def always(arm: int, arms: int) -> tuple[Chooser, Params]:
-    """Returns a chooser of one arm for all queries."""
+    """Returns a chooser that chooses the same arm for all prompts, and its parameters."""
     return Chooser(), {"scores": np.eye(arms, dtype=np.float32)[arm]}
 
 
 def at_random(arms: int) -> tuple[Chooser, Params]:
-    """Returns a chooser of arms with equal probability."""
+    """Returns a chooser that chooses every arm with equal probability, and its parameters."""
     return Chooser(draws="dynamic"), {"scores": np.zeros(arms, np.float32)}
 
 
 def reads(params: Params) -> int | None:
-    """Returns the number of features that a chooser's parameters take, or `None` if they read none."""
+    """Returns the number of features that a chooser with these parameters reads, or `None` if it reads none."""
     if "scores" in params:
         return None
     weights: Any = params["center"] if "center" in params else params["layers_0"]["kernel"]

@@ -1,10 +1,10 @@
 """Drafters that use one model, or none.
 
-`ModelDrafter` drafts token by token until its stop policy or the block's end stops it. `ExitDrafter` does so with the
-target's first layers in the target's cache (self-speculation). `PlannedDrafter` drafts as many tokens as pay, or none
-if drafting costs more than it saves (`block_size="auto"`). `BranchingDrafter` drafts a tree level by level, with
-several tokens after each token (METHODS section 10). `NoDrafter` runs the target alone through the same loop, which
-makes latencies comparable.
+`ModelDrafter` drafts token by token until its stop policy or the block's end stops it. `ExitDrafter` drafts in the same
+way with the target's first layers, in the target's cache (self-speculation). `PlannedDrafter` chooses block lengths by
+measured costs, and drafts nothing if that is faster (`block_size="auto"`). `BranchingDrafter` drafts a tree level by
+level, with several tokens after each token (METHODS section 10). `NoDrafter` drafts nothing: the target alone runs
+through the same loop, so latencies are comparable.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 class DrafterDefaults:
-    """Defaults for drafters that read none of the target's features and have no statistics."""
+    """Defaults for drafters that do not read the target's features and have no statistics."""
 
     reads_features: ClassVar[bool] = False
 
@@ -67,18 +67,18 @@ class PolicyDrafter(DrafterDefaults):
 
 
 def with_laws(draft: Draft, laws: Laws, **changes: Any) -> Draft:
-    """Returns `draft` with its distributions replaced by `laws`, and other fields changed by name."""
+    """Returns `draft` with its distributions replaced by `laws`, and the fields named in `changes` replaced too."""
     return replace(draft, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs, **changes)
 
 
 def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | None = None) -> Draft:
-    """Returns a block `[B, G]` in the round's buffers, whose distributions are not written yet.
+    """Returns a `Draft` that uses the round's buffers, into which no distribution of the block is written yet.
 
     Args:
-        request: holds the buffers.
+        request: the request, which holds the buffers.
         tokens: int32 `[B, G]`.
         length: int32 `[B]`.
-        steps: int32 `[B]`, passes of the draft so far, 0 by default.
+        steps: int32 `[B]`, passes of the draft model so far, 0 by default.
     """
     rows, block = tokens.shape
     return Draft(
@@ -88,7 +88,7 @@ def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | No
         q_tilde=request.block.q_tilde,
         greedy=request.controls.draft.temperature <= 0,
         steps=jnp.zeros((rows,), jnp.int32) if steps is None else steps,
-        bad=jnp.zeros((rows, block + 1), bool),  # the distribution at the bonus position can be unusable too
+        bad=jnp.zeros((rows, block + 1), bool),  # `G + 1` entries, for the bonus position too
         logs=request.block.logs,
     )
 
@@ -105,9 +105,9 @@ class NoDrafter(DrafterDefaults):
         return ()
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Returns an empty block without a distribution; rules that read `q` can't be used."""
+        """Returns an empty block without distributions; rules that read `q` cannot be used with this drafter."""
         zero = jnp.zeros_like(request.length)
-        # the buffers are stubs `[B, 1, 1]` here, passed on so that every round's state has one structure
+        # the buffers are stubs `[B, 1, 1]`; they are passed on, so that the state has the same structure in every round
         return in_buffers(request, zero[:, None][:, :0], zero, steps=zero), state, request.target.cache
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:
@@ -124,9 +124,11 @@ class ModelDrafterState:
 
 
 class _Drafting(NamedTuple):
-    """The state of the drafting loop. `going` rows take part in the next forward pass; `drawing` rows may draw from it.
+    """The state of the loop that drafts one block.
 
-    `drawn` float32 `[B]`: the probability with which the current token was drawn.
+    `going`, bool `[B]`, marks rows that take part in the next forward pass. `drawing`, bool `[B]`, marks rows that may
+    draw a token from its distribution. `drawn`, float32 `[B]`, is the probability with which the current token was
+    drawn.
     """
 
     slot: Array
@@ -142,15 +144,16 @@ class _Drafting(NamedTuple):
 class ModelDrafter(PolicyDrafter):
     """A drafter that drafts with `model` until `stop` ends the block.
 
-    Parameters are `{"model": …}` and, if the policy has some, `{"stop": …}`.
+    Parameters are `{"model": …}`, with an entry `"stop"` if the policy has parameters.
 
     Attributes:
         model: the draft model.
         stop: the policy that ends blocks.
-        sits_out: whether other drafters draft in some rounds and rows. Their rows of the buffers are then left
-            unchanged.
-        catches_up: how many missed tokens are fed at once. More than one pays if other drafters write tokens that this
-            one misses. At most the engine's longest block, for which caches have room.
+        sits_out: whether other drafters draft in some rounds or rows. If so, this drafter writes only its own rows of
+            the shared buffers.
+        catches_up: how many missed tokens one call feeds to the model. More than 1 is faster if other drafters write
+            tokens that this model has not read. It must not exceed the engine's longest block, because caches have no
+            room for more.
     """
 
     model: LanguageModel
@@ -168,8 +171,8 @@ class ModelDrafter(PolicyDrafter):
     ) -> tuple[Draft, ModelDrafterState, Cache]:
         """Draws up to `block` tokens per row; see `Drafter.propose`.
 
-        With `complete` a row that drew its last token takes one more pass, which gives the distribution at the bonus
-        position and completes the cache. Without it the missing token is fed in the next round.
+        If `request.complete`, a row that drew its last token takes one more pass, which gives the distribution at the
+        bonus position and feeds the last token to the cache. Otherwise that token is fed in the next round.
         """
         # counted before catching up, because the calls that catch up are draft steps too
         missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
@@ -181,16 +184,16 @@ class ModelDrafter(PolicyDrafter):
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
             slot=jnp.zeros((), jnp.int32),
-            # rows without room too if the distribution after the last token is wanted: one pass without a draw
+            # if the distribution at the bonus position is wanted, rows without room also take one pass, without drawing
             going=request.active & ((request.room > 0) | request.complete),
             drawing=request.active & (request.room > 0),
-            current=pending,  # the first pass reads the committed token that no cache has yet
+            current=pending,  # the first pass reads the last committed token, which is not in the cache yet
             drawn=jnp.ones(pending.shape, jnp.float32),
             state=replace(state, cache=cache),
             draft=self._empty(request, steps=jnp.where(request.active, -(-missed // self.catches_up), 0)),
         )
 
-        # the random bits of all slots in one call; each slot's bits do not depend on when the loop reaches it
+        # one call makes the random bits of all slots, because a slot's bits do not depend on when the loop reaches it
         slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), (pending.shape[0], self.block))
         uniforms = request.keys.uniform(slots, rngs.DRAFT)
 
@@ -206,40 +209,40 @@ class ModelDrafter(PolicyDrafter):
         return replace(draft, stop=jnp.full(draft.bad.shape, jnp.nan)) if self.stop.threshold else draft
 
     def _forward(self, params: Params, carry: _Drafting) -> tuple[Array, Array | None, Cache]:
-        """Returns logits `[B, V]` after the current token; rows that don't take part keep their cache's length."""
+        """Feeds the current token; returns logits `[B, V]`, hidden states, and the cache (longer in `going` rows)."""
         cache = carry.state.cache
         before = self.model.consumed(cache)
         out, cache = self.model.extend(params["model"], cache, carry.current[:, None])
-        # all rows are fed, because the program has one shape; waiting rows are rolled back at once
+        # all rows are fed, because the program has one shape; rows that do not take part are rolled back at once
         cache = self.model.rollback(cache, jnp.where(carry.going, before + 1, before))
         hidden = None if out.hidden is None else out.hidden[:, 0]
         return out.logits[:, 0, : self.model.vocab_size], hidden, cache
 
     def _step(self, params: Params, carry: _Drafting, request: Request, uniforms: Array) -> _Drafting:
-        """Runs one forward pass and, if the policy says so, draws one token."""
+        """Runs one forward pass and draws one token in each row whose stop policy allows it."""
         logits, hidden, cache = self._forward(params, carry)
         with jax.named_scope("sampling"):
             draw_slot = jnp.minimum(carry.slot, self.block - 1)  # the bonus slot draws nothing, so it may use any bits
             uniform = jax.lax.dynamic_index_in_dim(uniforms, draw_slot, axis=1, keepdims=False)
-            # drawn before the policy is called but not shown to it, so its decision cannot depend on the token
+            # the token is drawn before the policy is called, but the policy does not see it and cannot depend on it
             (q, q_tilde, max_q), token = laws_and_token(logits, request.controls.draft, uniform)
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
-        # a policy's state belongs to a row: it does not change while the row does not draw
+        # each row has its own policy state, which changes only while the row draws
         policy = jax.tree.map(
             lambda new, old: jnp.where(expand(carry.drawing, new.ndim), new, old), policy, carry.state.policy
         )
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
         laws = Laws(q, q_tilde)
-        # from logits: a float32 probability is 0 if its logit is 87 below the highest
+        # logs are computed from logits, because a float32 probability is 0 if its logit is 87 below the largest
         if request.block.logs is not None:
             laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
         draft = self._record(carry, laws, token, draws, ~jnp.isfinite(logits.max(-1)))
         draft = replace(draft, stop=_compared(carry, decision))
         return _Drafting(
             slot=carry.slot + 1,
-            # a stop id or the limit ends the row if the token is kept: no bonus, so no distribution is needed after it
+            # no distribution is needed after a stop id or at the limit: if that token is kept, no bonus follows it
             going=draws & ~ends & (decision.proceed | request.complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
@@ -257,7 +260,7 @@ class ModelDrafter(PolicyDrafter):
         tokens = write(old.tokens, jnp.where(draws, token, kept)[:, None], token_slot, axis=1)
         if self.sits_out:
             laws = jax.tree.map(partial(self._own_rows, carry), old.laws, laws)
-        # slots that a row does not reach get values that nothing reads: cheaper than a select over V
+        # slots that a row does not reach get numbers that nothing reads, because a select over V would cost more
         written: Laws = jax.tree.map(lambda buffer, new: write(buffer, new[:, None], slot, axis=1), old.laws, laws)
         return with_laws(
             old,
@@ -275,14 +278,14 @@ class ModelDrafter(PolicyDrafter):
 
     def commit(self, params: Params, state: ModelDrafterState, outcome: Outcome) -> ModelDrafterState:
         """Rolls the draft model's cache back to `outcome.length − 1` tokens."""
-        # fewer tokens may have been fed than committed, and a rollback never goes forward
+        # the cache may have consumed fewer tokens than were committed, and a rollback must not increase its length
         consumed = self.model.consumed(state.cache)
         return replace(state, cache=self.model.rollback(state.cache, jnp.minimum(consumed, outcome.length - 1)))
 
 
 def _compared(carry: _Drafting, decision: Decision) -> Array | None:
-    """Returns `Draft.stop` with this slot filled in: the value that the policy compared with its threshold, by row."""
-    recorded = carry.draft.stop  # absent if the policy has no threshold: traces then show no numbers
+    """Returns `Draft.stop` with the numbers filled in that the policy compared with its threshold at this slot."""
+    recorded = carry.draft.stop  # `None` if the policy has no threshold; traces then show no numbers
     if recorded is None or decision.value is None:
         return recorded
     value = jnp.where(carry.drawing, decision.value, jnp.nan)
@@ -293,12 +296,12 @@ def _compared(carry: _Drafting, decision: Decision) -> Array | None:
 class ExitDrafter(PolicyDrafter):
     """A drafter that drafts with an early exit of the target, in the target's cache, until `stop` ends the block.
 
-    Parameters are `{}` or `{"head": …}`, and the policy's own. The exit writes into the lower layers of the target's
-    cache the same values that the target writes there when it scores the block: the same tokens at the same positions.
-    So the cache is passed on unchanged, with its previous length.
+    Parameters are `{}` or `{"head": …}`, with an entry `"stop"` if the policy has parameters. The exit writes into the
+    lower layers of the target's cache. When the target scores the block, it writes the same numbers there, because it
+    reads the same tokens at the same positions. So the cache is returned with its previous length.
 
     Attributes:
-        exit: an exit of the very model that is drafted for; its parameters are read from the request.
+        exit: an early exit of the target model; its parameters are read from the request.
         stop: the policy that ends blocks.
         sits_out: as in `ModelDrafter`.
     """
@@ -319,7 +322,7 @@ class ExitDrafter(PolicyDrafter):
         }
         if "stop" in params:
             exit_parameters["stop"] = params["stop"]
-        # the exit's cache is part of the target's: there is nothing to catch up, and nothing to keep for the next round
+        # the exit's cache is part of the target's, so it has missed no tokens and need not be kept for the next round
         began = ModelDrafterState(cache=self.exit.view(whole), policy=state)
         draft, ended, _ = ModelDrafter(self.exit, self.stop, self.sits_out).propose(exit_parameters, began, request)
         return draft, ended.policy, self.exit.put(whole, ended.cache)
@@ -334,15 +337,17 @@ class ExitDrafter(PolicyDrafter):
 
 @flax.struct.dataclass
 class PlannedState:
-    """The drafting model's cache, and the evidence by which lengths are chosen.
+    """The state of a `PlannedDrafter`: the draft model's cache, and the counts by which block lengths are chosen.
+
+    A phase is a run of rounds with one block length.
 
     Attributes:
-        cache: `()` if nothing is ever drafted.
-        place: int32 scalar, index of the phase's length.
-        turns: int32 scalar, how many of the phase's rounds are left.
-        evidence: from earlier phases.
-        counted: this phase's rounds so far.
-        chosen: int32 `[B, N]`, rounds of each row by length.
+        cache: the draft model's cache; `()` if nothing is ever drafted.
+        place: int32 scalar, the index of the current phase's block length.
+        turns: int32 scalar, how many rounds of the phase are left.
+        evidence: the counts of earlier phases, discounted by age.
+        counted: the counts of the current phase so far.
+        chosen: int32 `[B, N]`, how many rounds each row had with each of the `N` block lengths.
     """
 
     cache: Cache
@@ -355,13 +360,13 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class PlannedDrafter(DrafterDefaults):
-    """A `Planner` that drafts with `model`; `plan` chooses the block length before each phase.
+    """A `Planner` that drafts with `model`; `plan` chooses the block length before each phase of several rounds.
 
     Parameters are `{"model": …, "costs": Costs}`. The plan reads finished rounds only, never the tokens about to be
     drafted, so none of its choices changes the distribution. A round of length 0 does not call the model.
 
-    Without the model's parameters nothing is ever drafted, and the program contains the target alone:
-    `methods.block_costs.ready` leaves them out if no draft pays.
+    Without the model's parameters nothing is ever drafted, and the program contains the target alone.
+    `methods.block_costs.ready` leaves the parameters out if drafting is never faster.
     """
 
     model: LanguageModel
@@ -375,25 +380,25 @@ class PlannedDrafter(DrafterDefaults):
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
-        """A drafter of fixed blocks for every length; `NoDrafter` for length 0."""
+        """One drafter of fixed-length blocks for each of `lengths`; `NoDrafter` for length 0."""
         return tuple(ModelDrafter(self.model, Fixed(length)) if length else NoDrafter() for length in self.lengths)
 
     @property
     def block(self) -> int:
-        """The largest of the lengths."""
+        """The longest of the block lengths."""
         return self.lengths[-1]
 
     def init(self, params: Params, start: Start) -> PlannedState:
         """Returns the state before the first phase; the draft model reads the prompt if its parameters are given.
 
         Raises:
-            ValueError: parameters without costs.
+            ValueError: the parameters contain no costs.
         """
         if "costs" not in params:
             raise ValueError(
                 "costs are not known: add them to the parameters with methods.block_costs.ready, or by hand"
             )
-        # an empty cache: programs without drafts allocate nothing for a draft
+        # without the model's parameters the cache stays empty, so the program allocates none
         rows, cache = start.prompt.tokens.shape[0], ()
         if "model" in params:
             cache = self.model.prefill(params["model"], start.prompt, start.slots, start.max_rollback)
@@ -414,16 +419,16 @@ class PlannedDrafter(DrafterDefaults):
     def settle(
         self, params: Params, state: PlannedState, tokens: Array, length: Array, room: Array, active: Array
     ) -> tuple[PlannedState, Array]:
-        """Chooses the phase's length, and brings the cache up to date if there are to be drafts."""
-        if "model" not in params:  # one phase for the whole generation
+        """Chooses the next phase's block length, and feeds missed tokens to the draft model if the phase drafts."""
+        if "model" not in params:  # nothing can be drafted, so one phase lasts for the whole generation
             return replace(state, turns=jnp.full_like(state.turns, MOST)), jnp.zeros_like(length)
-        # the last phase's counts are added first: the choice may depend on all finished rounds, and on nothing else
+        # the last phase's counts are added first, because the choice depends on all finished rounds
         evidence = self.plan.update(state.evidence, state.counted)
         place, turns = self.plan.choose(params["costs"], evidence, active, room)
         drafts = active & (jnp.asarray(self.lengths, jnp.int32)[place] > 0)
         with jax.named_scope("catch_up"):
             missed = length - 1 - self.model.consumed(state.cache)
-            late = drafts & (missed > 1)  # rounds without drafts came in between
+            late = drafts & (missed > 1)  # rounds without drafts came in between, in which the model read no tokens
             cache = catch_up(self.model, params["model"], state.cache, tokens, length, late, block=self.block)
         settled = replace(
             state,
@@ -431,7 +436,7 @@ class PlannedDrafter(DrafterDefaults):
             place=place,
             turns=turns,
             evidence=evidence,
-            counted=jax.tree.map(jnp.zeros_like, state.counted),  # they are evidence now, and must be counted once
+            counted=jax.tree.map(jnp.zeros_like, state.counted),  # `evidence` contains these counts now
         )
         return settled, jnp.where(late, -(-missed // self.block), 0)
 
@@ -444,14 +449,14 @@ class PlannedDrafter(DrafterDefaults):
         return replace(
             state,
             cache=own.cache if self.lengths[place] else state.cache,
-            # rows that ended took part in fewer rounds: the row with the most rounds tells how old the phase is
+            # rows that ended took part in fewer rounds, so the largest count is the number of rounds of the phase
             turns=state.turns - counted.rounds.max(),
             counted=jax.tree.map(jnp.add, state.counted, counted),
             chosen=state.chosen.at[:, place].add(counted.rounds),
         )
 
     def stats(self, state: PlannedState) -> Any:
-        """Returns `chosen`: rounds of each row by length."""
+        """Returns `chosen`: how many rounds each row had with each block length."""
         return {"chosen": state.chosen}
 
 
@@ -462,9 +467,8 @@ class PlannedDrafter(DrafterDefaults):
 class BranchingDrafter(DrafterDefaults):
     """A drafter that draws the tokens of `tree` with `model`; parameters are `{"model": …}`.
 
-    A node's children are drawn one after the other without replacement: each from the normalised distribution after the
-    node without the children before it (`core.trees.without`). A level is one call of the model. The last level is fed
-    only if the distribution after it is wanted.
+    A node's children are drawn one after the other without replacement (`core.trees.without`). One call of the model
+    feeds one level of the tree. The last level is fed only if the distribution after it is wanted.
     """
 
     model: BranchingModel
@@ -488,11 +492,10 @@ class BranchingDrafter(DrafterDefaults):
         rows = request.active & ((request.room > 0) | request.complete)
         draws = request.active & (request.room > 0)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        # one more level is fed for the distributions after the leaves; the number is static, like every level's first
-        # entry
+        # if `complete`, the last level is fed too, for the distributions after its nodes; the number is static
         draft, levels = self._empty(request, draws), self.tree.depth + request.complete
         entries = jnp.concatenate([pending, draft.tokens], axis=1)
-        # random bits by node, not by depth: siblings must draw with different bits
+        # random bits differ by node and not only by depth, because siblings must be drawn with different bits
         nodes = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), draft.tokens.shape)
         uniforms = request.keys.uniform(nodes, rngs.DRAFT)
         for depth in range(levels):
@@ -500,19 +503,19 @@ class BranchingDrafter(DrafterDefaults):
             logits, cache = self._fed(weights, cache, entries[:, first:end], first, end)
             draft, laws = self._record(draft, logits, request, first)
             entries = self._drawn(entries, laws, uniforms, first, end)
-        # the tree's entries stay in the cache until the verdict; only rows that took no part are rolled back here
+        # the tree's entries stay in the cache until `commit`; only rows that did not take part are rolled back here
         cache = self.model.rollback(cache, jnp.where(rows, self.model.consumed(cache), before))
         steps = jnp.where(rows, levels, 0) + jnp.where(request.active, missed, 0)
         return replace(draft, tokens=entries[:, 1:], steps=steps), cache, request.target.cache
 
     def _empty(self, request: Request, draws: Array) -> Draft:
         tokens = jnp.zeros((request.length.shape[0], self.block), jnp.int32)
-        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # the length of a path
+        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # the longest path
         return replace(draft, spent=jnp.where(draws, self.block, 0))
 
     def _fed(self, params: Params, cache: Cache, tokens: Array, first: int, end: int) -> tuple[Array, Cache]:
         """Feeds the entries of a level; returns the logits `[B, T, V]` after them, and the cache."""
-        if first == 0:  # the root is the last committed token: an ordinary step
+        if first == 0:  # the root is the last committed token, so feeding it is an ordinary step
             out, cache = self.model.extend(params, cache, tokens)
         else:
             out, cache = self.model.extend_branch(params, cache, tokens, self.tree.branch(first, end))
@@ -529,7 +532,7 @@ class BranchingDrafter(DrafterDefaults):
         def write(buffer: Array, new: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(buffer, new, first, axis=1)
 
-        # entry `n + 1` of the distributions is the one after node `n`: a level's entries are contiguous
+        # entry `n + 1` is the distribution after node `n`, so the entries of a level are contiguous
         written: Laws = jax.tree.map(write, draft.laws, laws)
         bad = write(draft.bad, ~jnp.isfinite(logits.max(-1)))
         return with_laws(draft, written, bad=bad), laws
@@ -537,7 +540,7 @@ class BranchingDrafter(DrafterDefaults):
     def _drawn(self, entries: Array, laws: Laws, uniforms: Array, first: int, end: int) -> Array:
         """Draws the children of a level's entries; returns all entries with these tokens filled in."""
         children, taken = self.tree.children[first:end], jnp.zeros(laws.q.shape, bool)
-        # all first children at once, then all second ones, which exclude the first
+        # all first children are drawn at once, then all second children, which exclude the tokens of the first
         for turn in range(children.shape[1]):
             parents = np.flatnonzero(children[:, turn])  # the level's entries with more than `turn` children
             if not len(parents):

@@ -1,4 +1,4 @@
-"""Drafters made of other drafters (Globerson et al., 2025): an engine that drafts for an engine, and an added tail.
+"""Drafters that contain other drafters (Globerson et al., 2025): an engine that drafts for an engine, and a tail.
 
 `NestedDrafter` stacks engines into hierarchies of any depth (Algorithm 1). `AppendedDrafter` is the horizontal
 heuristic (appendix D): a cheap drafter continues another's block with a *tail*, because late tokens of a block are the
@@ -30,17 +30,17 @@ from speccascade_jax.models.teacher_forcing import catch_up
 
 @dataclass(frozen=True)
 class NestedDrafter(DrafterDefaults):
-    """A drafter that runs an inner `engine` to `budget` tokens and passes **all** of them up with their distributions.
+    """A drafter that runs an inner `engine` for `budget` tokens and proposes **all** of them to the outer engine.
 
-    Every token, also a replacement or bonus, counts as drawn from the inner engine's distribution, by which the level
-    above divides. A lossless inner engine hands up its target's raw distribution as `q`; a lossy one its own `π`. The
-    inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
+    Every token, even a replacement or a bonus, counts as drawn from the inner engine's distribution, by which the outer
+    engine's acceptance divides. As `q`, a lossless inner engine gives the raw distribution of its target, and a lossy
+    one gives its own `π`. The inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
 
     Attributes:
         engine: the inner engine.
-        budget: the least number of tokens in a block, unless a stop id or the row's room ends it earlier.
-        arm: its index among the engines that draft for the same engine.
-        catches_up: how many missed tokens are fed to the inner model at once (`ModelDrafter`).
+        budget: the least number of tokens in a block, unless a stop id or the length limit ends the block earlier.
+        arm: this engine's index among the engines that draft for the same outer engine.
+        catches_up: how many missed tokens one call feeds to the inner target (as in `ModelDrafter`).
     """
 
     engine: Engine
@@ -64,7 +64,7 @@ class NestedDrafter(DrafterDefaults):
 
     @property
     def block(self) -> int:
-        """The longest block, overshoot included: the last inner round may add a whole block and its bonus."""
+        """The longest block; it exceeds the budget, because the last inner round may add a whole block and a bonus."""
         return self.budget + self.engine.block
 
     @property
@@ -82,19 +82,20 @@ class NestedDrafter(DrafterDefaults):
         )
 
     def propose(self, params: Params, state: DecodeState, request: Request) -> tuple[Draft, DecodeState, Cache]:
-        """Runs inner rounds until every row has its budget, a stop id or no room left."""
+        """Runs inner rounds until every row has reached its budget, a stop id or the length limit."""
         assert len(request.controls.inner) > self.arm, "a nested drafter needs its Controls.inner"
         inner, engine = request.controls.inner[self.arm], replace(self.engine, stop_ids=request.stop_ids)
-        # the inner caches lack the tokens that the level above wrote itself, such as replacements
+        # the inner caches lack the tokens that the outer engine wrote itself, such as replacements
         missed = jnp.maximum(request.length - 1 - engine.target.consumed(state.target_cache), 0)
         catch_up_calls = -(-missed // self.catches_up)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
-        # calls so far: the difference at the end gives this round's calls, catching up included
+        # `calls` are the inner target calls so far; the difference at the end gives this round's calls, including those
+        # that feed missed tokens
         calls = state.counters.target_calls - jnp.where(request.active, catch_up_calls, 0)
 
-        # each inner round's distributions follow those of the rounds before it, in the buffers that the level above
-        # reads
+        # each inner round's distributions are written after those of earlier inner rounds, into the buffers that the
+        # outer engine reads
         def collect(collected: Laws, turn: Round) -> Laws:
             return put_laws(collected, self._handed(turn.pair, turn.law, collected), turn.start - begin, turn.active)
 
@@ -104,7 +105,7 @@ class NestedDrafter(DrafterDefaults):
         state, collected = run_rounds(engine, params, state, inner, unfinished, request.block, collect)
         length, bad = state.length - begin, self._bad(state, begin)
         if request.complete:
-            calls -= ~state.done  # this look at the next position is a call that the inner engine does not count
+            calls -= ~state.done  # `_peek` makes a target call that the inner engine does not count
             state, collected, unseen = self._peek(params, state, inner, collected, length)
             bad |= unseen[:, None] & (jnp.arange(self.block + 1)[None] == length[:, None])
         draft = Draft(
@@ -120,9 +121,9 @@ class NestedDrafter(DrafterDefaults):
         return draft, state, request.target.cache
 
     def _at(self, params: Params, state: DecodeState, request: Request) -> DecodeState:
-        """Returns the inner state with the outer engine's tokens, after its target's cache has caught up with them."""
+        """Returns the inner state with the outer engine's tokens, which are also fed to the inner target's cache."""
         width = min(request.tokens.shape[1], state.tokens.shape[1])
-        # all tokens, not only new ones: in rows that were rolled back, older tokens differ too
+        # all tokens are copied, not only new ones, because older tokens differ too in rows that were rolled back
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, request.tokens[:, :width], 0, axis=1)
         cache = catch_up(
             self.engine.target, params["target"], state.target_cache, tokens, request.length, request.active,
@@ -135,32 +136,32 @@ class NestedDrafter(DrafterDefaults):
             limit=request.length + request.room,
             done=~request.active,
             target_cache=cache,
-            failed_at=jnp.full_like(state.failed_at, -1),  # of this round only: the level above keeps earlier failures
+            failed_at=jnp.full_like(state.failed_at, -1),  # the outer engine keeps earlier failures
         )
 
     def _peek(
         self, params: Params, state: DecodeState, inner: Controls, collected: Laws, length: Array
     ) -> tuple[DecodeState, Laws, Array]:
-        """Computes the inner distribution at the bonus position, and whether it is unusable; draws no token."""
+        """Computes the inner engine's distribution at the bonus position, and whether it is non-finite."""
         verifier, no_room = self.engine.verifier, jnp.zeros_like(length)
-        # without room no token is drawn: the draft gives its distribution if the rule reads one; the target scores the
-        # position
+        # with room 0 no token is drawn; the inner drafter gives its distribution if the rule reads it, and the target
+        # scores the position
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
         pair, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
         collected = put_laws(collected, self._handed(pair, law, collected), length, ~state.done)
-        # the last committed token stays consumed here, one more than the engine's invariant says; the next `catch_up`
+        # the cache keeps the last committed token, one token more than the engine's invariant says; the next `catch_up`
         # starts after it
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
         return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), collected, unusable
 
     def _handed(self, pair: LawPair, law: Array, buffers: Laws) -> Laws:
-        """Returns the distributions that are passed up: the raw one, and the one that the level above divides by.
+        """Returns the distributions for the outer engine: the raw one, and the one that its acceptance divides by.
 
-        They include logarithms if `buffers` has room for them.
+        They include logs if `buffers` has room for logs.
         """
-        # a lossless engine's output follows its target, whose raw distribution the rules above read as `q`
+        # a lossless engine's output has its target's distribution, so outer rules read the target's raw one as `q`
         lossless = self.engine.verifier.lossless
         laws = Laws(pair.p if lossless else law, law)
         if buffers.logs is None:
@@ -169,9 +170,10 @@ class NestedDrafter(DrafterDefaults):
         return replace(laws, logs=logs)
 
     def _greedy(self, inner: Controls, laws: Array, entries: Array) -> Array:
-        """Returns bool `[B]`: whether the first `entries` `[B]` of the distributions that are passed up are one-hot.
+        """Returns bool `[B]`: whether the first `entries` `[B]` of the block's distributions are one-hot.
 
-        A lossy rule lets everything below show through: its distributions decide, not the temperatures of one level.
+        Under a lossy rule the output depends on all inner models, so the distributions are examined, and not the
+        temperature of one model.
         """
         if self.engine.verifier.lossless:
             return inner.target.temperature <= 0
@@ -184,7 +186,7 @@ class NestedDrafter(DrafterDefaults):
         return (jnp.arange(self.block + 1)[None] == position[:, None]) & (position >= 0)[:, None]
 
     def commit(self, params: Params, state: DecodeState, outcome: Outcome) -> DecodeState:
-        """Rolls every inner cache back to the tokens that the outer engine kept."""
+        """Rolls every inner cache back to the tokens that the outer engine committed."""
         target = self.engine.target
         consumed = jnp.minimum(target.consumed(state.target_cache), outcome.length - 1)
         return replace(
@@ -203,8 +205,7 @@ class NestedDrafter(DrafterDefaults):
 def put_laws(buffers: Laws, new: Laws, first_entries: Array, rows: Array) -> Laws:
     """Writes `new` `[B, W, V]` into `buffers` from entry `first_entries` `[B]` on, in `rows` `[B]` only.
 
-    The other rows stay unchanged: they wait at the end of their room, where a write would be shifted onto valid
-    entries.
+    The other rows stay unchanged. They may be full, and JAX would then shift the write back onto valid entries.
     """
     width = new.q.shape[1]
 
@@ -213,7 +214,7 @@ def put_laws(buffers: Laws, new: Laws, first_entries: Array, rows: Array) -> Law
             before = jax.lax.dynamic_slice_in_dim(row, start, width, axis=0)
             return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(takes_part, block, before), start, axis=0)
 
-        if len(rows) == 1:  # a single row never waits for others
+        if len(rows) == 1:  # with a single row there are no other rows to protect
             return jax.lax.dynamic_update_slice_in_dim(buffer, update, first_entries[0], axis=1)
         return jax.vmap(one)(buffer, update, first_entries, rows)
 
@@ -222,11 +223,11 @@ def put_laws(buffers: Laws, new: Laws, first_entries: Array, rows: Array) -> Law
 
 @flax.struct.dataclass
 class AppendedState:
-    """The states of the two drafters.
+    """The state of an `AppendedDrafter`.
 
     Attributes:
-        first, tail: their states.
-        tail_steps: int32 `[B]`, the tail's calls so far.
+        first, tail: the states of its two drafters.
+        tail_steps: int32 `[B]`, how many calls the tail's model has made so far.
     """
 
     first: PyTree
@@ -238,12 +239,12 @@ class AppendedState:
 class AppendedDrafter(DrafterDefaults):
     """A drafter that lets `tail` continue the block of `first`; parameters are `{"first": …, "tail": …}`.
 
-    A block that ends in a stop id or at the row's limit has no tail. Each drafter is fed the other's tokens in one
-    block, not token by token: a tail's tokens save calls of `first` and of everything that drafts for it.
+    No tail follows a block of `first` that ends in a stop id or at the row's limit. Each drafter reads the other's
+    tokens in one call and not token by token, so a tail saves calls of `first` and of all drafters inside it.
 
     Attributes:
-        first: the first drafter; a drafter of your own catches up in its own way.
-        tail: a drafter that sits out the tokens of `first`.
+        first: the drafter that begins the block; a user's own drafter must itself read the tail's tokens.
+        tail: the drafter that continues the block.
     """
 
     first: Drafter
@@ -255,7 +256,8 @@ class AppendedDrafter(DrafterDefaults):
             raise ValueError(f"{type(self.first).__name__} reads the target's features: it cannot have a tail")
         if layers_read_by(self.first):
             raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it cannot have a tail")
-        # a call of `first` reads the tail's tokens and the next one; a call of `tail` reads at least its own block
+        # one call of `first` must be able to read the tail's tokens and the token after them; one call of `tail`, as
+        # many tokens as its own block has
         most = max(self.tail.block, self.tail.catches_up)
         object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))
         object.__setattr__(self, "first", _catching_up(self.first, self.tail.block + 1))
@@ -267,7 +269,7 @@ class AppendedDrafter(DrafterDefaults):
 
     @property
     def slots(self) -> int:
-        """The number of the round's slots for which the first drafter may draw."""
+        """The number of slots whose random bits belong to the first drafter."""
         return self.first.block
 
     def init(self, params: Params, start: Start) -> AppendedState:
@@ -280,18 +282,18 @@ class AppendedDrafter(DrafterDefaults):
 
         The tail gives the distribution at the bonus position.
         """
-        # no distribution is wanted after the first block: the tail's first one takes that entry
+        # no distribution is requested after the first block, because the tail's first distribution takes that entry
         draft, first, cache = proposed(self.first, params["first"], state.first, replace(request, complete=False))
         last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
         ended = is_stop(last, request.stop_ids) & (draft.length > 0)
-        rows = request.active & ~ended  # a stop id ends the row if it is kept: a tail would be thrown away
+        rows = request.active & ~ended  # if a stop id is kept it ends the row, so a tail would be discarded
         tail_request = replace(
             request,
             tokens=write_slots(request.tokens, draft.tokens, request.length, axis=1),
             length=request.length + draft.length,
             room=request.room - draft.length,
             active=rows,
-            # slots that the first drafter does not use, so that no random bits are drawn twice
+            # the tail uses slots after those of the first drafter, so that no random bits are used twice
             keys=replace(request.keys, behind=request.keys.behind + self.slots),
             block=_blank(request.block, self.tail.block),
         )
@@ -314,9 +316,9 @@ class AppendedDrafter(DrafterDefaults):
 
 
 def _catching_up(drafter: Any, most: int) -> Any:
-    """Makes a drafter, and everything that drafts for it, catch up with at least `most` missing tokens per call.
+    """Makes a drafter, and all drafters inside it, read at least `most` missed tokens per call.
 
-    If a level kept all its drafts, its own drafter misses one token more: the one that the level wrote after them.
+    If an inner engine kept all its drafts, its own drafter has missed one token more: the bonus after them.
     """
     if isinstance(drafter, AppendedDrafter):
         tail = _catching_up(drafter.tail, most + drafter.first.block)
@@ -330,7 +332,7 @@ def _catching_up(drafter: Any, most: int) -> Any:
 
 
 def _blank(laws: Laws, block: int) -> Laws:
-    """Returns blank buffers for a block's distributions, with logarithms if the given ones have them."""
+    """Returns zeroed buffers for the distributions of `block` tokens, with logs if the buffers `laws` have them."""
     rows, _, size = laws.q.shape
     blank = jnp.zeros((rows, block + 1, size), jnp.float32)
     return Laws(blank, blank, None if laws.logs is None else Laws(blank, blank))
@@ -358,7 +360,7 @@ def _joined(draft: Draft, tail: Draft, rows: Array) -> Draft:
 
 
 def _compared(draft: Draft, tail: Draft, width: int, rows: Array) -> Array | None:
-    """Returns the values that the two stop policies compared, `[B, width]`: the tail's after the first block."""
+    """Returns the numbers that both drafters' stop policies compared, `[B, width]`, the tail's after the first's."""
     if draft.stop is None and tail.stop is None:
         return None
     blank = jnp.full((draft.length.shape[0], width), jnp.nan)

@@ -1,4 +1,4 @@
-"""Selection among drafters per query: rows of a batch may have different drafters (METHODS section 8).
+"""Selection of a drafter for each prompt, so that rows of a batch may have different drafters (METHODS section 8).
 
 Source: Huang et al., 2024 (assistant selection).
 """
@@ -28,12 +28,12 @@ from speccascade_jax.engine.scoring import at_most_once, widths
 
 @flax.struct.dataclass
 class SelectedState:
-    """The choice, and the states of all arms, which are the drafters to choose from.
+    """The state of a `SelectedDrafter`: the choice, and the states of all arms (the drafters to choose from).
 
     Attributes:
         choice: int32 `[B]`, each row's arm for the whole generation.
         arms: the arms' states.
-        features: `[B, D]`, the input of the choice, for code that learns from it; `None` if the chooser reads none.
+        features: `[B, D]`, the chooser's input, for code that learns from it; `None` if the chooser reads none.
     """
 
     choice: Array
@@ -43,17 +43,18 @@ class SelectedState:
 
 @dataclass(frozen=True)
 class SelectedDrafter:
-    """A selection of a drafter per row: row `b` drafts with `arms[choice[b]]`.
+    """A drafter that contains several drafters, called arms: row `b` drafts with `arms[choice[b]]`.
 
-    `chooser` chooses once, from the target's prefill of the prompt. The choice depends only on the prompt and on random
-    bits of its own, never on a draft, so tokens have the same distribution as under the chosen arm alone. An arm that
-    no active row has chosen is not called, neither for prefill nor for rounds. Parameters are `{"arms": (…), "policy":
-    …}`.
+    `chooser` chooses once per generation, from the target's summary of the prompt. The choice depends only on the
+    prompt and on separate random bits, never on drafted tokens, so tokens have the same distribution as under the
+    chosen arm alone. An arm that no active row has chosen is called neither for prefill nor for rounds. Parameters are
+    `{"arms": (…), "policy": …}`.
 
     Attributes:
         arms: the drafters.
         chooser: assigns an arm to every row.
-        tells_arm: whether blocks name their arm, for arms with rules of their own (`rules.verification.ByArm`).
+        tells_arm: whether drafts record each row's arm, which is needed if arms have different rules
+            (`rules.verification.ByArm`).
     """
 
     arms: tuple[Drafter, ...]
@@ -71,12 +72,12 @@ class SelectedDrafter:
 
     @property
     def adaptive(self) -> bool:
-        """Whether blocks are often shorter than the longest, as they are if the arms' lengths differ."""
+        """Whether blocks are often shorter than `block`, as is the case if the arms have different block lengths."""
         return len(self.scored_widths) > 1
 
     @property
     def scored_widths(self) -> tuple[int, ...]:
-        """The widths at which blocks may be scored: one for each arm, so that short blocks alone need no wide call."""
+        """The numbers of positions that a target call may have; with one per arm, short blocks need no wide call."""
         adaptive = any(arm.adaptive for arm in self.arms)
         return tuple(sorted({arm.block + 1 for arm in self.arms} | set(widths(self.block) if adaptive else ())))
 
@@ -87,7 +88,7 @@ class SelectedDrafter:
 
     @property
     def reads_layers(self) -> tuple[int, ...]:
-        """All layers that some arm reads, once each; an arm sees only its own."""
+        """The target's layers that any arm reads, without duplicates; each arm receives only those it reads."""
         return tuple(sorted({layer for arm in self.arms for layer in layers_read_by(arm)}))
 
     def _hidden_of(self, arm: Drafter, hidden: Array | None) -> Array | None:
@@ -104,7 +105,7 @@ class SelectedDrafter:
         """Chooses an arm for every row; prefills the arms that some row has chosen."""
         rows = start.prompt.tokens.shape[0]
         none = jnp.zeros(rows, jnp.int32)
-        # random bits with a purpose of their own: rounds draw the same bits as without a choice
+        # the choice has its own purpose number, so rounds use the same random bits as without a choice
         keys = rngs.RoundKeys(rngs.row_keys(start.rng, start.example_ids, start.level), round=none, length=none)
         slots = jnp.broadcast_to(jnp.arange(len(self.arms), dtype=jnp.int32), (rows, len(self.arms)))
         asked = self.chooser.reads_features and start.features is not None
@@ -117,8 +118,8 @@ class SelectedDrafter:
         return SelectedState(choice, tuple(states), features if asked else None)
 
     def propose(self, params: Params, state: SelectedState, request: Request) -> tuple[Draft, SelectedState, Cache]:
-        """Returns every row's block from its own arm; the arms share the buffers and the target's cache."""
-        # an arm may extend the target's cache (an exit does): each takes the cache that the arm before it returned
+        """Lets every row's arm draft its block; the arms share the buffers and the target's cache."""
+        # an arm may write to the target's cache (an early exit does), so each arm gets the cache of the arm before it
         cache, states, zero = request.target.cache, list(state.arms), jnp.zeros_like(request.length)
         draft = in_buffers(request, jnp.zeros((len(zero), self.block), jnp.int32), zero, steps=zero)
         draft = self._with_optional(params, state, request, draft)
@@ -131,11 +132,11 @@ class SelectedDrafter:
         return draft, replace(state, arms=tuple(states)), cache
 
     def _with_optional(self, params: Params, state: SelectedState, request: Request, draft: Draft) -> Draft:
-        """Returns the empty block with initial values for `lawful` and `stop` if some arm's blocks have them.
+        """Returns the empty block with initial values for `lawful` and `stop` if an arm's blocks have these fields.
 
-        `lawful` is also needed if an arm drafts nothing: its rows have no distribution at the bonus position.
+        `lawful` is also needed if an arm drafts nothing, because its rows have no distribution at the bonus position.
         """
-        # fields that no arm has must stay `None`: the value carried through the arms has one structure
+        # fields that no arm fills must stay `None`, because the draft keeps one structure from arm to arm
         shapes = [
             jax.eval_shape(partial(arm.propose, arm_params), arm_state, request)[0]
             for arm, arm_params, arm_state in self._each(params, state.arms)
@@ -157,14 +158,14 @@ class SelectedDrafter:
         return replace(state, arms=arms)
 
     def _as_arm_sees(self, outcome: Outcome, arm: Drafter, rows: Array) -> Outcome:
-        """Returns the outcome of the arm's rows, with the target's states that the arm reads."""
+        """Returns the outcome restricted to an arm's rows and to the target's states that this arm reads."""
         # an arm that reads no features gets none, even if another arm reads them
         features = outcome.features if arm.reads_features else None
         hidden = self._hidden_of(arm, outcome.hidden)
         return replace(outcome, active=outcome.active & rows, features=features, hidden=hidden)
 
     def stats(self, state: SelectedState) -> Any:
-        """Returns every row's arm, the input of the choice, and the arms' own statistics."""
+        """Returns every row's arm, the chooser's input, and the arms' statistics."""
         inner = [arm.stats(arm_state) for arm, arm_state in zip(self.arms, state.arms, strict=True)]
         features = {} if state.features is None else {"features": state.features}
         return {"choice": state.choice, "arms": inner, **features}
@@ -173,9 +174,7 @@ class SelectedDrafter:
 def _turn(
     drafter: Drafter, params: Params, request: Request, rows: Array, carry: tuple[PyTree, Draft, Cache]
 ) -> tuple[PyTree, Draft, Cache]:
-    """Runs one arm's part of a round.
-
-    Nothing runs if the arm has no active row.
+    """Lets one arm draft for its rows; does nothing if none of its rows is active.
 
     Returns:
         The arm's state, the block with its `rows` bool `[B]` filled in, and the target's cache.
@@ -184,7 +183,8 @@ def _turn(
 
     def turn(carry: tuple[PyTree, Draft, Cache]) -> tuple[PyTree, Draft, Cache]:
         state, draft, cache = carry
-        # tied to the loop's carry: XLA would move the arm's random bits and gathers out of the loop (`at_most_once`)
+        # these inputs are made to depend on the loop's carry; otherwise XLA would move the arm's random bits and
+        # gathers out of the loop (see `at_most_once`)
         tied = request.tokens, request.length, request.keys.round, draft.length
         tokens, length, rounds, _ = jax.lax.optimization_barrier(tied)
         asked = replace(
@@ -204,13 +204,13 @@ def _turn(
 
 def _needs_protection(drafter: Drafter, rows: int) -> bool:
     """Returns whether a drafter may overwrite other arms' rows of the buffers; the package's own drafters do not."""
-    # a nested engine writes into active rows only (`put_laws`)
+    # a nested engine writes only into active rows (`put_laws`)
     return rows > 1 and not (getattr(drafter, "sits_out", False) or isinstance(drafter, NestedDrafter))
 
 
 def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
-    """Returns `old` with `new` in `rows`; distributions are in the shared buffers already, unless `protected`."""
-    # fields that only other arms have get defaults: logarithms, a distribution everywhere, nothing compared
+    """Returns the draft `old` with the arm's draft `new` in `rows`; distributions are copied only if `protected`."""
+    # optional fields that only other arms fill get defaults: logs of the distributions, `lawful` true, `stop` NaN
     if old.logs is not None and new.logs is None:
         new = replace(new, logs=Laws(jnp.log(new.q), jnp.log(new.q_tilde)))
     if old.lawful is not None and new.lawful is None:
@@ -222,7 +222,7 @@ def _merged(rows: Array, new: Draft, old: Draft, protected: bool) -> Draft:
         previous, values = getattr(old, name), getattr(new, name)
         if previous is None:
             return None
-        if previous.ndim > 1:  # `[B, G]` or `[B, G + 1]`, of the arm's own block size
+        if previous.ndim > 1:  # `[B, G]` or `[B, G + 1]`, where the arm's own `G` may be smaller
             blank = jnp.nan if name == "stop" else 0
             values = jnp.pad(values, [(0, 0), (0, previous.shape[1] - values.shape[1])], constant_values=blank)
         return jnp.where(expand(rows, previous.ndim), values, previous)
@@ -237,25 +237,26 @@ _SMALL = ("length", "greedy", "steps", "tokens", "bad", "lawful", "stop")
 
 
 def _put(rows: Array, protected: bool, new: Array, buffer: Array) -> Array:
-    """Returns a buffer with an arm's distributions: the buffer itself, or an array of the arm's block width."""
+    """Returns the shared buffer with an arm's distributions `new`, which may be narrower than the buffer."""
     if not protected and new.shape == buffer.shape:
         return new
     width = new.shape[1]
-    # a block narrower than the buffers: entries after it are unused in these rows
+    # if the arm's block is narrower than the buffer, the entries after it are unused in these rows
     return buffer.at[:, :width].set(jnp.where(rows[:, None, None], new, buffer[:, :width]))
 
 
 def _leaving_rows_alone(arm: Any, rows: int) -> Any:
-    """Sets `sits_out` of an arm that has it, so that it leaves other arms' rows unchanged; not needed for one row."""
+    """Sets the field `sits_out` of an arm that has one, so that the arm does not change other arms' rows."""
     fields = dataclasses.fields(arm) if dataclasses.is_dataclass(arm) else ()
     return replace(arm, sits_out=True) if rows > 1 and any(field.name == "sits_out" for field in fields) else arm
 
 
 def _begun(arm: Drafter, params: Params, start: Start, wanted: Array) -> PyTree:
-    """Returns the arm's state before the first round, or zeros of its shapes if it is not wanted (bool scalar)."""
+    """Returns the arm's initial state if `wanted` (bool scalar), otherwise zeros of the same shapes."""
 
     def make(carry: PyTree) -> PyTree:
-        # tied to the loop's carry, or XLA would move the prefill out of the loop and run it for every arm
+        # the prompt is made to depend on the loop's carry; otherwise XLA would move the prefill out of the loop and
+        # run it for every arm
         prompt, _ = jax.lax.optimization_barrier((start.prompt, carry))
         return arm.init(params, replace(start, prompt=prompt))
 
@@ -264,5 +265,5 @@ def _begun(arm: Drafter, params: Params, start: Start, wanted: Array) -> PyTree:
 
 
 def choices(inner: Any) -> Any:
-    """Returns int32 `[B]`, every row's arm (`Generation.inner`), or `None` if nothing was chosen."""
+    """Returns every row's arm, int32 `[B]`, from `Generation.inner`; `None` if the drafter has no arms."""
     return inner.get("choice") if isinstance(inner, Mapping) else None
