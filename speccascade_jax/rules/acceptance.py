@@ -17,15 +17,16 @@ from speccascade_jax.rules.verification import Acceptance, TokenWise, Verifier
 
 @dataclass(frozen=True)
 class Speculative(TokenWise):
-    """Acceptance that keeps `min(q̃, π)` and replaces from `norm(max(0, π − q̃))`: no other for this `π` keeps more.
+    """Acceptance that keeps `min(q̃, π)` and replaces from `norm(max(0, π − q̃))`.
 
-    Narasimhan et al., 2024, Algorithm 4. It computes the kept mass, because the ratio `π/q̃` is 0/0 at temperature 0.
+    No token-wise acceptance with the same `π` keeps more. Source: Narasimhan et al., 2024, Algorithm 4. The kept mass
+    is computed and not the ratio `π/q̃`, which is 0/0 at temperature 0.
     """
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         """Returns `min(q̃, π)` and the normalised residual; the residual is `π` if no mass remains."""
         law = self.law(pair, alpha)
-        # no residual means π = q̃ up to rounding: a rejection cannot happen, and if it does, π is right
+        # without residual mass, π equals q̃ up to rounding; if rounding causes a rejection all the same, π is used
         replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
 
@@ -38,8 +39,8 @@ class Speculative(TokenWise):
 class Deferral(TokenWise):
     """Acceptance that keeps with probability `1 − r(v)` and replaces from `p̃`.
 
-    It gives the same distribution as `Speculative` and keeps fewer tokens. Used by fuzzy decoding, Big-Little and the
-    oracle cascade. Needs a rule with a deferral function.
+    It gives the same distribution as `Speculative` and keeps fewer tokens. Fuzzy decoding, Big-Little and the oracle
+    cascade use it. The rule must have a deferral function.
     """
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class Deferral(TokenWise):
         return Acceptance(kept=kept, replacement=pair.p_tilde)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns the mass that is not deferred at `tokens` `[...]`."""
+        """Returns the mass of `q̃` that the rule does not defer, at `tokens` `[...]`."""
         assert self.rule.deferral is not None
         deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
         return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
@@ -61,10 +62,10 @@ class Deferral(TokenWise):
 
 @dataclass(frozen=True)
 class SoftRatio(TokenWise):
-    """Acceptance with probability `min(1, p̃/q)`, whatever the token was drawn from.
+    """Acceptance with probability `min(1, p̃/q)`, even if the token was not drawn from `q`.
 
-    This is the baseline of Holsman et al., 2025. Wrong on purpose: unless `q̃` is `q`, its distribution is not the
-    target's (METHODS section 5).
+    This is the baseline of Holsman et al., 2025. It is wrong on purpose: unless `q̃` equals `q`, the output does not
+    have the target's distribution (METHODS section 5).
     """
 
     def __post_init__(self) -> None:
@@ -72,11 +73,11 @@ class SoftRatio(TokenWise):
             raise ValueError(f"acceptance 'soft_ratio' works only with rule 'sd_reference', got {self.rule.name!r}")
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
-        """Returns the kept mass and the residual of the soft ratio; neither depends on `alpha`."""
+        """Returns the kept mass and the residual of the ratio `p̃/q`; neither depends on `alpha`."""
         return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns the kept mass of the soft ratio at `tokens` `[...]`."""
+        """Returns the kept mass of the ratio `p̃/q` at `tokens` `[...]`."""
         return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
 
 
@@ -85,4 +86,4 @@ VERIFIERS: dict[str, Callable[[Rule], Verifier]] = {
     "deferral": Deferral,
     "soft_ratio": SoftRatio,
 }
-"""Name -> acceptance: the names that a method's `accept` takes."""
+"""The token-wise verifiers by name; a method's `accept` takes these names."""

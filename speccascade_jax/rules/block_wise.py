@@ -1,4 +1,4 @@
-"""Block verification: a block's tokens are accepted jointly (METHODS section 10; docs/methods.md)."""
+"""Block verification, which accepts the tokens of a block jointly (METHODS section 10; docs/methods.md)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,20 +17,21 @@ from speccascade_jax.rules.verification import Verifier, at_position, entry_at
 
 @dataclass(frozen=True)
 class BlockWise(Speculative):
-    """Joint verification that keeps as much of a block as `π` allows: none keeps more on average (Sun et al., 2025).
+    """Joint verification of a block, which keeps the largest possible number of tokens on average (Sun et al., 2025).
 
-    Their paper states it for `p`. `π` can take its place, because the proof needs only the distribution of each
-    position's token given its prefix, and the one that its draft was drawn from. Any rule fits, and blocks of any
-    stopping time.
+    The paper states this for the target distribution `p`. It also holds for `π`, because the proof needs only two
+    distributions per position: that of the token given its prefix, and that from which the draft token was drawn. So
+    any rule and any stop policy can be used.
 
-    With `P_0 = 1`, `P_i = min(1, P_{i−1} π_i(x_i)/q̃_i(x_i))` is the probability of keeping at least `i` tokens, given
-    `x_1 … x_i`. From the block's end, where `h_G = P_G`, each `i` is asked in turn whether all tokens up to `x_i` are
-    kept, with probability `h_i = left_i / (left_i + 1 − P_i)`, `left_i = Σ_v max(0, P_i π_{i+1}(v) − q̃_{i+1}(v))`. The
-    token after them then comes from that mass, normalised. `h_i` is at most `P_i`, and 1 if `P_i` is 1. So a sum over
-    the vocabulary is needed only if `u_i < P_i < 1`, and only until some `i` is accepted.
+    Let `P_0 = 1` and `P_i = min(1, P_{i−1} π_i(x_i)/q̃_i(x_i))`, the probability of keeping at least `i` tokens, given
+    `x_1 … x_i`. The algorithm goes from the block's end, where `h_G = P_G`, towards its beginning. At each `i` it
+    keeps all tokens up to `x_i`, and stops, with probability `h_i = left_i / (left_i + 1 − P_i)`, where
+    `left_i = Σ_v max(0, P_i π_{i+1}(v) − q̃_{i+1}(v))`. The next token is drawn from the terms of this sum, normalised.
+    `h_i` is at most `P_i`, and it is 1 if `P_i` is 1. So the sum over the vocabulary is needed only if the uniform
+    number `u_i` is below `P_i < 1`, and only until some `i` is accepted.
 
-    A one-hot `q̃` gains nothing: the probabilities of keeping `i` tokens are those of token-wise verification. At
-    temperature 0 the tokens are equal too.
+    With a one-hot `q̃`, the probabilities of keeping `i` tokens are those of token-wise verification, so nothing is
+    gained. At temperature 0 the tokens are equal too.
     """
 
     joint: ClassVar[bool] = True
@@ -39,11 +40,11 @@ class BlockWise(Speculative):
         """Returns how many tokens are kept: the largest `i` with `u_i < h_i`, int32 `[B]`; and `P_i`, float32 `[B]`."""
         batch, block = draft.tokens.shape
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
-        uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i, drawn in the slot of x_i
+        uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i has the bits of x_i's slot
         reached = self._reached(pair, law, draft, alpha, uniforms)
-        # no token after logits that are not finite can be kept
+        # `likely` ends at the first position with a zero or NaN probability: no token after it can be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
-        # h_i <= P_i, because left_i <= P_i: a u_i >= P_i rules an i out without a sum
+        # left_i <= P_i gives h_i <= P_i, so u_i >= P_i excludes an i without a sum over the vocabulary
         places = jnp.where(uniforms < reached, jnp.arange(block + 1, dtype=jnp.int32), 0)
         nearest = jax.lax.cummax(places, axis=1)
 
@@ -56,7 +57,7 @@ class BlockWise(Speculative):
                 here = at_position(pair, kept)
                 rule_law = self._law_at(here, law, kept, alpha)
                 chance = self._chance(here, rule_law, entry_at(reached, kept))
-            # a NaN chance ends the block before its position, where the engine reports it
+            # if the chance is NaN, the block ends here, so that the engine finds the NaN at the next position
             keeps = done | ~(entry_at(uniforms, kept) >= chance)
             kept = jnp.where(keeps, kept, entry_at(nearest, jnp.maximum(kept - 1, 0)))
             return kept, keeps | settled(kept)
@@ -72,7 +73,7 @@ class BlockWise(Speculative):
 
     @property
     def _solved(self) -> bool:
-        """Whether `π` at one token costs as much as all of it; it is then computed once for every position."""
+        """Whether `π` at one token costs as much as the whole `π`, which is then computed once for all positions."""
         return self.rule.deferral is None and not self.rule.lossless and not self._bounded
 
     def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
@@ -83,7 +84,7 @@ class BlockWise(Speculative):
     def _reached(self, pair: LawPair, law: Array, draft: Draft, alpha: Array, uniforms: Array) -> Array:
         """Returns `P_0 … P_G`, float32 `[B, G + 1]`; 0 after the end of a row's block.
 
-        If `uniforms`, `u_0 … u_G`, allow no more than `i − 1` tokens, entry `i` may be less than `P_i`.
+        If the uniform numbers `u_0 … u_G` exclude that `i` or more tokens are kept, entry `i` may be less than `P_i`.
         """
         block = draft.tokens.shape[1]
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
@@ -101,8 +102,9 @@ class BlockWise(Speculative):
     def _reached_by_bounds(self, pair: LawPair, tokens: Array, within: Array, alpha: Array, uniforms: Array) -> Array:
         """Computes `_reached` for rules that give `min(q̃, π)` and an upper bound of `π` at a single token.
 
-        If `min(q̃, π)` is below `q̃`, it is `π`; if the bound is no more than `q̃`, `π` is `q̃`. Otherwise only
-        `π >= q̃` is known. That suffices if `P_{i−1} = 1`, and if nothing from `x_i` on can be kept.
+        If `min(q̃, π)` is below `q̃`, then it equals `π`. Otherwise `π >= q̃`, and if the upper bound is at most `q̃`,
+        then `π = q̃`. If only `π >= q̃` is known, this suffices if `P_{i−1} = 1`, or if no token from `x_i` on can be
+        kept. In all other cases `π` is computed.
         """
         assert self.rule.kept is not None and self.rule.at_most is not None
         if not within.shape[1]:
@@ -110,8 +112,8 @@ class BlockWise(Speculative):
         chosen, row_alpha = laws.at_tokens(pair, tokens), alpha[:, None, None]
         drawn = chosen.q_tilde[..., 0]
         kept, most = (bound(chosen, row_alpha)[..., 0] for bound in (self.rule.kept, self.rule.at_most))
-        full = kept >= drawn  # masses, not quotients: on some devices a / a falls short of 1
-        known = (~full | (most <= drawn))[:, :-1] | ~within  # NaN counts as known
+        full = kept >= drawn  # compares masses, because on some devices a quotient a / a is below 1
+        known = (~full | (most <= drawn))[:, :-1] | ~within  # a NaN counts as known
         low, high = jnp.where(full, 1.0, kept / drawn), most / drawn
         low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))
 
@@ -143,7 +145,7 @@ class BlockWise(Speculative):
         return jnp.maximum(reached[:, None] * law - after.q_tilde, 0.0)
 
     def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
-        """Returns `norm(max(0, P_i π − q̃))`; no mass at all means that nothing was rejected, up to rounding."""
+        """Returns `norm(max(0, P_i π − q̃))`, or `π` if the mass is 0, which only rounding can cause."""
         return laws.normalise(self._mass(last, law, reached), law)
 
 
@@ -156,4 +158,4 @@ def _chances_of(ratio: Array) -> Array:
 
 
 JOINT: dict[str, Callable[[Rule], Verifier]] = {"block": BlockWise}
-"""Name -> verifier: the names that a method's `verify` takes in addition to "token"."""
+"""The joint verifiers by name; a method's `verify` takes these names in addition to "token"."""

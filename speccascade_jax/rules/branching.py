@@ -1,4 +1,4 @@
-"""Verification of a tree of drafts: siblings one after the other, then their children (METHODS section 10)."""
+"""Verification of a tree of drafts: siblings are tried in turn, then the kept one's children (METHODS section 10)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,12 +25,12 @@ class _Walk(NamedTuple):
     """Each row's position on its way through the tree.
 
     Attributes:
-        entry: int32 `[B]`, the entry that the row is at.
-        kept: int32 `[B]`, tokens kept so far.
-        path: int32 `[B, N + 1]`, their entries.
-        walking: bool `[B]`, whether the row goes on.
-        rejected: bool `[B]`, whether all children of its last entry were rejected.
-        law: float32 `[B, V]`, the distribution of the token after the path, if it has ended.
+        entry: int32 `[B]`, the tree entry that the row has reached.
+        kept: int32 `[B]`, the number of tokens kept so far.
+        path: int32 `[B, N + 1]`, entry 0 and the entries of the kept tokens.
+        walking: bool `[B]`, whether the row's path may still grow.
+        rejected: bool `[B]`, whether all children of the path's last entry were rejected.
+        law: float32 `[B, V]`, the distribution of the token after the path, if the path has ended.
     """
 
     entry: Array
@@ -43,7 +43,7 @@ class _Walk(NamedTuple):
 
 @dataclass(frozen=True)
 class BranchWise(Speculative):
-    """Verification that keeps a path of `tree`, exactly under any rule whose `π` is a function of the path alone.
+    """Verification that keeps one path of `tree`; it is exact under any rule whose `π` depends on the path alone.
 
     An entry has children `x^1, x^2, …`, each drawn from `q̃` without its earlier siblings. `x^1` is kept with
     probability `min(1, π/q̃)`; otherwise `norm(max(0, π − q̃))` replaces `π` and the next child is tried. After the
@@ -54,7 +54,7 @@ class BranchWise(Speculative):
     tree: Tree
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Verifies a tree as `TokenWise.verify` does a block, and returns the path; `pair` is `[B, N + 1, V]`."""
+        """Verifies a tree, as `TokenWise.verify` verifies a block, and also returns the path; `N + 1` positions."""
         (rows, size), vocab_size = draft.tokens.shape, pair.p.shape[-1]
         slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (rows, size))
         uniforms, none = keys.uniform(slots, rngs.ACCEPT), jnp.zeros((rows,), jnp.int32)

@@ -1,4 +1,4 @@
-"""A trial of a user's rule before its first use: its functions must return valid decisions or distributions."""
+"""A check of a user's rule before its first use: its functions must return valid decisions or distributions."""
 
 import functools
 from typing import Any
@@ -19,14 +19,15 @@ _MEANT = {
 }
 
 
-@functools.cache  # a rule is tried once, however many programs are built of it
+@functools.cache  # a rule is checked only once, even if several programs use it
 def check(rule: Rule) -> None:
-    """Tries a rule on a few pairs of distributions; refuses it if its functions do not return what `Rule` requires.
+    """Runs a rule on a few test distributions; raises a ValueError if its functions return invalid results.
 
-    A rule that holds an array of its vocabulary's size does not fit these distributions, and is not tried.
+    The test distributions have 64 tokens. A rule that contains an array of another vocabulary's size cannot be applied
+    to them and is not checked.
 
     Raises:
-        ValueError: names the rule, what it returned, and what is meant.
+        ValueError: the message names the rule, the result that it returned, and the result that is expected.
     """
     parts = [part for part in _MEANT if getattr(rule, part) is not None]
     if not all([_check_shapes(rule, part) for part in parts]):
@@ -36,7 +37,7 @@ def check(rule: Rule) -> None:
         arguments = pair, np.full(pair.greedy.shape, alpha, np.float32)
         returned = jax.tree.map(np.asarray, tried(*arguments))
         _check_values(rule, pair, alpha, returned)
-        # the same positions, folded into blocks: the result must not depend on other positions or rows
+        # the same positions, arranged as blocks, must give the same result, or it depends on other positions or rows
         folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
         if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
             raise ValueError(f"rule {rule.name!r}: its result at a position depends on other positions or rows")
@@ -69,7 +70,7 @@ def _tried(rule: Rule, pair: LawPair, alpha: Any) -> dict[str, Any]:
         returned["deferral"] = rule.deferral(pair, alpha)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x, pair.q.shape)[..., None], pair)
     for name, part in (("kept", rule.kept), ("at_most", rule.at_most)):
-        if part is not None:  # called with one token at a time, as verification calls it
+        if part is not None:  # verification calls these functions with one token at a time
             returned[name] = part(alone, alpha[..., None])[..., 0]
     return returned
 
@@ -98,7 +99,7 @@ def _check_values(rule: Rule, pair: LawPair, alpha: float, returned: dict[str, n
 
 
 def _alphas(rule: Rule) -> tuple[float, ...]:
-    """Returns the values of α to try: the ends and the middle of the usual range, as far as they are in the domain."""
+    """Returns values of α to test: the ends and the middle of the sweep range, except those outside the domain."""
     if rule.alpha is None:
         return (0.0,)
     low, high = rule.alpha.domain
@@ -106,7 +107,7 @@ def _alphas(rule: Rule) -> tuple[float, ...]:
 
 
 def _laws(greedy_only: bool) -> LawPair:
-    """Returns pairs of distributions `[N, V]` that agree, that differ and that lack entries, sampled and greedy."""
+    """Returns test distributions `[N, V]`, sampled and greedy: equal pairs, different pairs, pairs with zeros."""
     rng = np.random.default_rng(0)
     spread = (0.02, 0.3, 0.3, 1.0)  # from nearly certain to nearly even
     q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, weight)) for weight in spread], np.float32) for _ in range(2))

@@ -1,9 +1,9 @@
-"""★ Rules that decide what is kept of a draft. A new rule is one function here and one row in `RULES` below.
+"""★ Rules that decide which draft tokens are kept. A new rule is one function here and one row in `RULES` below.
 
-A deferral rule `r(pair, alpha)` decides which drafted tokens are handed to the target: 1 defers, 0 keeps, shape
-`[..., 1]` (the whole position) or `[..., V]` (token by token). It reads the raw distributions `pair.q`, `pair.p`;
-`alpha` has shape `[..., 1]`. Comparisons are strict: at equality the draft is kept. Formulas: METHODS section 3;
-Narasimhan et al., 2024, Tables 1 and 3.
+A deferral function `r(pair, alpha)` decides which drafted tokens are replaced by tokens of the target. It returns 1 to
+defer to the target and 0 to keep the draft, with shape `[..., 1]` (one decision per position) or `[..., V]` (one per
+token). It reads the raw distributions `pair.q` and `pair.p`; `alpha` has shape `[..., 1]`. Comparisons are strict: at
+equality the draft is kept. Formulas: METHODS section 3; Narasimhan et al., 2024, Tables 1 and 3.
 """
 
 import functools
@@ -22,7 +22,7 @@ from speccascade_jax.rules.rule import Alpha, Rule
 
 def chow(pair: LawPair, alpha: Array) -> Array:
     """Defers if `max q < 1 − α` (Narasimhan et al., 2024, eq. 2)."""
-    return 1.0 - max_of(pair.q) > alpha  # 1 − α is 1 in float32 if α is tiny
+    return 1.0 - max_of(pair.q) > alpha  # not `max q < 1 − α`, because in float32 1 − α is 1 if α is tiny
 
 
 def chow_log(pair: LawPair, alpha: Array) -> Array:
@@ -41,7 +41,10 @@ def diff_log(pair: LawPair, alpha: Array) -> Array:
 
 
 def opt(pair: LawPair, alpha: Array) -> Array:
-    """Defers if `max q < max p − α TV(p̃, q̃)` (Narasimhan et al., 2024, eq. 10): more disagreement defers less."""
+    """Defers if `max q < max p − α TV(p̃, q̃)` (Narasimhan et al., 2024, eq. 10).
+
+    If α > 0, fewer tokens are deferred the more the two distributions differ.
+    """
     return max_of(pair.p) - max_of(pair.q) > alpha * total_variation(pair.p_tilde, pair.q_tilde)
 
 
@@ -79,14 +82,15 @@ def token_v3(pair: LawPair, alpha: Array) -> Array:
 
 def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
     """Defers if `p(argmax q) < (1 − α) max p`, at temperature 0 only (Leviathan et al., 2023, App. A.5)."""
-    drafted = max_of(jnp.where(pair.q_tilde > 0, pair.p, 0.0))  # q̃ is a one-hot
+    drafted = max_of(jnp.where(pair.q_tilde > 0, pair.p, 0.0))  # q̃ is a one-hot at the drafted token
     return drafted < (1.0 - alpha) * max_of(pair.p)
 
 
 def lossy(beta: float = 1.0) -> Rule:
-    """Returns the rule `lossy` with another `β` (METHODS section 3; Narasimhan et al., 2024, Table 1 and Lemma 2).
+    """Returns the rule `lossy` with a given `β` (METHODS section 3; Narasimhan et al., 2024, Table 1 and Lemma 2).
 
-    It keeps a drafted token with probability `min(1, p̃ / ((1 − α) q̃))` and replaces from `norm(max(0, p̃/β − q̃))`.
+    The rule keeps a drafted token with probability `min(1, p̃ / ((1 − α) q̃))`; a replacement is drawn from
+    `norm(max(0, p̃/β − q̃))`.
 
     Args:
         beta: the scale of the residual; α must satisfy `max(0, 1 − β) <= α < 1`.
@@ -106,7 +110,7 @@ def lossy(beta: float = 1.0) -> Rule:
     if not beta > 0:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
-    # with β > 1 there may be nothing to refill after a rejection: π then exceeds the ceiling
+    # with β > 1 the residual may be empty; replacements then come from p̃, and π exceeds the ceiling p̃/(1 − α)
     kept, at_most = (laws.kept_below_ceiling, laws.lossy_at_most(beta)) if beta <= 1.0 else (None, None)
     alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
     law, variant = laws.lossy_with(beta), "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
@@ -121,25 +125,26 @@ def random_accept(pair: LawPair, alpha: Array) -> Array:
 _cascade = partial(Rule, title="SpecCascade")
 _ANY, _POSITIVE = (-math.inf, math.inf), (0.0, math.inf)
 
-# the largest value of each divergence; for unbounded ones, where a sweep may end
+# the upper end of sweeps of τ: the largest value of a bounded divergence, a practical end for the others
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
 
 
 def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
-    """Returns fuzzy speculative decoding's rule: defer if `Div(p, q) >= τ`, with τ as α.
+    """Returns the rule of fuzzy speculative decoding, which defers if `Div(p, q) >= τ`; its α is τ.
 
-    METHODS section 5; Holsman et al., 2025.
+    Sources: METHODS section 5; Holsman et al., 2025.
 
     Args:
-        divergence: a row of `divergences.DIVERGENCES`.
-        top_k: compare the target's `top_k` likeliest tokens, and the rest as one token; 0 compares all.
-        scaled: compare `p̃` and `q̃` instead of the raw distributions.
+        divergence: a key of `divergences.DIVERGENCES`.
+        top_k: if positive, the divergence compares the target's `top_k` most likely tokens, and all others as one
+            token; 0 compares all tokens.
+        scaled: whether `p̃` and `q̃` are compared instead of the raw distributions.
 
     Returns:
         A `Rule`, the same object for the same arguments.
 
     Raises:
-        ValueError: no such divergence, or a negative `top_k`.
+        ValueError: the divergence is unknown, or `top_k` is negative.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -156,7 +161,7 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
     return _fuzzy(divergence, int(top_k), bool(scaled))
 
 
-@functools.cache  # rules are static in jit: a new rule per call would compile a new program per call
+@functools.cache  # jit treats rules as static, so a new rule per call would compile a new program per call
 def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
     name = f"fuzzy_{divergence}" + (f"_top{top_k}" if top_k else "") + ("_scaled" if scaled else "")
     deferral = divergences.Threshold(divergence, top_k, scaled)
@@ -167,10 +172,10 @@ def _fuzzy(divergence: str, top_k: int, scaled: bool) -> Rule:
 
 
 def get(rule: str | Rule) -> Rule:
-    """Returns the rule with a name: a row of `RULES`, or a user's rule given as `module.NAME`.
+    """Returns the rule of a given name: an entry of `RULES`, or a user's rule given as `module.NAME`.
 
     Raises:
-        ValueError: no such rule; the message names the nearest ones.
+        ValueError: there is no such rule; the message gives the most similar names.
     """
     chosen: Rule = rule if isinstance(rule, Rule) else names.look_up("rule", rule, RULES, Rule, "speccascade_jax.RULES")
     if RULES.get(chosen.name) is not chosen:
@@ -207,7 +212,7 @@ _ROWS = (
     _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(useful=_ANY, typical=0.2), variant="OPTLog"),
     _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
     _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
-    # over most of its range hardly anything is deferred (METHODS section 3)
+    # an even grid would be unwise, because hardly anything is deferred over most of the range of α (METHODS section 3)
     _cascade(
         name="token_v3", deferral=token_v3, variant="Token",
         alpha=Alpha(typical=0.9, swept=(0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)),
@@ -219,7 +224,7 @@ _ROWS = (
     *(fuzzy(*choice) for choice in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
 )  # fmt: skip
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}
-"""Name -> rule: the names that `rule` takes in `decode`, gin and `Level`. Every rule is a row of METHODS too.
+"""The rules by name: `rule` takes these names in `decode`, gin and `Level`. Every rule is also a row of METHODS.
 
 Sources of the formulas: METHODS section 3 (Narasimhan et al., 2024, Tables 1 and 3) and section 5 (Holsman et al.,
 2025).

@@ -1,8 +1,8 @@
 """★ Divergences between the distributions `p` and `q`, which fuzzy speculative decoding compares with τ.
 
-A divergence is a constant times a sum over the vocabulary of a function of `p(v)` and `q(v)` alone. A new one is one
-function and one row in `DIVERGENCES`. `0 log 0 = 0` and `p log(p/0) = ∞`. Formulas: METHODS section 5; Holsman et al.,
-2025, section 3.
+A divergence is a constant times a sum over the vocabulary of a function of `p(v)` and `q(v)` alone. A new divergence is
+one function and one row in `DIVERGENCES`. By convention, `0 log 0 = 0` and `p log(p/0) = ∞`. Formulas: METHODS section
+5; Holsman et al., 2025, section 3.
 """
 
 import math
@@ -27,13 +27,14 @@ class Law(NamedTuple):
 class Divergence(NamedTuple):
     """The divergence `scale · Σ_v terms(p(v), q(v))`.
 
-    The constant stays outside the sum, because inside XLA:CPU takes up to four times as long.
+    The constant is applied after the sum, because with a constant in every term XLA takes up to four times as long on a
+    CPU.
 
     Attributes:
         terms: the function of `p` and `q`.
         scale: the constant.
-        largest: the value if no token has mass in both, if it is finite.
-        reads_logs: whether it uses the exact log of `q`.
+        largest: the value if no token has mass in both distributions; infinite if the divergence is unbounded.
+        reads_logs: whether the divergence uses the exact log of `q`.
     """
 
     terms: Callable[[Law, Law], Array]
@@ -49,15 +50,18 @@ def kl(p: Law, q: Law) -> Array:
 
 
 def js(p: Law, q: Law) -> Array:
-    """Returns the terms of Jensen-Shannon, half of `KL(p ‖ M) + KL(q ‖ M)`, `M = (p + q)/2`; base 2: in [0, 1]."""
+    """Returns the terms of the Jensen-Shannon divergence, half of `KL(p ‖ M) + KL(q ‖ M)` with `M = (p + q)/2`.
+
+    The scale in `DIVERGENCES` converts the sum to base 2, so the divergence is in [0, 1].
+    """
     p, q, middle = (Law(mass, jnp.log(mass)) for mass in (p.mass, q.mass, 0.5 * (p.mass + q.mass)))
     return kl(p, middle) + kl(q, middle)
 
 
 def js_reference(p: Law, q: Law) -> Array:
-    """Returns the terms of half of `KL(M ‖ p) + KL(M ‖ q)`, in nats.
+    """Returns the terms of half of `KL(M ‖ p) + KL(M ‖ q)` in nats, with `M = (p + q)/2`.
 
-    This is the code of Holsman et al., 2025; the paper's thresholds belong to it.
+    The code of Holsman et al., 2025, computes this divergence, and the thresholds in their paper refer to it.
     """
     mass = 0.5 * (p.mass + q.mass)
     somewhere = jnp.maximum(p.log, q.log) > -jnp.inf
@@ -85,54 +89,54 @@ def divergence(
     """Computes `Div(p, q)`, float32 `[..., 1]`, never negative.
 
     Args:
-        name: a row of `DIVERGENCES`.
+        name: a key of `DIVERGENCES`.
         p: `[..., V]`, the target's distribution.
         q: `[..., V]`, the draft's distribution.
-        top_k: if positive, compare the target's `top_k` likeliest tokens (ties: lowest index) and one bucket for all
-            others together; 0 is the whole vocabulary.
-        log_p: `[..., V]`, the log of `p` if it is more exact than the float32 distribution; `None`: computed from `p`.
-        log_q: `[..., V]`, the log of `q` if it is more exact than the float32 distribution; `None`: computed from `q`.
+        top_k: if positive, compare the target's `top_k` most likely tokens (ties: lowest index) and one bucket that
+            contains all other tokens; 0 compares the whole vocabulary.
+        log_p: `[..., V]`, a log of `p` that is more exact than the log of the float32 numbers; `None` takes the latter.
+        log_q: `[..., V]`, a log of `q` that is more exact than the log of the float32 numbers; `None` takes the latter.
     """
     laws = Law(p, jnp.log(p) if log_p is None else log_p), Law(q, jnp.log(q) if log_q is None else log_q)
     if not top_k:
         return _over(DIVERGENCES[name], laws)
     need = jnp.full((*p.shape[:-1], 1), min(top_k, p.shape[-1]), jnp.float32)
     inside = keep_largest(_ranked(laws[0]), jnp.ones_like(p), need)
-    # outside, both distributions are 0, and so is their term
+    # outside the top tokens both distributions are set to 0, so the term is 0
     top = [Law(jnp.where(inside, law.mass, 0.0), jnp.where(inside, law.log, -jnp.inf)) for law in laws]
     return _over(DIVERGENCES[name], top, [_together(law, ~inside) for law in laws])
 
 
 def _over(divergence: Divergence, *parts: Sequence[Law]) -> Array:
-    """Returns the divergence of distributions that are given in parts, each a pair `(p, q)`."""
+    """Returns the divergence of two distributions that are split into parts; each part is a pair `(p, q)`."""
     terms, scale, largest, _ = divergence
     value = jnp.maximum(scale * sum(terms(*part).sum(-1, keepdims=True) for part in parts), 0.0)
     if math.isinf(largest):
         return value
-    # τ may be exactly this number, so rounding must not fall below it
+    # without a common token the value is exactly `largest`: τ may equal it, so rounding must not reduce the value
     overlap = sum(jnp.minimum(p.mass, q.mass).sum(-1, keepdims=True) for p, q in parts)
     return jnp.where(overlap > 0, jnp.minimum(value, largest), largest)
 
 
 def _ranked(law: Law) -> Array:
-    """Returns numbers >= 0 in the order of the probabilities, or of their logs where float32 holds 0."""
+    """Returns numbers >= 0 in the order of the probabilities, and of their logs where a float32 probability is 0."""
     below = jnp.where(law.log > -jnp.inf, 1e-9 / (1.0 + jnp.maximum(-law.log, 0.0)), 0.0)
     return jnp.where(law.mass > 0, law.mass * 2.0**100, below)
 
 
 def _together(law: Law, chosen: Array) -> Law:
-    """Returns the chosen tokens `[..., V]` as one token, `[..., 1]`."""
+    """Returns the `chosen` tokens, bool `[..., V]`, merged into a single token, `[..., 1]`."""
     log = jax.nn.logsumexp(jnp.where(chosen, law.log, -jnp.inf), axis=-1, keepdims=True)
     return Law(jnp.where(chosen, law.mass, 0.0).sum(-1, keepdims=True), log)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The rule `δ = [Div(p, q) >= τ]` with τ as its α, a `DeferralRule`: a position is kept only below the threshold.
+    """The deferral `δ = [Div(p, q) >= τ]`, where α is τ: a draft is kept only if the divergence is below τ.
 
     Attributes:
         name, top_k: as in `divergence`.
-        scaled: compare `p̃` and `q̃` instead of the raw distributions.
+        scaled: whether `p̃` and `q̃` are compared instead of the raw distributions.
     """
 
     name: str

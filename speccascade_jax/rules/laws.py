@@ -1,6 +1,6 @@
-"""Target distributions `π` of deferral rules, and of rules without a deferral.
+"""Functions that compute target distributions `π`, for deferral rules and for rules without a deferral.
 
-Each is a function `(pair, alpha) -> float32 [..., V]`; `alpha` has shape `[..., 1]`.
+A target distribution is a function `(pair, alpha) -> float32 [..., V]`; `alpha` has shape `[..., 1]`.
 """
 
 import functools
@@ -41,9 +41,10 @@ def deferral_mass(deferred: Array, pair: LawPair) -> Array:
 
 
 def at_tokens(values: Values, tokens: Array) -> Values:
-    """Returns every array `[..., V]` (or `[..., 1]`) of `values` at `tokens` `[...]`, as `[..., 1]`.
+    """Looks up `tokens` `[...]` in every array `[..., V]` or `[..., 1]` of `values`; returns arrays `[..., 1]`.
 
-    To look up one entry of an expression, XLA computes all of it: look up first, compute afterwards.
+    Look tokens up before computing with the arrays: to look up one entry of an expression, XLA computes the expression
+    for the whole vocabulary.
     """
 
     def entry(array: Array) -> Array:
@@ -54,7 +55,7 @@ def at_tokens(values: Values, tokens: Array) -> Values:
 
 
 def normalise(mass: Array, fallback: Array) -> Array:
-    """Returns `mass / Σ mass` over the last axis; `fallback` if there is no mass at all."""
+    """Returns `mass / Σ mass` over the last axis, or `fallback` where the sum is 0."""
     total = mass.sum(-1, keepdims=True)
     return jnp.where(total > 0, mass / jnp.where(total > 0, total, 1.0), fallback)
 
@@ -72,8 +73,8 @@ def kept_lossless(pair: LawPair, alpha: Array) -> Array:
 def sd_reference(pair: LawPair, alpha: Array) -> Array:
     """Returns the distribution of the baseline of Holsman et al., 2025, which is not lossless (METHODS section 5).
 
-    It keeps a token drawn from `q̃` with probability `min(1, p̃/q)`, dividing by the raw `q` although the token may
-    have been chosen greedily, and replaces from `norm(max(0, p̃ − q))`.
+    The baseline keeps a token drawn from `q̃` with probability `min(1, p̃/q)`. It divides by the raw `q`, although the
+    token may have been chosen greedily. Replacements are drawn from `norm(max(0, p̃ − q))`.
     """
     kept = kept_by_soft_ratio(pair)
     rejected = jnp.maximum(pair.q_tilde - kept, 0.0).sum(-1, keepdims=True)
@@ -81,28 +82,28 @@ def sd_reference(pair: LawPair, alpha: Array) -> Array:
 
 
 def kept_by_soft_ratio(pair: LawPair) -> Array:
-    """Returns `q̃ min(1, p̃/q)`; a token with `q = 0` that was drawn all the same is kept."""
+    """Returns `q̃ min(1, p̃/q)`, and `q̃` where `q = 0`: a drafted token with `q = 0` is always kept."""
     ratio = pair.p_tilde / jnp.where(pair.q > 0, pair.q, 1.0)
     return pair.q_tilde * jnp.where(pair.q > 0, jnp.minimum(ratio, 1.0), 1.0)
 
 
 def soft_residual(pair: LawPair) -> Array:
-    """Returns `norm(max(0, p̃ − q))`, or `p̃` if that is empty."""
+    """Returns `norm(max(0, p̃ − q))`, or `p̃` if the mass is 0 everywhere."""
     return normalise(jnp.maximum(pair.p_tilde - pair.q, 0.0), pair.p_tilde)
 
 
-@functools.cache  # functions are static in jit: a new one per call would compile a new program per call
+@functools.cache  # jit treats functions as static, so a new one per call would compile a new program per call
 def lossy_with(beta: float) -> TargetLaw:
-    """Returns lossy speculative decoding's target distribution for a fixed `β`.
+    """Returns the target distribution of lossy speculative decoding for a fixed `β`.
 
-    It keeps with probability `min(1, p̃ / ((1 − α) q̃))` and replaces from `norm(max(0, p̃/β − q̃))`, or from `p̃` if
-    that is empty; `π` is the resulting distribution (METHODS section 3; Narasimhan et al., 2024, Table 1).
+    A token is kept with probability `min(1, p̃ / ((1 − α) q̃))`. A replacement is drawn from `norm(max(0, p̃/β − q̃))`,
+    or from `p̃` if that mass is 0 everywhere (METHODS section 3; Narasimhan et al., 2024, Table 1).
     """
 
     def law(pair: LawPair, alpha: Array) -> Array:
         kept = kept_below_ceiling(pair, alpha)
         residual = normalise(jnp.maximum(pair.p_tilde / beta - pair.q_tilde, 0.0), pair.p_tilde)
-        # 1 − Σ kept loses all digits if nearly all mass is kept; the same mass, summed directly, does not
+        # the rejected mass is summed directly, because 1 − Σ kept loses all digits if nearly all mass is kept
         rejected = jnp.maximum(pair.q_tilde - pair.p_tilde / (1.0 - alpha), 0.0).sum(-1, keepdims=True)
         return kept + rejected * residual
 
@@ -110,42 +111,46 @@ def lossy_with(beta: float) -> TargetLaw:
 
 
 def kept_below_ceiling(pair: LawPair, alpha: Array) -> Array:
-    """Returns `min(q̃, π) = min(q̃, p̃/(1−α))`, the mass that both lossy rules keep; no sum over the vocabulary.
+    """Returns `min(q̃, π) = min(q̃, p̃/(1−α))`, the mass that `lossy` and `lossy_tuned` keep.
 
-    Neither rule refills a token whose ceiling is below `q̃`: `p̃/β` and `b p̃` are at most the ceiling.
+    The equation holds because a token whose ceiling `p̃/(1−α)` is below `q̃` gets no mass from replacements: `p̃/β` and
+    `b p̃` are at most the ceiling. So no sum over the vocabulary is needed.
     """
     return jnp.minimum(pair.q_tilde, pair.p_tilde / (1.0 - alpha))
 
 
 @functools.cache
 def lossy_at_most(beta: float = 1.0) -> TargetLaw:
-    """Returns an upper bound of both lossy distributions: `max(min(q̃, p̃/(1−α)), p̃/β)` for `1 − α <= β <= 1`.
+    """Returns a function for an upper bound of `π`: `max(min(q̃, p̃/(1−α)), p̃/β)`, if `1 − α <= β <= 1`.
 
-    For `b`, `1/β` is 1. The refill is no more than `p̃/β − q̃` where that is positive: the mass for it,
-    `Σ max(0, q̃ − p̃/(1−α))`, is at most `Σ max(0, q̃ − p̃/β) <= Σ max(0, p̃/β − q̃)`.
+    The bound holds for `lossy` with this `β`, and with `β = 1` for `lossy_tuned`. Replacements add to a token at most
+    `p̃/β − q̃`, and only where this is positive. This is so because the rejected mass, `Σ max(0, q̃ − p̃/(1−α))`, is at
+    most `Σ max(0, q̃ − p̃/β) <= Σ max(0, p̃/β − q̃)`.
     """
     return lambda pair, alpha: jnp.maximum(kept_below_ceiling(pair, alpha), pair.p_tilde / beta)
 
 
 def lossy_tuned(pair: LawPair, alpha: Array) -> Array:
-    """Returns `Lossy*`: `max(min(q̃, p̃/(1−α)), b p̃)` with `b = 1/β` solved for at every position (METHODS section 3).
+    """Returns `π` of `Lossy*`, `max(min(q̃, p̃/(1−α)), b p̃)`, where `b = 1/β` is solved for at every position.
 
-    `b` is the root of `Σ max(0, q̃ − p̃/(1−α)) = Σ max(0, b p̃ − q̃)` in `[0, 1/(1−α)]`; 0 if the left side is 0. It is
-    at most 1: at 1 the right side is `TV(p̃, q̃)`, which the left side does not exceed.
+    `b` is the root of `Σ max(0, q̃ − p̃/(1−α)) = Σ max(0, b p̃ − q̃)` in `[0, 1/(1−α)]`, or 0 if the left side is 0
+    (METHODS section 3). It is at most 1, because at 1 the right side is `TV(p̃, q̃)`, which the left side does not
+    exceed.
     """
     q, p = pair.q_tilde, pair.p_tilde
     ceiling = p / (1.0 - alpha)
     excess = jnp.maximum(q - ceiling, 0.0).sum(-1, keepdims=True)
 
     def root_of_piece(b: Array) -> Array:
-        """Returns the point where the refill's linear piece at `b` reaches the excess."""
+        """Returns the root of the equation if its right side were linear everywhere, as it is around `b`."""
         piece = b * p > q
         slope = jnp.where(piece, p, 0.0).sum(-1, keepdims=True)
         drawn = jnp.where(piece, q, 0.0).sum(-1, keepdims=True)
         return jnp.where(slope > 0, (excess + drawn) / jnp.where(slope > 0, slope, 1.0), b)
 
-    # The refill is convex and piecewise linear in b: Newton's steps from above never pass the root, and reach its
-    # piece after a few (at most 17 for random distributions over 256,000 entries; the bound of 50 is for safety).
+    # The right side of the equation is convex and piecewise linear in b. So Newton's method from above never passes the
+    # root, and it reaches the root's linear piece after a few steps (at most 17 for random distributions over 256,000
+    # entries; the bound of 50 is for safety).
     def moves(carry: tuple[Array, Array, Array]) -> Array:
         return jnp.any(carry[1] < carry[0]) & (carry[2] < 50)
 

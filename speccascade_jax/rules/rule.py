@@ -1,4 +1,4 @@
-"""Rules that decide about drafts, with the properties that engines, sweeps and tables need to know."""
+"""The class `Rule`, which decides which draft tokens are kept, and `Alpha`, the domain of its trade-off parameter."""
 
 import math
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""The distance by which a number may leave a useful range without a warning: ends of swept ranges are rounded."""
+"""How far outside its useful range a number may lie without a warning; ends of sweeps are rounded to 1e-3."""
 
 
 def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
-    """Returns a range as numbers; `"lnV"` and `"-lnV"` stand for `± ln V`."""
+    """Returns the ends of a range as numbers; `"lnV"` and `"-lnV"` mean `± ln V`."""
     words = {"lnV": math.log(vocab_size), "-lnV": -math.log(vocab_size)}
     low, high = (words[x] if isinstance(x, str) else float(x) for x in bounds)
     return low, high
 
 
 BEYOND = "beyond it hardly anything changes; is this intended?"
-"""The end of warnings about numbers outside their useful range."""
+"""The last words of a warning about a number outside its useful range."""
 
 
 def beyond(name: str, owner: str, values: Any, useful: tuple[float, float]) -> str:
-    """Returns a warning about the first of `values` outside a useful range; empty if there is none."""
+    """Returns a warning about the first of `values` outside a useful range; an empty text if all are inside."""
     low, high = useful
     numbers = np.ravel(np.asarray(values, np.float64))
     far = numbers[(numbers < low - SLACK) | (numbers > high + SLACK)]
@@ -38,15 +38,15 @@ def beyond(name: str, owner: str, values: Any, useful: tuple[float, float]) -> s
 
 @dataclass(frozen=True, kw_only=True)
 class Alpha:
-    """The domain of a trade-off parameter, and the values worth trying.
+    """The domain of a rule's trade-off parameter α, and the values that are worth trying.
 
     Attributes:
-        grid: the range worth sweeping; `"lnV"` and `"-lnV"` stand for `± ln V`.
+        grid: the range that sweeps cover by default; `"lnV"` and `"-lnV"` mean `± ln V`.
         domain: α must satisfy `domain[0] <= α < domain[1]`.
         closed: whether the upper end belongs to the domain too.
-        useful: the range beyond which hardly anything changes; `None`: the grid.
+        useful: the range outside which hardly anything changes; `None` means `grid`.
         typical: a value for a first try.
-        swept: the values of a sweep that names none, if an even grid would be unwise.
+        swept: the default values of a sweep; if empty, sweeps use evenly spaced values over `grid`.
 
     Examples:
         >>> from speccascade_jax.extend import Alpha
@@ -63,12 +63,12 @@ class Alpha:
     swept: tuple[float, ...] = ()
 
     def check(self, whose: str, values: np.ndarray) -> None:
-        """Refuses values outside the domain; `whose` is the rule or method that an error names.
+        """Raises a ValueError for values outside the domain; `whose` is the name of the rule or method in the message.
 
         Raises:
-            ValueError: names the first such value and the domain.
+            ValueError: the message names the first such value and the domain.
         """
-        # α is a float32: compared in float64, 0.7 would not be inside a domain that ends at 0.7
+        # compared as float32, because in float64 the float32 number 0.7 is outside a domain that begins at 0.7
         values = np.asarray(values, np.float32)
         low, high = (np.float32(end) for end in self.domain)
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
@@ -77,19 +77,19 @@ class Alpha:
             raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
 
     def bounds(self, vocab_size: int) -> tuple[float, float]:
-        """Returns the sweep range as numbers."""
+        """Returns the ends of `grid` as numbers."""
         return ends(self.grid, vocab_size)
 
     def useful_bounds(self, vocab_size: int) -> tuple[float, float]:
-        """Returns the useful range as numbers."""
+        """Returns the ends of the useful range as numbers."""
         return ends(self.useful or self.grid, vocab_size)
 
     def even(self, count: int, vocab_size: int) -> np.ndarray:
-        """Returns `count` values at equal distances over the sweep range, ends included, float64."""
+        """Returns `count` evenly spaced values over `grid`, ends included, float64."""
         return np.linspace(*self.bounds(vocab_size), count)
 
     def usual(self, count: int = 7, vocab_size: int = 8192) -> tuple[float, ...]:
-        """Returns the default values of a sweep; `ln V` is rounded."""
+        """Returns the default values of a sweep: `swept`, or `count` evenly spaced values rounded to 3 decimals."""
         return self.swept or tuple(float(np.round(alpha, 3)) for alpha in self.even(count, vocab_size))
 
 
@@ -97,13 +97,13 @@ def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.
     """Checks α and returns it per row, float32 `[rows]`; 0 if none is given.
 
     Args:
-        alpha: its domain; `None`: there is none, and any value is ignored.
-        owner: the rule or method, for the error.
-        value: a number, one per row, or `None`.
+        alpha: the domain of α; `None` if the rule has no α, in which case `value` is not checked against a domain.
+        owner: the name of the rule or method, for the error message.
+        value: a number, one number per row, or `None`.
         rows: the number of rows.
 
     Raises:
-        ValueError: α is needed and missing, or outside the domain.
+        ValueError: the rule needs α and `value` is `None`, or `value` is outside the domain.
     """
     if value is None and alpha is not None:
         typical = "" if alpha.typical is None else f", for example {alpha.typical:g}"
@@ -116,26 +116,27 @@ def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule that decides about drafts, with the properties that engines, sweeps and tables need to know.
+    """A rule that decides which draft tokens are kept, with the properties that engines, sweeps and tables need.
 
     Attributes:
         name: the name in gin, records and tables.
-        deferral: `r(pair, alpha)`, or `None` for a target distribution without a deferral.
-        law: `π(pair, alpha)`; by default made from `deferral`.
-        kept: `min(q̃, π)`, if it is a function of `q̃(v)` and `p̃(v)` of the same token alone: a block is then decided
-            by looking up its tokens, without a pass over the vocabulary.
-        at_most: an upper bound of `π`, if there is one that is such a function of the same token. Together with `kept`
-            it determines `π` of many tokens, and whole blocks are decided with fewer passes (`block_wise`).
-        alpha: the domain of α; `None`: the rule has none.
-        reads_q: whether `π` depends on the draft's distribution; if not, no draft pass is spent on the bonus position.
+        deferral: the deferral function `r(pair, alpha)`; `None` if the rule is defined by `law`.
+        law: the target distribution `π(pair, alpha)`; `None` if it follows from `deferral`.
+        kept: the function `min(q̃, π)`, if at a token `v` it depends on `q̃(v)`, `p̃(v)` and α alone. A block is then
+            decided by looking up its tokens, without a pass over the vocabulary.
+        at_most: an upper bound of `π`, if there is one that depends on `q̃(v)`, `p̃(v)` and α alone. Together with
+            `kept` it often determines `π(v)`, so block verification needs fewer passes (`block_wise`).
+        alpha: the domain of α; `None` if the rule has no α.
+        reads_q: whether `π` depends on the draft's distribution; if not, the draft makes no pass for the bonus
+            position.
         lossless: whether `π = p̃` for every α.
-        reads_logs: whether it reads logs of the draft's distributions (`LawPair.log`), which are then carried with
-            them.
-        greedy_only: whether it is defined at temperature 0 only.
-        title, variant: the names in tables, "SpecCascade" and "Chow"; by default its name.
+        reads_logs: whether the rule reads exact logs of the draft's distributions (`LawPair.log`), which drafters then
+            compute.
+        greedy_only: whether the rule is defined at temperature 0 only.
+        title, variant: the two parts of the rule's name in tables, such as "SpecCascade" and "Chow"; by default `name`.
 
     Raises:
-        ValueError: both `deferral` and `law`, or neither.
+        ValueError: both `deferral` and `law` are given, or neither.
 
     Examples:
         >>> import numpy as np
@@ -166,10 +167,10 @@ class Rule:
             raise ValueError(f"rule {self.name!r} needs exactly one of a deferral function and a law")
 
     def check_temperatures(self, temperature: Any, draft_temperature: Any = None) -> None:
-        """Refuses a temperature above 0 under a rule that is defined at 0 only.
+        """Raises a ValueError for a temperature above 0 if the rule is defined at temperature 0 only.
 
         Raises:
-            ValueError: names the temperature.
+            ValueError: the message names the temperature.
         """
         for name, value in (("temperature", temperature), ("draft_temperature", draft_temperature)):
             if self.greedy_only and value is not None and np.max(np.asarray(value)) > 0:
@@ -186,14 +187,14 @@ class Rule:
         return laws.after_deferral(self.deferral(pair, alpha), pair)
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns `min(q̃, π)` at `tokens` `[...]`, float32; it sums over the vocabulary only if the rule must."""
+        """Returns `min(q̃, π)` at `tokens` `[...]`, float32; sums over the vocabulary only if the rule requires it."""
         chosen = laws.at_tokens(pair, tokens)
         if self.kept is not None:
             return self.kept(chosen, alpha)[..., 0]
         return jnp.minimum(chosen.q_tilde[..., 0], self.law_at(pair, alpha, tokens))
 
     def law_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns `π` at `tokens` `[...]`, float32; it sums over the vocabulary only if the rule must."""
+        """Returns `π` at `tokens` `[...]`, float32; sums over the vocabulary only if the rule requires it."""
         chosen = laws.at_tokens(pair, tokens)
         if self.lossless:
             return chosen.p_tilde[..., 0]

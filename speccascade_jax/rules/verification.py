@@ -17,11 +17,12 @@ class Verdict(NamedTuple):
     """The outcome of verifying a block.
 
     Attributes:
-        num_kept: int32 `[B]`, accepted drafts.
-        rejected: bool `[B]`, whether a draft was rejected.
-        final: int32 `[B]`, the replacement, or the bonus.
+        num_kept: int32 `[B]`, the number of accepted draft tokens.
+        rejected: bool `[B]`, whether a draft token was rejected.
+        final: int32 `[B]`, the token after the kept ones: a replacement or a bonus.
         law: float32 `[B, G + 1, V]`, the distribution of the token at each position, if it is committed.
-        path: int32 `[B, N + 1]`, the entries of a tree that are kept, entry 0 first (`core.trees`); `None` for a block.
+        path: int32 `[B, N + 1]`, the entries of a tree on the kept path, entry 0 first (`core.trees`); `None` for a
+            plain block.
 
     Examples:
         >>> import numpy as np
@@ -40,15 +41,15 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
-    """The interface between the engine and whatever decides about a block; implementations are frozen and hashable.
+    """The interface of a component that decides which draft tokens are kept; frozen and hashable.
 
     Attributes:
-        name: for errors and records.
+        name: the name for errors and records.
         reads_q: whether `π` depends on the draft's distribution, so that a bonus from `π` takes one more draft pass.
         lossless: whether `π = p̃`.
         defers: whether `deferred` returns anything but zeros.
-        reads_logs: whether it reads logs of the draft's distributions (`Rule.reads_logs`).
-        joint: whether a block is examined as a whole, and not up to its first rejection.
+        reads_logs: whether the verifier reads exact logs of the draft's distributions (`Rule.reads_logs`).
+        joint: whether a block is examined as a whole, and not only up to its first rejection.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -97,22 +98,22 @@ class Verifier(Protocol):
 
     @property
     def reads_logs(self) -> bool:
-        """Whether it reads logs of the draft's distributions."""
+        """Whether the verifier reads exact logs of the draft's distributions."""
         ...
 
     @property
     def joint(self) -> bool:
-        """Whether it examines a block as a whole."""
+        """Whether the verifier examines a block as a whole."""
         ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Decides which drafts are kept, and draws a token after them; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
+        """Decides which draft tokens are kept and draws the next one; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Returns `π`, the distribution of a token at a position, float32 `[..., V]`; `alpha` is `[..., 1]`."""
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """Returns what is deferred to the target, for the counters: see `TokenWise.deferred`."""
+        """Returns how much of a block is deferred to the target, for the counters; see `TokenWise.deferred`."""
 
 
 class Acceptance(NamedTuple):
@@ -129,10 +130,10 @@ class Acceptance(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenWise:
-    """Verification token by token under a rule: the base of `rules.acceptance`.
+    """The base class of verification token by token under a rule; subclasses are in `rules.acceptance`.
 
-    A subclass defines the kept mass and the replacement (`__call__`, `kept_at`); this class decides a block by them.
-    The target distribution is the rule's. Source: METHODS section 2; Narasimhan et al., 2024, Algorithm 4.
+    A subclass defines the kept mass and the replacement (`__call__`, `kept_at`), by which this class decides a block.
+    The target distribution is the rule's. Sources: METHODS section 2; Narasimhan et al., 2024, Algorithm 4.
 
     Attributes:
         rule: the rule that decides.
@@ -178,7 +179,7 @@ class TokenWise:
 
     @property
     def reads_logs(self) -> bool:
-        """Whether the rule reads logs of the draft's distributions."""
+        """Whether the rule reads exact logs of the draft's distributions."""
         return self.rule.reads_logs
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
@@ -186,7 +187,7 @@ class TokenWise:
         raise NotImplementedError
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns `kept` at `tokens` `[...]`, without computing it at all other tokens if that can be avoided."""
+        """Returns the kept mass at `tokens` `[...]`, if possible without computing it for the whole vocabulary."""
         raise NotImplementedError
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
@@ -201,11 +202,12 @@ class TokenWise:
             draft: the block; its tokens were drawn from `draft.q_tilde`.
             keys: this round's random bits.
             alpha: `[B]`.
-            bonus: "rule": after a fully kept block draw from `π`, or from `p̃` if the draft has no distribution there;
-                "target": from `p̃`; "none" is "rule" here, the engine drops the token.
+            bonus: the source of the token after a fully kept block. "rule": it is drawn from `π`, or from `p̃` if the
+                draft has no distribution there. "target": it is drawn from `p̃`. "none": as "rule", and the engine
+                drops the token.
 
         Returns:
-            A `Verdict`. The replacement is drawn at one position only, not at all of them.
+            A `Verdict`. The replacement or bonus is drawn at one position of each row, not at all positions.
         """
         with jax.named_scope("rule"):
             law = self.law(pair, alpha[:, None, None])
@@ -232,33 +234,33 @@ class TokenWise:
         return self(last, alpha).replacement
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
-        """Returns how many drafts are kept, int32 `[B]`, and a number that `_replacement` needs, `[B]`: here 1.
+        """Returns how many draft tokens are kept, int32 `[B]`, and a number that `_replacement` gets, `[B]`, here 1.
 
-        The tokens `x_j` with `u · q̃_j(x_j) < kept_j(x_j)` are kept, up to the first that fails.
+        A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept.
         """
         batch, block = draft.tokens.shape
         ones = jnp.ones((batch,), jnp.float32)
         if block == 0:
             return jnp.zeros((batch,), jnp.int32), ones
-        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than slicing the bonus position off
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off `pair`
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
         drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
-        # the kept mass, not the ratio π/q̃, which is 0/0 at temperature 0
+        # the test uses the kept mass and not the ratio π/q̃, which is 0/0 at temperature 0
         keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
         return jnp.cumprod(keep, -1).sum(-1).astype(jnp.int32), ones
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
-        """Returns the rule's deferral in a block: `η = Σ r q̃` `[B, W]`, and `r(x_j)` of the drafts `[B, W − 1]`.
+        """Returns the rule's deferral in a block: `η = Σ r q̃` per position, and `r(x_j)` of the draft tokens.
 
         Args:
             pair: distributions over `[B, W, V]`.
             alpha: `[B]`.
-            tokens: int32 `[B, W − 1]`, the drafts.
+            tokens: int32 `[B, W − 1]`, the draft tokens `x_j`.
 
         Returns:
-            float32; zeros for a rule without a deferral.
+            float32 `[B, W]` and `[B, W − 1]`; zeros if the rule has no deferral.
         """
         rows, block = tokens.shape
         if self.rule.deferral is None:
@@ -277,19 +279,19 @@ def at_position(pair: LawPair, positions: Array) -> LawPair:
 
 
 def entry_at(values: Array, positions: Array) -> Array:
-    """Returns `values` `[B, W]` at one position of each row, int32 `[B]`."""
+    """Returns the entries of `values` `[B, W]` at one position of each row, `positions` int32 `[B]`."""
     return jnp.take_along_axis(values, positions[:, None], axis=1)[:, 0]
 
 
 def draw_behind(law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array) -> Array:
-    """Draws the token after the kept ones, int32 `[B]`, with the random bits of its position and purpose."""
+    """Draws the token after the kept ones from `law`, int32 `[B]`, with the random bits of its slot and purpose."""
     uniform = keys.uniform(positions, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
     with jax.named_scope("sampling"):
         return sample(law, uniform)
 
 
 def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -> Array:
-    """Returns `law` `[B, W, V]` with `p̃` at one position, int32 `[B]`, of the chosen rows, bool `[B]`."""
+    """Returns `law` `[B, W, V]` with `p̃` at `positions`, int32 `[B]`, of the rows marked in `rows`, bool `[B]`."""
     chosen = (jnp.arange(law.shape[1])[None] == positions[:, None]) & rows[:, None]
     return jnp.where(chosen[..., None], pair.p_tilde, law)
 
@@ -303,19 +305,19 @@ def from_target(draft: Draft, bonus: str) -> Array | None:
 
 @dataclass(frozen=True)
 class ByArm:
-    """A verifier for drafters with rules of their own: `verifiers[k]` decides blocks of arm `k` (`Draft.arm`).
+    """A verifier for several drafters (arms) with different rules: `verifiers[k]` decides blocks of arm `k`.
 
-    Equal verifiers run once.
+    `Draft.arm` tells which arm wrote a row's block. Equal verifiers run once.
 
-    A row's rule depends on its drafter, which the distributions at a position do not show. So `law` raises an error,
-    and deferrals are not counted.
+    The rule of a row depends on its drafter, which cannot be known from the distributions at a position. So `law`
+    raises an error, and deferrals are not counted.
     """
 
     verifiers: tuple[Verifier, ...]
 
     @property
     def name(self) -> str:
-        """The different names of the verifiers, joined by " | "."""
+        """The names of the verifiers without duplicates, joined by " | "."""
         return " | ".join(dict.fromkeys(verifier.name for verifier in self.verifiers))
 
     @property
@@ -335,7 +337,7 @@ class ByArm:
 
     @property
     def reads_logs(self) -> bool:
-        """Whether any verifier reads logs of the draft's distributions."""
+        """Whether any verifier reads exact logs of the draft's distributions."""
         return any(verifier.reads_logs for verifier in self.verifiers)
 
     @property
@@ -371,6 +373,6 @@ class ByArm:
 
 
 def _merged(rows: Array, new: Verdict, old: Verdict) -> Verdict:
-    """Returns the new verdict in the rows `[B]` that are True, the old one elsewhere."""
+    """Returns the verdict `new` in rows where `rows` `[B]` is True, and the verdict `old` in the other rows."""
     merged: Verdict = jax.tree.map(lambda x, y: jnp.where(expand(rows, x.ndim), x, y), new, old)
     return merged
