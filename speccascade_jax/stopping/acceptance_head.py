@@ -1,13 +1,13 @@
 """The acceptance head of SpecDec++, which predicts whether the target will keep the token just fed to the draft.
 
-The head reads the draft's final hidden state `e_i` of token `y_i`; `sigmoid` of its output is
-`P(y_i kept | all before it kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; METHODS section 6). Its
-parameters are a nested dict, named as flax names them:
+The head reads the draft's final hidden state `e_i` of token `y_i`. The `sigmoid` of its output is
+`P(y_i kept | all tokens before y_i kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; METHODS section 6).
+Its parameters are a nested dictionary, named as flax names them:
 `{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
 
-A head may read two numbers in addition to the paper's: `log max q` of the distribution that `y_i` was drawn from, and
-`log q̃(y_i)` (`with_law`). They cost almost nothing, because the drafter has them. A shallow decoder's `e_i`, computed
-from the tokens up to `y_i`, may not show how likely `y_i` was.
+In addition to the paper's input, a head may read two numbers: `log max q` of the distribution that `y_i` was drawn
+from, and `log q̃(y_i)` (`with_law`). They cost almost nothing, because the drafter has computed them. They can help
+because the state `e_i` of a shallow decoder may not show how likely `y_i` was.
 """
 
 import jax
@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.types import Array, Params
 
-_LAW = 2  # inputs that describe the distribution, after the hidden state
-_LEAST = 1e-6  # below it, a smaller probability is no surer sign of a rejection
+_LAW = 2  # the number of inputs that describe the distribution; they follow the hidden state
+_LEAST = 1e-6  # probabilities are clipped here, because smaller ones predict a rejection no better
 
 
 def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
-    """Returns fresh float32 parameters: blocks that change nothing yet, and a linear unit whose output is near 0.
+    """Returns initial float32 parameters: residual blocks of zeros, and a linear unit whose output is near 0.
 
     Raises:
-        ValueError: a negative depth.
+        ValueError: `depth` is negative.
     """
     if depth < 0:
         raise ValueError(f"depth={depth} is negative: 0 is a linear head")
@@ -38,24 +38,24 @@ def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
 
 
 def depth(params: Params) -> int:
-    """Returns the number of residual blocks of the parameters."""
+    """Returns the number of residual blocks of a head with these parameters."""
     return len(params) - 1
 
 
 def with_law(hidden: Array, max_q: Array, drawn: Array) -> Array:
-    """Returns the inputs of a head that reads the distribution too, float32 `[..., D + 2]`.
+    """Returns the inputs of a head that also reads two numbers about the distribution, float32 `[..., D + 2]`.
 
     Args:
         hidden: `[..., D]`, the states `e_i`.
         max_q: `[...]`, the maximum of the raw distribution that `y_i` was drawn from.
-        drawn: `[...]`, the probability `q̃(y_i)` that it was drawn with.
+        drawn: `[...]`, the probability `q̃(y_i)` with which `y_i` was drawn.
     """
     logs = [jnp.log(jnp.maximum(jnp.asarray(x, jnp.float32), _LEAST)) for x in (max_q, drawn)]
     return jnp.concatenate([hidden.astype(jnp.float32), jnp.stack(logs, axis=-1)], axis=-1)
 
 
 def reads_law(params: Params, features: int) -> bool:
-    """Returns whether a head reads more than the `features` of a hidden state."""
+    """Returns whether a head also reads the numbers of `with_law`, that is, more than `features` inputs."""
     return bool(params["out"]["kernel"].shape[0] > features)
 
 

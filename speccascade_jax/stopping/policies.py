@@ -1,8 +1,8 @@
-"""★ Stop policies: when a drafter stops before its block is full. A new one is a class here and a row in `STOPS`.
+"""★ Stop policies, which end a block before it is full. A new policy is a class here and a row in `STOPS`.
 
 A policy is a stopping time. At each slot it sees that position's `q`, the hidden state of the previous token and its
-own state, but never the token about to be drawn, and it cannot take a token back. So the distribution is right by
-construction.
+own state, but never the token about to be drawn. It cannot remove a token that was drawn. So the output has the right
+distribution by construction.
 """
 
 import math
@@ -23,17 +23,17 @@ from speccascade_jax.stopping import acceptance_head
 
 @dataclass(frozen=True)
 class Capped:
-    """The base of stop policies: it allows at most `block` tokens, and has no state.
+    """The base class of stop policies, which allows at most `block` tokens and has no state.
 
-    It draws while a number, `doubt`, is at most `stop_threshold`: a block ends *before* the unsure token. A policy
-    defines that number, or overrides `__call__`.
+    A token is drawn only if the number that `doubt` returns is at most `stop_threshold`, so a block ends *before* an
+    uncertain token. A subclass defines `doubt` or overrides `__call__`.
 
     Attributes:
-        block: the most tokens that it lets through.
+        block: the largest number of tokens in a block.
         adaptive, threshold, between, on_rejection: as in `core.protocols.StopPolicy`.
 
     Raises:
-        ValueError: a block below 1.
+        ValueError: `block` is below 1.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Capped:
         return ()
 
     def below_cap(self, step: DraftStep) -> Array:
-        """Returns whether the block has room for a token after this one, bool scalar."""
+        """Returns whether the block has room for a token after the one at this slot, bool scalar."""
         return step.slot + 1 < self.block
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
@@ -96,12 +96,12 @@ class Confidence(Capped):
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
         """Returns `1 − max q`, float32 `[B]`, and the state unchanged."""
-        return 1.0 - step.max_q, state  # the complement of `deferral.chow`, to the last bit
+        return 1.0 - step.max_q, state  # computed as in `rules.deferral.chow`, for equal decisions
 
 
 @dataclass(frozen=True)
 class Entropy(Capped):
-    """A policy that draws while `H(q) <= stop_threshold` (nats): `Confidence` with ChowLog's measure."""
+    """A policy that draws while the entropy `H(q)` is at most `stop_threshold` (nats), as in the rule `chow_log`."""
 
     threshold: ClassVar[str] = "it drafts while the entropy of q is at most stop_threshold (nats)"
     between: ClassVar[tuple[float, float]] = (0.0, math.inf)
@@ -120,7 +120,7 @@ class CumulativeConfidence(Capped):
     on_rejection: ClassVar[bool] = True
 
     def init(self, batch_size: int) -> PyTree:
-        """Returns the product so far, float32 `[B]`."""
+        """Returns the product before the first token, 1 in every row, float32 `[B]`."""
         return jnp.ones((batch_size,), jnp.float32)
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
@@ -131,17 +131,17 @@ class CumulativeConfidence(Capped):
 
 @dataclass(frozen=True)
 class AcceptanceHead(Capped):
-    """SpecDec++'s policy: it stops once `1 − Π P_i > stop_threshold` (h).
+    """The policy of SpecDec++, which stops once `1 − Π P_i > stop_threshold` (h).
 
-    A head predicts `P_i`, the probability that token `y_i` is kept if all before it are.
+    A head predicts `P_i`, the probability that token `y_i` is kept if all tokens before it are kept.
 
-    Huang et al., 2024 (SpecDec++), Algorithm 2; METHODS section 6. Parameters are the head's
-    (`stopping.acceptance_head`); a head that reads the distribution of a token is given it. A block has at least
-    `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the row's limit ends it.
+    Source: Huang et al., 2024 (SpecDec++), Algorithm 2; METHODS section 6. The parameters are those of the head
+    (`stopping.acceptance_head`), which may also read two numbers about a token's distribution. A block has at least
+    `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the length limit ends it.
 
-    `lag=1`: after `y_k` is drawn, it is the last if the product over `i < k` says so; the draft makes no pass whose
-    distribution is not drawn from. `lag=0`: `P_k` counts too, which takes the pass that reads `y_k`: one more per
-    round, unless the rule needs `q` at the bonus position anyway.
+    With `lag=1`, the product over `i < k` decides whether `y_k` is the last token. A token is then drawn from every
+    pass of the draft. With `lag=0`, `P_k` belongs to the product too. This takes the pass that reads `y_k`, so one more
+    per round, unless the rule needs `q` at the bonus position anyway.
     """
 
     block: int = 20
@@ -157,7 +157,7 @@ class AcceptanceHead(Capped):
             raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
 
     def init(self, batch_size: int) -> PyTree:
-        """Returns the product so far, and `max q` at the previous token, float32 `[B]` each."""
+        """Returns initial values, 1, of the product and of `max q` at the previous token, float32 `[B]` each."""
         ones = jnp.ones((batch_size,), jnp.float32)
         return ones, ones
 
@@ -168,7 +168,7 @@ class AcceptanceHead(Capped):
         if acceptance_head.reads_law(params, step.hidden.shape[-1]):
             inputs, max_q = acceptance_head.with_law(step.hidden, max_q, step.drawn), step.max_q
         kept = jax.nn.sigmoid(acceptance_head.logits(params, inputs))
-        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the previous token is committed
+        product = jnp.where(step.slot == 0, 1.0, product * kept)  # at slot 0 the previous token is already committed
         rejection = 1.0 - product
         sure = rejection <= controls.stop_threshold
         if self.lag:
@@ -180,10 +180,10 @@ class AcceptanceHead(Capped):
 
 @dataclass(frozen=True)
 class Oracle(Capped):
-    """The oracle of Huang et al., 2024 (SpecDec++), Lemma 2.1: stop before every token that will not be kept.
+    """The oracle of Huang et al., 2024 (SpecDec++), Lemma 2.1, which stops before every token that will not be kept.
 
-    Its parameters are bool `[B, L]`, True at each position to stop before. `methods.generations` computes them
-    beforehand.
+    Its parameters are bool `[B, L]`, True at positions before which a block must end. `methods.generations` computes
+    them before the generation.
     """
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
@@ -205,4 +205,4 @@ STOPS: dict[str, Callable[[int], StopPolicy]] = {
     "acceptance_head_lag0": partial(AcceptanceHead, lag=0),
     "oracle": Oracle,
 }
-"""Name -> policy of a block size: the names that `stop` takes in `decode`, gin and the rows of METHODS."""
+"""Functions from a block size to a stop policy, by name; `stop` takes these names in `decode`, gin and METHODS."""
