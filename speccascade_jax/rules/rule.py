@@ -14,7 +14,7 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""How far outside its useful range a number may lie without a warning; ends of sweeps are rounded to 1e-3."""
+"""The distance by which a number may leave its useful range without a warning; ends of sweeps are rounded to 1e-3."""
 
 
 def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Choosing arms: every scorer and every draw, against NumPy and by sampling."""
+"""Tests of all functions that score and choose arms, against NumPy and by sampling."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_thompson_draws_each_arm_as_often_as_it_is_the_best():
     law = np.bincount(worlds, minlength=ARMS) / len(worlds)
     frequencies = counts(chooser.thompson(told(deviation), UNIFORMS)) / ROWS
     np.testing.assert_allclose(frequencies, law, atol=4 * np.sqrt(0.25 / ROWS) + 4 * np.sqrt(0.25 / len(worlds)))
-    for edge in (0.0, 1 - 2.0**-24):  # no score is infinite, whatever the random bits
+    for edge in (0.0, 1 - 2.0**-24):  # the extreme random numbers give finite scores
         assert int(chooser.thompson(told(deviation), jnp.full((1, ARMS), edge))[0]) in range(ARMS)
 
 

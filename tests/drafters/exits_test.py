@@ -1,4 +1,4 @@
-"""Early exits: their outputs, and that drafting in the target's own cache changes nothing but memory."""
+"""Tests of early exits: their logits, and that drafting in the target's own cache changes only the use of memory."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ def test_an_exit_can_have_its_own_head(target):
 
 
 def _pairs(target, layer):
-    """Returns two pairs: the draft has the target's own arrays, or copies of them."""
+    """Returns two pairs whose draft is an exit of the target: one shares the target's arrays, one has copies."""
     copied = BoundModel(jax.tree.map(jnp.array, target.params), target.model)
     return Pair(target, early_exit(target, layer)), Pair(target, early_exit(copied, layer))
 
@@ -84,7 +84,7 @@ def _pairs(target, layer):
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
 @pytest.mark.parametrize("layer", [2, *(pytest.param(n, marks=pytest.mark.laws) for n in (0, 1, 3))])  # odd: windows
 def test_drafting_in_the_targets_cache_equals_a_separate_draft(target, layer, temperature):
-    """Compares tokens and counts with a separate draft; the greedy output is the target's."""
+    """Compares tokens and acceptance with those of a separate draft; the greedy output must be the target's."""
     shared, copied = _pairs(target, layer)
     assert isinstance(_drafter(shared), ExitDrafter) and isinstance(_drafter(copied), ModelDrafter)
     settings = {"temperature": temperature, "max_new_tokens": 20, "seed": 5, "stop_ids": (1,)}
@@ -102,7 +102,7 @@ def _drafter(pair):
 
 @pytest.mark.laws
 def test_exits_can_be_stacked(target):
-    """Exit 1 drafts for exit 2 in its cache, and exit 2 for the target: the output is still the target's greedy one."""
+    """Lets exit 1 draft for exit 2 in its cache, and exit 2 for the target; expects the target's greedy output."""
     pair = Pair(target, early_exit(target, 1), others={"middle": early_exit(target, 2)})
     level = sc.Level(model="middle", budget=3, block_size=2)
     engine, _ = build_drafter.level_engine(pair, level)
@@ -114,7 +114,7 @@ def test_exits_can_be_stacked(target):
 
 
 def _memory(pair, method, block_size=3):
-    """Returns the bytes of a whole generation's program: arguments, and everything else."""
+    """Returns the memory of the program of a generation in bytes: for its arguments, and for temporary arrays."""
     engine, params = assemble(pair, method=method, block_size=block_size)
     compiled = compiled_for(engine, params, make_prompt(pair, PROMPTS), make_controls(2), max_new_tokens=400)
     analysis = compiled.memory_analysis()
@@ -130,12 +130,12 @@ def test_self_drafting_needs_no_second_weights_or_cache():
         _memory(pair, method)
         for pair, method in ((shared, "autoregressive"), (shared, "spec_decode"), (copied, "spec_decode"))
     )
-    # the difference is the draft's controls
+    # the arguments differ only by the draft's controls
     assert abs(own_exit[0] - alone[0]) < 100 and own_exit[0] < 0.7 * copied_exit[0], (alone, own_exit, copied_exit)
     cache = layer * 2 * 2 * config.num_heads * config.head_dim * 400 * 4  # keys and values of two rows
     laws = 2 * 2 * 4 * config.num_embeddings * 4  # q and its scaled form, for a block and its bonus position
     assert copied_exit[1] - own_exit[1] > 0.9 * cache, (alone, own_exit, copied_exit)
-    # neither a cache for the exit nor a copy of its writes into the target's
+    # the exit has no cache of its own, and its writes into the target's cache make no copy of it
     assert own_exit[1] - alone[1] < 6 * laws < 0.6 * cache, (alone, own_exit, copied_exit)
 
 

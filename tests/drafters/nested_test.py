@@ -1,4 +1,4 @@
-"""An engine that drafts for an engine, and tails: the boundary keeps the distribution.
+"""Tests that engines that draft for engines, and tails of other drafters, keep the output's distribution.
 
 Source: Globerson et al., 2025, Theorem 2.1.
 """
@@ -26,13 +26,13 @@ ROWS = 15_000
 
 
 def three_tables():
-    """Returns logits of a smallest, a middle and a largest tabular model over V = 3."""
+    """Returns the logits of a small, a middle and a large tabular model with 3 tokens."""
     q, middle = conformance.tables(3, seed=21)
     return q, middle, conformance.tables(3, seed=22)[1]
 
 
 def nested(inner_rule, outer_rule, budget, policy):
-    """Returns engine and parameters: smallest drafts under `policy` for middle, which collects `budget` for largest."""
+    """Returns an engine and its parameters: the small model drafts for the middle one, which drafts for the large."""
     small, middle, large = (sc.TableLM(table) for table in three_tables())
     inner = engines.engine(middle.model, ModelDrafter(small.model, policy), inner_rule)
     inner_params = {"target": middle.params, "drafter": {"model": small.params}}
@@ -47,7 +47,7 @@ def nested(inner_rule, outer_rule, budget, policy):
         ("spec_decode", "spec_decode", 3, Fixed(2)),
         ("spec_decode", "token_v3", 2, Fixed(1)),
         ("opt", "chow", 2, Fixed(2)),
-        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # scored by width at both levels
+        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # with several widths of target calls
     ],
 )
 def test_two_levels_have_the_targets_distribution(inner_rule, outer_rule, budget, policy):
@@ -56,8 +56,8 @@ def test_two_levels_have_the_targets_distribution(inner_rule, outer_rule, budget
     inner_alpha, outer_alpha, inner_t, outer_t = 0.2, 0.4, 0.6, 1.0
     inner = make_controls(ROWS, alpha=inner_alpha, temperature=inner_t, stop_threshold=0.7)
     tokens = conformance.run_rows(engine, params, ROWS, outer_alpha, [(outer_t, 1.0)], length=6, inner=(inner,))
-    # the distribution that the inner engine hands up: its own, but a lossless one lets the level above read its
-    # target's raw one
+    # `handed` is the inner engine's own distribution; the outer rule reads `raw`, which for a lossless inner engine is
+    # the raw distribution of its target
     handed = reference.transitions(inner_rule, small, middle, inner_alpha, inner_t)
     raw = middle if RULES[inner_rule].lossless else np.log(np.maximum(handed, 1e-300))
     law = reference.law_over_handed(outer_rule, raw, handed, large, outer_alpha, outer_t)
@@ -65,13 +65,13 @@ def test_two_levels_have_the_targets_distribution(inner_rule, outer_rule, budget
 
 
 def test_caches_of_every_level_stay_up_to_date():
-    """The fakes' distributions depend on the whole prefix: a stale cache would change the greedy output."""
+    """Uses fake models, whose distributions depend on the whole prefix, so a stale cache changes the greedy output."""
     models = [Fake(16, noise=0.4, seed=1), Fake(16, noise=0.2, seed=2), Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:2], (2, 3))
     deep = engines.engine(models[2], drafter, "token_v3")
     flat = engines.engine(models[2], engines.drafting(models[1], 3), "token_v3")
     out = engines.generated(deep, params, numbers={"alpha": 0.3, "levels": 1})
-    # greedy: the middle model's output equals that of a plain draft
+    # at temperature 0 the inner engine writes the middle model's output, so a plain draft gives the same tokens
     np.testing.assert_array_equal(out.tokens, engines.generated(flat, engines.FAKE, numbers={"alpha": 0.3}).tokens)
     assert int(out.inner["counters"].kept.sum()) > 0
 
@@ -85,12 +85,12 @@ def drafted(turn):
 
 @pytest.mark.laws
 def test_drafts_continue_the_accepted_tokens():
-    """A cache that is not rolled back changes no output, because the target verifies, but it changes the drafts."""
+    """Compares the drafts themselves, because a cache error changes drafts, but no output of a verified generation."""
     models = [Fake(16, noise=0.6, seed=n) for n in range(3)] + [Fake(16, seed=3)]
     drafter, params = engines.stacked(models[:3], (2, 3, 3))
     prompt, engine = engines.prompts([3, 4, 5], [7]), engines.engine(models[3], drafter)
     out = engines.generated(engine, params, prompt, 40, numbers={"levels": 2}, record=drafted)
-    # every drafting model's own tokens along the output, level by level
+    # the argmax of every model after every prefix of the output
     said = [np.asarray(argmax(along(BoundModel((), model), prompt, out.tokens))) for model in models]
     record = {name: np.asarray(x)[: int(out.num_rounds)] for name, x in out.record.items()}
     rejected = 0
@@ -101,7 +101,7 @@ def test_drafts_continue_the_accepted_tokens():
         assert record["tokens"][turn, row, :seen].tolist() == said[2][row, start : start + seen].tolist()
         rejected += kept < length
     assert rejected > 5
-    # the inner engines: every token that they were given, up to the first rejection, is the right one too
+    # each inner engine accepts about as many tokens of its own drafter as the two models' argmaxes agree
     for level, inner in ((2, out.inner), (1, out.inner["inner"])):
         right = (said[level] == said[level - 1]).mean()
         kept = inner["counters"].kept.sum() / inner["counters"].examined.sum()
@@ -110,7 +110,7 @@ def test_drafts_continue_the_accepted_tokens():
 
 @pytest.mark.laws
 def test_reading_the_distribution_after_a_block_costs_a_draft_step():
-    """Rules that read `q` after the block cost the inner target one call more, in all rounds but one at the limit."""
+    """Expects one more call of the inner target per round, except in the last round, which ends at the limit."""
     engine, params = nested("spec_decode", "opt", 2, Fixed(1))
     numbers, prompt = {"alpha": 0.4, "temperature": 1.0, "levels": 1}, engines.prompts(*[[1]] * 5)
     out = engines.generated(engine, params["drafter"], prompt, 12, target=params["target"], numbers=numbers, seed=3)
@@ -125,7 +125,7 @@ def test_an_engine_that_plans_its_blocks_cannot_draft():
         NestedDrafter(engine, 3)
 
 
-# --- tokens of another drafter after a block: the distribution stays the target's, bits are not shared, caches follow
+# --- tails: another drafter continues a block; tests of distribution, random bits and caches
 
 
 def appended_p_value(drafter_class, policy, bonus="rule"):
@@ -169,17 +169,17 @@ def test_no_tail_follows_a_drafted_stop_id():
 
 
 def fakes():
-    """Returns draft, tail and target whose distributions depend on the whole prefix."""
+    """Returns a draft, a tail and a target model whose distributions depend on the whole prefix."""
     return [BoundModel((), Fake(16, noise=noise, seed=seed)) for noise, seed in ((0.1, 1), (0.2, 2), (0.0, 3))]
 
 
 def behind(first, tail, params=engines.FAKE):
-    """Returns a drafter of `first`, with parameters `params`, and `tail`, and the parameters of both."""
+    """Returns an `AppendedDrafter` of `first` and `tail`, and its parameters; `params` are those of `first`."""
     return AppendedDrafter(first, tail), {"first": params, "tail": engines.FAKE}
 
 
 def test_caches_of_both_stay_up_to_date_and_the_tail_is_accepted():
-    """A stale cache changes no output, because the target verifies, but hardly any of the tail would be kept."""
+    """Checks acceptance rates too: a stale cache changes no output, but hardly any token of the tail would be kept."""
     first, tail, target = fakes()
     drafter, params = behind(engines.drafting(first.model, 2), engines.drafting(tail.model, 3))
     out = engines.generated(engines.engine(target.model, drafter), params, engines.prompts([3, 4, 5], [7]), 150)
@@ -204,7 +204,7 @@ class Noting(Fake):
 
 @pytest.mark.laws
 def test_the_first_drafter_reads_the_tail_in_one_call():
-    """All is kept: every round but the first begins with one call over the tail's tokens, however many they are."""
+    """Expects every round but the first to begin with one call over all of the tail's tokens; all tokens are kept."""
     Noting.widths.clear()
     sure = Fake(16, seed=3)
     drafter, params = behind(engines.drafting(Noting(16, seed=3), 2), engines.drafting(sure, 4))
@@ -212,13 +212,13 @@ def test_the_first_drafter_reads_the_tail_in_one_call():
     rounds, tails = int(out.stats.rounds.sum()), int(out.inner["tail_steps"].sum())
     assert rounds == 4 and int(out.stats.rejected.sum()) == 0
     assert int(out.stats.draft_steps.sum()) - tails == rounds * 2 + (rounds - 1)
-    assert Noting.widths == {1, 5}  # one step, and a call over the tail's tokens and the next one
+    assert Noting.widths == {1, 5}  # single steps, and calls over the 4 tokens of the tail and the bonus
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize("own_tail", [False, True])
 def test_every_level_reads_missed_tokens_in_one_call(own_tail):
-    """Checks the model that drafts for a level, and its own tail: one call over all missed tokens."""
+    """Expects one call over all missed tokens by the inner engine's drafter and by that drafter's own tail."""
     Noting.widths.clear()
     sure, middle = Fake(16, seed=3), Noting(16, seed=3)
     draft, params = engines.drafting(sure, 1), engines.FAKE
@@ -230,10 +230,10 @@ def test_every_level_reads_missed_tokens_in_one_call(own_tail):
     numbers = {"levels": 1}
     out = engines.generated(engines.engine(sure, drafter), params, engines.prompts([3]), 4 * written, numbers=numbers)
     assert int(out.stats.rounds.sum()) == 4 and int(out.stats.rejected.sum()) == 0
-    # the draft and its tail each, and the tail reads the draft's tokens in every round
+    # 4 drafted tokens and 3 calls over missed tokens, for the draft and for its tail; the tail makes one more call
     steps = 2 * (4 * 1 + 3) + 1 if own_tail else 4 * 1 + 3
     assert int(out.inner["counters"].draft_steps.sum()) == steps
-    assert own_tail or Noting.widths == {1, 2, 5}  # one token alone, a block of 1 after it, the outer tail's tokens
+    assert own_tail or Noting.widths == {1, 2, 5}  # single tokens, blocks of 1, the outer tail's tokens
 
 
 @pytest.mark.laws

@@ -1,4 +1,4 @@
-"""Blocks of planned length: the distribution under any plan, no call of the draft if none pays, one program for all."""
+"""Tests of planned block lengths: the output's distribution, no useless call of the draft, and one program for all."""
 
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,13 @@ FEW = (0, 1, 3)
 
 
 def fakes(plan=None, rule="spec_decode", block=3):
-    """Returns models whose distributions depend on the whole prefix: a draft with a wrong cache drafts other tokens."""
+    """Returns an engine of fake models, whose tokens depend on the whole prefix, so that cache errors change drafts."""
     small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
     return engines.engine(large, engines.drafting(small, block) if plan is None else PlannedDrafter(small, plan), rule)
 
 
 def run(engine, costs=None, temperature=1.0, reads=True, **more):
-    """Generates; `reads`: whether the draft's parameters are given."""
+    """Runs a generation; `reads` tells whether the draft model's parameters are given."""
     params = (engines.FAKE if reads else {}) | ({} if costs is None else {"costs": costs})
     return engines.generated(engine, params, numbers={"alpha": 0.3, "temperature": temperature}, **more)
 
@@ -40,7 +40,7 @@ def test_a_constant_plan_equals_a_fixed_block_bit_for_bit(rule):
     planned_run = run(fakes(Cheapest(lengths), rule), planning.forcing(lengths, 3))
     np.testing.assert_array_equal(alone.tokens, planned_run.tokens)
     for name, counted in vars(alone.stats).items():
-        # sums of real numbers, phase by phase, are rounded differently
+        # a plan sums float counters phase by phase, which rounds differently
         np.testing.assert_allclose(counted, getattr(planned_run.stats, name), rtol=1e-6, err_msg=name)
     assert (
         planning.aimed(planned_run)[-1] == int(planned_run.stats.rounds.sum())
@@ -50,7 +50,7 @@ def test_a_constant_plan_equals_a_fixed_block_bit_for_bit(rule):
 
 @pytest.mark.parametrize("reads", [pytest.param(True, marks=pytest.mark.laws), False])
 def test_a_draft_that_never_pays_is_never_called(reads):
-    """Without the draft's parameters it is never called either."""
+    """Forces block length 0 by costs, or leaves out the draft model's parameters."""
     out = run(fakes(Cheapest(FEW)), planning.forcing(FEW, 0 if reads else 3), reads=reads)
     assert not any(int(getattr(out.stats, name).sum()) for name in ("draft_steps", "drafted", "examined"))
     assert np.asarray(out.stats.target_calls).tolist() == [24] * 3 and planning.aimed(out).tolist() == [72, 0, 0]
@@ -58,12 +58,12 @@ def test_a_draft_that_never_pays_is_never_called(reads):
 
 @dataclass(frozen=True)
 class InTurns(Cheapest):
-    """A plan that rests for `rest` rounds, then drafts for two, whatever it costs."""
+    """A plan that drafts nothing for `rest` rounds, then drafts for two rounds, whatever the costs are."""
 
     rest: int = 5
 
     def init(self, batch_size):
-        """Returns the number of phases so far."""
+        """Returns the number of phases so far, 0, which replaces the evidence."""
         return jnp.zeros((), jnp.int32)
 
     def choose(self, costs, evidence, active, room):
@@ -77,10 +77,7 @@ class InTurns(Cheapest):
 @pytest.mark.laws
 @pytest.mark.parametrize("rest", [1, 5])
 def test_a_draft_catches_up_after_a_rest(rest):
-    """Compares tokens of every round with those of a draft with a complete cache.
-
-    At temperature 0 the tokens and their verdicts are known from a run that always drafts.
-    """
+    """Compares the output with that of a run that always drafts, and acceptance with that of a planted bug."""
     engine = fakes(InTurns(FEW, rest=rest))
     out = run(engine, planning.costs([1.0] * 3), temperature=0.0)
     always = run(fakes(), temperature=0.0)
@@ -96,7 +93,7 @@ def test_a_draft_catches_up_after_a_rest(rest):
 
 @dataclass(frozen=True)
 class Forgetful(PlannedDrafter):
-    """A planted bug: claims that its cache is up to date after a rest."""
+    """A planted bug: after rounds without drafts, the missed tokens are not fed to the draft model."""
 
     def settle(self, params, state, tokens, length, room, active):
         late = jnp.maximum(self.model.consumed(state.cache), length - 1)
@@ -110,9 +107,9 @@ def everything(turn):
 
 @pytest.mark.laws
 def test_rounds_of_all_lengths_have_one_shape_and_count_their_passes():
-    """A round of three drafts takes three passes; a rest of five rounds before it two more, of blocks of three tokens.
+    """Expects three draft passes for three drafted tokens, and two more to feed the tokens missed before.
 
-    A record gets each round's values, and zeros beyond its block.
+    The records of shorter blocks must be padded with zeros.
     """
     settings = {"prompt": engines.prompts([3, 4, 5]), "most_rounds": 7, "temperature": 0.0, "record": everything}
     out = run(fakes(InTurns(FEW, rest=6)), planning.costs([1.0] * 3), **settings)
@@ -127,7 +124,7 @@ def test_rounds_of_all_lengths_have_one_shape_and_count_their_passes():
 
 @pytest.mark.laws
 def test_single_rounds_equal_those_of_the_loop():
-    """A phase continues across calls: a plan that is called too soon would change sooner, and draft other tokens."""
+    """Expects phases to continue from call to call; otherwise lengths would change sooner and tokens would differ."""
     engine = fakes(Cheapest(FEW, drafting=3, resting=3))
     costs, step = planning.on_edge(engine.drafter.plan), jax.jit(one_round, static_argnums=0)
     whole = run(engine, costs)
@@ -165,7 +162,7 @@ def test_all_costs_and_acceptances_share_one_program():
 
 
 def sequences(engine, params, law, costs, pairs=10_000, length=6, temperature=1.0, seed=0):
-    """Returns p-values of whole sequences of rows planned two by two, and rounds by the length aimed at."""
+    """Returns the p-value of sequences from batches of two rows, and how many rounds had each block length."""
 
     def two(ids):
         prompt = Prompt(jnp.zeros((2, 1), jnp.int32), jnp.ones((2,), jnp.int32))
@@ -177,7 +174,7 @@ def sequences(engine, params, law, costs, pairs=10_000, length=6, temperature=1.
     planned_params = planning.told(params, costs)
     tokens, lengths, chosen = jax.jit(jax.vmap(two))(jnp.arange(2 * pairs, dtype=jnp.int32).reshape(pairs, 2))
     assert (np.asarray(lengths) == length).all()
-    aimed = np.asarray(chosen)[:, 0]  # both rows of two have the same
+    aimed = np.asarray(chosen)[:, 0]  # both rows of a batch have the same
     return conformance.sequence_p_value(np.asarray(tokens).reshape(2 * pairs, length), law), aimed
 
 
@@ -198,11 +195,11 @@ def law_of(rule, q_table, p_table):
 )
 @pytest.mark.laws
 def test_no_plan_changes_a_rules_distribution(rule, more):
-    """The plans change with every kept or rejected token of either of two rows; sequences of six tokens."""
+    """Tests sequences of six tokens under plans that change with every kept or rejected token of two rows."""
     lengths = FEW if rule == "spec_decode" else FEW[1:]
     engine, params, q_table, p_table = planning.planned(31, rule=rule, lengths=lengths, **{"rounds": 1} | more)
     p_value, aimed = sequences(engine, params, law_of(rule, q_table, p_table), planning.on_edge(engine.drafter.plan))
     assert p_value > 1e-3
     assert ((aimed > 0).sum(1) > 1).mean() > 0.1, "most plans never changed"
-    # after a phase of two rounds three drafts no longer fit
+    # in phases of two rounds the longest block may never be chosen, because it no longer fits after the first phase
     assert (aimed.sum(0) > 0).sum() >= len(lengths) - ("rounds" in more), "a length was never planned"

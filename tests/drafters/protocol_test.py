@@ -1,4 +1,4 @@
-"""The drafter protocol for kinds that the package lacks: alternating arms, no distribution, target features."""
+"""Tests of the drafter protocol: alternating drafters, drafts without a distribution, and features of the target."""
 
 from dataclasses import replace
 
@@ -27,10 +27,10 @@ def drafting(model, block=3):
 
 
 def test_a_model_that_skipped_rounds_drafts_as_if_it_had_not():
-    """Two alternating arms of one model equal that model in every bit and every count.
+    """Compares two alternating drafters of one model with a single drafter of that model, in every bit and count.
 
-    The fakes' distributions depend on the whole prefix: an arm that caught up wrongly, or overwrote its neighbour's
-    buffers, would draft other tokens.
+    The tokens of the fake models depend on the whole prefix. So a drafter that missed tokens, or overwrote the other
+    drafter's buffers, would draft other tokens.
     """
     small, large = Fake(16, noise=0.3, seed=1), Fake(16, seed=2)
     plain = engines.engine(large, engines.drafting(small, 3), "token_v3")
@@ -46,7 +46,7 @@ def test_a_model_that_skipped_rounds_drafts_as_if_it_had_not():
 
 
 def test_two_alternating_drafts_keep_the_targets_distribution():
-    """The two drafts differ as much as possible: their distributions share the buffers, each in its own rows."""
+    """Uses two very different drafts, which share the buffers; each may write only its own rows."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, -q_table))
     engine = engines.engine(sc.TableLM(p_table).model, Turns(tuple(drafting(arm.model, 2) for arm in arms)))
@@ -58,7 +58,7 @@ def test_two_alternating_drafts_keep_the_targets_distribution():
 
 @pytest.mark.laws
 def test_two_alternating_engines_have_separate_controls_and_random_bits():
-    """Greedy, so each engine hands up its target's output: a stale cache or the other's numbers would show."""
+    """Decodes greedily, so that a stale cache, or the controls of the other engine, would change the output."""
     middle, small, large = Fake(16, noise=0.2, seed=2), Fake(16, noise=0.4, seed=1), Fake(16, seed=3)
 
     def run(rule, *alphas):
@@ -80,7 +80,7 @@ def test_two_alternating_engines_have_separate_controls_and_random_bits():
 
 @pytest.mark.laws
 def test_two_alternating_engines_keep_the_targets_distribution():
-    """Samples sequences of several rounds: shared random bits would tie one round's tokens to the next's."""
+    """Samples sequences over several rounds, because shared random bits would correlate the tokens of two rounds."""
     q_table, p_table = conformance.tables(3, seed=14)
     small, middle, large = (sc.TableLM(table) for table in (q_table, conformance.tables(3, seed=15)[1], p_table))
     inner = engines.engine(middle.model, engines.drafting(small.model, 1), bonus="none")
@@ -96,7 +96,7 @@ def test_two_alternating_engines_keep_the_targets_distribution():
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", ["spec_decode", "token_v3"])
 def test_a_drafter_without_a_distribution_leaves_the_bonus_to_the_target(rule):
-    """Its proposals have probability 1, so a rule that reads `q` mostly keeps them; the next token is from `p̃`."""
+    """Expects the token after a kept block to come from `p̃`; drafts have probability 1, so most of them are kept."""
     _, p_table = conformance.tables(4, seed=12)
     engine, target = engines.engine(sc.TableLM(p_table).model, Repeats(2, 4), rule), jnp.asarray(p_table)
     prompt = engines.prompts(*[[1, 2, 3, 1, 2]] * 20_000)
@@ -115,7 +115,7 @@ def test_a_drafter_without_a_distribution_leaves_the_bonus_to_the_target(rule):
 
 
 def _drawn_behind(turn):
-    """Returns whether a block was kept whole with room for one more, the token after it and the one before that."""
+    """Returns whether a whole block and a bonus were committed, the bonus token, and the token before the bonus."""
     length = turn.draft.length[:, None]
     whole = turn.active & (turn.draft.length > 0) & ~turn.rejected & (turn.num_new > turn.draft.length)
     next_token = jnp.take_along_axis(turn.tokens, length, axis=1)[:, 0]
@@ -125,7 +125,7 @@ def _drawn_behind(turn):
 
 @pytest.mark.laws
 def test_a_drafter_can_read_the_targets_features():
-    """Checks the prompt features at the start, and the target's state after the last kept token in every round."""
+    """Checks the prompt features at the start, and the target's hidden state after the last kept token of a round."""
     target = random_t5.bound(T5Config(30, 30, 16, 2, 8, 16, 1, 2))
     prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.array([[4, 5], [6, 0], [9, 9]]))
     engine = engines.engine(target.model, Watching(engines.drafting(Fake(30, seed=1), 2)))

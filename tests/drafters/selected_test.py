@@ -1,4 +1,4 @@
-"""Several drafters, one per row: the distribution is the target's under each, and idle drafters cost no call."""
+"""Tests of the choice of a drafter per row: outputs keep the target's distribution, idle drafters are not called."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,17 +70,17 @@ def selection(own=OWN, scores=None):
 @pytest.mark.laws
 @pytest.mark.parametrize(("verifier", "bonus"), [(LOSSLESS, "rule"), (LOSSLESS, "none"), (LOSSY, "rule")])
 def test_every_row_of_a_mixed_batch_equals_its_drafter_alone(verifier, bonus):
-    """Compares every bit and count with a batch of one drafter.
+    """Compares every token and count with batches in which all rows have the same drafter.
 
-    The fakes' distributions depend on the whole prefix, so an overwritten buffer, a stale cache or shared random bits
-    would show.
+    The tokens of the fake models depend on the whole prefix, so an overwritten buffer, a stale cache or shared random
+    bits would change them.
     """
     mixed = run(engine_of(among(), verifier, bonus=bonus), selection())
     choice = np.asarray(mixed.inner["choice"])
     assert set(choice) == set(range(len(ARMS))), choice
     for place, (arm, arm_params) in enumerate(zip(ARMS, OWN, strict=True)):
         rows = np.flatnonzero(choice == place)
-        # without a drafter an engine cannot have a rule that reads the draft's distribution
+        # an engine without a drafter accepts no rule that reads the draft's distribution, so it gets the lossless rule
         alone = run(engine_of(arm, verifier if arm.block else LOSSLESS, bonus=bonus), arm_params, rows=rows)
         np.testing.assert_array_equal(np.asarray(mixed.tokens)[rows], alone.tokens, str(arm))
         for name in ("rounds", "target_calls", "drafted", "kept", "rejected", "draft_steps"):
@@ -100,7 +100,7 @@ def _tabular(seed, chooser=Chooser(draws="dynamic"), kind=SelectedDrafter):  # n
 
 
 def sampled(engine, params, rows):
-    """Returns tokens `[rows, 5]` and each row's arm, for one prompt; some blocks were kept and some rejected."""
+    """Returns sampled tokens `[rows, 5]` after one prompt, and each row's arm; some drafts must be rejected."""
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
     out = generate(engine, params, prompt, 3, controls=make_controls(rows, temperature=0.8), max_new_tokens=5)
     assert out.stats.kept.sum() > 0 and out.stats.rejected.sum() > 0
@@ -108,7 +108,7 @@ def sampled(engine, params, rows):
 
 
 def test_a_random_policy_keeps_the_targets_distribution_in_every_arm():
-    """Tests all rows, and the rows of each arm: the choice must be independent of the tokens."""
+    """Tests all rows together, and the rows of each arm, because the choice must be independent of the tokens."""
     engine, params, law = _tabular(11)
     rows = 20_000
     tokens, choice = sampled(engine, params, rows)
@@ -121,7 +121,7 @@ def test_a_random_policy_keeps_the_targets_distribution_in_every_arm():
 
 @dataclass(frozen=True)
 class Peeking(SelectedDrafter):
-    """A planted bug: drafts with both models, and takes the arm whose first token is smaller."""
+    """A planted bug: both arms draft, and the arm whose first token is smaller is chosen."""
 
     def propose(self, params: Any, state: Any, request: Any) -> Any:
         def drafted(choice):
@@ -133,7 +133,7 @@ class Peeking(SelectedDrafter):
 
 @pytest.mark.laws
 def test_an_arm_chosen_by_its_draft_is_found():
-    """A negative control. The arms draw with separate random bits; otherwise the smaller token would say nothing."""
+    """Expects that the test of the distribution finds a planted bug, in which the choice depends on the drafts."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
     drafters = tuple(engines.drafting(arm.model, 1) for arm in arms)
@@ -150,7 +150,7 @@ def test_an_arm_chosen_by_its_draft_is_found():
 
 @pytest.mark.laws
 def test_arms_can_have_their_own_rules():
-    """Rows of the lossy arm equal those of an engine with that rule, the other rows those of the lossless one."""
+    """Compares the rows of each arm with those of an engine that has this arm's rule alone."""
     arms, params = (engines.drafting(SMALL, 4),) * 2, (engines.FAKE,) * 2
     mixed = run(engine_of(among(arms, tells_arm=True), ByArm((LOSSLESS, LOSSY))), selection(params))
     choice = np.asarray(mixed.inner["choice"])
@@ -169,7 +169,7 @@ CALLS: list[str] = []
 
 @dataclass(frozen=True)
 class Counting(Fake):
-    """A model that records every call, and in its prefill the number of tokens read."""
+    """A model that records every call with its number of tokens; its prompt feature is the prompt's length."""
 
     name: str = ""
 
@@ -187,9 +187,9 @@ class Counting(Fake):
 
 @pytest.mark.laws
 def test_a_policy_reads_one_prefill_and_idle_arms_are_never_called():
-    """Checks every call: two rows of different arms, a third arm that no row chose, a chooser that reads the prompt.
+    """Checks every model call of two rows with different arms, next to a third arm that no row chose.
 
-    Blocks are scored no wider than the drafted ones.
+    The chooser reads the prompt. Target calls must not be wider than the drafted blocks need.
     """
     draft, second_draft = (Counting(16, noise=0.4, seed=n, name=f"draft{n}") for n in (1, 2))
     arms = (engines.drafting(draft, 3), engines.drafting(second_draft, 5), NoDrafter())
@@ -216,37 +216,37 @@ def test_a_selection_without_arms_is_refused():
 
 @pytest.mark.laws
 def test_the_choice_of_a_row_depends_only_on_its_id_and_the_seed():
-    """The choice depends on the row's id and the seed alone: neither on the batch nor on the temperature."""
+    """Compares choices at two temperatures, and in batches with the rows in another order."""
     engine, arm_params = engine_of(among()), selection()
     first = np.asarray(run(engine, arm_params).inner["choice"])
     assert len(set(first)) > 1
     np.testing.assert_array_equal(first, run(engine, arm_params, temperature=0.3).inner["choice"])
-    other_ids = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # so many that they agree by chance once in thousands of times
+    other_ids = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # 12 choices rarely agree by chance
     np.testing.assert_array_equal(first[other_ids], run(engine, arm_params, rows=other_ids).inner["choice"])
 
 
-# --- planted bugs: each must be found by the comparison that holds without them. Every bug has a drafter class of its
-# own; otherwise a program compiled without the bug would run again.
+# --- planted bugs: the comparison that passes without a bug must fail with it. Every bug has its own drafter class,
+# because otherwise a program that was compiled without the bug would run again.
 
 
 @dataclass(frozen=True)
 class InEverybodysRows(SelectedDrafter):
-    """A planted bug: a block is merged into all rows."""
+    """A planted bug: an arm's block is written into all rows, not only into its own."""
 
 
 @dataclass(frozen=True)
 class Untold(SelectedDrafter):
-    """A planted bug: `sits_out` is not passed."""
+    """A planted bug: the arms' field `sits_out` is not set."""
 
 
 @dataclass(frozen=True)
 class Unprotected(SelectedDrafter):
-    """A planted bug: `sits_out` is not passed, and no row is protected."""
+    """A planted bug: the arms' field `sits_out` is not set, and rows of other arms are not protected."""
 
 
 @dataclass(frozen=True)
 class SharedBits(SelectedDrafter):
-    """A planted bug: the bits that draw the first draft also choose the arm."""
+    """A planted bug: the random bits that draw the first draft token also choose the arm."""
 
     def init(self, params, start):
         keys, first = rngs.RoundKeys, start.prompt.length
@@ -257,7 +257,7 @@ class SharedBits(SelectedDrafter):
 
 
 def rows_differ(kind):
-    """Returns whether some row of a mixed batch differs from that of its drafter alone."""
+    """Returns whether any row of a mixed batch differs from the same row in a batch with its drafter alone."""
     mixed = run(engine_of(kind(ARMS, Chooser(draws="dynamic"))), selection())
     choice = np.asarray(mixed.inner["choice"])
     for place, (arm, arm_params) in enumerate(zip(ARMS, OWN, strict=True)):
@@ -286,7 +286,7 @@ def test_overwritten_distributions_are_found(monkeypatch):
 
 @pytest.mark.laws
 def test_an_arm_chosen_by_the_drafts_random_bits_is_found():
-    """The outputs of one arm's rows are then biased towards the tokens that those bits draw."""
+    """Expects biased outputs in the rows of one arm, because the same random bits choose the arm and draw tokens."""
     p_values = {}
     for kind in (SelectedDrafter, SharedBits):
         engine, params, law = _tabular(11, kind=kind)
@@ -297,7 +297,7 @@ def test_an_arm_chosen_by_the_drafts_random_bits_is_found():
     assert p_values[SelectedDrafter] > 1e-3 and p_values[SharedBits] < 1e-6, p_values
 
 
-# --- drafters of every kind in one batch: models, early exits, n-grams and none, under targets of both families
+# --- all kinds of drafters in one batch: a model, an early exit, n-grams and none; targets are T5 and decoder-only
 
 KINDS = ("draft", "exit", "lookup", "autoregressive")
 KIND_PROMPTS = [[n, 5, n + 1, 5, 1] for n in range(2, 10)] * 3
@@ -328,7 +328,7 @@ def target_alone(pair, temperature=0.0):
 
 @pytest.mark.laws
 def test_greedy_rows_equal_the_target_and_sampled_rows_their_drafter_alone(pair):
-    """Compares every bit: an exit drafts in the target's cache, but not in other rows' slots, nor they in its."""
+    """Compares every token, because an early exit that drafts in the target's cache must not affect other rows."""
     greedy = decoded(pair, 0.0, drafters=KINDS, choose="random")
     np.testing.assert_array_equal(greedy.tokens, target_alone(pair))
     mixed = decoded(pair, 1.0, drafters=KINDS, choose="random")

@@ -1,4 +1,4 @@
-"""Counters against a recount in NumPy: deferral rates, unverified blocks, empty blocks."""
+"""Tests that compare the counters with a recount in NumPy: deferral rates, unverified blocks, empty blocks."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ METHODS = {
 
 
 def generated(settings, rows=ROWS):
-    """Returns the generation and its rounds, at temperature 1."""
+    """Returns the engine, a generation at temperature 1, and the records of its rounds."""
     pair = conformance.tabular_pair(Q, P)
     sampled_settings = settings | {"temperature": 1.0}
     engine, params = assemble(pair, stop_ids=[STOP], **sampled_settings)
@@ -53,9 +53,9 @@ def generated(settings, rows=ROWS):
 
 
 def recount(name, engine, record, bonus):
-    """Recounts `η` of every committed position.
+    """Returns `η` of every committed position, computed from the rounds' records with the NumPy reference.
 
-    It is the rule's, 1 if the target wrote after a block, and 0 in unverified blocks.
+    It is the rule's `Σ r q̃`, or 1 if the target wrote the token after a block, or 0 in an unverified block.
     """
     rule, alpha = engine.verifier.rule.name, METHODS[name]["alpha"]
     cold = 0.0 if name == "fuzzy" else None
@@ -80,7 +80,7 @@ def recount(name, engine, record, bonus):
     "name", [name if name == "token_cascade" else pytest.param(name, marks=pytest.mark.laws) for name in METHODS]
 )
 def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
-    """Includes the bonus (METHODS section 9); for a token cascade it is the share that the target wrote."""
+    """Compares with the mean of `η`, the bonus included; in a token cascade this is the target's share of tokens."""
     engine, out, record = generated(METHODS[name])
     measured = summarise(out.stats, out.lengths)
     etas = recount(name, engine, record, engine.bonus)
@@ -93,7 +93,7 @@ def test_the_deferral_rate_is_the_mean_over_committed_positions(name):
 
 
 def test_deferred_drafts_and_those_accepted_anyway_are_counted_by_position():
-    """Compares examined drafts that the rule defers, and the kept ones among them (speculative acceptance has some)."""
+    """Compares counts of examined drafts that the rule defers, and of those that were kept all the same."""
     _, out, record = generated(METHODS["rule's bonus"])
     deferred, kept = np.zeros(2), np.zeros(2)
     for row in range(ROWS):
@@ -111,7 +111,7 @@ def test_deferred_drafts_and_those_accepted_anyway_are_counted_by_position():
 
 
 def test_target_tokens_after_a_drafter_without_a_distribution_count_as_deferred():
-    """The rule has no draft distribution there. At α = 1 it keeps all drafts, so the target writes nothing else."""
+    """Expects that the target's share of tokens is the deferral rate, because at α = 1 all drafts are kept."""
     target, prompt, numbers = sc.TableLM(P), engines.prompts(*[[0, 1, 2, 0]] * 16), {"alpha": 1.0, "temperature": 1.0}
     engine = engines.engine(target.model, Repeats(2, VOCAB), "token_v3")
     out = engines.generated(engine, {}, prompt, LENGTH, target=target.params, numbers=numbers, seed=1)
@@ -122,7 +122,7 @@ def test_target_tokens_after_a_drafter_without_a_distribution_count_as_deferred(
 
 @pytest.mark.parametrize("verify", ["token", "block"])
 def test_tried_counts_drafts_up_to_the_first_rejection(verify):
-    """Planned lengths depend on this count, however blocks are examined; first rounds are not cut."""
+    """Compares the count for token-wise and block verification, in rounds that the length limit does not shorten."""
     pair = conformance.tabular_pair(Q, P)
     engine, params = assemble(pair, rule="token_v3", block_size=3, verify=verify)
     out = generate(

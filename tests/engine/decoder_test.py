@@ -1,7 +1,7 @@
-"""Greedy speculative decoding with attention windows: no rollback may lose a token that is still visible.
+"""Tests of greedy speculative decoding with attention windows: no rollback may lose a token that is still visible.
 
-Every output is compared with the target's own teacher-forced logits, which use no cache: each token must be the argmax
-after its prefix, up to near-ties of float32.
+Every output is compared with the target's teacher-forced logits, which use no cache. Each token must be the argmax of
+the logits after its prefix, up to near-ties in float32.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from speccascade_jax.models.decoder import DecoderLM, teacher_forced_logits, tin
 from tests.support import engines, tiny_decoders
 
 WINDOW, GAP = 6, 1e-4
-NEW = 4 * WINDOW + 8  # across four windows, wherever the prompt ends
-LENGTHS = np.array([1, 3, 7, 14, 20])  # shorter and longer than the window
+NEW = 4 * WINDOW + 8  # outputs extend over four windows, wherever the prompt ends
+LENGTHS = np.array([1, 3, 7, 14, 20])  # prompts shorter and longer than the window
 WIDTH = LENGTHS.max() + NEW
 CONFIG = tiny("gemma2_2b", window=WINDOW)
 TOKENS = np.random.default_rng(5).integers(0, CONFIG.vocab_size, (len(LENGTHS), LENGTHS.max()))
@@ -32,7 +32,7 @@ forced = jax.jit(teacher_forced_logits, static_argnums=0)
 
 @functools.cache
 def bound(noise=0.0):
-    """Returns the target; with noise, a model that deviates from it, whose drafts are kept often but not always."""
+    """Returns the target; with noise, a model that deviates from the target, so that some of its drafts are kept."""
     return tiny_decoders.bound(CONFIG, seed=1, noise=noise)
 
 
@@ -44,7 +44,7 @@ def run(drafter, params, levels=0, **more):
 
 
 def wrong(tokens) -> int:
-    """Counts the tokens that are not the target's argmax after their prefix, near-ties aside."""
+    """Returns how many tokens are not the target's argmax after their prefix; near-ties are not counted."""
     tokens = np.asarray(tokens)
     whole = right_pad([[*read[:n], *new] for read, n, new in zip(TOKENS, LENGTHS, tokens, strict=True)], WIDTH)
     logits = np.asarray(forced(bound().model, bound().params, whole))
@@ -58,7 +58,7 @@ def one_draft(block):
 
 
 def hierarchy(middle_model=None):
-    """Returns a small model that drafts blocks of 3 for a middle one, which drafts 4 for the target."""
+    """Returns a drafter in which a small model drafts 3 tokens for a middle model, which drafts 4 for the target."""
     drafter, params = one_draft(3)
     inner = engines.engine(middle_model or bound(0.06).model, drafter)
     return NestedDrafter(inner, 4), {"target": bound(0.06).params, "drafter": params}
@@ -67,7 +67,7 @@ def hierarchy(middle_model=None):
 def test_plain_greedy_decoding_crosses_windows():
     out = run(NoDrafter(), {}, bonus="target")
     assert wrong(out.tokens) == 0
-    # otherwise nothing below could fail: outputs vary, because the model sees its own window only
+    # outputs must vary, or the tests below could not fail
     assert np.median([len(set(row)) for row in np.asarray(out.tokens).tolist()]) > NEW // 3
 
 
@@ -80,7 +80,7 @@ def test_speculation_crosses_windows(block):
 
 @dataclasses.dataclass(frozen=True)
 class ForgetsTooEarly(DecoderLM):
-    """A model that keeps what its own engine's blocks need, not what the engine above may take back."""
+    """A planted bug: the cache keeps too few entries for rollbacks by the outer engine."""
 
     def prefill(self, params, prompt, max_len, max_rollback=None):
         return super().prefill(params, prompt, max_len, 4)
@@ -88,7 +88,7 @@ class ForgetsTooEarly(DecoderLM):
 
 @pytest.mark.laws
 def test_a_ring_that_is_too_small_for_the_hierarchy_changes_acceptance():
-    """The middle model's tokens then no longer follow its distribution; the output is the same, with fewer kept."""
+    """Expects other counts of kept tokens, but the same output, because the target verifies every token."""
     right, wrong_size = (run(*hierarchy(middle), levels=1) for middle in (None, ForgetsTooEarly(CONFIG)))
     assert wrong(wrong_size.tokens) == 0
     assert (np.asarray(right.stats.kept) != np.asarray(wrong_size.stats.kept)).any()
@@ -96,7 +96,7 @@ def test_a_ring_that_is_too_small_for_the_hierarchy_changes_acceptance():
 
 @dataclasses.dataclass(frozen=True)
 class KeepsItsWindowAlone(DecoderLM):
-    """A model without a spare slot for a block."""
+    """A model whose cache has as many slots as the attention window, so none to spare for a block."""
 
     def slots(self, max_len, max_rollback):
         return tuple(window or max_len for window in self.config.windows)

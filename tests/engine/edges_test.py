@@ -1,4 +1,4 @@
-"""Edge cases of a round: blocks of length 0, stop ids, limits, unneeded distributions, engines inside engines."""
+"""Tests of edge cases of a round: empty blocks, stop ids, limits, unneeded distributions, engines inside engines."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +24,7 @@ from tests.support import conformance, engines, reference
 @pytest.mark.laws
 @pytest.mark.parametrize("bonus", ["rule", "target", "none"])
 def test_blocks_of_length_zero_under_any_bonus(bonus):
-    """The target then gives one token: under "rule" and "none" from the rule's distribution."""
+    """Expects one token from the target in each round; with "rule" and "none" it has the rule's distribution."""
     q_table, p_table = conformance.tables(3, seed=51)
     alpha = conformance.telling_alpha(RULES["token_v3"], q_table, p_table)
     pair = conformance.tabular_pair(q_table, p_table)
@@ -36,7 +36,7 @@ def test_blocks_of_length_zero_under_any_bonus(bonus):
 
 
 def test_nan_after_the_end_of_a_sequence_is_ignored():
-    """The end of sequence has no next token: a block that is drafted or scored past it must not fail."""
+    """Gives NaN logits after the stop id, where a block may be drafted and scored, but no token is committed."""
     table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
     table[3] = np.nan
     pair = sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table))
@@ -53,9 +53,9 @@ def test_an_error_names_the_target_if_both_models_fail():
 
 
 def test_bild_star_decides_the_same_at_every_position_of_a_block():
-    """Tests a former bug: `greedy` was read out of bounds, as true, after the first position."""
+    """Tests against a former bug: after the first position, `greedy` was read out of bounds and counted as true."""
     q = np.log(np.tile([[0.5, 0.3, 0.2]], (3, 1)))
-    p = np.log(np.tile([[0.05, 0.15, 0.8]], (3, 1)))  # D(q, p) = 2.1, while the sum of all surprises is 5.1
+    p = np.log(np.tile([[0.05, 0.15, 0.8]], (3, 1)))  # D(q, p) is 2.1, but 5.1 with the former bug
     engine, params = assemble(conformance.tabular_pair(q, p), rule="bild_star", block_size=3)
     tokens = conformance.run_rows(engine, params, 10_000, 3.0, [(1.0, 1.0)], length=6)
     law = reference.transitions("bild_star", q, p, 3.0, 1.0)
@@ -71,7 +71,7 @@ def test_a_rule_that_reads_the_drafts_distribution_needs_a_drafter():
 @pytest.mark.laws
 @pytest.mark.parametrize(("stops", "bonus"), [((2, 5), "none"), ((), "rule"), ((2, 5), "target")])
 def test_three_levels_decode_like_the_target_alone(stops, bonus):
-    """At temperature 0 a lossless hierarchy equals the target, for unequal prompts, stop ids and every bonus."""
+    """Expects the target's output at temperature 0, for prompts of unequal lengths, stop ids and every bonus."""
     models = [Fake(8, noise=0.5, seed=1), Fake(8, noise=0.3, seed=2), Fake(8, noise=0.1, seed=3), Fake(8)]
     drafter, params = engines.stacked(models[:3], (2, 2, 3), bonus=bonus)
     engine = engines.engine(models[3], drafter, stop_ids=stops, bonus=bonus)
@@ -86,7 +86,7 @@ def test_three_levels_decode_like_the_target_alone(stops, bonus):
 
 @pytest.mark.laws
 def test_nested_stop_ids_under_a_rule_that_reads_q():
-    """The inner engine uses the outer engine's stop ids, not its own; the distribution is right up to the stop."""
+    """Expects the right distribution up to the stop id, because inner engines use the outer engine's stop ids."""
     q_table, p_table = conformance.tables(3, seed=52)
     large = conformance.tables(3, seed=53)[1]
     small, middle, top = (sc.TableLM(table) for table in (q_table, p_table, large))
@@ -100,7 +100,7 @@ def test_nested_stop_ids_under_a_rule_that_reads_q():
     assert conformance.stopped_p_value(out.tokens, out.lengths, 2, law) > 1e-3
 
 
-# --- scoring no wider than the batch's longest draft: nothing but time depends on the width
+# --- target calls are no wider than the batch's longest draft needs; outputs must not depend on the width
 
 
 @given(st.integers(0, 60))
@@ -112,19 +112,19 @@ def test_width_buckets_rise_to_the_whole_block(block):
 
 @dataclass(frozen=True)
 class ScoredWhole(Confidence):
-    """A drafter whose blocks are always scored at full width."""
+    """A stop policy under which the target always scores the full block width."""
 
     adaptive: ClassVar[bool] = False
 
 
 def trace(turn):
-    """Returns every decision of a round, `[B, …]`."""
+    """Returns the counts, tokens and `η` of a round, `[B, …]` each."""
     return turn.num_new, turn.num_kept, turn.tokens, turn.eta
 
 
 @pytest.mark.parametrize("bonus", ["rule", pytest.param("target", marks=pytest.mark.laws)])
 def test_outputs_do_not_depend_on_the_width_buckets(bonus):
-    """Compares with full width: a rule that reads `q`, blocks of 0 to 9 tokens, rows that stop early."""
+    """Compares with target calls of full width, for a rule that reads `q`, blocks of 0 to 9 tokens and a stop id."""
     q_table, p_table = conformance.tables(6, seed=41)
     pair = conformance.tabular_pair(q_table, p_table)
     engine, params = assemble(pair, rule="token_v3", bonus=bonus, stop=lambda _: Confidence(9), stop_ids=[5])

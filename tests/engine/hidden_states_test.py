@@ -1,6 +1,6 @@
-"""The target's hidden states reach a drafter at every position.
+"""Tests that a drafter gets the target's hidden states at every position.
 
-Drafting from them does not change the target's distribution.
+Drafting from these states must not change the output's distribution.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.drafters import RandomHead, Remembering, by_forward
 
 LAYERS = (2, 0, 1)
 TREE = Tree.of_branching((2, 2, 1))
-WINDOWED = tiny("gemma2_2b", vocab_size=61, window=6)  # a cache that is a ring
+WINDOWED = tiny("gemma2_2b", vocab_size=61, window=6)  # its cache is a ring buffer
 T5_CONFIG = T5Config(61, 64, 16, 2, 8, 24, 1, 2)
 TOKENS = np.random.default_rng(3).integers(2, 61, (4, 9)).astype(np.int32)
 LENGTHS = np.array([9, 1, 4, 2], np.int32)
@@ -54,24 +54,24 @@ def target_of(family, noise=0.0):
 
 
 def prompt_of(family):
-    """Returns prompts of several lengths; for a T5 an encoder's input, with the start token before the prompt."""
+    """Returns prompts of several lengths; for the family "t5" also the encoder's input."""
     encoded = TOKENS[:, :5] if family == "t5" else None
     return Prompt(np.where(np.arange(9) < LENGTHS[:, None], TOKENS, 0), LENGTHS, encoded)
 
 
 def model_drafter(family, stop):
-    """Returns a drafter whose drafts are often kept, but not always: the target with disturbed weights."""
+    """Returns a drafter and its parameters: the target with disturbed weights, so that some drafts are kept."""
     bound = target_of(family, noise=0.06 if family == "decoder" else 0.02)
     return ModelDrafter(bound.model, stop), {"model": bound.params}
 
 
 def case(family, stop=Fixed(3)):  # noqa: B008 (frozen)
-    """Returns target, prompts, a drafter of a model and its parameters."""
+    """Returns the target, prompts, and a drafter that uses a model, with its parameters."""
     return target_of(family), prompt_of(family), *model_drafter(family, stop)
 
 
 def run_tree(family, kind):
-    """Returns target, prompts and a generation in which a drafter of `kind` remembers states along a tree's path."""
+    """Returns the target, prompts and a generation with a tree drafter of class `kind`, which stores hidden states."""
     target, prompt, inside, params = case(family)
     drafter = kind(BranchingDrafter(inside.model, TREE), LAYERS)
     return target, prompt, run(target, drafter, params, prompt, verifier=BranchWise(RULES["spec_decode"], TREE))
@@ -80,7 +80,7 @@ def run_tree(family, kind):
 def run(target, drafter, drafter_params, prompt, *, verifier=engines.LOSSLESS, length=NEW, temperature=0.7, **more):
     engine = Engine(target=target.model, drafter=drafter, verifier=verifier, **more)
     params = {"target": target.params, "drafter": drafter_params}
-    # a threshold that some tokens reach and others do not
+    # some tokens of the draft reach this threshold and others do not
     unsure = 0.969 if isinstance(target.model, DecoderLM) else 0.95
     controls = make_controls(len(prompt.length), temperature=temperature, stop_threshold=unsure)
     out = generate(engine, params, prompt, 3, controls=controls, max_new_tokens=length)
@@ -89,10 +89,10 @@ def run(target, drafter, drafter_params, prompt, *, verifier=engines.LOSSLESS, l
 
 
 def largest_error(target, prompt, out, layers=LAYERS, states=None, rows=slice(None)):
-    """Returns the largest relative error of the remembered states against a forward pass, over committed positions."""
+    """Returns the largest relative error of the stored states at committed positions, against a forward pass."""
     expected = by_forward(target, prompt, out.tokens, layers)
     remembered = np.asarray(out.inner["states"] if states is None else states)[:, : expected.shape[1]]
-    # the last token is pending: no model has read it
+    # the last token is left out, because no model has read it yet
     read = np.arange(expected.shape[1])[None] < (np.asarray(prompt.length) + np.asarray(out.lengths) - 1)[:, None]
     assert read.sum() > 20
     errors = np.abs(remembered - expected).max((2, 3)) / np.abs(expected).max()
@@ -108,7 +108,7 @@ STOPS = tuple(range(2, 61, 9))
         ("t5", Fixed(3), {"stop_ids": STOPS}),
         pytest.param("decoder", Fixed(3), {"stop_ids": STOPS}, marks=pytest.mark.laws),
         pytest.param("t5", Confidence(7), {}, marks=pytest.mark.laws),
-        pytest.param("decoder", Confidence(7), {}, marks=pytest.mark.laws),  # scored at the width of the longest block
+        pytest.param("decoder", Confidence(7), {}, marks=pytest.mark.laws),  # target calls of several widths
         pytest.param("t5", Fixed(2), {"bonus": "none"}, marks=pytest.mark.laws),
     ],
 )
@@ -163,7 +163,7 @@ def test_layer_0_is_the_embedding_and_the_last_layer_gives_the_logits(family):
 
 @partial(jax.jit, static_argnums=0)
 def _fed_twice(model, params, prompt):
-    """Feeds a block to a model once with its states read and once without."""
+    """Feeds a block to a model twice, with and without its hidden states; returns the outputs by name."""
     cache, _ = model.prefill_layers(params, prompt, 20, (0, 2))
     out, _ = model.extend_layers(params, cache, TOKENS, (0, 2))
     plain, _ = model.extend(params, model.prefill(params, prompt, 20), TOKENS)
@@ -201,7 +201,7 @@ def random_target(family):
 
 
 def sequence_law(target, prompt):
-    """Returns probabilities of all sequences of `LENGTH` tokens after a row of `prompt`, by uncached passes."""
+    """Returns the probabilities of all sequences of `LENGTH` tokens after a prompt, computed without a cache."""
     written = np.array(list(itertools.product(range(SMALL), repeat=LENGTH)), np.int32)
     length = int(prompt.length[0])
     whole = np.concatenate([np.tile(prompt.tokens[:1, :length], (len(written), 1)), written], axis=1)
@@ -217,7 +217,7 @@ def sequence_law(target, prompt):
 @pytest.mark.laws
 @pytest.mark.parametrize("family", ["t5", "decoder"])
 def test_a_head_that_reads_states_keeps_the_targets_distribution(family):
-    """Compares whole sequences, sampled at temperature 1, with the target's own by chi-square."""
+    """Compares sequences sampled at temperature 1 with the target's distribution by a chi-square test."""
     rows, target = 30_000, random_target(family)
     start = np.array([[0]] if family == "t5" else [[1, 3, 2]], np.int32)
     encoded = np.tile(np.array([[1, 3, 2]], np.int32), (rows, 1)) if family == "t5" else None
@@ -238,7 +238,7 @@ def test_a_head_that_reads_states_keeps_the_targets_distribution(family):
 
 @dataclass(frozen=True)
 class OffByOne(DecoderLM):
-    """A planted bug: every state of a block is its neighbour's."""
+    """A planted bug: every hidden state of a block is the state of the position before."""
 
     def extend_layers(self, *args):
         out, cache = super().extend_layers(*args)
@@ -247,7 +247,7 @@ class OffByOne(DecoderLM):
 
 @dataclass(frozen=True)
 class OffByOneInPrompts(DecoderLM):
-    """A planted bug: every state of a prompt is its neighbour's."""
+    """A planted bug: every hidden state of a prompt is the state of the position before."""
 
     def prefill_layers(self, *args):
         cache, states = super().prefill_layers(*args)
@@ -275,7 +275,7 @@ def test_planted_bugs_in_states_are_found(bug):
 
 @dataclass(frozen=True)
 class Unstraightened(Remembering):
-    """A kind of its own, so that the program is compiled separately."""
+    """A class for the planted bug below; a program of its own is compiled for it."""
 
 
 @pytest.mark.laws

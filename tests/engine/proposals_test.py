@@ -1,4 +1,4 @@
-"""Faulty drafters of a user's own are refused in words before anything is compiled."""
+"""Tests that a user's faulty drafter raises an error that names the fault, before anything is compiled."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Loose:
 
 @pytest.fixture
 def decode(monkeypatch):
-    """Returns a function that decodes with a function of the module `bad` as drafter."""
+    """Returns a function that decodes with a drafter made by a function of the module `bad`."""
 
     def call(make, **settings):
         monkeypatch.setitem(sys.modules, "bad", module := ModuleType("bad"))

@@ -1,4 +1,4 @@
-"""Rows: the output of a row depends on its prompt, its id and its controls, never on its neighbours."""
+"""Tests that a row's output depends on its prompt, its id and its controls, never on other rows of the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ INTEGERS = [*COUNTS, "decided", "examined_at", "kept_at"]
 
 
 def pairs(name):
-    """Returns a tabular pair, or a pair of fakes that agree in part."""
+    """Returns a pair of tabular models, or of fake models that agree on some tokens."""
     if name == "table":
         return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
     return sc.Pair(target=sc.FakeLM(VOCAB), draft=sc.FakeLM(VOCAB, noise=0.7, seed=3))
@@ -33,7 +33,7 @@ def prompts(rows=ROWS, seed=0):
 
 
 def settings(rule, rows=ROWS):
-    """Returns α, temperature and top-p that differ by row, temperatures 0 and 1 among them."""
+    """Returns α, temperatures (including 0 and 1) and top-p that differ from row to row."""
     low, high = (0.0, 0.0) if rule.alpha is None else rule.alpha.bounds(VOCAB)
     if rule.alpha is not None and np.isfinite(rule.alpha.domain[1]):
         high = 0.9
@@ -45,7 +45,7 @@ def settings(rule, rows=ROWS):
 
 
 def run(built, tokens, chosen, ids, values):
-    """Generates for the rows `chosen`, with every prompt padded to 8."""
+    """Generates outputs for the rows `chosen`, with every prompt padded to 8 tokens."""
     rows = [tokens[i] for i in chosen]
     prompt = Prompt(jnp.asarray(right_pad(rows, 8)), jnp.asarray([len(r) for r in rows], jnp.int32))
     controls = make_controls(len(rows), **{name: column[list(chosen)] for name, column in values.items()})
@@ -83,13 +83,13 @@ def test_a_row_is_the_same_alone_in_a_batch_and_permuted(models, rule, bonus):
     for row in range(ROWS):
         alone = run(built, tokens, [row], ids, values)
         assert_same_rows(alone, 0, together, row, f"row {row} alone")
-    assert len({tuple(t) for t in together.tokens}) > ROWS // 2  # the rows differ from each other
+    assert len({tuple(t) for t in together.tokens}) > ROWS // 2  # most rows differ from each other
     assert together.stats.rejected.sum() > 0 < together.stats.kept.sum()
     assert len(set(together.lengths)) > 1
 
 
 def test_greedy_speculation_is_the_target_alone():
-    """A fake's cache is a hash of all tokens fed to it: any error in a cache changes everything after it."""
+    """Uses fake models, whose cache is a hash of all tokens fed, so any cache error changes all later tokens."""
     pair, tokens, zero = pairs("fake"), prompts(seed=5), {"temperature": np.zeros(ROWS)}
     alone = assemble(pair, method="autoregressive", stop_ids=[STOP])
     expected = run(alone, tokens, range(ROWS), np.arange(ROWS), zero)

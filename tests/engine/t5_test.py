@@ -1,8 +1,8 @@
-"""Greedy speculative decoding with T5 writes the target's own output, and rows do not depend on their neighbours.
+"""Tests that greedy speculative decoding with T5 writes the target's output, and that rows are independent.
 
-Every output is compared with the target's own teacher-forced logits, which use no cache: each token must be the best
-after its prefix. Float32 sums in another order may decide a near-tie differently, so a token's logit may be less than
-`GAP` below the best; such tokens are few.
+Every output is compared with the target's teacher-forced logits, which use no cache. Each token must have the highest
+logit after its prefix. Float32 sums in another order may decide a near-tie differently, so a token's logit may be up to
+`GAP` below the highest, in a few rows.
 """
 
 import re
@@ -29,9 +29,9 @@ forced = jax.jit(teacher_forced_logits, static_argnums=0)
 
 
 def decode(case, *, batch=BATCH, ids=None, order=slice(None), method="speculative", rule="spec_decode", **controls):
-    """Returns the tokens `[N, limit]` in batches of `batch`, all in one bucket; the first row fills up the last batch.
+    """Decodes all prompts in batches of `batch`, padded to one width; returns tokens `[N, limit]` and counters.
 
-    `order`: the order of the prompts, ids and controls.
+    The last batch is filled up with repeated rows. `order` is the order of the prompts.
     """
     built = assemble(case.pair, rule=rule, block_size=BLOCK, method=method, stop_ids=[EOS])
     prompts = [case.prompts[i] for i in np.arange(len(case.prompts))[order]]
@@ -49,9 +49,9 @@ def decode(case, *, batch=BATCH, ids=None, order=slice(None), method="speculativ
 
 
 def check_greedy(case, **how):
-    """Checks that the tokens at temperature 0 are the target's, up to the end or the limit; returns the counters."""
+    """Checks that tokens at temperature 0 are the target's, until the end or the limit; returns the counters."""
     zeros = np.zeros(len(case.prompts))
-    # at temperature 0 and α = 0 a cascade is lossless too: its draft caches are also read at the bonus position
+    # at temperature 0 and α = 0 a cascade is lossless too, and it also reads the draft at the bonus position
     tokens, stats = decode(case, temperature=zeros, alpha=zeros, **how)
     encoded = np.asarray(right_pad(case.prompts, bucket(max(map(len, case.prompts)))))
     fed = np.pad(tokens[:, :-1], [(0, 0), (1, 0)])
@@ -69,13 +69,13 @@ def check_greedy(case, **how):
     assert (gaps.max(1) == 0).mean() >= EQUAL_SHARE
     last = tokens[np.arange(len(tokens)), stats.committed - 1]
     assert ((last == EOS) | (stats.committed == case.limit)).all()
-    assert len({tuple(row) for row in tokens.tolist()}) > len(tokens) // 2  # otherwise nothing was compared
+    assert len({tuple(row) for row in tokens.tolist()}) > len(tokens) // 2  # equal outputs would prove nothing
     return stats
 
 
 @pytest.fixture(scope="module")
 def small():
-    """Returns a target, and a draft with disturbed weights, so that part of the drafts is kept."""
+    """Returns a target, and a draft with disturbed weights, so that some draft tokens are kept."""
     config, rng = T5Config(41, 48, 24, 2, 12, 32, 1, 2), np.random.default_rng(2)
     prompts = [[*rng.integers(2, 41, rng.integers(1, 15)).tolist(), EOS] for _ in range(BATCH)]
     pair = sc.Pair(target=random_t5.bound(config), draft=random_t5.bound(config, noise=0.15))
@@ -90,7 +90,7 @@ def test_a_random_pair_writes_the_targets_greedy_output(small, batch):
 
 
 def test_a_batch_in_another_order_gives_the_same_rows(small):
-    """Compares bit for bit, greedy and sampled rows together."""
+    """Compares tokens and counters bit for bit, in a batch with greedy and sampled rows."""
     settings = {"alpha": np.linspace(0, 1, BATCH), "temperature": np.tile([0.0, 1.0, 0.5, 1.0], BATCH // 4)}
     settings["ids"] = np.arange(BATCH) * 7
     order = np.random.default_rng(3).permutation(BATCH)
@@ -102,7 +102,7 @@ def test_a_batch_in_another_order_gives_the_same_rows(small):
 
 @pytest.fixture(scope="module")
 def shipped():
-    """Returns the shipped pair, 500 sentences as ids, and the output limit."""
+    """Returns the pair that the package ships, 500 tokenised sentences, and the output limit."""
     pair = sc.load_pair("tatoeba_en_de")
     assert pair.target.model.config.dtype == "float32" and pair.vocabulary.eos_id == EOS
     sources = [example.source for example in TASKS["tiny_translation"].load()]
@@ -115,6 +115,6 @@ def shipped():
 @pytest.mark.laws
 @pytest.mark.parametrize(("method", "batch"), [("autoregressive", BATCH), ("speculative", BATCH), ("speculative", 1)])
 def test_the_shipped_pair_writes_the_targets_greedy_output(shipped, method, batch):
-    """A batch of 1 also shows that rows are independent; the target alone shows that the two do not share an error."""
+    """Checks speculation in batches of 16 and 1, and the target alone, in which an error of both would show."""
     stats = check_greedy(shipped, method=method, batch=batch)
     assert method == "autoregressive" or (stats.kept.sum() > 0 and stats.target_calls.sum() < stats.committed.sum())

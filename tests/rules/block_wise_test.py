@@ -1,4 +1,4 @@
-"""Exact tests of block verification: golden numbers, the distribution by enumeration, and never fewer tokens."""
+"""Exact tests of block verification: published numbers, the distribution by enumeration, and no loss of tokens."""
 
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ from tests.support import blocks, conformance
 ALL = {name: rule for name, rule in conformance.REPRESENTATIVE.items() if not rule.greedy_only}
 P, Q = (Fraction(1, 3), Fraction(2, 3)), (Fraction(2, 3), Fraction(1, 3))
 GOLDEN = {1: ("2/3", "2/3"), 2: ("10/9", "11/9"), 3: ("38/27", "5/3"), 4: ("130/81", "166/81"), 5: ("422/243", "64/27")}
-"""Block size -> `E[kept]` token-wise and block-wise of the paper's two tokens; METHODS section 10 has the first two."""
+"""Block size -> `E[kept]`, token-wise and block-wise, in the paper's two-token example (METHODS section 10)."""
 
 
 @pytest.mark.parametrize("block", GOLDEN)
@@ -37,7 +37,7 @@ QUICK = ("spec_decode", "token_v3", "lossy_tuned", "opt_log")
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.laws) for n in ALL])
 def test_the_next_tokens_have_the_rules_distribution(name):
-    """Sums over every possible block; at T = 0.5 and 1, whole distributions and top-p, blocks of 3."""
+    """Sums over all possible blocks of 3 tokens, at temperatures 0.5 and 1, with and without top-p."""
     tables, rule = conformance.tables(3, seed=5), ALL[name]
     alpha = conformance.telling_alpha(rule, *tables)
     for sampling in conformance.SAMPLINGS:
@@ -75,7 +75,7 @@ def test_block_verification_accepts_no_fewer_tokens_than_token_wise(q, p, block,
 
 
 def test_a_greedy_draft_gains_nothing():
-    """With a one-hot `q̃`, the only block is kept up to `i` as often as its first `i` tokens are `π`'s."""
+    """Expects that `i` tokens of a greedy draft are kept with the probability of these tokens under `π`."""
     tables, rule = conformance.tables(4, seed=2), RULES["spec_decode"]
     outcome = blocks.outcomes(BlockWise(rule), *tables, 4, 0.0, draft_temperature=0.0)
     chain = conformance.law_by_rule(rule, *tables, 0.0, 1.0, 1.0)
@@ -87,9 +87,9 @@ def test_a_greedy_draft_gains_nothing():
 
 @pytest.mark.parametrize("name", ["token_v3", "lossy", "lossy_tuned"])
 def test_the_accepted_length_is_the_largest_one_whose_uniform_lies_below_its_chance(name):
-    """Compares the loop, which asks from the block's end, with enumeration, for blocks of every length in one batch.
+    """Compares the loop, which goes from the block's end to its beginning, with an enumeration of all `i`.
 
-    For rules with bounds, `π` is computed only where `P_i` depends on it, row by row.
+    The batch contains blocks of every length. For rules with bounds, `π` is computed only where `P_i` depends on it.
     """
     rows, block, verifier = 400, 4, BlockWise(RULES[name])
     pair, draws = blocks.positions(rows, block, 11), np.random.default_rng(1)
@@ -112,9 +112,10 @@ def test_the_accepted_length_is_the_largest_one_whose_uniform_lies_below_its_cha
 @pytest.mark.parametrize("rule", ["spec_decode", pytest.param("lossy_tuned", marks=pytest.mark.laws)])
 @pytest.mark.parametrize("failing", ["target", "draft"])
 def test_nan_logits_are_found_at_their_position(failing, rule):
-    """Token 3's successor has NaN logits.
+    """Gives NaN logits after token 3.
 
-    If the target fails, nothing follows a 3; the draft need not be asked there.
+    If the target has them, no token may follow a 3. If the draft has them, a 3 may be followed by other tokens, because
+    the draft is not always called there.
     """
     q, p = conformance.tables(5, seed=4)
     broken = {"target": p.copy(), "draft": q.copy()}
@@ -128,7 +129,7 @@ def test_nan_logits_are_found_at_their_position(failing, rule):
         assert not any((row[: length - 1] == 3).any() for row, length in zip(out.tokens, out.lengths, strict=True))
 
 
-DETERMINISTIC = [name for name in conformance.REPRESENTATIVE if name != "random_accept"]  # a mixture at any temperature
+DETERMINISTIC = [name for name in conformance.REPRESENTATIVE if name != "random_accept"]  # random even at T = 0
 
 
 @pytest.mark.parametrize(

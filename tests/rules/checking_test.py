@@ -1,4 +1,4 @@
-"""Tests that a user's rule is tried before it decides: wrong output is named, with the rule."""
+"""Tests that a user's rule is checked before its first use, and that errors name the rule and its invalid result."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ def test_the_packages_rules_and_their_variants_pass():
 
 
 def test_a_rule_with_an_array_of_its_vocabularys_size_is_not_checked():
-    """A bias per token fits the pair's distributions, not those that rules are tried on."""
+    """Uses a rule with one bias per token, which cannot be added to the test distributions of another size."""
     bias = jnp.linspace(-1.0, 1.0, 30)
     biased = Rule(name="biased", deferral=lambda pair, alpha: pair.q + bias < alpha, alpha=Alpha(domain=(0.0, 1.0)))
     checking.check(biased)

@@ -31,7 +31,7 @@ METHODS_TABLE = {
     "chow_log": (0.0, "lnV"),
     "diff": (-1.0, 1.0),
     "diff_log": ("-lnV", "lnV"),
-    "opt": (),  # unbounded: any finite grid will do
+    "opt": (),  # the useful range is unbounded, so no grid is checked
     "opt_log": (),
     "bild_star": (0.0, 10.0),
     "token_v1": (-1.0, 1.0),
@@ -41,7 +41,7 @@ METHODS_TABLE = {
 
 
 def margin(rule, q, p, alpha, temperature, top_p):
-    """Returns the distance of the float64 decision and truncation from a tie; below it a comparison is unfair."""
+    """Returns how far the float64 decision and truncation are from a tie; near a tie float32 may decide differently."""
     q_law, p_law = reference.softmax(q), reference.softmax(p)
     distance = edge = np.inf
     if top_p < 1 and temperature > 0:
@@ -53,7 +53,7 @@ def margin(rule, q, p, alpha, temperature, top_p):
             np.asarray(reference.DECISIONS[rule](*arguments, alpha + shift, temperature == 0), float)
             for shift in (-1e-5, 0.0, 1e-5)
         ]
-        # α moved by 1e-5 either way must not change any decision that carries mass
+        # a case is compared only if a change of α by ±1e-5 changes no decision about a token with `q̃` > 0
         same = all((np.broadcast_to(s == sides[1], q_law.shape) | (arguments[2] == 0)).all() for s in sides)
         distance = np.inf if same else 0.0
     return min(distance, edge)
@@ -110,7 +110,7 @@ def test_distribution_keeps_the_leading_axes():
     ("lossy_greedy", [0, 1, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
 ])  # fmt: skip
 def test_comparisons_are_strict(name, q, p, alpha):
-    """At equality the drafted token is kept; slightly below it is deferred. The float32 numbers are exact."""
+    """Expects that the drafted token is kept at equality, and deferred at a smaller α; float32 holds all numbers."""
     q, p = jnp.asarray([q], jnp.float32), jnp.asarray([p], jnp.float32)
     pair = LawPair(q=q, p=p, q_tilde=q, p_tilde=p, greedy=jnp.zeros((1, 1), bool))
     token = 1 if name in ("token_v2", "token_v3", "lossy_greedy") else 0
@@ -164,12 +164,12 @@ def test_meaningless_rules_are_refused(make, message):
         make()
 
 
-# --- at the edge of what float32 holds
+# --- numbers at the limits of float32
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bild_star_where_the_targets_distribution_is_zero_in_float32(temperature):
-    """`-log p` of a token 100 below the target's first is 100 nats, not infinity."""
+    """Expects `-log p` of about 100 nats, and not infinity, for a token whose logit is 100 below the largest."""
     q, p = np.float32([[-4.0, 0.0, 0.0], [9.0, 0.0, 0.0]]), np.float32([[-100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
     pair = conformance.law_pair(q, p, temperature)
     for row in range(2):
@@ -183,7 +183,7 @@ def test_bild_star_where_the_targets_distribution_is_zero_in_float32(temperature
 @pytest.mark.parametrize("alpha", [-1e-9, -1e-7, 0.0, 1e-9])
 @pytest.mark.parametrize("name", ["chow", "diff", "opt", "token_v1", "token_v2", "chow_log", "diff_log", "opt_log"])
 def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
-    """In float32, 1 - α and max p - α would be 1 and max p there, and α's sign would be lost."""
+    """Compares with float64; in float32, 1 - α and max p - α would be 1 and max p, and the sign of α would be lost."""
     alpha = float(np.float32(alpha))
     certain, half, flat = [0.0, -200.0, -200.0, -200.0], [0.0, 0.0, -200.0, -200.0], [0.0] * 4
     laws = (certain, half, flat)
@@ -191,7 +191,7 @@ def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
     pair = conformance.law_pair(q, p, 1.0)
     decisions = np.broadcast_to(jax.jit(RULES[name].deferral)(pair, jnp.full((len(q), 1), alpha, jnp.float32)), q.shape)
     for row in range(len(q)):
-        # in float64 these distributions are exact: 1, 1/2, 1/4 and 0
+        # rounding to 12 digits makes these probabilities exactly 1, 1/2, 1/4 and 0
         laws = [np.round(reference.softmax(x[row]), 12) for x in (q, p)]
         expected = np.broadcast_to(reference.DECISIONS[name](*laws, *laws, alpha, False), 4)
         np.testing.assert_array_equal(decisions[row], expected, err_msg=f"{laws}")
@@ -200,7 +200,7 @@ def test_an_alpha_near_zero_decides_as_in_float64(name, alpha):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("alpha", [-1e-9, -1e-12])
 def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, temperature):
-    """This holds however sure the draft is; the policy of a token cascade decides as the rule does."""
+    """Expects this even of a draft that is certain; the stop policy of a token cascade must agree with the rule."""
     q, p = np.eye(5, dtype=np.float32) * 100, np.float32(np.random.default_rng(0).normal(size=(5, 5)))
     lossless = law("spec_decode", q, p, 0.0, temperature)
     np.testing.assert_allclose(law("chow", q, p, alpha, temperature), lossless, atol=1e-6)
@@ -211,14 +211,14 @@ def test_chow_below_zero_is_lossless_and_its_cascade_never_drafts(alpha, tempera
 
 @pytest.mark.parametrize("beta", [round(0.05 * n, 2) for n in range(1, 20)])
 def test_the_end_of_the_domain_of_alpha_is_inside(beta):
-    """β >= 1 − α holds at equality, although α is a float32 and 1 − β a float64."""
+    """Expects that α = 1 − β is allowed, although α is a float32 and 1 − β a float64."""
     edge = round(1 - beta, 2)
     assert checked_alpha(deferral.lossy(beta).alpha, "it", edge, 1) == np.float32(edge)
     with pytest.raises(ValueError, match=r"alpha=.* is outside the domain \[.*, 1\) of it"):
         checked_alpha(deferral.lossy(beta).alpha, "it", np.array([0.99, edge - 1e-3]), 2)
 
 
-# --- the identities, and the two that do not hold, as counter-examples
+# --- identities between rules, and counter-examples to two identities that do not hold
 
 
 DELTA = ["chow", "chow_log", "diff", "diff_log", "opt", "opt_log", "bild_star"]
@@ -234,17 +234,17 @@ def scaled(logits, temperature, top_p=1.0):
 
 
 def root_b(qt, pt, alpha):
-    """Returns `b = 1/β` of `lossy_tuned` by Brent's method; 0 if nothing is cut off."""
+    """Returns `b = 1/β` of `lossy_tuned`, computed by Brent's method; 0 if no token exceeds the ceiling."""
     excess = np.maximum(qt - pt / (1 - alpha), 0).sum()
     if excess <= 0:
         return 0.0
-    # at α = 0 the root is the upper end itself, up to float32 rounding
+    # at α = 0 the root is the upper end of the interval, up to float32 rounding, so the end is moved up a little
     return brentq(lambda b: np.maximum(b * pt - qt, 0).sum() - excess, 0, 1 / (1 - alpha) + 1e-6, xtol=1e-14)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.5])
 def test_tuned_lossy_solves_its_equation(top_p):
-    """Lemma 2, also for a root beyond the paper's search range, `β > 10` (errata of METHODS, 3)."""
+    """Tests Lemma 2, also for roots outside the paper's search range, `β > 10` (errata of METHODS, item 3)."""
     q, p = conformance.logit_pairs(4, count=200)
     large = 0
     for alpha in (0.0, 0.3, 0.9, 0.97):
@@ -291,7 +291,7 @@ def test_lemma_10_opt_and_diff_at_temperature_zero_share_a_distribution_but_not_
         np.testing.assert_array_equal(law("opt", q, p, alpha, 0.0), law("diff", q, p, alpha, 0.0))
         column = jnp.full((len(q), 1), alpha, jnp.float32)
         rates.append([float(RULES[name].deferral(pair, column).mean()) for name in ("opt", "diff")])
-    # if both argmaxes agree the distance is 0: opt may defer there, diff may not, and nothing changes
+    # if both argmaxes agree, the distance is 0; there opt may defer where diff does not, which changes no token
     assert all(opt >= diff for opt, diff in rates) and any(opt > diff for opt, diff in rates)
 
 
@@ -321,9 +321,9 @@ NEVER_DEFERS |= {"chow_log": math.log(VOCAB) + 1e-5, "diff_log": math.log(VOCAB)
 @pytest.mark.parametrize(("name", "alpha"), NEVER_DEFERS.items())
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_draft_ends(name, alpha, temperature):
-    """If a rule never defers, `π = q̃`."""
+    """Expects `π = q̃` at values of α at which a rule never defers."""
     q, p = conformance.logit_pairs(10)
-    # without equal pairs (TV = 0 defeats any α) and infinite divergences
+    # left out: equal pairs, where TV = 0 makes every α ineffective, and pairs with infinite divergences
     finite = np.isfinite(q).all(-1) & np.isfinite(p).all(-1)
     finite[[0, 4]] = False
     q, p = q[finite], p[finite]
@@ -338,7 +338,7 @@ def test_draft_ends(name, alpha, temperature):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
-    """Counter-example: the target's top token is never deferred, so the draft's excess on it stays."""
+    """Gives a counter-example: the target's top token is never deferred, so the draft's excess mass on it stays."""
     q, p = np.log([0.8, 0.1, 0.1]), np.log([0.5, 0.3, 0.2])
     token_law = law("token_v3", q, p, 0.0, temperature)
     target = law("spec_decode", q, p, 0.0, temperature)
@@ -351,7 +351,7 @@ def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
 
 
 def test_not_an_identity_acceptance_does_not_rise_with_alpha():
-    """Counter-example: fewer tokens are deferred as α grows, but more of the draft is rejected."""
+    """Gives a counter-example: fewer tokens are deferred as α grows, but more draft tokens are rejected."""
     rng, falls = np.random.default_rng(11), 0
     for name in TOKEN:
         q, p = rng.normal(size=(60, 5)) * 2, rng.normal(size=(60, 5)) * 2

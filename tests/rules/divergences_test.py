@@ -1,4 +1,4 @@
-"""Tests of divergences against a naive computation, their ends, and the relations between them."""
+"""Tests of divergences: comparison with a naive computation, smallest and largest values, relations between them."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ NAMES = list(DIVERGENCES)
 
 
 def laws(seed, vocab_size=11):
-    """Returns rows of `(p, q)`, float32: random and adversarial ones."""
+    """Returns random and adversarial pairs of distributions `(p, q)`, float32."""
     q, p = conformance.logit_pairs(seed, vocab_size=vocab_size)
     return tuple(np.stack([reference.softmax(row) for row in x]).astype(np.float32) for x in (p, q))
 
@@ -42,7 +42,7 @@ def test_a_draft_is_accepted_only_below_the_threshold():
     rule = deferral.fuzzy("tv").deferral
     assert rule(pair, exact).all() and not rule(pair, exact * 1.0001).any()
     same = conformance.law_pair(np.float32([[0, 1, 2]]), np.float32([[0, 1, 2]]), 1.0)
-    assert rule(same, jnp.zeros((1, 1))).all()  # τ = 0 leaves everything to the target
+    assert rule(same, jnp.zeros((1, 1))).all()  # τ = 0 defers every token to the target
 
 
 def test_equal_choices_share_one_function():
@@ -50,7 +50,7 @@ def test_equal_choices_share_one_function():
     assert len([name for name in deferral.RULES if name.startswith("fuzzy_")]) == 4 * len(DIVERGENCES)
 
 
-# --- probabilities that only their logs can hold
+# --- probabilities that are 0 in float32, although their logs are finite
 
 
 @partial(jax.jit, static_argnums=0)
@@ -62,7 +62,7 @@ def wide_logits():
     """Returns pairs of logits `(q, p)` that differ by up to 300, with entries masked in one or both."""
     rng = np.random.default_rng(5)
     q, p = rng.uniform(-150, 150, (2, 60, 11)).astype(np.float32)
-    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # one token far from the others
+    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # token 0 is far from the others
     q[:10, 0], p[10:20, 0] = -120.0, -120.0
     q[40:50, 3] = p[40:50, 3] = -np.inf
     q[50:55, 4], p[55:, 5] = -np.inf, -np.inf
@@ -73,7 +73,7 @@ def wide_logits():
 @pytest.mark.parametrize("top_k", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_gaps_beyond_float32_have_the_float64_value(name, top_k, temperature, top_p):
-    """A float32 probability is 0 at a logit 87 below the largest, and at T = 0.1 at one 9 below."""
+    """Compares where float32 probabilities are 0: at logits 87 below the largest, or 9 below at temperature 0.1."""
     q, p = wide_logits()
     pair = conformance.law_pair(q, p, temperature, top_p)
     for scaled in (False, True):
@@ -94,7 +94,10 @@ def test_gaps_beyond_float32_have_the_float64_value(name, top_k, temperature, to
     [("draft",), pytest.param((Level(model="middle", budget=2, block_size=2),), marks=pytest.mark.laws)],
 )
 def test_an_engine_uses_divergences_beyond_float32(name, alpha, drafters):
-    """The draft gives e^-100 where the target gives 0.002: 0.2 nats, but infinity from float32 probabilities."""
+    """Expects a divergence of about 0.2 nats, which is infinite if computed from float32 probabilities.
+
+    The draft gives a token the probability e^-100, and the target 0.002.
+    """
     q, p = np.zeros((3, 3), np.float32), np.zeros((3, 3), np.float32)
     q[:, 2], p[:, 2] = -100.0, -6.0
     exact = reference.divergence_of_logs(name, *(reference.log_law(x[0], 1.0) for x in (p, q)))
@@ -108,16 +111,16 @@ def test_an_engine_uses_divergences_beyond_float32(name, alpha, drafters):
 
 @pytest.mark.parametrize("vocab_size", [4, 37, 8192])
 def test_distributions_without_a_common_token_have_the_largest_distance_exactly(vocab_size):
-    """The distance is exact, so that `Div >= τ` holds at τ = 1."""
+    """Expects exactly 1, so that `Div >= τ` holds at τ = 1."""
     rng = np.random.default_rng(0)
     q, p = rng.normal(size=(2, 40, vocab_size)).astype(np.float32)
     half = rng.permutation(vocab_size)[: vocab_size // 2]
     q[:, half] = -np.inf
     p[:, np.setdiff1d(np.arange(vocab_size), half)] = -np.inf
     pair = conformance.law_pair(q, p, 1.0)
-    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # there is rounding
+    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # rounding occurs
     for name in ("js", "tv"):
-        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # all of the target's tokens
+        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # top-k has all of the target's
             rule = deferral.fuzzy(name, top_k, scaled)
             assert (np.asarray(compared(rule.deferral, pair)) >= 1.0).all(), rule.name
     np.testing.assert_array_equal(total_variation(pair.p, pair.q), 1.0)

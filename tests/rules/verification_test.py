@@ -48,7 +48,7 @@ def test_identity_holds_for_any_logits(name, pair, fraction, temperature):
 
 @pytest.mark.parametrize("beta", [0.6, 1.0, 1.5, 3.0])
 def test_the_identity_holds_for_lossy_with_another_beta(beta):
-    """With `β > 1` there may be nothing to replace from, although a rejection is possible."""
+    """Includes `β > 1`, where the residual may be empty although a rejection is possible."""
     pair = conformance.law_pair(*conformance.logit_pairs(), 1.0)
     conformance.check_identity(Speculative(lossy(beta)), pair, 0.5)
     law = lossy(beta).target_law(pair, jnp.full((len(pair.q), 1), 0.5))
@@ -71,9 +71,9 @@ LAWLESS = np.arange(ROWS) % 2 == 1
     + [(Speculative, "rule", LAWLESS)],
 )
 def test_the_distribution_after_a_block_depends_on_the_bonus(accept, bonus, targets):
-    """Blocks have 0 to 3 tokens: `π` at every position, and `p̃` after the block if the bonus is the target's.
+    """Expects `π` at every position of a block, and `p̃` after the block if the bonus comes from the target.
 
-    The same holds if the draft has no distribution after the block.
+    `p̃` is also expected there if the draft has no distribution at the bonus position. Blocks have 0 to 3 tokens.
     """
     rule, pair = RULES["token_v3"], blocks.positions(ROWS, BLOCK, 11)
     tokens, length = np.argmax(pair.q_tilde[:, :BLOCK], -1), np.arange(ROWS) % (BLOCK + 1)
