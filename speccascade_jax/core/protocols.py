@@ -334,9 +334,9 @@ class Drafter(_Drafting, Protocol):
     """
 
     def propose(self, params: Params, state: PyTree, request: Request) -> tuple[Draft, PyTree, Cache]:
-        """Drafts a block; returns it with the drafter's new state and the target's cache.
+        """Drafts a block; returns the block, the drafter's new state, and the target's cache.
 
-        A drafter that shares the target's cache returns it with its own writes; all others return it unchanged.
+        A drafter that writes to the target's cache returns the changed cache; other drafters return it unchanged.
         """
 
     def commit(self, params: Params, state: PyTree, outcome: Outcome) -> PyTree:

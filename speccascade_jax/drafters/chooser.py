@@ -72,7 +72,7 @@ def greedy(scores: Scores, uniforms: Array) -> Array:
 
 def dynamic(scores: Scores, uniforms: Array) -> Array:
     """Samples an arm from the softmax of the scores."""
-    # the last cumulative sum is left out, because if rounding makes it less than 1, no arm might be chosen
+    # the last cumulative sum is left out: if rounding made it less than 1, an arm beyond the last could be chosen
     below = jnp.cumsum(jax.nn.softmax(scores.mean, -1), -1)[:, :-1] <= uniforms[:, :1]
     return below.sum(-1).astype(jnp.int32)
 

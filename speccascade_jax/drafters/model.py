@@ -492,7 +492,8 @@ class BranchingDrafter(DrafterDefaults):
         rows = request.active & ((request.room > 0) | request.complete)
         draws = request.active & (request.room > 0)
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)
-        # if `complete`, the last level is fed too, for the distributions after its nodes; the number is static
+        # if `complete`, the last level is fed too, for the distributions after its nodes; the number of levels is
+        # static
         draft, levels = self._empty(request, draws), self.tree.depth + request.complete
         entries = jnp.concatenate([pending, draft.tokens], axis=1)
         # random bits differ by node and not only by depth, because siblings must be drawn with different bits

@@ -57,7 +57,7 @@ def run_rounds(
 
 
 def one_round(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
-    """Runs the next round of `run_rounds` for all rows that are not done; jittable on its own."""
+    """Runs a single round, the next one of `run_rounds`, for all rows that have not ended; jittable on its own."""
     planner = engine.planner
     if planner is None:
         return engine.step(params, state, controls)

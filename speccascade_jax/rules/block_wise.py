@@ -42,7 +42,7 @@ class BlockWise(Speculative):
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i has the bits of x_i's slot
         reached = self._reached(pair, law, draft, alpha, uniforms)
-        # `likely` ends at the first position with a zero or NaN probability: no token after it can be kept
+        # `likely` counts the tokens before the first P_i that is 0 or NaN, because no later token can be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)
         # left_i <= P_i gives h_i <= P_i, so u_i >= P_i excludes an i without a sum over the vocabulary
         places = jnp.where(uniforms < reached, jnp.arange(block + 1, dtype=jnp.int32), 0)

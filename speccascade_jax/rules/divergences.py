@@ -18,7 +18,7 @@ from speccascade_jax.core.types import Array, LawPair
 
 
 class Law(NamedTuple):
-    """A distribution, or a part of one, and its log, `[..., V]` each; the log may be finite at a float32 mass of 0."""
+    """A distribution (or a part of one) and its log, `[..., V]` each; the log may be finite where `mass` is 0."""
 
     mass: Array
     log: Array

@@ -346,7 +346,7 @@ class ByArm:
         return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Verifies each row's block with the verifier of the arm that wrote it."""
+        """Verifies each row's block with the verifier of the arm (drafter) that wrote the block."""
         assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"
         first, *remaining = dict.fromkeys(self.verifiers)
         merged = first.verify(pair, draft, keys, alpha, bonus)
