@@ -1,10 +1,11 @@
-r"""Compare the outputs of two points of a store: the examples on which the second is worse or better than the first.
+r"""Compare the outputs of two points of a sweep: show the examples on which the second point is worse or better.
 
     python -m experiments.compare results/quickstart.jsonl autoregressive diff@0.25
     python -m experiments.compare results/quickstart.jsonl KEY KEY2 --most=10
 
-A point is named by its method, with @ and its α, or by the first digits of its record's key. Words that the other
-output lacks are coloured. The outputs are those that the sweep stored beside its store (Evaluation.keep_outputs).
+A point is one measured combination of settings. Name a point by its method, with @ and its α, or by the first digits of
+its record's key. Words that occur in only one of the two outputs are coloured. The sweep must have stored its outputs
+beside its results file (Evaluation.keep_outputs, the default).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints two points side by side; returns the exit status."""
+    """Prints the differing outputs of the two points; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
         whole("most", args.most, 1)

@@ -2,19 +2,19 @@ r"""Compare the choice of a drafter per query with fixed drafters (Huang et al.,
 
     python -m experiments.compare_drafters --gin_file=configs/paper5_table1.gin --gin_file=configs/sizes/tiny.gin
 
-Prints a table for every temperature and block size: quality, speed-up, time per token with the policy's own time,
-acceptance and the share of each drafter, by domain; and the result of each query's best drafter in hindsight. Several
-sets of drafters (`compare.further`: configs/paper5_further.gin) share one table and are timed in turn. A second table
-shows the cost of choosing and of a further drafter. Records go to `compare.output`; a killed run resumes. The table
-again, or for a paper:
+The command prints one table per temperature and block size. For each domain, a table shows quality, speed-up, time per
+token (including the policy's own time), acceptance, and how often each drafter was chosen. It also shows the result of
+choosing each query's best drafter in hindsight. Several sets of drafters (`compare.further`, see
+configs/paper5_further.gin) share one table and are timed in turns. A second table shows the cost of choosing and of one
+more drafter. Records go to `compare.output`; a killed run resumes. To print the table again, or for a paper:
 
     python -m experiments.tables results/paper5_table1.jsonl --measures selection --format latex
 
-    --gin.compare.block_sizes="(5, 7, 10)"                  γ
-    --gin.compare.temperatures="(0.5, 0.9, 1.0)"            of both models
+    --gin.compare.block_sizes="(5, 7, 10)"                  block sizes γ
+    --gin.compare.temperatures="(0.5, 0.9, 1.0)"            temperatures of both models
     --gin.compare.policies="('runs/a.msgpack',)"            instead of the pair's own policy
     --gin.compare.ways="('greedy',)"                        how a policy chooses: greedy, dynamic, thompson, optimistic
-    --gin.compare.alone=False                               no runs of a drafter without a selection around it
+    --gin.compare.alone=False                               leave out the runs of each drafter without a selection
     --gin.compare.dry_run=True                              list the points
 """
 

@@ -7,9 +7,9 @@
     python -m experiments.convert SOURCE --dry-run                         list the mapping; read and write nothing
     python -m experiments.convert SOURCE --checksums                       write checksums.json into SOURCE only
 
-SOURCE is a local path in any supported format. safetensors have no digests, so a flipped bit is not detected:
---checksums stores digests once, while the files are known to be good, and every later load names the file and the
-tensor that changed. It also accepts a pair's folder, for the vocabulary in it.
+SOURCE is a local path in any supported format. safetensors files have no digests, so a flipped bit is not detected. Run
+--checksums once, while the files are known to be good: every later load then verifies the stored digests and names the
+file and the tensor that changed. --checksums also accepts the folder of a pair, for its vocabulary file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from speccascade_jax.storage.locks import LockedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Converts, or lists what a conversion would do; returns the exit status."""
+    """Converts a checkpoint, lists the mapping (--dry-run) or writes checksums; returns the exit status."""
     args = _arguments(argv)
     try:
         if args.checksums:
@@ -67,7 +67,7 @@ def _write_checksums(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _progress(label: str, then: str = "") -> Iterator[converting.Advance]:
-    """Shows bytes and the time left on stderr, from the first bytes on; `then` is the label after the last byte."""
+    """Shows a progress bar on stderr once the first bytes arrive; `then` is its label after the last byte."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("left")
     progress = Progress(*columns, console=Console(stderr=True))
     task = progress.add_task(label, total=None)
@@ -94,9 +94,9 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the arguments; refuses those that --checksums would ignore."""
+    """Returns the parsed arguments; refuses arguments that --checksums would ignore."""
     parser = _parser()
-    args = parser.parse_intermixed_args(argv)  # DESTINATION may follow an option
+    args = parser.parse_intermixed_args(argv)  # parse_args would refuse a DESTINATION after an option
     if args.destination is None and not (args.dry_run or args.checksums):
         parser.error("give DESTINATION, or --dry-run or --checksums")
     flag_values = {"DESTINATION": args.destination, "--dtype": args.dtype, "--overwrite": args.overwrite}

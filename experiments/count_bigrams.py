@@ -1,4 +1,4 @@
-"""Count which token follows which, in a task's references or in a file of outputs; the table is a draft.
+"""Count how often each token follows another one in a file of texts; the table of counts can serve as a draft.
 
 Examples:
     python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
@@ -6,9 +6,9 @@ Examples:
     python -m experiments.count_bigrams --vocabulary=speccascade_jax/assets/pairs/tatoeba_en_de/vocabulary.model \\
         --input=runs/tatoeba_en_de/outputs.pieces.gz --output=runs/tatoeba_en_de/bigrams.npz
 
-A pair uses the table as a draft by the words bigrams:FILE and max_gram:FILE, which stand for the path of a draft. The
-input's second column is counted, from the token that decoding begins with to the end of sequence. The outputs of a
-decoder-only model continue their prompts; for such a model the table holds no step from a prompt to an output.
+To use the table as a draft, write bigrams:FILE or max_gram:FILE in place of the path of a draft. The command counts the
+input's second column, from the token with which decoding begins to the end-of-sequence token. A decoder-only model
+continues its prompt, but the table does not count the step from a prompt's last token to the first token of an output.
 """
 
 from __future__ import annotations

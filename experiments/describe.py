@@ -5,7 +5,8 @@
     python -m experiments.describe path/to/checkpoint --dtype float32
     python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      the share of each of 8 devices
 
-A model is a preset's name or a checkpoint of any supported format; only names and shapes are read from it.
+A model is given by the name of a preset, or by the path of a checkpoint in any supported format. Only names and shapes
+are read from a checkpoint.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     """Returns a preset's model, or the model of a checkpoint, that computes in `dtype`.
 
     Raises:
-        ValueError: neither a preset nor a path; names the nearest presets.
+        ValueError: `name` is neither a preset nor an existing path; the message names similar presets.
     """
     if name in PRESETS:
         return DecoderLM(dataclasses.replace(PRESETS[name], dtype=dtype))

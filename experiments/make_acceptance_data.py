@@ -8,9 +8,9 @@ r"""Make training data for acceptance heads (SpecDec++): target outputs, draft p
 A killed run resumes where it stopped, and its result is the same: run the same command again. The format is described
 in `speccascade_jax/training/heads/shards.py`.
 
-    --gin.make.rule="'chow'" --gin.make.alpha=0.3    labels of another rule than spec_decode
-    --gin.make.seed=1                                other outputs and proposals
-    --gin.make.shard_size=512                        prompts per shard: the most that a kill loses
+    --gin.make.rule="'chow'" --gin.make.alpha=0.3    the rule of the labels (default spec_decode)
+    --gin.make.seed=1                                the seed of outputs and proposals
+    --gin.make.shard_size=512                        prompts per shard; a kill loses at most one shard
     --gin.Evaluation.quality_batch=64                rows decoded together
     --gin.Evaluation.first_example=1000              skip the examples before this one
 """

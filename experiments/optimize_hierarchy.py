@@ -1,4 +1,4 @@
-r"""Find the best stack of a pair's models: measure acceptance and costs, solve for the best stack, and time it.
+r"""Find the fastest hierarchy (stack) of a pair's models: measure acceptance and costs, solve, and time the result.
 
     python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin \
@@ -6,9 +6,9 @@ r"""Find the best stack of a pair's models: measure acceptance and costs, solve 
 
 The candidates are the pair's draft and the further drafts of `ModelPair.others`: checkpoints, early exits of the target
 (exit:2), copies from the context (lookup), tables that experiments.count_bigrams wrote (bigrams:FILE, max_gram:FILE).
-Prints the acceptance of every pair of models and the cost of their calls, then the best single draft and the best
-stacks, each with its predicted and its measured speed-up. One stack minimises the latency of Globerson et al. (2025),
-the other one also counts tokens that levels return beyond their budgets.
+The command prints the acceptance of every pair of models and the cost of their calls. Then it prints the best single
+draft and two stacks, each with its predicted and its measured speed-up. The first stack minimises the latency as
+Globerson et al. (2025) define it. The second one minimises a latency that also counts tokens beyond a level's budget.
 
 Other settings, with their defaults:
 

@@ -7,9 +7,9 @@
     python -m experiments.plots results/paper3.jsonl --pareto      SpecDec++, Figure 4: verification over discard rate
     python -m experiments.plots results/hierarchy.json --acceptance    acceptance between models (optimize_hierarchy.py)
 
-Left: Figure 4 of Narasimhan et al., 2024 (lower latency is further left); right: their Figure 3. Each rule has a line
-through its α's (the largest has a ring), bars show the spread, and a dotted line shows the target's quality. Hollow
-markers are inconclusive points, for which nothing was drafted.
+The left plot is Figure 4 of Narasimhan et al., 2024 (lower latency is further left); the right plot is their Figure 3.
+A line connects the α's of each rule, and a ring marks the largest α. Bars are paired 95% intervals. A dotted line shows
+the target's quality. Hollow markers are inconclusive points: nothing was drafted there.
 """
 
 from __future__ import annotations

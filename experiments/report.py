@@ -1,9 +1,10 @@
-r"""Write one HTML file of a store: plot, tables, outputs and settings of every point, positions of rejections.
+r"""Write an HTML report of a sweep's results file: plot, tables, and every point's settings, outputs and rejections.
 
     python -m experiments.report results/quickstart.jsonl
     python -m experiments.report results/quickstart.jsonl --output=for_anna.html --most=20
 
-The file needs no network and no server; a sweep writes it at its end, beside its store.
+A point is one measured combination of settings. The report is a single file that needs no network and no server. Every
+sweep writes it at its end, beside the results file.
 """
 
 from __future__ import annotations

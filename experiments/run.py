@@ -1,19 +1,21 @@
-r"""Measure one configuration, one record: quality, latency relative to the target alone, and the engine's counts.
+r"""Measure one configuration: its quality, its latency relative to the target alone, and the engine's counts.
 
-A run is run.gin (the skeleton) with one model pair, one task and one method; no file overrides another file's value:
+Combine gin/run.gin with one file each for the model pair, the task and the method. No file overrides a value of another
+one:
 
     python -m experiments.run --gin_file=gin/run.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin_file=gin/methods/token_v3.gin \
         --gin.Settings.alpha=0.9 --gin.Settings.temperature=1.0
 
-or run the point of a record again, with your own files that it imported, and compare the outputs:
+Or repeat the measurement of a record, with the files of your own that it imported, and compare the outputs:
 
     python -m experiments.run --from_record=KEY --store=results/quickstart.jsonl
 
-The record is printed and added to results/runs.jsonl (--gin.run.output="'other.jsonl'"); a point that is already there
-is only printed. The `configuration` of any record is a gin file that runs it again. The settings are the attributes of
-ModelPair and Evaluation in speccascade_jax/evaluation/points.py, those of Settings in
-speccascade_jax/methods/settings.py, and the arguments of run in speccascade_jax/evaluation/experiment.py.
+The command prints the record and adds it to results/runs.jsonl (--gin.run.output="'other.jsonl'"). If that file already
+has the record of this configuration, the command only prints it. The `configuration` of any record is a gin file that
+repeats its measurement. The settings are the attributes of ModelPair and Evaluation in
+speccascade_jax/evaluation/points.py, those of Settings in speccascade_jax/methods/settings.py, and the arguments of run
+in speccascade_jax/evaluation/experiment.py.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _FOUND: list[tuple[Record, Path, str]] = []
 
 
 def _recorded() -> str:
-    """Returns the configuration of the record that the user named, or "" without one."""
+    """Returns the gin text of the record that --from_record names, or "" if the flag is not set."""
     if FROM_RECORD.value is None:
         return ""
     record, store = experiment.find_record(FROM_RECORD.value, STORE.value)
@@ -50,7 +52,7 @@ def _recorded() -> str:
 
 
 def _compared(new: Record) -> None:
-    """Prints whether a record that was run again has the same outputs."""
+    """Prints whether the repeated measurement has the same outputs as the record that --from_record names."""
     for old, store, output in _FOUND if new and hosts.first() else ():
         print(f"{old['key']} of {store}, run again: {experiment.compare_rerun(old, store, new, output)}")
 

@@ -3,8 +3,9 @@ r"""Score the stored outputs of a sweep by further metrics, without decoding, or
     python -m experiments.score results/quickstart.jsonl --metrics=chrf,bleu
     python -m experiments.score results/quickstart.jsonl --hand_over=comet
 
-The table is printed, and written beside the store as <store>.scores.csv. --hand_over writes a file of sources, one of
-references and one of each point's outputs, a line per example, as COMET's command line and others read them:
+The command prints a table of scores and writes it beside the results file as <results>.scores.csv. --hand_over writes
+text files with one line per example: the sources, the references, and the outputs of each point (combination of
+settings). COMET's command line reads such files:
 comet-score -s comet/sources.txt -t comet/*.out.txt -r comet/references.txt
 """
 
@@ -49,7 +50,11 @@ def _line(text: str) -> str:
 
 
 def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> None:
-    """Writes the text files; all points must have been judged on the same examples."""
+    """Writes sources, references and each point's outputs as text files for other tools, one line per example.
+
+    Raises:
+        ValueError: the points were judged on different examples, or the folder holds other files.
+    """
     ids = [output.id for output in points[0][1]]
     if any([output.id for output in kept] != ids for _, kept in points):
         raise ValueError("the points were judged on different examples: give a store of one task")
@@ -57,7 +62,7 @@ def hand_over(folder: Path, points: Sequence[tuple[Record, list[Output]]]) -> No
     if not (folder / INDEX).is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds files that this command did not make: name another folder")
     first = points[0][1]
-    # the first file marks the folder as made by this command
+    # the index is written first: a later run accepts a folder that is not empty only if it holds this file
     rows = "".join(f"{record['key'][:12]}.out.txt\t{example_diff.title(record)}\n" for record, _ in points)
     rewrite(folder / INDEX, rows, start=r"[0-9a-f]{12}\.out\.txt\t")
     write_atomically(folder / "sources.txt", *(_line(output.prompt) for output in first))

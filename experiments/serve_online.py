@@ -1,14 +1,14 @@
-r"""Learn which drafter to choose while serving: a stream of queries whose domain shifts, and the learners' regret.
+r"""Learn which drafter to choose while serving queries whose domain shifts, and measure each learner's regret.
 
     python -m experiments.serve_online --gin_file=configs/paper5_online.gin
 
-Every query is decoded by each learner and, for comparison, with each fixed drafter; a learner observes its own time
-only. Prints time per token and regret per query, before and after each shift; writes <output>/queries.jsonl (a line per
-query), regret.json and regret.png. A killed run resumes: run the same command again.
+Every query is decoded by each learner and, for comparison, with each fixed drafter. A learner observes only its own
+times. The command prints time per token and regret per query, before and after each shift of the domain. It writes
+<output>/queries.jsonl (a line per query), regret.json and regret.png. A killed run resumes: run the same command again.
 
     --gin.serve.learning="('thompson', 'exp3')"    thompson, thompson_prior (starts from a trained policy), exp3,
-                                                   greedy (that policy, without further learning), random
-    --gin.serve.temperature=1.0                    of both models
+                                                   greedy (a trained policy, without further learning), random
+    --gin.serve.temperature=1.0                    temperature of both models
     --gin.serve.discount=0.99                      factor per query by which Thompson sampling discounts the past
     --gin.serve.output="'results/online'"          another folder
 """

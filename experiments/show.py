@@ -9,10 +9,11 @@ r"""Show one output in the terminal as it is generated, with the source of every
     python -m experiments.show --temperature=1 --tree=3,2,1          drafts that branch
     python -m experiments.show --method=autoregressive_draft         the draft alone; autoregressive: the target
 
-A token was drafted and kept, replaces a rejected one, is the bonus after a block that was kept whole, or is the
-target's if nothing was drafted. Each source has its colour, or its brackets without colours (NO_COLOR is set, or the
-output is no terminal). The end shows: tokens per round; the acceptance rate (kept drafts over kept and rejected ones);
-the time to the first token, with loading and compiling (or reading compiled programs); tokens/s after the first round.
+A token has one of four sources: a kept draft token, the replacement of a rejected one, the bonus token after a block
+that was kept whole, or the target if nothing was drafted. Each source has its own colour, or its own brackets where
+there are no colours (NO_COLOR is set, or the output is not a terminal). The last lines show tokens per round, the
+acceptance rate (kept draft tokens over kept and rejected ones), the time to the first token (including loading and
+compilation), and tokens/s after the first round.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ SEED = flags.DEFINE_integer("seed", 0, "The random seed.")
 MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Maximum number of output tokens.")
 PICTURE = flags.DEFINE_string("picture", None, "Also write the page to this file, as SVG.")
 
-# source -> its colour, and its brackets on consoles without colours
+# source of a token -> its colour, and the brackets that replace the colour on consoles without colours
 LOOKS = {
     "draft": ("green", ("", "")),
     "replaced": ("bold red", ("[", "]")),
@@ -80,11 +81,11 @@ LOOKS = {
 }
 ROUND, END = "|", "■"
 _MARKS = ("rich-terminal", *LOOKS)
-"""Texts in every picture: its format and its legend."""
+"""Texts that every picture of this command contains; files without them are not overwritten."""
 
 
 class Page:
-    """The growing output on a console with or without colours."""
+    """A console, with or without colours, on which the output appears token by token."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -95,13 +96,13 @@ class Page:
         self.console.print(self.text(token), end="", soft_wrap=True)
 
     def text(self, token: sc.StreamedToken) -> Text:
-        """Returns a token in the style of its source; the first of a round follows the round's boundary."""
+        """Returns a token in the style of its source, after a boundary mark if it begins a new round."""
         boundary = ROUND if token.slot == 0 and token.round > 0 else ""
-        # not boundary + token: the sum would have the style of the first text
+        # assembled, because `boundary + token` would give the token the style of the boundary
         return Text.assemble((boundary, "dim" if self.coloured else ""), self._dressed(token.text, token.source))
 
     def legend(self) -> Text:
-        """Returns the legend of the styles."""
+        """Returns the legend: each source's name in its style, and the marks of rounds and of the end."""
         names = [self._dressed(name, name) for name in LOOKS]
         return Text("   ").join([*names, Text(f"{ROUND} next round   {END} end")])
 
@@ -139,7 +140,7 @@ def draw(tokens: Sequence[sc.StreamedToken], prompt: str, path: str, title: str)
 def summary(
     tokens: Sequence[sc.StreamedToken], arrival_times: Sequence[float], begin: float, speculative: bool = True
 ) -> list[str]:
-    """Returns the counts and times of an output, in lines; `arrival_times` and `begin` are in seconds."""
+    """Returns lines with an output's token counts, rounds and times; `arrival_times` and `begin` are in seconds."""
     if not tokens:
         return ["no token was written"]
     counts, rounds = Counter(token.source for token in tokens), tokens[-1].round + 1

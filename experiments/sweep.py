@@ -1,4 +1,4 @@
-r"""Measure rules × α × γ × temperature × top-p × seeds, one JSON line per point; a killed sweep resumes.
+r"""Measure all combinations of rules, α, γ, temperature, top-p and seeds; a killed sweep resumes.
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin
     python -m experiments.sweep --gin_file=configs/quickstart.gin --gin.sweep.dry_run=True      only list the points
@@ -9,11 +9,12 @@ r"""Measure rules × α × γ × temperature × top-p × seeds, one JSON line pe
                                                             seven α's per rule, placed where an estimated curve changes
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin --shard_id=0 --num_shards=4
-                                                            a quarter of it into a store of its own: one machine of four
+                                                            a quarter of the points, on one of four machines
 
-Target and draft alone are always measured too. Every point is checked before anything is loaded or compiled. At the end
-the sweep makes the table and the plot of its output file, as tables.py and plots.py do. The settings are the arguments
-of `sweep` in speccascade_jax/evaluation/experiment.py, and of ModelPair and Evaluation in evaluation/points.py.
+The output file holds one JSON line (a record) per point, a combination of settings. Target and draft alone are always
+measured too. Every point is checked before anything is loaded or compiled. At the end the sweep makes the table and the
+plot of its output file, as tables.py and plots.py do. The settings are the arguments of `sweep` in
+speccascade_jax/evaluation/experiment.py, and of ModelPair and Evaluation in evaluation/points.py.
 """
 
 from speccascade_jax.evaluation import experiment

@@ -1,16 +1,17 @@
 """Print Table 2 of Narasimhan et al. (2024), or tables of other studies, from the records of one or more sweeps.
 
-Table 2 shows for each method: the speed-up of its fastest α that reaches the target's quality, that of its fastest α
-that loses at most --loss of it, and the best quality among its α's that are no slower than the target. Sweeps over
-several tasks or pairs are side by side. Brackets hold 95% intervals, paired over examples, against the target alone; *
-is better than all other entries of its column, ≈ is not significantly different from the best.
+Table 2 has three columns for each method: the speed-up of its fastest α that reaches the target's quality, the speed-up
+of its fastest α that loses at most --loss of that quality, and the best quality among its α's that are no slower than
+the target. Several tasks or pairs stand side by side. Brackets are 95% intervals of the comparison with the target
+alone, paired over examples. * marks an entry that is better than all others in its column; ≈ marks an entry that does
+not differ significantly from the best.
 
     python -m experiments.tables results/quickstart.jsonl
     python -m experiments.tables results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
     python -m experiments.tables results/quickstart.jsonl --format latex      booktabs, for a paper
     python -m experiments.tables results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python -m experiments.tables results/quickstart.jsonl --format csv --points      the records themselves as CSV
-    python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      at equal shares of drafts
+    python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      for equal shares of drafts
 
 Tables of Huang et al., 2024 (SpecDec++), for sweeps over fixed block sizes and stop thresholds:
 
@@ -18,15 +19,15 @@ Tables of Huang et al., 2024 (SpecDec++), for sweeps over fixed block sizes and 
     python -m experiments.tables results/paper3.jsonl --measures throughput         its Table 1, and theorem 3.1's h
     python -m experiments.tables results/paper3.jsonl --measures dominance          its Figure 4, with verdicts
 
-Tokens per target call with both verifications, and the gain, for sweeps that verify token by token and in blocks:
+Tokens per target call with token-wise and with block verification, for sweeps that used both:
 
     python -m experiments.tables results/block_verification.jsonl --measures verification
 
-Calls and accepted drafts of every level, for stacks (Globerson et al., 2025):
+Calls and accepted drafts of every level, for hierarchies of drafts (Globerson et al., 2025):
 
     python -m experiments.tables results/stacks.jsonl --measures levels
 
-Every way of choosing, domains side by side, for drafters chosen per query (Huang et al., 2024, assistant selection):
+Policies that choose a drafter for each query, with domains side by side (Huang et al., 2024, assistant selection):
 
     python -m experiments.tables results/paper5_table1.jsonl --measures selection
 """
@@ -52,7 +53,7 @@ from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage import files
 
 LEVELS, SELECTION = "levels", "selection"
-"""Name of the measure of stacks, and of the measure of methods that choose among drafters."""
+"""Values of --measures: tables of hierarchies of drafts, and of methods that choose among drafters."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,11 +100,14 @@ _STARTS = {
     "latex": re.escape("% \\usepackage{booktabs}\n\\begin{table}"),
     "terminal": r".*\n┏━",
 }
-"""Beginning of the tables of a form: --output replaces such files only."""
+"""Format -> regular expression of the beginning of a table in it; --output overwrites only files that begin so."""
 
 
 def _start(text: str, form: str) -> str:
-    """Returns the pattern of the files that a table may replace; for CSV, those with the same first columns."""
+    """Returns the regular expression that a file must match before --output overwrites it.
+
+    A CSV file must begin with the same three columns as the new table.
+    """
     return _STARTS.get(form) or re.escape(",".join(text.split("\n", 1)[0].split(",")[:3]))
 
 
@@ -114,10 +118,12 @@ def _limits(args: argparse.Namespace) -> tuple[float, float, float]:
 def _measured(
     records: Sequence[result_store.Record], shown: Sequence[panels.Panel], measures: Sequence[str]
 ) -> list[Grid]:
-    """Returns the requested tables of every panel; prints on stderr the tables that the records cannot give.
+    """Returns the tables of --measures for every panel (points of one task, pair and setting).
+
+    Prints on stderr which tables cannot be made, and why.
 
     Raises:
-        ValueError: the records give none of the tables.
+        ValueError: none of the tables can be made from the records.
     """
     grids, missing = list[Grid](), list[str]()
     asked: list[tuple[str, panels.Panel, Callable[[], list[Grid]]]] = []

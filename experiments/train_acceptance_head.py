@@ -11,7 +11,7 @@ The report (tables, <run_dir>/report/report.json, reliability.png) needs a task 
 
     --gin.HeadTrainer.depths="(0, 3)" --gin.HeadTrainer.w_rejs="(1, 6)"    the grid
     --gin.HeadTrainer.epochs=8 --gin.HeadTrainer.peak=2e-3                 AdamW, warm-up and cosine
-    --gin.HeadTrainer.from_target=0.15                                     the target's share of a mix
+    --gin.HeadTrainer.from_target=0.15                         share of target tokens in a training sequence
     --gin.Evaluation.quality_examples=200 --gin.HeadReport.block_size=10   examples and block size of the report
 """
 

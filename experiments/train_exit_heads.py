@@ -6,11 +6,11 @@ r"""Train a head for every early exit of a pair's target on the target's own out
         --gin.Settings.temperature=1.0 --gin.make.output="'runs/exits/data'"
     python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin --gin_file=gin/models/tatoeba_en_de.gin
 
-All exits are trained at once; they are stored in <run_dir>/exit_heads.msgpack, which a pair reads as a draft:
+All heads are trained at once and stored in <run_dir>/exit_heads.msgpack. A pair uses one as a draft by the name
 "exit:2:<run_dir>/exit_heads.msgpack" (ModelPair.others). A killed run resumes where it last saved: give the same
 command again.
 
-    --gin.ExitTrainer.layers="(1, 2, 3)"                     the exits
+    --gin.ExitTrainer.layers="(1, 2, 3)"                     the number of target layers before each exit
     --gin.ExitTrainer.peak=2e-4 --gin.ExitTrainer.epochs=2   AdamW: 5% linear warm-up, then a cosine
     --gin.ExitTrainer.layers="(1,)" --gin.ExitTrainer.towards=2 --gin.ExitTrainer.init_from="'…/exit_heads.msgpack'" \
         --gin.ExitTrainer.run_dir="'runs/exits/fine'"        train the lowest exit further, towards the one above it

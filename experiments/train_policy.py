@@ -8,12 +8,12 @@ The policy is stored in <run_dir>/selection_policy.msgpack: move it into the pai
 
     --gin.PolicyTrainer.objective="'best_arm'"     reinforce (the paper's), expected, best_arm, linucb
     --gin.PolicyTrainer.hidden="()"                a linear policy
-    --gin.PolicyTrainer.alignment_weight=0.5       half alignment, half small size of the candidate
-    --gin.PolicyTrainer.arms="('draft', 'de_en')"  some of the data's candidates
+    --gin.PolicyTrainer.alignment_weight=0.5       weight of ROUGE-L in the reward; the rest rewards small candidates
+    --gin.PolicyTrainer.arms="('draft', 'de_en')"  choose among these candidates of the data only
     --mode=curves                                  rewards by number of queries, for every objective (Figure 3)
     --mode=weights                                 choices and rewards by alignment_weight (Figure 2)
 
-Curves and weights print a table and write rows and a picture beside <run_dir>: <run_dir>/curves.json, curves.png. The
+The modes curves and weights print a table, and write its rows and a picture to <run_dir> (curves.json, curves.png). The
 figures are those of Huang et al., 2024 (assistant selection).
 """
 

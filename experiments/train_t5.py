@@ -12,9 +12,8 @@ Examples:
         --gin.CORPUS="'runs/tatoeba_en_de/outputs.pieces.gz'" --gin.RUN_DIR="'runs/tatoeba_en_de/draft_outputs'"
     python -m experiments.train_t5 --gin_file=gin/train_draft.gin --gin.MINUTES=5 --gin.RUN_DIR="'runs/quick'"
 
-A killed run or translation resumes where it last saved: run the same command again. The gin file's `Trainer` is
-trained; every setting can be changed with --gin.NAME=VALUE, where NAME is a macro of the file (MINUTES) or a parameter
-(loop.Trainer.seed).
+A killed run or translation resumes where it last saved: run the same command again. The gin file contains the settings.
+To change one, add --gin.NAME=VALUE, where NAME is a macro of the file (MINUTES) or a parameter (loop.Trainer.seed).
 """
 
 from __future__ import annotations

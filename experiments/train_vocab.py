@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
         if output.exists() and output.read_bytes() != content:
             raise ValueError(f"{output} exists and is another file: name another --output, or remove it")
         write_atomically(output, content)
-        checksums.update(output)  # the digest file is beside the output, and moves with it into a pair's folder
+        checksums.update(output)  # writes the digest beside the output, so that both can be moved into a pair's folder
         logging.info("wrote %r", load.Vocabulary(output))
 
 

@@ -1,4 +1,4 @@
-"""Launchers: functions that turn a command into the steps that start it in some place, to be printed or run."""
+"""Launchers: functions that turn a command into the shell commands that start it on a machine or a cluster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Step:
-    """One command.
+    """A command to run, with its input and environment.
 
     Attributes:
-        words: of the command; stdin: its input, a script for instance.
-        env: environment variables of this command.
+        words: the program and its arguments; stdin: text for its standard input, such as a script.
+        env: additional environment variables.
     """
 
     words: tuple[str, ...]
@@ -32,7 +32,7 @@ class Step:
 
 
 def shown(steps: Sequence[Step]) -> str:
-    """Returns all commands for a shell; those that run at the same time end with `&`."""
+    """Returns the steps as lines for a shell; several steps run at the same time (`&`, then `wait`)."""
     return "".join(f"{step}{' &' * (len(steps) > 1)}\n" for step in steps) + "wait\n" * (len(steps) > 1)
 
 
@@ -63,7 +63,7 @@ Arguments = argparse.Namespace
 
 
 def local(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """Runs on this machine: independent parts, or one program over several devices."""
+    """Runs the command on this machine: as independent parts, or as one program of several processes."""
     if args.shards > 1:
         return [
             Step((*command, f"--shard_id={number}", f"--num_shards={args.shards}"), env=_device(args, number))
@@ -84,7 +84,7 @@ def _device(args: Arguments, number: int) -> dict[str, str]:
 
 
 def tpu_vm(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """Runs on all workers of a TPU slice at once; they find each other by their environment."""
+    """Runs the command on all workers of a TPU slice at once; the workers find each other by their environment."""
     ssh = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", args.name, f"--zone={args.zone}")
     project = (f"--project={args.project}",) if args.project else ()
     remote_command = f"{_cd(args.folder)} && {shlex.join(command)}"
@@ -92,7 +92,7 @@ def tpu_vm(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 
 def slurm(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """Submits an array of parts, or one program over several nodes, which find each other by SLURM's environment."""
+    """Submits the command to SLURM: as an array of independent parts, or as one program on several nodes."""
     options = [f"--job-name={args.name}", f"--time={args.time}", "--requeue", *args.sbatch]
     if args.shards > 1:
         options += [f"--array=0-{args.shards - 1}", "--ntasks=1"]
@@ -105,7 +105,7 @@ def slurm(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 
 def gke(args: Arguments, command: Sequence[str]) -> list[Step]:
-    """Creates a workload on a GKE cluster that xpk has made."""
+    """Creates a workload for the command on a GKE cluster that xpk has created."""
     words = ["xpk", "workload", "create", f"--workload={args.name}", f"--cluster={args.cluster}"]
     words += [f"--tpu-type={args.tpu_type}", f"--docker-image={args.image}"]
     words += [f"--zone={args.zone}"] if args.zone else []
@@ -115,7 +115,7 @@ def gke(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Option:
-    """A flag of a launcher; without a default it is required."""
+    """A command-line option of a launcher; an option without a default is required."""
 
     name: str
     description: str
@@ -124,7 +124,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A place to start experiments in: the function that makes its steps, and its options."""
+    """A place where experiments can run: the function that returns the steps to start one, and the options."""
 
     steps: Callable[[Arguments, Sequence[str]], list[Step]]
     options: tuple[Option, ...]
