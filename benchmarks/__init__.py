@@ -1,4 +1,4 @@
-"""Speed against the limits of the machine, as ratios measured in one run: `make bench`, or `python -m benchmarks`.
+"""Benchmarks of speed relative to the machine's limits, as ratios within one run: `make bench`, `python -m benchmarks`.
 
 Each section is one module with one function `run(bench) -> {table: rows}`. `benchmarks/report.py` turns the rows into
 tables, and `benchmarks/command.py` is the command line.

@@ -1,4 +1,4 @@
-"""Section `acceptance`: how well the draft serves the target on a task, for a model card or to compare drafts.
+"""Section `acceptance`: how often the target accepts the draft's tokens on a task, for a model card.
 
 It needs no other section: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
 """
@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `acceptance`, a row per method and temperature, and `agreement`, one row (see `_agreement`)."""
+    """Returns the table `acceptance`, with a row per method and temperature, and `agreement` (see `_agreement`)."""
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
@@ -59,7 +59,7 @@ def run(bench: Bench) -> Rows:
 
 
 def best_task() -> Task:
-    """Returns the task of joined sentences, for the shipped pair, or without a data directory the shipped examples."""
+    """Returns the task `tatoeba_joined`, or without a data directory the shipped task `tiny_translation`."""
     try:
         get_task("tatoeba_joined").load(limit=1)
     except FileNotFoundError:
@@ -76,9 +76,9 @@ def prompts_of(bench: Bench, task: Task, texts: list[str]) -> Prompt:
 
 
 def _batches(count: int) -> list[np.ndarray]:
-    """Returns row numbers in batches of one size.
+    """Splits the row numbers below `count` into batches of one size.
 
-    The last batch repeats its own rows until it is full, because another size would compile anew.
+    The last batch repeats its own rows until it is full, because another batch size would need another compilation.
     """
     size = min(BATCH, count)
     return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]
@@ -106,17 +106,17 @@ def texts_of(bench: Bench, task: Task, outputs: Written) -> list[str]:
 
 
 def _agreement(bench: Bench, prompts: Prompt, outputs: Written) -> dict[str, Any]:
-    """Compares draft and target along the target's greedy outputs, given the same prefix.
+    """Compares the distributions of draft and target at every position of the target's greedy outputs.
 
-    `greedy_agreement` is the share of positions at which both have the same most likely token. `shared_mass` is the
-    mean of `Σ min(p, q)` at temperature 1: the probability with which the lossless rule accepts there.
+    `greedy_agreement` is the share of positions at which both models have the same most likely token. `shared_mass` is
+    the mean of `Σ min(p, q)` at temperature 1, which is the lossless rule's probability of acceptance.
     """
     same, mass, positions = 0.0, 0.0, 0
     for rows in _batches(len(prompts.tokens)):
         batch = jax.tree.map(lambda x, rows=rows: x[rows], prompts)
         tokens, lengths = outputs.tokens[rows], outputs.lengths[rows]
         real = np.arange(tokens.shape[1])[None] < lengths[:, None]
-        real[len(set(rows.tolist())) :] = False  # rows that only fill the batch
+        real[len(set(rows.tolist())) :] = False  # repeated rows, which only fill the batch, must not count twice
         comparison = _compare(bench.pair.target, bench.pair.draft, batch, jnp.asarray(tokens))
         agrees, shared = (np.asarray(x)[real] for x in comparison)
         same, mass, positions = same + agrees.sum(), mass + shared.sum(), positions + int(real.sum())
@@ -125,7 +125,7 @@ def _agreement(bench: Bench, prompts: Prompt, outputs: Written) -> dict[str, Any
 
 @jax.jit
 def _compare(target: BoundModel, draft: BoundModel, prompt: Prompt, tokens: Array) -> tuple[Array, Array]:
-    """Returns whether the argmax is the same, and `Σ min(p, q)`, at all positions of `tokens` `[B, L]`.
+    """Returns, at each position of `tokens` `[B, L]`, whether both models have the same argmax, and `Σ min(p, q)`.
 
     Both models are teacher-forced.
     """

@@ -1,4 +1,4 @@
-"""Section `auto`: `block_size="auto"` against every fixed γ, 0 included, by batch size and temperature."""
+"""Section `auto`: time per token of `block_size="auto"` and of fixed γ (0: the target alone), by batch size and T."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
-"""A factor: this section takes more turns than others, because the compared times differ by little."""
+"""The factor by which this section measures more turns than others, because the compared times differ by little."""
 SEEDS = 2
-"""Generations of the same prompts at temperatures above 0, at which lengths differ."""
+"""The number of seeds per prompt above temperature 0, where output lengths depend on the seed."""
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per batch size, temperature and γ, see `_rows`.
+    """Measures one row per batch size, temperature and γ, see `_rows`.
 
-    The largest batch comes first, because its prompts include those of all others.
+    The largest batch is measured first, because its prompts include the prompts of all smaller ones.
     """
     points = [(size, heat) for size in sorted(bench.settings.batches, reverse=True) for heat in (0.0, 1.0)]
     rows = [row for size, heat in bench.track(points) for row in _rows(bench, size, heat)]
@@ -33,10 +33,10 @@ def run(bench: Bench) -> Rows:
 
 
 def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
-    """Times the same examples in batches of `size`, with every γ in each turn; `ratio` is to the best fixed γ.
+    """Times batches of `size` rows with every γ in each turn; `ratio` is the time over that of the best fixed γ.
 
-    Every other turn chooses the best γ, and the ratios come from the remaining turns. The least of several noisy
-    medians is below its true value: chosen and judged on the same turns, it would make everything else look slow.
+    Half of the turns choose the best γ, and the ratios come from the other half. The least of several noisy medians is
+    below its true value. If it were chosen and judged on the same turns, everything else would look too slow.
     """
     fixed = [recorded(Settings(method=SPEC_DECODE.method, block_size=length)) for length in bench.settings.beside_auto]
     methods = {"0": recorded(Settings(method=TARGET))} | {str(entry.block_size): entry for entry in fixed}
@@ -47,12 +47,12 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     for name, method in methods.items():
         runs = [bench.generator(method, group, temperature) for group in groups]
         entry = [partial(call, seed) for call in runs for seed in range(SEEDS if temperature else 1)]
-        generations[name] = [jax.device_get(call()) for call in entry]  # compiles
+        generations[name] = [jax.device_get(call()) for call in entry]  # the first calls compile
         calls[name] = one_by_one(entry)
     seconds = measure.interleave(calls, TURNS * bench.settings.repeats)
     tokens = {name: sum(int(np.sum(entry.lengths)) for entry in of) for name, of in generations.items()}
     times = {name: seconds[name] / tokens[name] for name in methods}
-    # turns alternate in direction: the first two of every four turns contain both directions
+    # turns alternate between two orders of the calls: the first two of every four turns have both orders
     chosen_by = np.arange(TURNS * bench.settings.repeats) % 4 < 2
     best = min((name for name in methods if name != AUTO), key=lambda name: float(np.median(times[name][chosen_by])))
     return [
@@ -69,7 +69,7 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
 
 
 def _chosen(bench: Bench, generations: list[Generation]) -> str:
-    """Returns the number of rounds for each chosen length, as words."""
+    """Returns, as text, how many rounds `auto` spent with each block length, such as `3: 12, 5: 40`."""
     drafter: Any = bench.engine(recorded(Settings(method=SPEC_DECODE.method, block_size=AUTO)))[0].drafter
     rounds = np.sum([entry.inner["chosen"].sum(0) for entry in generations], axis=0).tolist()
     return ", ".join(f"{length}: {entry}" for length, entry in zip(drafter.lengths, rounds, strict=True) if entry)

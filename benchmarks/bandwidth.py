@@ -1,4 +1,4 @@
-"""Section `bandwidth`: memory bandwidth, beyond the caches and for working sets of the models' size."""
+"""Section `bandwidth`: memory bandwidth far beyond the CPU's caches, and for working sets as large as the models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccascade_jax.core.types import BoundModel
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per working set: its size in MB, GB/s, and the measurement for which it is the floor."""
+    """Measures one row per working set: its size in MB, its GB/s, and the measurement whose floor it gives."""
     wanted = [
         ("far beyond the caches", bench.settings.working_set, "verification"),
         ("bytes that a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),

@@ -16,7 +16,7 @@ from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per method and batch size: the same examples at temperature 0, in batches of that many rows."""
+    """Measures one row per method and batch size; all batch sizes decode the same examples at temperature 0."""
     rows: list[dict[str, Any]] = []
     for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless)):
         rows += _rows(bench, method)

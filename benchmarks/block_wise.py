@@ -1,4 +1,4 @@
-"""Section `block_wise`: the cost of block verification against token-wise, on the same distributions and drafts."""
+"""Section `block_wise`: time of block verification over token-wise verification, on the same blocks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DRAFTS = 64
 
 
 def run(bench: Bench) -> Rows:
-    """Measures, per rule and V, the µs that a round spends on the target's logits, with either verification.
+    """Measures, per rule and vocabulary size, the µs of verifying a block token by token and as a block.
 
-    This is all of a round's work over the vocabulary except its models and the draft's own distributions: `p̃` (and
-    `p`, if the rule reads it) from logits at T = 1, and `verify`. `ratio` is block-wise over token-wise, within turns.
-    `DRAFTS` different blocks take turns, so that they end at the positions at which they end in a generation. `kept` is
-    the mean number of accepted tokens out of 5.
+    The measured work is `p̃` (and `p`, if the rule reads it) from logits at T = 1, and `verify`. The models and the
+    draft's own distributions are excluded. `ratio` is the block-wise time over the token-wise time of the same turn.
+    `DRAFTS` different blocks take turns, so that rejections are at as many different positions as in a generation.
+    `kept` is the mean number of accepted tokens out of 5.
     """
     rows, sizes = [], bench.settings.vocab_sizes
     sizes = (min(SMALLEST, sizes[0]), *sizes[1:])
@@ -62,10 +62,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
-    """Measures the milliseconds of a whole round with its models.
-
-    It is a generation at T = 1, with prefill, over its rounds.
-    """
+    """Measures the milliseconds of a whole round: the time of a generation at T = 1, with prefill, over its rounds."""
     pair, rule = _models(size), deferral.RULES[name]
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
     prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))
@@ -88,7 +85,7 @@ def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
 
 
 def _models(size: int) -> Pair:
-    """Returns a pair of random T5s that are small for their vocabulary, so that a round's work over it weighs much."""
+    """Returns a pair of random T5s, so small that work over the vocabulary takes a large share of a round."""
     target = T5Config(size, size, 256, 4, 64, 1024, 2, 4)
     draft = T5Config(size, size, 128, 2, 64, 384, 2, 1)
     return Pair(held_as(random(target), "float32"), held_as(random(draft), "float32"), name=f"{size}")
@@ -116,7 +113,7 @@ def _laws(size: int) -> tuple[Array, Array, Array, Array]:
 def _rounds(
     verifier: Verifier, logits: Array, q: Array, drafts: Array, keys: Array, how: Sampling, alpha: Array, count: Array
 ) -> tuple[Array, Array]:
-    """Runs `count` rounds; returns their number and how many tokens were accepted."""
+    """Runs `count` rounds; returns the number of rounds and of accepted tokens."""
 
     def body(turn: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         # the barrier makes the compiler see new distributions each round, so that no work is hoisted out of the loop

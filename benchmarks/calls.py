@@ -1,4 +1,4 @@
-"""Section `calls`: the cost of a call of `decode` outside its compiled program."""
+"""Section `calls`: the time that a call of `decode` spends outside its compiled program."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ GROUPS = 5
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per method: ms of a call with a text, of its program alone, and their difference, see `_row`."""
+    """Measures one row per method: ms of a call with a text, ms of its program alone, and the difference."""
     return {
         "calls": [_row(bench, method) for method in bench.track((recorded(Settings(method=TARGET)), bench.lossless))]
     }
 
 
 def _row(bench: Bench, method: Settings) -> dict[str, Any]:
-    """Returns a method's row: in each turn a warm call for a text, and the program with its arguments on the device.
+    """Times, in each turn, a warm call of `decode` with a text, and the call's compiled program alone.
 
-    Differences of single turns vary far more than their median, so the spread is that of `GROUPS` groups of turns.
+    Differences of single turns vary far more than medians, so the spread is over the medians of `GROUPS` groups.
     """
     texts = bench.texts[: bench.settings.examples]
     whole = _in_turn([_call(bench, method, text) for text in texts])

@@ -23,10 +23,10 @@ class Layout:
     """The layout of one table.
 
     Attributes:
-        title: above it; notes: below it.
+        title: text above the table; notes: texts below the table.
         columns: from left to right.
-        across: an entry whose values become groups of columns, one per value; the first `fixed` columns name a line.
-        fixed: see `across`.
+        across: a key of the rows; every value of it gets a group of columns. `None`: one line per row.
+        fixed: with `across`, the number of first columns that identify a line and are not repeated.
     """
 
     title: str
@@ -37,17 +37,17 @@ class Layout:
 
 
 def number(digits: int) -> Callable[[Any], str]:
-    """Returns a format of a number, or of the median of a spread."""
+    """Returns a function that formats a number, or the median of a spread, with `digits` decimals."""
     return lambda x: NONE if x is None else f"{x['value'] if isinstance(x, dict) else x:,.{digits}f}"
 
 
 def spread(digits: int) -> Callable[[Any], str]:
-    """Returns a format of median, lowest and highest."""
+    """Returns a function that formats a spread as its median, and its lowest and highest value in brackets."""
     return lambda x: f"{x['value']:,.{digits}f} ({x['low']:,.{digits}f} to {x['high']:,.{digits}f})"
 
 
 def percent(x: float | None) -> str:
-    """Formats a share."""
+    """Formats a share in percent, or `None` as a dash."""
     return NONE if x is None else f"{x:.1%}"
 
 

@@ -1,4 +1,4 @@
-r"""Speed against the limits of the machine: memory, the models' calls, and the prediction from acceptance.
+r"""Measure speed relative to the machine's limits: memory bandwidth, model calls, and predictions from acceptance.
 
     python -m benchmarks                                              everything, about half an hour on 2 cores
     python -m benchmarks --sections=bandwidth,steps
@@ -66,14 +66,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Section:
-    """A module whose `run(bench)` returns rows; `seconds` is a guess, for the remaining time."""
+    """A benchmark: a module whose `run(bench)` returns rows, and a guess of its seconds, for the remaining time."""
 
     module: Any
     seconds: float
 
     @property
     def summary(self) -> str:
-        """The subject of its measurements, in one line."""
+        """The text behind the first colon in the module's docstring: what the section measures, in one line."""
         return (self.module.__doc__ or "").partition(": ")[2].partition("\n")[0]
 
 
@@ -143,7 +143,7 @@ def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Row:
 
 
 class _Steps:
-    """The progress over sections and their items: a bar in a terminal, a line per section in a log too."""
+    """A display of progress over sections and their items: a bar in a terminal, and one line per finished section."""
 
     def __init__(self, console: Console, names: Sequence[str]):
         self._console, self._left = console, [SECTIONS[name].seconds for name in names]
@@ -160,7 +160,7 @@ class _Steps:
         self._bar.stop()
 
     def begin(self, name: str) -> float:
-        """Begins a section; returns the time."""
+        """Shows a section's name in the bar; returns the section's start time in seconds."""
         self._name = name
         self._bar.update(self._task, description=name)
         return time.monotonic()
@@ -180,7 +180,7 @@ class _Steps:
 
 
 def _draw(module: Any, rows: Sequence[Row], path: Path, console: Console) -> None:
-    """Draws the picture of a section that has one."""
+    """Draws a section's picture, if its module has a function `draw`."""
     if hasattr(module, "draw"):
         module.draw(rows, path)
         console.print(f"plot: {path}")
@@ -211,7 +211,7 @@ def _settings(args: argparse.Namespace) -> Sizes:
 
 
 def default_output(names: Sequence[str], fast: bool) -> str:
-    """Returns the path of the results; part of the sections, or a quick run, does not overwrite a whole run."""
+    """Returns the default path of the results; quick runs and runs of some sections have file names of their own."""
     parts = [] if list(names) == list(SECTIONS) else list(names)
     return "results/" + "_".join(["bench", *(["quick"] if fast else []), *parts]) + ".json"
 

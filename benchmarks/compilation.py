@@ -1,6 +1,6 @@
-"""Section `compilation`: from a new process to the first result, with an empty compilation cache and with a full one.
+"""Section `compilation`: time from a new process to the first result, with an empty and with a full compilation cache.
 
-As a program, this module is that process: it prints its measurements as JSON.
+The section runs this module as the program of that process. The program prints its measurements as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = ("trace", "lower", "compile", "first_run")
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `compilation`, the seconds of each step per program and cache, and `startup`, the seconds before."""
+    """Returns the table `compilation`, the seconds of each step, and `startup`, the seconds before these steps."""
     programs, startup = [], []
     with tempfile.TemporaryDirectory() as folder:
         for cache in bench.track(("empty", "full")):
@@ -54,10 +54,10 @@ def _in_new_process(settings: Sizes, folder: str) -> dict[str, Any]:
 
 
 def main(given: str, started: float) -> dict[str, Any]:
-    """Imports, loads, and takes two programs from trace to first result, each step timed.
+    """Times the imports, the loading of the pair, and each step of two programs from tracing to the first result.
 
     Args:
-        given: settings as JSON; started: the process's start, in seconds since 1970.
+        given: settings as JSON; started: time at which the process was started, in seconds since 1970.
     """
     imported = time.time()
     settings = dataclasses.replace(Sizes(batches=(1,)), **json.loads(given))
@@ -68,7 +68,7 @@ def main(given: str, started: float) -> dict[str, Any]:
 
 
 def _program(bench: Bench, method: Settings) -> dict[str, Any]:
-    """Returns one program's row; `first_run` is its first execution."""
+    """Times the tracing, lowering, compilation and first execution of one program, in seconds."""
     function, arguments = bench.program(method, 1)
     marks = [time.perf_counter()]
     traced = function.trace(*arguments)

@@ -1,4 +1,4 @@
-"""Section `decode`: whole calls of `decode` at batch 1, prefill included, against those of the target alone."""
+"""Section `decode`: speed-up of whole calls of `decode` at batch 1 over the target alone, prefill included."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from speccascade_jax.results.store.record import Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 CROWDED = 0.15
-"""The share of the allowed memory maps beyond which programs are dropped before a group compiles.
+"""The share of the allowed memory maps above which compiled programs are dropped before a group of methods is timed.
 
-Otherwise `decode` could drop them while it is timed.
+Otherwise `decode` itself could drop programs while it is timed.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """The entries of a call that `latency.interleave` reads, its length and forward passes, and its tokens."""
+    """The result of one call: its length and forward passes, which `latency.interleave` reads, and its tokens."""
 
     lengths: Any
     stats: Any
@@ -47,7 +47,7 @@ class Passes:
 def run(bench: Bench) -> Rows:
     """Measures one row per temperature, method and dtype of the draft.
 
-    Groups share the calls of the target: all dtypes of a method, or two methods in one dtype.
+    Methods are timed in groups, in turns with the target: all dtypes of one method, or two methods in one dtype.
     """
     settings = bench.settings
     pairs = {dtype: bench.pair for dtype in settings.draft_dtypes}
@@ -67,7 +67,7 @@ def _rows(
     target = recorded(Settings(method=TARGET)), next(iter(pairs))
     calls = [partial(_call, bench, pairs[dtype], method, temperature) for method, dtype in (target, *variants)]
     release_when_crowded(share=CROWDED)
-    # compiles a program for each bucket of prompts
+    # the first calls compile a program for each bucket of prompt lengths
     outputs = [[call(example, 0).tokens for example in range(len(texts))] for call in calls]
     alone, timed = latency.interleave(calls[0], calls[1:], examples=len(texts), trials=trials)
     rows = []
@@ -111,7 +111,10 @@ def _row(method: Settings, timings: latency.Timings, alone: latency.Timings) -> 
 
 
 def _speed_up(timings: latency.Timings, baseline: latency.Timings) -> dict[str, float]:
-    """Returns the baseline's time over that of the timings beside it, with an interval over examples and trials."""
+    """Returns the baseline's time over that of `timings`, with a 95% interval over examples and trials.
+
+    With fewer than 8 examples there is no interval: `low` and `high` equal `value`.
+    """
     same: dict[str, Any] = {"key": "", "point": {"first_example": 0}, "fingerprints": {"examples": ""}}
     record = same | {"latency": latency.latency(timings), "target_latency": latency.latency(baseline)}
     if timings.seconds.shape[1] < 8:

@@ -1,7 +1,7 @@
-"""The README's picture and table, both from one committed store: measures the quickstart and writes all three.
+"""The README's picture and table, both made from one committed file of records of the quickstart.
 
 python -m benchmarks.front_page            measures anew (two minutes on 2 cores), into docs/results/quickstart.jsonl
-python -m benchmarks.front_page --draw     writes picture and table from the store that is there
+python -m benchmarks.front_page --draw     writes picture and table from that file, without measuring
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES = {TARGET: "target alone", DRAFT: "draft alone"}
 
 
 def measure() -> None:
-    """Runs the quickstart's sweep in an empty folder and keeps its store."""
+    """Runs the quickstart's sweep in an empty folder and copies its records to `STORE`."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / STORE.name
         settings = [f"--gin.sweep.output='{output}'", "--gin.Evaluation.keep_outputs=False"]
@@ -43,7 +43,7 @@ def measure() -> None:
 
 
 def parts(panel: Panel) -> dict[str, str]:
-    """Returns the README's measured parts: the name of a marker -> the text below it."""
+    """Returns the README's measured texts: name of a marker in the page -> text below that marker."""
     return {"caption": _caption(panel), "table": _table(panel)}
 
 
@@ -58,7 +58,7 @@ def _caption(panel: Panel) -> str:
 
 
 def _source(panel: Panel) -> str:
-    """Returns a sentence on the run that the numbers come from."""
+    """Returns a sentence that names the command, the machine and the date of the measurement."""
     record = panel.required_target().records[0]
     device = record["device"]
     return f"Measured by `make quickstart` on {device['cpus']} cores ({device['processor']}), {record['started'][:10]}."
@@ -94,10 +94,10 @@ def _row(panel: Panel, spot: Spot, bootstrap: Bootstrap, floor: float) -> list[s
 
 
 def written(page: str, texts: dict[str, str]) -> str:
-    """Returns the page with these texts between its markers `<!-- measured: NAME -->` and `<!-- end -->`.
+    """Returns the page with `texts` inserted between its markers `<!-- measured: NAME -->` and `<!-- end -->`.
 
     Raises:
-        ValueError: the page has no such marker.
+        ValueError: the page lacks the marker of a text.
     """
     for name, text in texts.items():
         marker = re.compile(rf"(<!-- measured: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -108,7 +108,7 @@ def written(page: str, texts: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures if asked to, then writes picture and table; returns the exit status."""
+    """Measures, unless `--draw` is given, and writes picture and table; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     if not parser.parse_args(arguments).draw:

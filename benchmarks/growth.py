@@ -1,4 +1,4 @@
-"""Section `growth`: time of a call by cache, batch, vocabulary and block, and of a token by a stack's depth."""
+"""Section `growth`: time of a model's call by cache, batch, vocabulary and block, and of a token by a stack's depth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = DecoderConfig(
     vocab_size=8192, num_embeddings=8192, d_model=256, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,
     d_ff=1024, max_length=8192, tied=False, activation="silu",
 )  # fmt: skip
-"""A decoder with 25 MB of weights: at 4,096 positions a row's cache has the same size again."""
+"""A decoder of which a step reads 25 MB of weights; one row's cache with 4,096 positions takes 34 MB."""
 SLOTS = 256
 TITLES = {
     "positions": "positions in the cache, all filled",
@@ -41,16 +41,16 @@ TITLES = {
     "models": "models of a stack",
 }
 LONGER = 20
-"""A factor: these loops run longer than others, because each begins with a copy of the cache.
+"""The factor by which these loops run longer than others, because each begins with a copy of the cache.
 
-A large cache is copied into new memory pages.
+The copy of a large cache is slow, because it is written into new memory pages.
 """
 STACKED_TOKENS = 120
 """The number of tokens that a stack writes."""
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per axis and value, see `_row`; all values of an axis are timed in the same turns."""
+    """Measures one row per growing size (axis) and value; all values of an axis are timed in the same turns."""
     axes = bench.settings.growth
     ways = {axis: _stacks if axis == "models" else partial(_calls, axis=axis) for axis in axes}
     return {"growth": [row for axis in bench.track(list(axes)) for row in ways[axis](bench, values=axes[axis])]}
@@ -73,7 +73,7 @@ def _calls(bench: Bench, axis: str, values: Sequence[int]) -> list[dict[str, Any
 
 
 def _stacks(bench: Bench, values: Sequence[int]) -> list[dict[str, Any]]:
-    """Times stacks of so many models with shared weights: every token is accepted, so only the calls count."""
+    """Times stacks of `values` models with shared weights: every draft is accepted, so the number of calls is fixed."""
     model = _model(SMALL.vocab_size)
     pair = Pair(model, model, None, name="one model")
     cache = prefill(model.model, model.params, Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32)), SLOTS)
@@ -88,9 +88,9 @@ def _stacks(bench: Bench, values: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _stack(depth: int) -> dict[str, Any]:
-    """Returns settings of `decode` for a stack.
+    """Returns the settings of `decode` for a stack of `depth` models.
 
-    The lowest model drafts two tokens, and each level hands up one more than the level below.
+    The lowest model drafts two tokens, and each level passes on one token more than the level below.
     """
     if depth == 1:
         return {"method": "autoregressive"}
@@ -110,7 +110,11 @@ def _model_calls(done: Generation) -> int:
 
 
 def _beside_memory(bench: Bench, axis: str, loops: Any, sizes: Any, counts: Any) -> list[dict[str, Any]]:
-    """Times the loops in turns with the memory's bandwidth; `sizes`: bytes read by one of the `counts`."""
+    """Times the loops in turns with a measurement of the memory's bandwidth.
+
+    Args:
+        sizes: value of the axis -> bytes that one call (or token) reads; counts: -> calls (or tokens) of one loop.
+    """
     stream = bench.stream(bench.settings.working_set)
     seconds = measure.interleave({**loops, "memory": stream.loop}, 2 * bench.settings.repeats)
     bandwidth = stream.bandwidth(seconds["memory"])
@@ -134,7 +138,7 @@ def _model(entries: int) -> BoundModel:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws a panel per axis: measured time, with its lowest and highest, and the floor."""
+    """Draws one plot per axis: the measured time (median, lowest and highest) and the floor of memory bandwidth."""
     axes = list(dict.fromkeys(row["axis"] for row in rows))
     lines = -(-len(axes) // 3)
     figure, places = plt.subplots(lines, 3, figsize=(9, 2.7 * lines), layout="constrained", squeeze=False)

@@ -1,7 +1,7 @@
 """Section `hierarchy`: time of the optimiser of stacks by number of candidates, and the results of its two objectives.
 
-Candidates are random: distributions over a few tokens, between noise and the target's, so that acceptance obeys the
-triangle inequality; costs are lognormal and sorted.
+The candidate models are random. Each has a distribution over a few tokens, between noise and the target's distribution,
+so that acceptance obeys the triangle inequality. Costs are lognormal and sorted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(count: int) -> dict[str, Any]:
-    """Returns the seconds of both objectives, and the latency of both optima with the overshoot counted."""
+    """Returns the seconds to solve both objectives, and compares both solutions with the overshoot counted."""
     costs, acceptance = candidates(count)
     seconds, solutions = {}, {}
     for objective in ("paper", "overshoot") if count <= LAST else ("paper",):
@@ -42,7 +42,7 @@ def _row(count: int) -> dict[str, Any]:
 
 
 def candidates(count: int) -> tuple[list[float], np.ndarray]:
-    """Returns costs and acceptance of `count` random models, the target's among them."""
+    """Returns costs and acceptance of `count` random models; the last one is the target."""
     draws = np.random.default_rng(count)
     laws = draws.dirichlet(np.full(8, 0.3), count)
     near = np.linspace(0.2, 1, count)[:, None]

@@ -1,4 +1,4 @@
-"""The jitted loops that are timed: calls of a model without an engine around them, and a matrix-vector product."""
+"""Jitted loops for timing: calls of a model without an engine around them, and a matrix-vector product."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def prefill(model: LanguageModel, params: Params, prompt: Prompt, slots: int) ->
 def extend_loop(
     bound: BoundModel, prompt: Prompt, width: int, slots: int, filled: int | None = None
 ) -> Callable[[int], Any]:
-    """Returns `count -> result`: a loop that feeds `width` tokens and rolls them back, `count` times.
+    """Returns a function of `count` that feeds `width` tokens and rolls the cache back, `count` times.
 
-    Weights and caches are arguments, as in the engine, because constants would be folded. `filled` slots of the cache
-    are in use; by default it is half full.
+    Weights and caches are arguments of the jitted function, as in the engine, because XLA would fold constants.
+    `filled` is the number of cache slots in use; by default the cache is half full.
     """
     cache = prefill(bound.model, bound.params, prompt, slots)
     used = (slots - width) // 2 if filled is None else filled
@@ -47,7 +47,7 @@ def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, cou
     def body(_: Any, carry: tuple[Cache, Any]) -> tuple[Cache, Any]:
         cache, tokens = carry
         out, cache = model.extend(params, model.rollback(cache, filled), tokens)
-        # Tokens that depend on every logit keep the whole product alive, at the price of one maximum.
+        # The next tokens depend on every logit, so XLA cannot drop part of the output layer; this costs one maximum.
         bits = jax.lax.bitcast_convert_type(out.logits.max(-1).astype(jnp.float32), jnp.int32)
         return cache, jnp.abs(bits >> 8) % model.vocab_size
 
@@ -55,11 +55,11 @@ def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, cou
 
 
 ORDERS = ("W x", "x W", "packed") if products.available() else ("W x", "x W")
-"""The forms of the product of a matrix and a vector; `packed`: as models multiply on a CPU."""
+"""The implementations of a matrix-vector product; `packed` is the one that models use on a CPU."""
 
 
 def stream_loop(size: int, order: str) -> Callable[[int], Any]:
-    """Returns `count -> result`: a loop of products of a square float32 matrix of about `size` bytes with a vector."""
+    """Returns a function of `count` that multiplies a float32 matrix of `size` bytes by a vector `count` times."""
     width = max(8, round((size / 4) ** 0.5))
     values = np.full((width, width), 1.0 / width, np.float32)
     matrix = panels(values, "float32", products.width()) if order == "packed" else jnp.asarray(values)

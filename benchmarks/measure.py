@@ -1,7 +1,8 @@
-"""The timing of all benchmarks: in turns, repeated, as ratios within one turn, against a floor in bytes.
+"""Timing of all benchmarks: calls run in repeated turns, and are compared within a turn or with a floor in bytes.
 
-On a shared machine a time means little, and a ratio of two neighbours in time means a lot. Compared calls therefore run
-in turns, forwards and backwards alternately, and ratios are taken within each turn, before the median.
+On a shared machine absolute times vary a lot, but the ratio of two calls that run right after each other varies little.
+Compared calls therefore run in turns, every other turn in reverse order. Ratios are computed within each turn, and then
+their median is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 Call = Callable[[], Any]
 Spread = dict[str, float]
-"""`value` (the median), `low` and `high`."""
+"""A dictionary with the keys `value` (the median), `low` and `high`."""
 
 
 def interleave(
@@ -25,9 +26,9 @@ def interleave(
     """Times every call in every turn, in seconds.
 
     Args:
-        calls: compiled and warmed-up calls; their results are waited for.
-        repeats: turns; the order is reversed every other turn.
-        clock: seconds; a fake one in tests.
+        calls: compiled and warmed-up calls; a call ends when its result is ready.
+        repeats: number of turns; the order is reversed every other turn.
+        clock: returns seconds; tests pass a fake one.
 
     Returns:
         Name -> `[repeats]`.
@@ -43,17 +44,17 @@ def interleave(
 
 
 def spread(values: np.ndarray) -> Spread:
-    """Returns median, lowest and highest."""
+    """Returns the median, the lowest and the highest of some measurements."""
     return {"value": float(np.median(values)), "low": float(np.min(values)), "high": float(np.max(values))}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A jitted loop over something too short to be timed alone.
+    """A jitted loop over work that is too short to be timed alone.
 
     Attributes:
         run: runs the loop the given number of times; the number is traced, so that changing it does not compile.
-        count: the number of repetitions when the loop is called.
+        count: the number of repetitions in one call of this object.
     """
 
     run: Callable[[int], Any]
@@ -66,8 +67,8 @@ class Loop:
 def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Loop:
     """Returns a `Loop` of `run` whose call takes about `seconds`; compiles it and warms it up.
 
-    The quickest of three tries counts. A single try that was held up would pass for a long one, and a loop that is too
-    short measures the cost of starting it.
+    The repetitions are chosen by the quickest of three tries. A single try may be delayed by other processes, and would
+    then give a loop that is too short. The time of such a loop is mostly the cost of starting it.
     """
     jax.block_until_ready(run(1))
     count = 1
@@ -85,10 +86,10 @@ def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], f
 
 
 def floor_seconds(size: float, bandwidth: np.ndarray) -> np.ndarray:
-    """Returns the least time in which `size` bytes pass at `bandwidth` bytes per second, turn by turn.
+    """Returns the seconds that reading `size` bytes takes at `bandwidth` bytes per second, one value per turn.
 
     Raises:
-        ValueError: a bandwidth that is not positive.
+        ValueError: a bandwidth is not positive.
     """
     if not np.all(np.asarray(bandwidth) > 0):
         raise ValueError(f"bandwidth={bandwidth} bytes per second must be positive")
@@ -96,10 +97,10 @@ def floor_seconds(size: float, bandwidth: np.ndarray) -> np.ndarray:
 
 
 def memory(compiled: jax.stages.Compiled) -> Any:
-    """Returns the compiler's account of a program's memory: bytes of arguments, outputs, temporaries and code.
+    """Returns the bytes that the compiler reports for a program's arguments, outputs, temporaries and code.
 
     Raises:
-        ValueError: the backend gives no account.
+        ValueError: the backend does not report memory.
     """
     analysis = compiled.memory_analysis()
     if analysis is None:

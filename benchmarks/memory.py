@@ -1,4 +1,4 @@
-"""Section `memory`: memory of the programs while they run, and of the whole process."""
+"""Section `memory`: memory of the compiled programs while they run, and of the whole process."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from speccascade_jax.models.early_exit import depth_of, early_exit, shared_head
 from speccascade_jax.models.products import held
 
 PARTS = {"arguments": "argument", "temporaries": "temp", "outputs": "output"}
-"""Our name of a part of a program's memory -> the compiler's name."""
+"""Name of a part of a program's memory in the table -> the compiler's name of it."""
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `memory`, a row per program and batch size (the compiler's account), and `process`, resident memory."""
+    """Returns the table `memory`, a row per program and batch size, and the table `process`, resident memory."""
     sizes = sorted({1, max(bench.settings.batches)})
     programs = [(*program, size) for program in _programs(bench) for size in sizes]
     return {"memory": [_row(*program) for program in bench.track(programs)], "process": [resident()]}
 
 
 def _programs(bench: Bench) -> list[tuple[str, Bench, Settings]]:
-    """Returns the drafter's name, the bench with its pair, and the method, for each program.
+    """Returns, for each program, the drafter's name, a bench with the drafter's pair, and the method.
 
-    Drafters are none, the pair's draft, and the target itself.
-
-    The target drafts with a third of its layers, without and with a head of its own, if the model can exit early.
+    The drafters are none, the pair's draft, and early exits of the target, if the model supports them. An early exit
+    uses a third of the target's layers, once with the target's output head and once with an output head of its own.
     """
     target = bench.pair.target
     programs = [("nothing", bench, recorded(Settings(method=TARGET))), ("the draft", bench, bench.lossless)]
@@ -50,7 +49,7 @@ def _programs(bench: Bench) -> list[tuple[str, Bench, Settings]]:
 
 
 def _row(drafts: str, bench: Bench, method: Settings, size: int) -> dict[str, Any]:
-    """Returns megabytes; arguments hold the weights, temporaries the caches, distributions and intermediate results."""
+    """Returns megabytes by part: arguments include the weights, temporaries the caches and distributions."""
     function, arguments = bench.program(method, size)
     usage = measure.memory(function.lower(*arguments).compile())
     row: dict[str, Any] = {"method": method.method, "drafts": drafts, "block_size": method.block_size, "batch": size}

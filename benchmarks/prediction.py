@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds of the parts of a generation, all measured in the same run.
+    """The seconds of each part of a generation, all measured in the same run.
 
     Attributes:
-        draft: one step of the draft; score: one call of the target over γ + 1 tokens; step: one over a single token.
-        prefill, prefill_alone: before the first round with both models, and with the target alone; per example.
+        draft: a call of the draft over one token; score: a call of the target over γ + 1 tokens; step: a call of the
+            target over one token.
+        prefill: work per example before the first round, with both models; prefill_alone: the same, with the target
+            alone.
     """
 
     draft: float
@@ -25,7 +27,7 @@ def expected_tokens(acceptance: float, block: int) -> float:
     """Returns tokens per round if each draft is accepted independently: `(1 − a^(γ+1)) / (1 − a)`, `γ + 1` at `a = 1`.
 
     Raises:
-        ValueError: an acceptance outside [0, 1].
+        ValueError: `acceptance` is outside [0, 1].
     """
     if not 0 <= acceptance <= 1:
         raise ValueError(f"acceptance={acceptance} is outside [0, 1]")
@@ -33,11 +35,12 @@ def expected_tokens(acceptance: float, block: int) -> float:
 
 
 def speed_up(costs: Costs, rounds: float, draft_steps: float, tokens: float, tokens_alone: float) -> float:
-    """Returns the target's time per token alone over the time per token with rounds.
+    """Returns the predicted speed-up: time per token of the target alone over time per token of speculation.
 
     Args:
-        costs: see there.
-        rounds, draft_steps, tokens: of one speculative generation; tokens_alone: of one of the target.
+        costs: the measured seconds of each part.
+        rounds, draft_steps, tokens: numbers of one speculative generation.
+        tokens_alone: number of tokens of one generation by the target alone.
     """
     alone = (costs.prefill_alone + tokens_alone * costs.step) / tokens_alone
     together = (costs.prefill + rounds * costs.score + draft_steps * costs.draft) / tokens

@@ -1,4 +1,4 @@
-"""Models of set sizes with random weights: speed does not depend on the weights' values."""
+"""Models of chosen sizes with random weights, for timing: speed does not depend on the values of weights."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SIZES: Mapping[str, T5Config | DecoderConfig] = {
     "T5 77 M": T5_77M,
     "decoder 106 M": DECODER_100M,
 }
-"""Models by name: the first is like the shipped target, the third like T5 1.1 small, the last like a Llama."""
+"""Models by name: the first is like the smaller shipped target, the third like T5 1.1 small, the last like a Llama."""
 PLAIN = "XLA's products"
 
 
 def random(config: T5Config | DecoderConfig, seed: int = 0) -> BoundModel:
-    """Returns a model with `parameters`, fused, not packed."""
+    """Returns a model with random `parameters`, whose kernels are fused but not packed for products on a CPU."""
     model: T5 | DecoderLM = T5(config) if isinstance(config, T5Config) else DecoderLM(config)
     return BoundModel(params=fuse(parameters(model, seed)), model=model)
 
 
 def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
-    """Draws parameters in numpy: scales of 1, embeddings and position biases of unit size, kernels of unit gain."""
+    """Draws parameters: norm scales are 1, embeddings and position biases have unit size, kernels have unit gain."""
     draws = np.random.default_rng(seed)
 
     def drawn(path: Any, leaf: Any) -> np.ndarray:
@@ -55,7 +55,7 @@ def parameters(model: T5 | DecoderLM, seed: int = 0) -> Params:
 
 
 def random_pair(name: str, vocabulary: TextVocabulary | None) -> Pair:
-    """Returns a T5 of `SIZES` as target, with a draft as small as the shipped one, both held in float32."""
+    """Returns a pair in float32: a T5 of `SIZES` as the target, and a draft as small as the smallest shipped one."""
     config = SIZES[name]
     small = T5Config(config.vocab_size, config.num_embeddings, 128, 2, 64, 384, 4, 1)
     target, draft = (held_as(random(model_config), "float32") for model_config in (config, small))
@@ -63,6 +63,6 @@ def random_pair(name: str, vocabulary: TextVocabulary | None) -> Pair:
 
 
 def held_as(bound: BoundModel, kind: str) -> BoundModel:
-    """Returns the model with its matrices held in `kind` (of `runtime.products.KINDS`), or left to XLA (`PLAIN`)."""
+    """Returns the model with matrices stored as `kind` (of `runtime.products.KINDS`), or unpacked for XLA (`PLAIN`)."""
     params: Params = bound.params if kind == PLAIN else pack(bound.params, bound.model.config, kind)
     return BoundModel(params=jax.device_put(params), model=bound.model)

@@ -1,9 +1,9 @@
-"""CPU time of recipes, with nothing compiled (cold) and with every program compiled (warm), for their `Time:` lines.
+"""CPU time of recipes (gin files of configs/), cold (nothing compiled) and warm, for the `Time:` lines in the files.
 
     python -m benchmarks.recipe_times configs/paper4_table3.gin configs/paper5_table1.gin --write
 
-Runs the commands of each recipe's header twice, in new folders that share a compilation cache, which is empty at first.
-CPU seconds of the processes are counted: unlike the clock's, they hardly depend on what else the machine does.
+This program runs the commands in each recipe's header twice, in new folders that share a compilation cache, which is
+empty at first. It counts the CPU seconds of the processes, which depend less on other programs than elapsed time does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIME = re.compile(r"^# Time: .*\n(?:#  .*\n)*", re.MULTILINE)
 
 
 def commands(recipe: Path) -> list[list[str]]:
-    """Returns the commands of a recipe's header, each as words, without the one for published sizes."""
+    """Returns the commands in a recipe's header as lists of words, without the command for published sizes."""
     block = _COMMANDS.search(recipe.read_text(encoding="utf-8"))
     lines = re.findall(r"\bpython -m experiments\..*", block[0]) if block else []
     if not lines:
@@ -37,7 +37,7 @@ def commands(recipe: Path) -> list[list[str]]:
 
 def cpu_seconds(recipe: Path, cache: Path) -> float:
     """Runs a recipe's commands in a new folder; returns the CPU seconds of their processes."""
-    # Its own paths come first: the commands do not run in the project's folder.
+    # The repository comes first in PYTHONPATH, because the commands run in a folder outside it.
     python_path = os.pathsep.join(filter(None, (str(repository_root()), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"SPECCASCADE_COMPILATION_CACHE": str(cache), "PYTHONPATH": python_path}
     before = _of_children()
@@ -48,7 +48,7 @@ def cpu_seconds(recipe: Path, cache: Path) -> float:
 
 
 def _of_children() -> float:
-    """Returns the CPU seconds of all child processes that ended."""
+    """Returns the CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -67,7 +67,7 @@ def time_line(old: str, cold: float, warm: float, processor: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Returns a duration as headers write it, `3 min 16 s`."""
+    """Returns a duration in the form that headers use, such as `3 min 16 s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 

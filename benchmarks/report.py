@@ -1,4 +1,4 @@
-"""The tables of a run, in the layouts of `benchmarks.layouts`, for a terminal and for a page."""
+"""Tables of a benchmark run for a terminal and as Markdown, in the layouts of `benchmarks.layouts`."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def header(record: Row) -> str:
 
 
 def markdown(record: Row) -> str:
-    """Returns the tables of a run for a page."""
+    """Returns the tables of a run as Markdown."""
     return "\n".join([header(record) + "\n", *(table.markdown() for table in grids(record))])

@@ -1,4 +1,4 @@
-"""Section `rounds`: the engine against the calls of the two models that it makes."""
+"""Section `rounds`: time of the engine over the time of the model calls that it makes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speccascade_jax.evaluation.points import Settings
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per rule (with its first α), γ and temperature, and the lossless rule with larger models."""
+    """Measures one row per rule (with its first α), γ and temperature, and the lossless rule with larger models."""
     settings = bench.settings
     first = {method.method: method for method in reversed(settings.methods)}
     methods = [first[name] for name in dict.fromkeys(method.method for method in settings.methods)]
@@ -27,16 +27,18 @@ def run(bench: Bench) -> Rows:
         for temperature in settings.temperatures:
             rows.append(_row(bench, method, temperature))
     for name in bench.track(settings.engine_sizes):
-        larger = bench.with_pair(random_pair(name, bench.pair.vocabulary), examples=2)  # all outputs have full length
+        # two examples are enough, because all outputs of random models have full length
+        larger = bench.with_pair(random_pair(name, bench.pair.vocabulary), examples=2)
         rows += [_row(larger, replace(larger.lossless, block_size=block), 0.0) for block in settings.block_sizes[:2]]
     return {"rounds": rows}
 
 
 def _row(bench: Bench, method: Settings, temperature: float) -> dict[str, Any]:
-    """Returns a point's row, per example.
+    """Measures a method at one temperature; all times are per example.
 
-    `engine_ms` is `generate` without its work before the first round. `calls_ms` is draft_steps · t_draft + N_target ·
-    t_target(T = γ + 1), both measured as loops between the generations. `ratio` is the first over the second.
+    `engine_ms` is the time of `generate` without the work before the first round. `calls_ms` is draft_steps · t_draft +
+    target_calls · t_target(γ + 1 tokens), where t_draft and t_target are measured as loops in the same turns. `ratio`
+    is `engine_ms` over `calls_ms`.
     """
     rows = range(bench.settings.examples)
     generations = [bench.generator(method, [row], temperature) for row in rows]
@@ -84,7 +86,7 @@ def call_loops(bench: Bench, block: int) -> dict[str, measure.Loop]:
 
 
 def one_by_one(runs: Sequence[Callable[[], Any]]) -> measure.Call:
-    """Returns all runs as one call, each waited for: programs that overlap would measure throughput."""
+    """Returns one call that runs all `runs` and waits for each, because overlapping runs would measure throughput."""
 
     def call() -> None:
         for run in runs:

@@ -1,4 +1,4 @@
-"""The handling of names on the command line and of stored runs, for both commands."""
+"""Helpers of `benchmarks` and `benchmarks.peers`: names on the command line, and stored runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speccascade_jax.results.store.record import Row
 
 
 def picked(what: str, text: str, known: Collection[str]) -> list[str]:
-    """Returns the names in `text`, separated by commas, in the order of `known`; all of `known` if there is none.
+    """Splits `text` at commas into names; returns these in the order of `known`, or all of `known` if there are none.
 
     Raises:
-        ValueError: an unknown name; the message calls it a `what`.
+        ValueError: a name is not in `known`; `what` says in the message what kind of name it is.
     """
     names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
     for name in names:
@@ -26,10 +26,11 @@ def read(path: Path, kind: int, part: str, command: str) -> Row:
     """Reads a stored run.
 
     Args:
-        kind: its format; part: the entry that it must have; command: the command that writes such files.
+        kind: the expected number of the format; part: an entry that the run must have; command: the command that
+            writes such files, for the message.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file holds no run of this format.
     """
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or record.get("format") != kind or part not in record:

@@ -1,4 +1,4 @@
-"""Section `scoring`: the cost of a call over T tokens, in steps: the price of scoring a block."""
+"""Section `scoring`: time of a call over T tokens, as needed to score a block, over that of a call over one token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.setting import Bench, Rows
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per model and width T: ms per call, and the ratio to a call over one token, in the same turns."""
+    """Measures one row per model and T: ms per call, and the ratio to a call over one token in the same turns."""
     widths = bench.settings.widths
     rows = []
     for name in bench.track(("target", "draft")):

@@ -1,7 +1,7 @@
-"""Section `selection`: one drafter alone, and the same one always chosen among 2, 4 and 8, with the others idle.
+"""Section `selection`: time of one drafter alone, and of the same drafter chosen for every query among 2, 4 and 8.
 
-The tokens are the same, so the difference in time is the cost of choosing and of idle drafters, per round. A test
-checks that no idle drafter is called; this section measures the remaining cost.
+All settings write the same tokens, so the difference in time is the cost of choosing and of the unused drafters. A test
+checks that no unused drafter is called; this section measures the remaining cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDEST = 8
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per batch size and number of drafters, greedily; 1 is the drafter alone, without a selection."""
+    """Measures one row per batch size and number of drafters at temperature 0; 1 is the drafter without a selection."""
     sizes = [size for size in bench.settings.batches if size <= WIDEST]
     return {"selection": [row for size in bench.track(sizes) for row in _rows(bench, size)]}
 
@@ -51,9 +51,9 @@ def _rows(bench: Bench, size: int) -> list[dict[str, Any]]:
 
 
 def _method(alone: Settings, count: int) -> Settings:
-    """Returns a selection of `count` drafters, each of them the draft, that always chooses the first.
+    """Returns a selection among `count` drafters that always chooses the first one.
 
-    Other weights would cost the same time.
+    All drafters are the pair's draft, because other weights would take the same time.
     """
     if count == 1:
         return alone

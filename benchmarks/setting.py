@@ -1,4 +1,4 @@
-"""The parts that all sections share: settings, the pair, prompts, assembled engines, and the measured bandwidth."""
+"""Settings, pair, prompts, engines and measured memory bandwidth, which all sections share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
 
 SPEC_DECODE = recorded(Settings(method="spec_decode"))
-# The lossless rule, a rule without deferral, one by position and one by token; the lossy ones have two α's each.
+# The lossless rule, and three lossy rules with two α's each: without deferral, with a decision per position, per token.
 METHODS = (
     SPEC_DECODE,
     recorded(Settings(method="lossy", alpha=0.4)),
@@ -60,35 +60,35 @@ VERIFIED = (*(name for name in RULES if not name.startswith("fuzzy_")), "fuzzy_j
 
 
 SHAPES = ((1,), (1, 1), (1, 1, 1), (1,) * 5, (2,), (3,), (2, 1), (2, 2), (3, 1), (2, 1, 1), (3, 2, 1), (4, 2, 1, 1))
-"""Trees by the number of children at each depth; shapes of ones are chains."""
+"""Shapes of trees: the number of children per token at each depth. A shape of ones is a chain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The settings of a run: its measurements, and their thoroughness.
+    """Settings of a benchmark run: what each section measures, and how often.
 
     Attributes:
-        pair: a shipped pair's name, or a folder; task: the source of prompts; max_new_tokens: longest output.
-        examples: prompts timed one at a time; repeats: turns of every comparison, more if they are short;
-            loop_seconds: length of a timed loop; calls: turns in `calls`.
-        block_size: γ in sections that do not sweep it; block_sizes: γ's of sections that do; lossy_block_sizes: γ's of
-            lossy rules.
-        capacity: of short blocks in `stopping`; head_depths: depths of acceptance heads there.
+        pair: a shipped pair's name, or a folder; task: the task whose prompts are used; max_new_tokens: longest output.
+        examples: number of prompts that are timed one at a time; repeats: number of turns of every comparison (a
+            multiple of it for short calls); loop_seconds: duration of a timed loop; calls: number of turns in `calls`.
+        block_size: γ in sections with a single γ; block_sizes: γ's in sections that compare several;
+            lossy_block_sizes: γ's of lossy rules there.
+        capacity: largest block of the engines in `stopping`; head_depths: depths of the acceptance heads there.
         temperatures: of draft and target; methods: rules with their α's.
-        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtypes: the types of the draft's
+        decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtypes: dtypes of the draft's
             matrices there, timed in turns.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
-        sizes, size_widths: models of `random_models.SIZES` and tokens per call, the first 1, in `sizes`.
-        widths: tokens per call in `scoring`; vocab_sizes, rules: in `verification`; either_way, whole_rounds: rules in
-            `block_wise`; shapes: children by depth, in `trees`; batches: rows in `batches` and `auto`; beside_auto:
-            the fixed γ's in the latter.
-        large_vocab, large_rules, large_batches, large_blocks: in `vocabulary`; rules that read the same distributions
-            in the same way need the same memory.
-        working_set: bytes, far beyond any cache.
-        growth: axis of the section `growth` -> its values.
+        sizes, size_widths: models of `random_models.SIZES`, and tokens per call, in `sizes`; the first width is 1.
+        widths: tokens per call in `scoring`; vocab_sizes, rules: vocabulary sizes and rules in `verification`;
+            either_way, whole_rounds: rules of the two tables of `block_wise`; shapes: children by depth, in `trees`;
+            batches: batch sizes in `batches` and `auto`; beside_auto: fixed γ's in `auto`.
+        large_vocab, large_rules, large_batches, large_blocks: vocabulary size, rules, batch sizes and γ's in
+            `vocabulary`. Rules that read the same distributions need the same memory, so one of them is enough.
+        working_set: bytes of a matrix that is far larger than any cache.
+        growth: growing size (axis) in `growth` -> its values.
         candidates: numbers of models among which `hierarchy` chooses.
-        acceptance_task, acceptance_examples, acceptance_tokens: for the section `acceptance`: a task (`None`: the best
-            available), the number of its examples, and the longest output.
+        acceptance_task, acceptance_examples, acceptance_tokens: task (`None`: see `acceptance.best_task`), number of
+            examples and longest output in `acceptance`.
     """
 
     pair: str = "tatoeba_en_de_large"
@@ -182,19 +182,19 @@ class Stream:
     size: int
 
     def bandwidth(self, seconds: np.ndarray) -> np.ndarray:
-        """Returns bytes per second of calls that took `seconds`."""
+        """Returns the bytes per second that calls of the loop read if they took `seconds`."""
         return self.size * self.loop.count / seconds
 
 
 class Bench:
-    """One run of the benchmarks.
+    """One run of the benchmarks, with its settings, models and prompts.
 
     Args:
-        settings: see there; pair: the loaded pair.
-        track: wraps the items of a section, for progress.
+        settings: of the run; pair: the loaded pair.
+        track: wraps the items of a section, to show progress.
 
     Raises:
-        ValueError: no such task, or a pair without a vocabulary.
+        ValueError: the task does not exist, or the pair has no vocabulary.
     """
 
     def __init__(self, settings: Sizes, pair: Pair, track: Callable[[Sequence[Any]], Iterable[Any]] = iter):
@@ -210,7 +210,7 @@ class Bench:
         self._streams: dict[int, Stream] = {}
 
     def with_pair(self, pair: Pair, examples: int) -> Bench:
-        """Returns a bench of the first texts with another pair of the same vocabulary, of any family."""
+        """Returns a copy of this bench with at most `examples` examples and another pair with the same vocabulary."""
         bench = copy.copy(self)
         bench.pair, bench.settings = pair, replace(self.settings, examples=min(examples, self.settings.examples))
         bench._prompts = make_prompt(pair, self.texts)
@@ -218,7 +218,7 @@ class Bench:
 
     @property
     def lossless(self) -> Settings:
-        """The method `spec_decode` with the γ of sections that do not sweep it."""
+        """The method `spec_decode` with the γ of sections that use a single γ."""
         return replace(SPEC_DECODE, block_size=self.settings.block_size)
 
     def prompt(self, rows: Sequence[int]) -> Prompt:
@@ -226,16 +226,16 @@ class Bench:
         return jax.device_put(jax.tree.map(lambda x: x[np.asarray(rows)], self._prompts))
 
     def slots(self, block: int) -> int:
-        """Returns the number of cache slots of an engine with this block."""
+        """Returns the number of cache slots of an engine that drafts blocks of `block` tokens."""
         return self._prompts.tokens.shape[1] + self.settings.max_new_tokens + block + 1
 
     def engine(self, method: Settings, stop_ids: Sequence[int] | None = None) -> tuple[Engine, Params]:
-        """Returns a method's engine, without its α, and its parameters."""
+        """Returns a method's engine and parameters; the method's α is not part of them."""
         options: dict[str, Any] = {name: getattr(method, name) for name in ("block_size", "bonus", "tree", "verify")}
         return assemble(self.pair, method=method.method, stop_ids=stop_ids, **options)
 
     def generator(self, method: Settings, rows: Sequence[int], temperature: float = 0.0) -> Run:
-        """Returns `seed -> generation` of some examples, with everything but the generation done beforehand."""
+        """Returns a function of a seed that generates outputs for the examples `rows`, with all preparation done."""
         engine, params = self.engine(method)
         return self.run(engine, params, rows, self.settings.max_new_tokens, method.alpha or 0.0, temperature)
 
@@ -248,7 +248,7 @@ class Bench:
         alpha: float = 0.0,
         temperature: float = 0.0,
     ) -> Run:
-        """Returns `seed -> generation`, as `generator` does, for any engine and length."""
+        """Returns a function of a seed that generates outputs, as `generator` does, for any engine and length."""
         prompt = self.prompt(rows)
         controls = jax.device_put(make_controls(len(rows), alpha=alpha, temperature=temperature))
         ids = jax.device_put(np.asarray(rows, np.int32))
@@ -273,8 +273,8 @@ class Bench:
         return jax.jit(whole), (params, self.prompt(range(batch)), np.uint32(0), controls, ids)
 
     def prefill(self, engine: Engine, params: Params, rows: Sequence[int]) -> Callable[[], DecodeState]:
-        """Returns a call of only the work that `generate` does before its first round."""
-        # prefill does not depend on the rule: one compilation serves all
+        """Returns a call that does only the work of `generate` before its first round."""
+        # prefill does not depend on the rule; with one fixed verifier, all rules share one compiled program
         plain = replace(engine, verifier=Speculative(RULES["spec_decode"]))
         prompt, ids = self.prompt(rows), np.asarray(rows, np.int32)
         return functools.partial(_prefill, plain, params, prompt, ids, self.settings.max_new_tokens)
@@ -282,9 +282,8 @@ class Bench:
     def stream(self, working_set: int) -> Stream:
         """Returns the loop that measures bandwidth over a matrix of `working_set` bytes.
 
-        It runs between the calls that it judges.
-
-        The loop is the fastest of `ORDERS`, chosen once per size: no measurement may beat its floor.
+        Sections time this loop in the same turns as the calls that they compare with it. The loop uses the fastest
+        implementation of `ORDERS`, chosen once per size, so that no measurement is faster than its floor.
         """
         if working_set not in self._streams:
             loops = {order: self._stream_loop(working_set, order) for order in ORDERS}

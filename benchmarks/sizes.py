@@ -1,4 +1,4 @@
-"""Section `sizes`: steps and blocks of larger models with random weights, by the type that holds their matrices."""
+"""Section `sizes`: time of steps and blocks of larger models with random weights, by the dtype of their matrices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.runtime.products import KINDS, available
 
 INPUT = 32
-"""The number of tokens that the encoder reads."""
+"""The number of tokens that the encoder of a T5 reads."""
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per model and kind of weights; the kinds of one model share their turns."""
+    """Measures one row per model and dtype of weights; all dtypes of a model are timed in the same turns."""
     kinds = (PLAIN, *KINDS) if available() else (PLAIN, "int8")
     return {"sizes": [row for name in bench.track(bench.settings.sizes) for row in _rows(bench, name, kinds)]}
 
@@ -62,7 +62,7 @@ def _loop(bench: Bench, model: BoundModel, width: int) -> Any:
 
 
 def _bytes(bench: Bench, model: BoundModel) -> int:
-    """Returns the bytes of weights, in the form in which they are held, and of caches that a step reads."""
+    """Returns the bytes of stored weights and of caches that a step reads."""
     prompt = _prompt(model)
     cache = prefill(model.model, model.params, prompt, _slots(bench))
     return traffic.bytes_read(model.model.extend, model.params, cache, prompt.tokens)

@@ -1,4 +1,4 @@
-"""Section `speedup`: time per token over the target's alone, against the prediction from acceptance and step times."""
+"""Section `speedup`: speed-up per token over the target alone, and its prediction from acceptance and step times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccascade_jax.rules.deferral import RULES
 
 
 class Recorded:
-    """The runs of a method by example, in the form that `latency.interleave` calls; keeps their results."""
+    """A callable that runs a method on an example, as `latency.interleave` needs it, and keeps the results."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs, self.results = runs, dict[tuple[int, int], Generation]()
@@ -45,7 +45,8 @@ class Recorded:
 def run(bench: Bench) -> Rows:
     """Measures one row per rule, α, γ and temperature, see `_row`.
 
-    Groups of two methods share the runs of the target. The costs for the prediction are measured before and after them.
+    Two methods at a time are timed in turns with the target. The costs for the prediction are measured before and after
+    each such group.
     """
     settings, rows = bench.settings, []
     points = []
@@ -64,7 +65,7 @@ def run(bench: Bench) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The runs of a method and the target's next to them."""
+    """The timed runs of a method, and of the target alone in the same turns."""
 
     method: Settings
     temperature: float
@@ -95,11 +96,11 @@ def timed(bench: Bench, methods: Sequence[Settings], temperature: float) -> list
 
 
 def _row(point: Timed, costs: Costs) -> dict[str, Any]:
-    """Returns a point's row.
+    """Returns the row of a method at one temperature.
 
-    `speed_up` is per token, because sampled outputs differ in length; its extremes are over trials (seeds). `predicted`
-    uses the counted rounds and draft steps, `textbook` the acceptance rate alone, through `expected_tokens`.
-    `same_output` is the share of outputs equal to the target's, for points at which they must be.
+    `speed_up` is per token, because sampled outputs differ in length; its `low` and `high` are over trials (seeds).
+    `predicted` uses the counted rounds and draft steps, `textbook` only the acceptance rate. `same_output` is the share
+    of outputs equal to the target's, for a lossless rule at temperature 0; otherwise `None`.
     """
     method, seen, timed, alone = point.method, point.measures, point.timings, point.alone
     assert method.block_size is not None
@@ -128,18 +129,18 @@ def _row(point: Timed, costs: Costs) -> dict[str, Any]:
 
 
 def _textbook(point: Timed, costs: Costs, tokens: float, tokens_alone: float) -> float | None:
-    """Returns the speed-up of rounds with `expected_tokens` of the acceptance rate; `None` if nothing was drafted."""
+    """Returns the speed-up predicted from the acceptance rate alone; `None` if nothing was drafted."""
     acceptance, block = point.measures["acceptance_rate"], point.method.block_size
     if acceptance is None or not isinstance(block, int):
         return None
     rounds = tokens / expected_tokens(acceptance, block)
-    # a rule that reads q takes point more pass per round, for the bonus position
+    # a rule that reads q needs one more pass of the draft per round, for the bonus position
     passes = block + (RULES[point.method.method].reads_q and point.method.bonus == "rule")
     return speed_up(costs, rounds, rounds * passes, tokens, tokens_alone)
 
 
 def _calls(bench: Bench, method: Settings) -> dict[str, measure.Loop]:
-    """Returns the calls that measure `Costs`, for this method's block: loops of model calls, and prefills."""
+    """Returns the calls that measure `Costs` for a method's block size: loops of model calls, and prefills."""
     engine, params = bench.engine(method)
     alone, alone_params = bench.engine(recorded(Settings(method=TARGET)))
     rows = range(bench.settings.examples)

@@ -1,4 +1,4 @@
-"""Section `steps`: greedy decoding of each model alone, against the time that its weights and caches need to arrive."""
+"""Section `steps`: time per token of each model alone, over the time to read its weights and caches from memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
-    """Returns a model's row.
+    """Measures one model.
 
-    `ms_per_token` is marginal: the time of a long generation minus that of a short one, without stop ids, over the
-    difference in tokens. It includes neither prefill nor the transfer to the device and back. The floors are the bytes
-    that a step reads over the bandwidth of a working set of just that size (`cache_…`), and over the bandwidth far
+    `ms_per_token` is marginal: the time of a long generation minus the time of a short one, without stop ids, over the
+    difference in tokens. It includes neither prefill nor the transfer to the device and back. The floors are the time
+    to read the bytes of a step, at the bandwidth of a working set of that size (`cache_…`), and at the bandwidth far
     beyond the caches (`memory_…`).
     """
     bound = getattr(bench.pair, name)

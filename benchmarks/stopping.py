@@ -1,4 +1,4 @@
-"""Section `stopping`: short blocks under a large capacity, and the time of an acceptance head in a draft step."""
+"""Section `stopping`: cost of short blocks in an engine with room for long ones, and time of an acceptance head."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from speccascade_jax.stopping import acceptance_head
 from speccascade_jax.stopping.policies import Fixed
 
 LENGTH = 4
-"""The number of tokens of the blocks."""
+"""The number of tokens in each short block."""
 
 
 @dataclass(frozen=True)
 class Short(Fixed):
-    """A policy that always drafts `length` tokens of a capacity of `block`."""
+    """A stop policy that always drafts `length` tokens, in an engine with room for `block` tokens."""
 
     length: int = 4
     adaptive: ClassVar[bool] = True
@@ -40,22 +40,22 @@ class Short(Fixed):
 
 @dataclass(frozen=True)
 class Whole(Short):
-    """The same policy, with its blocks scored at full width."""
+    """The policy `Short` without `adaptive`, so that the target scores every block padded to `block` tokens."""
 
     adaptive: ClassVar[bool] = False
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `capacity`, a row per engine (see `_capacity`), and `heads`, a row per kind of head (see `_heads`)."""
+    """Returns the table `capacity`, a row per engine (see `_capacity`), and `heads`, a row per head (see `_heads`)."""
     return {"capacity": _capacity(bench), "heads": _heads(bench)}
 
 
 def _capacity(bench: Bench) -> list[dict[str, Any]]:
-    """Times the same blocks at T = 1, with a capacity of their length and with a larger one.
+    """Times the same short blocks at T = 1 in three engines.
 
-    Under the larger capacity, they are scored at their own width or at full width.
-
-    `ratio` is to the first.
+    The first engine has room for exactly these blocks. The other two have room for `capacity` tokens: one scores a
+    block with a program near its length, the other one with a program of full length. `ratio` is the time over that of
+    the first engine.
     """
     length, capacity = LENGTH, bench.settings.capacity
     kinds: dict[str, StopPolicy] = {
@@ -88,8 +88,8 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
 def _heads(bench: Bench) -> list[dict[str, Any]]:
     """Measures the µs of a head on one row, as a loop, and its share of drafting a token at T = 1.
 
-    Drafting a token is the pass, the distribution and the draw, in the engine. The head itself is not timed there, with
-    and without: two programs for the same work differ by far more than a head costs.
+    The time of drafting a token includes the draft's pass, its distribution and the draw. The head is timed alone, and
+    not as the difference of two engines: two programs for the same work differ by far more than a head costs.
     """
     features = teacher_forcing.features(bench.pair.draft)
     if features is None:
@@ -112,7 +112,10 @@ def _heads(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _head_loop(head: Params, features: int) -> Callable[[int], Any]:
-    """Returns `count -> result`; the input of each turn depends on the turn before, so that the compiler omits none."""
+    """Returns a function that applies the head `count` times; each input depends on the output before it.
+
+    Without this dependence the compiler could omit repetitions.
+    """
     return lambda count: _asked(head, jnp.ones((1, features)), jnp.int32(count))
 
 
@@ -130,7 +133,7 @@ def _asked(head: Params, hidden: Array, count: Array) -> Array:
 
 
 def _blocks(bench: Bench, capacity: int) -> Callable[[int], Any]:
-    """Returns `count -> result`: that many full blocks for the first prompt, each rolled back at once."""
+    """Returns a function that drafts `count` full blocks for the first prompt, and rolls each back at once."""
     engine, params = assemble(bench.pair, block_size=capacity, stop_ids=())
     state = bench.prefill(engine, params, [0])()
     controls = make_controls(1, temperature=1.0)

@@ -1,8 +1,8 @@
-"""The number of bytes that a call must read: the floor of everything that memory bandwidth limits.
+"""Counts of the bytes that a call must read; bytes over memory bandwidth give the floor of the call's time.
 
-The number comes from the traced program, so that it holds for every model. Arrays that the call never reads (the
-encoder while decoding, cross-attention kernels whose products are cached) do not count. A lookup table counts with the
-rows that are fetched.
+The bytes are counted in the traced program, which works for every model. Arrays that the call never reads (the encoder
+while decoding, cross-attention kernels whose products are cached) do not count. Of a lookup table, such as an
+embedding, only the fetched rows count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "c
 def bytes_read(function: Callable[..., Any], *args: Any) -> int:
     """Returns the bytes of `args` (pytrees of arrays) that `function` has to read, each array at most once.
 
-    A cache that is written to and then attended to counts in full: all of its slots are read, masked or not.
+    A cache that attention reads counts in full, because all slots are read, including masked ones.
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     return sum(_read(jaxpr, variable) for variable in jaxpr.invars)

@@ -1,4 +1,4 @@
-"""Section `trees`: drafts that branch against chains: tokens per call, speed-up, and its prediction from calls."""
+"""Section `trees`: tokens per call and speed-up of tree drafts and of chains, and the speed-up that calls predict."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from speccascade_jax.evaluation.points import Settings, recorded
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per shape and temperature, lossless.
+    """Measures one row per shape of a tree and temperature, with lossless decoding.
 
-    `speed_up` is per token, over the target alone in the same turns. `predicted` follows from a generation's rounds and
-    the calls of each, without prefill. `on_paper` is for a device on which a call takes the same time at any width, as
-    on an accelerator that is limited by reading weights: the draft's share of a call is its share of the bytes.
+    `speed_up` is per token, over the target alone in the same turns. `predicted` follows from the number of rounds and
+    the measured times of their calls, without prefill. `on_paper` assumes a device on which a call takes the same time
+    for any number of tokens, because reading the weights limits it. There a draft call takes the draft's share of the
+    weights times a target call.
     """
     tables, shapes = [], bench.settings.shapes
     widths = sorted({1} | {width for shape in shapes for width in (*_levels(shape), _tree(shape).size + 1)})
@@ -39,12 +40,12 @@ def _tree(shape: tuple[int, ...]) -> Tree:
 
 
 def _levels(shape: tuple[int, ...]) -> list[int]:
-    """Returns the tokens of each of the draft's calls: the pending one, and every level but the last."""
+    """Returns the number of tokens in each draft call: the pending token first, then each depth but the last."""
     return [math.prod(shape[:depth]) for depth in range(len(shape))]
 
 
 def _costs(bench: Bench, widths: list[int]) -> dict[str, dict[int, float]]:
-    """Measures the seconds of a call of either model by number of tokens."""
+    """Measures the seconds of a call of each model, by the number of tokens in the call."""
     slots, prompt, call_seconds = bench.slots(max(widths)), bench.prompt([0]), {}
     for name, bound in (("draft", bench.pair.draft), ("target", bench.pair.target)):
         loops = {

@@ -1,4 +1,4 @@
-"""Section `verification`: the cost of deciding about a block, against reading q̃ and p̃ once."""
+"""Section `verification`: time to verify a block over the time to read q̃ and p̃ once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `verification`, a row per rule and V, and `sampling`, a row per transform and V; see `_row`."""
+    """Returns tables `verification`, a row per rule and vocabulary size, and `sampling`, per transform and size."""
     decided, transformed = [], []
     sizes = bench.settings.vocab_sizes
     for size, name in bench.track([(size, name) for size in sizes for name in (*bench.settings.rules, *TRANSFORMS)]):
@@ -42,8 +42,9 @@ def run(bench: Bench) -> Rows:
 def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...], size: int) -> dict[str, Any]:
     """Measures the µs and the memory of a looped program over a block of γ + 1 positions.
 
-    The floor is 2 · (γ + 1) · V · 4 bytes, `q̃` and `p̃` once (for the transform: logits in, distribution out), at the
-    bandwidth far beyond the caches. `temporary_ratio` is the largest temporary memory over the same bytes.
+    The floor is the time to read 2 · (γ + 1) · V · 4 bytes at the bandwidth far beyond the caches: `q̃` and `p̃` once,
+    or for a sampling transform the logits in and the distribution out. `temporary_ratio` is the program's temporary
+    memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
     stream = bench.stream(bench.settings.working_set)
@@ -100,7 +101,7 @@ def _verify(rule: Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, 
 @jax.jit
 def _transform(logits: Array, how: Sampling, count: Array) -> Array:
     def body(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        # as above; the counter must pass through the barrier and be used, or the compiler splits the barrier
+        # the barrier serves as in `_verify`; the counter passes through it and is used, or else XLA splits the barrier
         now, rounds = jax.lax.optimization_barrier((logits, carry[1]))
         return sampling.transform(now, how), rounds + 1
 

@@ -1,4 +1,4 @@
-"""Section `vocabulary`: the peak memory of a generation at a large vocabulary, by rule, block size and batch."""
+"""Section `vocabulary`: temporary memory of a generation with a large vocabulary, by rule, block size and batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 def run(bench: Bench) -> Rows:
-    """Measures a row per rule and batch at one γ, then one per γ for the lossless rule; executes nothing."""
+    """Compiles programs, without running them: per rule and batch size at one γ, and per γ for the lossless rule."""
     settings = bench.settings
     chosen = [(rule, settings.block_size, batch) for rule in settings.large_rules for batch in settings.large_batches]
     chosen += [("spec_decode", block, settings.large_batches[0]) for block in settings.large_blocks]
@@ -31,9 +31,9 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(vocab: int, rule: str, block: int, batch: int) -> dict[str, Any]:
-    """Measures temporary memory, by the compiler's account, over the bytes of the block's distributions q̃ and p̃.
+    """Returns the temporary memory that the compiler reports, and its ratio to the bytes of a block's q̃ and p̃.
 
-    The two models are as small as possible, so that everything but the distributions is negligible.
+    The two models are as small as possible, so that all memory but that of the distributions is negligible.
     """
     small = replace(tiny("gemma2_2b"), vocab_size=vocab, num_embeddings=vocab, d_model=8, num_layers=1)
     model = DecoderLM(small)

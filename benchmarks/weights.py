@@ -1,4 +1,4 @@
-"""Section `weights`: the effect of 16 and 8 bits on a trained pair: its greedy outputs, their quality, its speed."""
+"""Section `weights`: effect of 16- and 8-bit weights on the greedy outputs, the quality and the speed of a pair."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run(bench: Bench) -> Rows:
 
 
 def loaded(pair: Pair, dtype: str) -> Pair:
-    """Returns a pair with both models in a dtype; a pair that is not shipped stays as it is."""
+    """Returns a shipped pair with both models in `dtype`; any other pair is returned unchanged."""
     return load_pair(pair.name, dtype=dtype, draft_dtype=None) if pair.name in shipped_pairs() else pair
 
 
 def outputs_of(bench: Bench, task: Task) -> Outputs:
-    """Returns the target's greedy outputs for the examples that `acceptance` reads too."""
+    """Returns the target's greedy outputs for the examples of the section `acceptance`, with their quality."""
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
     written = write(bench, recorded(Settings(method=TARGET)), 0.0, prompts, task)
@@ -61,12 +61,12 @@ def outputs_of(bench: Bench, task: Task) -> Outputs:
 
 
 def same_outputs(one: Written, other: Written) -> np.ndarray:
-    """Returns bool `[N]`: whether all tokens of an output are the same."""
+    """Returns bool `[N]`: whether both methods wrote the same tokens for an example."""
     return np.all(one.tokens == other.tokens, axis=1) & (one.lengths == other.lengths)
 
 
 def _row(dtype: str, outputs: dict[str, Outputs], seconds: dict[str, np.ndarray], task: Task) -> dict[str, Any]:
-    """Returns a dtype's row: its outputs against float32's, and its times over float32's in the same turns."""
+    """Returns a dtype's quality, its share of outputs equal to float32's, and its speed relative to float32."""
     result = outputs[dtype]
     row: dict[str, Any] = {"dtype": dtype, "task": task.name, "metric": task.main_metric, "quality": result.quality}
     same = same_outputs(result.written, outputs[MADE_IN].written)

@@ -5,8 +5,9 @@ r"""Measurements of transformers 4 and 5, CTranslate2, llama.cpp and this packag
     python -m benchmarks.peers --resume                                     the missing parts of an interrupted run
     python -m benchmarks.peers --markdown results/peers.json                the tables of a run, for a page
 
-Every library works in its own process and waits while another is timed; the settings of all of them run in turns.
-Nothing else should run meanwhile. A part that cannot run here is left out, with the reason in a line.
+Every library has its own process, which waits while another library is timed. The settings of all libraries run in
+turns. Nothing else should run meanwhile. Libraries and pairs that cannot run here are left out, and the reason is
+printed.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
-    """Runs the chosen pairs; writes `output` after each, and tables beside it (`.md`).
+    """Measures the chosen pairs; after each pair, writes `output` and a file of tables beside it (`.md`).
 
     Args:
-        resume: keep the pairs that `output` already holds, if the file exists.
+        resume: whether to keep the pairs that `output` already holds, if the file exists.
 
     Raises:
         RuntimeError: no library could be started.
-        ValueError: the stored pairs are of another run, see `continued`.
+        ValueError: the stored pairs were measured with other settings, see `continued`.
     """
     begin = time.monotonic()
     record: Row = {
@@ -110,10 +111,10 @@ def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
 
 
 def continued(record: Row, stored: Row, where: str) -> Row:
-    """Returns the stored run, to which missing pairs are added: all times of a table share a machine and a version.
+    """Returns the stored run, ready for more pairs, if it has this run's settings, versions and machine.
 
     Raises:
-        ValueError: it was measured with other settings or versions, or on another machine; names the difference.
+        ValueError: the stored run was measured with other settings or versions, or on another machine.
     """
     settings = {name: value for name, value in record["settings"].items() if name != "pairs"}
     wanted = plain(settings | {part: record[part] for part in ("device", "versions")})
@@ -128,7 +129,7 @@ def continued(record: Row, stored: Row, where: str) -> Row:
 
 
 def started(names: Sequence[str], record: Row, stack: ExitStack, logs: Path) -> dict[str, Worker]:
-    """Starts the workers; records their versions, and the reasons why others are left out."""
+    """Starts a worker per library; records the versions, and the reason for each library that does not start."""
     workers: dict[str, Worker] = {}
     for name in names:
         library = LIBRARIES[name]

@@ -1,4 +1,4 @@
-"""The libraries, the places of their environments, and the settings that are timed for each."""
+"""The compared libraries, the folders of their environments, and the settings that are timed for each library."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from speccascade_jax.runtime.paths import repository_root
 
 PLAIN, LOSSLESS, LOSSY, LOOKUP = "plain", "lossless", "lossy", "prompt lookup"
 BLOCKS = (2, 3, 5, 7)
-"""γ of our lossless settings; the other libraries have 3 and 5 of them too."""
+"""Block sizes γ of this package's lossless settings; transformers is timed with γ = 3 and 5 too."""
 HELD = {"float16": (2, 3, 5), "int8": (2, 3, 5)}
-"""The further types of our weights, and γ of their lossless settings: a cheaper step favours shorter blocks."""
+"""Other dtype of this package's weights -> γ of its lossless settings; a cheaper step favours shorter blocks."""
 LOSSY_BLOCKS = (3, 5, 7)
 LARGE_BLOCK = 3
-"""The largest block that is timed in batches: arithmetic limits batches, and favours short blocks there."""
+"""The largest block that is timed at batch sizes above 1, where arithmetic limits speed and favours short blocks."""
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 LOSSY_POINTS = tuple((rule, alpha) for rule in ("token_v3", "opt") for alpha in ALPHAS)
-"""The lossy settings; for each rule, the one with the most tokens per target call that keeps the quality is timed."""
+"""Lossy rules and their α's. For each rule, the α with the most tokens per target call at kept quality is timed."""
 KEPT_QUALITY = 0.5
-"""The largest allowed loss of the target's quality for a lossy setting."""
+"""The largest loss of quality, in units of the metric, at which a lossy setting counts as keeping the quality."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A worker: its module, its environment's folder in the repository (`None`: this one), and its families."""
+    """A library: its worker's module, the folder of its environment (`None`: the current one), and model families."""
 
     module: str
     folder: str | None = None
@@ -36,12 +36,12 @@ class Library:
 
     @property
     def python(self) -> Path:
-        """The interpreter that starts it."""
+        """The Python interpreter that runs the library's worker."""
         return Path(sys.executable) if self.folder is None else repository_root() / self.folder / "bin" / "python"
 
     @property
     def missing(self) -> str | None:
-        """The reason why it cannot be started, or `None`."""
+        """The reason why the worker cannot be started, or `None`."""
         if self.python.exists():
             return None
         return f"{self.folder} does not exist: create it with make bench-peers, if the library can be installed here"
@@ -61,9 +61,9 @@ class Contender:
     """One setting of one library.
 
     Attributes:
-        library: a name of `LIBRARIES`; weights: the type that holds them; kind: `PLAIN`, `LOSSLESS`, `LOSSY` or
-            `LOOKUP`; label: the setting in words.
-        options: options that the worker receives; largest_batch: rows it can decode together.
+        library: a name of `LIBRARIES`; weights: their dtype; kind: `PLAIN`, `LOSSLESS`, `LOSSY` or `LOOKUP`; label: the
+            setting in words.
+        options: options that the worker receives; largest_batch: the largest batch size at which it is timed.
     """
 
     library: str
@@ -80,11 +80,11 @@ class Contender:
 
 
 def contenders(libraries: Sequence[str], family: str, uneven: tuple[bool, bool]) -> list[Contender]:
-    """Returns all settings of the libraries that can run a family, without lossy ones.
+    """Returns the settings of those `libraries` that support a model family, except this package's lossy settings.
 
     Args:
-        uneven: whether the encoder has another number of layers than the decoder, for target and draft; transformers
-            needs a fix for such models (`workers/huggingface.py`).
+        uneven: whether encoder and decoder have different numbers of layers, for target and draft. transformers needs a
+            fix for such models (`workers/huggingface.py`).
     """
     chosen: list[Contender] = []
     for name in libraries:
@@ -102,7 +102,7 @@ def contenders(libraries: Sequence[str], family: str, uneven: tuple[bool, bool])
 
 
 def lossy(rule: str, alpha: float) -> list[Contender]:
-    """Returns our settings with a rule and an α that keep the target's quality."""
+    """Returns this package's settings for a lossy rule and an α, one per block size."""
     return [
         Contender(
             library="ours",
@@ -121,7 +121,7 @@ def _ours() -> list[Contender]:
     for weights, blocks in ({"float32": BLOCKS} | HELD).items():
         options = {"dtype": weights, "method": "autoregressive"}
         base = Contender(library="ours", weights=weights, kind=PLAIN, label=PLAIN, options=options)
-        # products are in float32 for every type of weights, so batches that arithmetic limits show no difference
+        # Other dtypes are not timed in batches: there arithmetic limits speed, and it is in float32 for every dtype.
         largest = LARGE_BLOCK if weights == "float32" else 0
         lossless = [
             dataclasses.replace(
@@ -158,7 +158,7 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
     for weights in ("float32", "bfloat16"):
         for kind, mode, tokens in (*modes, (LOOKUP, "lookup", None)):
             label = f"assisted, {tokens or 'default schedule'}" if mode == "assisted" else kind
-            # release 4 verifies drafts with a cache that grows on demand
+            # transformers 4 needs no fix for the target: it verifies drafts with a cache that grows on demand
             grows = name == "transformers 4" and mode != PLAIN
             for words, mended in _mends(mode, (uneven[0] and not grows, uneven[1])).items():
                 settings.append(
@@ -175,7 +175,7 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
 
 
 def _mends(mode: str, uneven: tuple[bool, bool]) -> dict[str, list[str]]:
-    """Returns, by words in the label, the models to fix: none first, then a failing target alone, then both."""
+    """Returns suffix of the label -> models to fix: none, then the target alone, then every model that needs it."""
     target, draft = uneven[0], uneven[1] and mode == "assisted"
     ways = {"": list[str]()}
     if target and draft:

@@ -1,6 +1,6 @@
-"""A writer of the folder that transformers reads: our parameters as `config.json` and `model.safetensors`, in float32.
+"""A writer of checkpoints for transformers: writes our parameters as `config.json` and `model.safetensors`, in float32.
 
-Tensor names are those of the plan that our own reader follows (`checkpoints/huggingface.py`), in reverse.
+Tensor names come from the plan with which our own reader loads such a folder (`checkpoints/huggingface.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def write(config: T5Config | DecoderConfig, flat: Mapping[str, np.ndarray], fold
     """Writes a model's folder.
 
     Args:
-        config: of a T5, or of a Llama; flat: parameter name -> values, as `checkpoints.infer.expected_shapes` names
-            them.
+        config: of a T5, or of a Llama; flat: parameter name -> values, with the names of
+            `checkpoints.infer.expected_shapes`.
 
     Raises:
-        ValueError: a decoder-only model of another family than Llama.
+        ValueError: the model is decoder-only and not a Llama.
     """
     entries = _t5(config) if isinstance(config, T5Config) else _llama(config)
     tensors = {}
@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[T5Config | DecoderConfig, dict[str, np.ndarray]]:
     """Returns the configuration of any checkpoint and its parameters by name, in float32.
 
     Raises:
-        CheckpointError: as `checkpoints.load`.
+        CheckpointError: the checkpoint cannot be read, see `checkpoints.load`.
     """
     model: Any
     model, params = checkpoints.load(path, dtype="float32")
@@ -60,7 +60,7 @@ def _flat(tree: Any, before: str = "") -> Any:
 
 
 def _halves(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorders a query or key kernel: rotation pairs coordinates half a head apart instead of neighbours."""
+    """Reorders a query or key kernel for rotary positions that pair coordinates half a head apart, not neighbours."""
     if not name.endswith(("query/kernel", "key/kernel")):
         return values
     heads = values.reshape(len(values), -1, head_dim // 2, 2)
@@ -118,7 +118,7 @@ def _llama(c: DecoderConfig) -> dict[str, Any]:
 
 
 def _safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes the container: header length, JSON header padded to eight bytes, arrays one after the other."""
+    """Writes a safetensors file: header length, JSON header padded to eight bytes, arrays one after the other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in tensors.items():

@@ -1,7 +1,7 @@
-"""A writer of GGUF, llama.cpp's format, from a Llama's folder of transformers: float32, float16 or 8-bit blocks of 32.
+"""A converter from a Llama's folder for transformers to GGUF, llama.cpp's format, in float32, float16 or 8 bits.
 
-It imports only packages of llama.cpp's environment. The package `gguf` is the source of names, keys and the order of
-coordinates.
+This module imports only packages of llama.cpp's environment. Names and keys, and the order of coordinates, are those of
+the package `gguf`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPES = {
     "q8": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
 BLOCK = 32
-"""The number that must divide a row's length for 8 bits."""
+"""The number of weights in an 8-bit block; it must divide the length of a row."""
 
 
 def write(folder: Path, file: Path, kind: str) -> None:
@@ -39,7 +39,7 @@ def write(folder: Path, file: Path, kind: str) -> None:
         if values.ndim == 1:
             out.add_tensor(place, values)
             continue
-        # llama.cpp does the same if a row is not a whole number of blocks
+        # rows that are not a whole number of blocks stay in float16, as in llama.cpp
         tensor_type = weights if kind != "q8" or values.shape[1] % BLOCK == 0 else gguf.GGMLQuantizationType.F16
         out.add_tensor(place, quantize(values, tensor_type), raw_dtype=tensor_type)
     out.write_header_to_file()
@@ -49,7 +49,10 @@ def write(folder: Path, file: Path, kind: str) -> None:
 
 
 def neighbours(values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorders a query or key matrix `[out, in]`: rotation pairs neighbours instead of halves of a head."""
+    """Reorders a query or key matrix `[out, in]` for rotary positions on neighbouring coordinates.
+
+    In the folder for transformers, a rotation pairs coordinates that are half a head apart.
+    """
     heads = values.reshape(-1, 2, head_dim // 2, values.shape[1])
     return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(values.shape))
 

@@ -1,4 +1,4 @@
-"""The measurement of one pair: all settings of all libraries in turns, and their tokens against ours."""
+"""Measurement of one pair: times all settings of all libraries in turns, and compares their tokens with ours."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from benchmarks.peers.protocol import Ids, Worker, WorkerError
 Row = dict[str, Any]
 Say = Callable[[str], None]
 SETTLE = 0.3
-"""Seconds between libraries: after a call, some libraries' threads wait for more work and keep a core busy for 0.2."""
+"""Seconds of pause between libraries: after a call, threads of some libraries keep a core busy for 0.2 s."""
 
 
 def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, say: Say) -> dict[str, Any]:
     """Returns a pair's rows, see `_row`, and the quality of our lossy settings if the pair has a task.
 
-    A setting that cannot run is left out, with the reason in a line: `left_out`.
+    The entry `left_out` lists the settings that cannot run, with the reason.
 
     Args:
-        settings: `batches`, their sizes; `turns` at batch 1 and `batch_turns` at larger ones, at most; `examples` of
-            the task.
+        settings: `batches`, the batch sizes; `turns` and `batch_turns`, the largest number of turns at batch 1 and at
+            larger batches; `examples`, the number of the task's examples.
     """
     out: dict[str, Any] = {"rows": [], "left_out": [], "quality": []}
     for name in list(workers):
@@ -55,7 +55,7 @@ def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, sa
 def warm(
     workers: Mapping[str, Worker], chosen: Sequence[Contender], prepared: Prepared, size: int
 ) -> tuple[dict[Contender, Ids], list[Row]]:
-    """Runs everything once: converts, compiles, and returns each setting's tokens, or the reason why it is left out."""
+    """Runs each setting once, which converts and compiles; returns tokens by setting, and the settings that failed."""
     tokens, left_out = {}, []
     for contender in chosen:
         try:
@@ -113,9 +113,9 @@ def _named(contender: Contender) -> Row:
 
 
 def _row(contender: Contender, size: int, ms_per_token: np.ndarray, tokens: Ids) -> Row:
-    """Returns a row; `ms_per_token`: time of the whole call over all tokens of all rows.
+    """Returns a setting's row; `ms_per_token` is the time of the whole call over all tokens of all outputs.
 
-    `rows` adds `ratio`, over our baseline, in each turn.
+    `rows` adds `ratio`, the time over that of our target alone in the same turn.
     """
     counts = {"batch": size, "outputs": len(tokens), "tokens": sum(map(len, tokens)), "turns": len(ms_per_token)}
     return _named(contender) | counts | {"ms_per_token": spread(ms_per_token)}
@@ -124,8 +124,8 @@ def _row(contender: Contender, size: int, ms_per_token: np.ndarray, tokens: Ids)
 def compare(ours: Worker, prompts: Ids, wanted: Ids, found: Ids) -> Row:
     """Compares outputs with those of our target alone.
 
-    `equal_outputs`, `equal_tokens`: the share of whole outputs, and of tokens up to an output's first difference;
-    `gap`: the largest margin by which our logits preferred our token at a first difference, `None` without one.
+    `equal_outputs` is the share of equal outputs. `equal_tokens` is the share of tokens before an output's first
+    difference. `gap` is the largest margin by which our logits prefer our token at a first difference, or `None`.
     """
     same = [agreed(a, b) for a, b in zip(wanted, found, strict=True)]
     share = sum(same) / sum(max(len(a), len(b)) for a, b in zip(wanted, found, strict=True))
@@ -149,7 +149,7 @@ def agreed(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def qualities(ours: Worker, task: str, examples: int) -> list[Row]:
-    """Returns the target's quality, and that of every lossy rule and α, on the same examples."""
+    """Returns the quality of the target, and of every lossy rule and α, on the same examples."""
     request = {"options": {"method": "autoregressive"}, "task": task, "limit": examples}
     quality_rows = [{"rule": None, "alpha": None} | ours.ask("quality", given=request)]
     for rule, alpha in table.LOSSY_POINTS:
@@ -159,9 +159,9 @@ def qualities(ours: Worker, task: str, examples: int) -> list[Row]:
 
 
 def best_lossy(found: Sequence[Row]) -> list[Row]:
-    """Returns, for each rule, the point with the most tokens per target call that keeps the target's quality.
+    """Returns, for each rule, the row with the most tokens per target call that keeps the target's quality.
 
-    The first row is the target's.
+    The first row of `found` is that of the target.
     """
     target, *points = found
     kept = [point for point in points if point["quality"] >= target["quality"] - table.KEPT_QUALITY]

@@ -1,4 +1,4 @@
-"""The pairs: two trained and two planted ones, their prompts, and the folders that all libraries read."""
+"""Pairs of models for all libraries: two trained pairs and two with planted acceptance, with prompts and folders."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ DECODER_DRAFT = DecoderConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A pair in a folder: `target/` and `draft/` as transformers reads them.
+    """A pair in a folder, with subfolders `target/` and `draft/` that transformers can read.
 
     Attributes:
-        name, folder, family: its name, place, "t5" or "llama"; ours: its name for `load_pair`, `None`: by its folder.
+        name, folder: of the pair; family: "t5" or "llama"; ours: the name for `load_pair`, or `None` to load from
+            `folder`.
         prompts: 32 prompts of ids; new_tokens: the longest output; stop: ids that end an output.
-        alone: number of prompts that are decoded one at a time; turns, batch_turns: the most turns, at batch 1 and for
-            larger batches; largest_batch: rows, beyond which nothing is timed.
-        task: the task that quality is measured on, if any.
-        parameters: of target and draft; uneven: whether encoder and decoder differ in their numbers of layers, for
-            target and draft.
+        alone: number of prompts that are decoded one at a time; turns, batch_turns: the largest number of turns, at
+            batch 1 and at larger batches; largest_batch: the largest batch size that is timed.
+        task: the task on which quality is measured, or `None`.
+        parameters: numbers of parameters of target and draft; uneven: whether encoder and decoder have different
+            numbers of layers, for target and draft.
     """
 
     name: str
@@ -62,18 +63,18 @@ class Prepared:
     uneven: tuple[bool, bool]
 
     def told(self) -> dict[str, Any]:
-        """Returns the pair's description for workers."""
+        """Returns the description of the pair that workers receive."""
         keys = ("family", "ours", "new_tokens", "stop")
         width = max(map(len, self.prompts))
         return {key: asdict(self)[key] for key in keys} | {"folder": str(self.folder), "width": width}
 
     def batches(self, size: int) -> list[list[list[int]]]:
-        """Returns prompts in batches of one size: `alone` single ones, or one larger batch."""
+        """Returns prompts in batches of `size`: `alone` batches of one prompt, or one larger batch."""
         return [[prompt] for prompt in self.prompts[: self.alone]] if size == 1 else [self.prompts[:size]]
 
 
 def tatoeba(folder: Path) -> Prepared:
-    """Prepares the shipped T5s, on sentences of `tiny_translation`."""
+    """Prepares the smaller shipped T5 pair, with sentences of `tiny_translation` as prompts."""
     name = "tatoeba_en_de"
     pair, task = load_pair(name), get_task("tiny_translation")
     assert pair.vocabulary is not None
@@ -84,10 +85,10 @@ def tatoeba(folder: Path) -> Prepared:
 
 
 def stories(folder: Path) -> Prepared:
-    """Prepares the two small Llamas of the data directory, on beginnings of stories.
+    """Prepares the two small Llamas of the data directory, with beginnings of stories as prompts.
 
     Raises:
-        FileNotFoundError: no data directory; says how to give one.
+        FileNotFoundError: there is no data directory; the message says how to name one.
     """
     name = "stories"
     paths = [directory.require(*parts) for parts in DATA_PAIRS[name][:2]]
@@ -98,12 +99,12 @@ def stories(folder: Path) -> Prepared:
 
 
 def planted_t5(folder: Path) -> Prepared:
-    """Prepares a T5 1.1 of the small size and a draft with random weights, acceptance 0.8."""
+    """Prepares a target as large as T5 1.1 small and a draft, with random weights and an acceptance of 0.8."""
     return planted(folder, "planted_t5", T5_TARGET, T5_DRAFT, 40)
 
 
 def planted_decoder(folder: Path) -> Prepared:
-    """Prepares a Llama of 110 M parameters a step, and a draft, with random weights, acceptance 0.8."""
+    """Prepares a Llama of which a step reads 110 M parameters, and a draft: random weights, an acceptance of 0.8."""
     return planted(folder, "planted_decoder", DECODER_TARGET, DECODER_DRAFT, 40)
 
 
@@ -116,7 +117,7 @@ PAIRS: dict[str, Callable[[Path], Prepared]] = {
 
 
 def planted(folder: Path, name: str, target: Any, draft: Any, new_tokens: int) -> Prepared:
-    """Prepares two configurations of one family with weights of `planting`, as a pair."""
+    """Prepares a pair from two configurations of one family, with weights from `planting`."""
     kind = planting.t5 if isinstance(target, T5Config) else planting.decoder
     after = planting.successors(target.vocab_size, seed=0)
     models = {
@@ -132,7 +133,7 @@ def planted(folder: Path, name: str, target: Any, draft: Any, new_tokens: int) -
         ours=None,
         prompts=planting.start_prompts(after, LARGEST, PLANTED_WIDTH, seed=4),
         new_tokens=new_tokens,
-        stop=[1],  # never written
+        stop=[1],  # planted models never write id 1, so all outputs have full length
         alone=2,
         turns=3,  # planted pairs take ten times as long as the others, and vary less
         batch_turns=2,

@@ -1,14 +1,15 @@
 """Random weights with planted greedy tokens, and drafts with a planted acceptance.
 
-Random models agree on nothing, and a benchmark of speculation needs a rate. Here the next token is a function of the
-last: the output layer's column of token `f(t)` is the embedding of `t`, and `f` is one long cycle, so that no text
-repeats itself. All other weights are random, dense and of full size, but layers add little to the residual stream:
-every library does all of the work, and the best token wins by a margin that rounding cannot change. The draft has the
-same `f`, except for a share of tokens with another successor: this share is the rejection rate. Its confidence in these
-tokens is the same as in the others, so that confidence reveals nothing.
+Two models with random weights would agree on no token, but a benchmark of speculation needs a known acceptance rate.
+Here the greedy next token is a function `f` of the last token, because the output layer's column of token `f(t)` is the
+embedding of `t`. `f` is one long cycle, so no text repeats itself. All other weights are random, dense and of full
+size, but layers add little to the residual stream. So every library does all of the work, and the best token wins by a
+margin that rounding cannot change. The draft has the same `f`, except for a share of tokens with another successor.
+This share is the rejection rate. The draft is equally confident at all tokens, so its confidence does not reveal the
+wrong ones.
 
-A T5 starts from token 0, whose embedding is zero here. Its first token follows the most frequent token of its input,
-which the last layer's cross-attention, an average, hands over.
+A T5 starts from token 0, whose embedding is zero here. Its first output token is the successor of the most frequent
+input token, because the last layer's cross-attention adds the average of the input.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ Flat = dict[str, np.ndarray]
 """Parameter name -> values, float32."""
 
 SPECIAL = 2
-"""The first id that outputs contain: the ids below it are start or padding, and end of sequence."""
+"""The first id that outputs contain: id 0 is start and padding, id 1 is end of sequence."""
 STRETCH = 20
-"""The number of steps of the cycle in which the planted share holds, so that a short run meets it too."""
+"""Every stretch of so many steps of the cycle has the planted rejection rate, so that short outputs have it too."""
 ADDED = 0.02
 """The size of a layer's contribution to a residual stream of size 1."""
 HANDED_OVER = 0.5
-"""The factor with which the last cross-attention adds the mean of its input."""
+"""The factor with which the last cross-attention adds the mean of the encoder's output."""
 BEST = 20.0
-"""The best token's logit; others are a few at most."""
+"""The logit of the best token; other logits are far smaller."""
 
 
 def successors(size: int, seed: int) -> np.ndarray:
     """Returns `f`, int `[size]`: each token's successor, in one cycle over all tokens but the special ones.
 
-    Special tokens follow themselves.
+    The successor of a special token is the token itself.
     """
     cycle = np.random.default_rng(seed).permutation(np.arange(SPECIAL, size))
     after = np.arange(size)
@@ -48,10 +49,10 @@ def successors(size: int, seed: int) -> np.ndarray:
 
 
 def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
-    """Returns a draft's `f`: another token at a share `1 − acceptance` of all tokens, evenly spread over the cycle.
+    """Returns a draft's `f`, which differs from `after` at a share `1 − acceptance` of tokens, evenly over the cycle.
 
     Raises:
-        ValueError: no acceptance between 0 and 1.
+        ValueError: `acceptance` is not between 0 and 1.
     """
     if not 0 <= acceptance <= 1:
         raise ValueError(f"acceptance={acceptance} is not a rate: give a number from 0 to 1")
@@ -70,10 +71,10 @@ def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
 
 
 def t5(config: T5Config, after: np.ndarray, seed: int) -> Flat:
-    """Returns a T5's parameters, whose greedy outputs follow `after`.
+    """Returns the parameters of a T5 whose greedy outputs follow `after`.
 
     Raises:
-        ValueError: a configuration that ties its output layer to the embedding.
+        ValueError: the configuration ties its output layer to the embedding.
     """
     out = _random(config, seed)
     embedding = out["token_embedder/embedding"]
@@ -89,10 +90,10 @@ def t5(config: T5Config, after: np.ndarray, seed: int) -> Flat:
 
 
 def decoder(config: DecoderConfig, after: np.ndarray, seed: int) -> Flat:
-    """Returns a decoder-only model's parameters, whose greedy outputs follow `after`.
+    """Returns the parameters of a decoder-only model whose greedy outputs follow `after`.
 
     Raises:
-        ValueError: a configuration that ties its output layer to the embedding.
+        ValueError: the configuration ties its output layer to the embedding.
     """
     out = _random(config, seed)
     return out | {"decoder/logits_dense/kernel": _output(out["token_embedder/embedding"], after)}
@@ -106,7 +107,7 @@ def _output(embedding: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
-    """Draws all parameters at a scale that keeps a signal's size; layers add `ADDED` of it."""
+    """Draws all parameters at scales that keep the size of activations; each layer adds only `ADDED` of that size."""
     if config.tied:
         raise ValueError(
             "the output layer is tied to the embedding, but planting needs a separate one: give tied=False"
@@ -126,9 +127,9 @@ def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
 
 
 def start_prompts(after: np.ndarray, count: int, width: int, seed: int) -> list[list[int]]:
-    """Returns prompts `[count][width]` for both families.
+    """Returns prompts `[count][width]` for both model families.
 
-    One token stands at every other position and last, random ones stand between.
+    A prompt's last token fills every second position, so that it is the most frequent one. The others are random.
     """
     draws = np.random.default_rng(seed)
     rows = draws.integers(SPECIAL, len(after), (count, width))

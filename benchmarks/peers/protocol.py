@@ -1,7 +1,8 @@
-"""A library in its own process, which answers lines of JSON; imports the standard library only.
+"""Communication with a library in its own process (a worker): requests and answers are lines of JSON.
 
-A worker answers `versions`, `load` and `run`. The library's own output goes to the worker's log, so that the pipe
-carries answers alone. An error is an answer too: a setting that fails does not end the run.
+A worker answers the requests `versions`, `load` and `run`. The library's own output goes to the worker's log, so that
+the pipe carries only answers. An error is an answer too, so a setting that fails does not end the run. This module
+imports only the standard library, because workers run in other environments.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ Ids = list[list[int]]
 
 
 class Peer(Protocol):
-    """The operations of a worker's library."""
+    """The operations that a worker implements with its library."""
 
     def versions(self) -> dict[str, str]:
         """Returns package -> version."""
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Takes a pair (`pairs.Prepared.told`) and drops the one before."""
+        """Sets the pair, as `pairs.Prepared.told` describes it, and drops the previous pair."""
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
         """Returns greedy outputs of one batch; this call is timed."""
 
 
 def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> None:
-    """Answers requests until the pipe closes. `extra`: further operations, name -> function of the request."""
+    """Answers requests until the pipe closes; `extra` maps names of further requests to the functions that answer."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print to stdout, which would mix with the answers
     pair: dict[str, Any] = {}
@@ -50,18 +51,18 @@ def serve(peer: Peer, extra: dict[str, Callable[..., Any]] | None = None) -> Non
                 answer = timed(peer, request["options"], request["batches"], pair)
             else:
                 answer = (extra or {})[request["op"]](**request["given"])
-        except Exception as error:  # any exception of a library is its answer
+        except Exception as error:  # any exception of a library becomes the answer, so that the worker keeps running
             answers.write(json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}) + "\n")
         else:
             answers.write(json.dumps({"answer": answer}) + "\n")
-        sys.stdout.flush()  # the log has its output before the answer arrives, even if the worker then dies
+        sys.stdout.flush()  # before the answer, so that the log is complete even if the worker dies after it
         answers.flush()
 
 
 def timed(
     peer: Peer, options: Options, batches: Sequence[Ids], pair: dict[str, Any], clock: Any = time.perf_counter
 ) -> dict[str, Any]:
-    """Times each batch alone, from ids to ids; returns `seconds` `[batches]` and `tokens`, all rows in order."""
+    """Times each batch from prompt ids to output ids; returns `seconds` `[batches]` and the `tokens` of all rows."""
     seconds, rows = [], []
     for batch in batches:
         begin = clock()
@@ -72,24 +73,24 @@ def timed(
 
 
 def cut(row: Sequence[int], stop: Sequence[int]) -> list[int]:
-    """Returns a row up to and with its first stop id: libraries differ in whether they return it."""
+    """Returns a row up to and including its first stop id, because some libraries write more tokens after it."""
     out = [int(token) for token in row]
     ends = [position for position, token in enumerate(out) if token in stop]
     return out[: ends[0] + 1] if ends else out
 
 
 class WorkerError(RuntimeError):
-    """An error that a worker answered, or the end of its process."""
+    """An error that a worker gave as its answer, or the end of a worker's process."""
 
 
 class Worker:
-    """A worker's process, seen from the benchmark.
+    """A client that starts a worker's process and sends requests to it.
 
     Args:
-        command: starts it; log: receives its own output.
+        command: the command that starts the process; log: the file for the library's own output.
 
     Raises:
-        WorkerError: it could not be started, or ended at once; names the reason.
+        WorkerError: the process could not be started; the message gives the reason.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None):
@@ -112,7 +113,7 @@ class Worker:
         """Returns the answer to a request.
 
         Raises:
-            WorkerError: the worker's own error, or the end of its log if it died.
+            WorkerError: the worker answered with an error, or its process ended; then with the log's last line.
         """
         process = self._process
         assert process.stdin is not None and process.stdout is not None

@@ -1,4 +1,4 @@
-"""The tables of a run: all settings of a pair by batch size, and the best of each kind side by side."""
+"""Tables of a run: all settings of a pair by batch size, and the fastest setting of each library and kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = {PLAIN: "the target alone", LOSSLESS: "lossless speculation", LOSSY: "lo
 
 
 def grids(record: Row) -> list[Grid]:
-    """Returns the summary, then a table per pair, then the quality of our lossy settings."""
+    """Returns the summary, then a table per pair, then tables with the quality of this package's lossy settings."""
     pairs = record["pairs"]
     tables = [summary(pairs)] if pairs else []
     tables += [settings(name, pair) for name, pair in pairs.items()]
@@ -52,7 +52,7 @@ def summary(pairs: Mapping[str, Row]) -> Grid:
 
 
 def settings(name: str, pair: Row) -> Grid:
-    """Returns all settings of a pair; a line's columns are its batch sizes."""
+    """Returns the table of a pair: a line per setting, and columns per batch size."""
     sizes = sorted({row["batch"] for row in pair["rows"]})
     lines: dict[tuple[str, str, str], dict[int, Row]] = {}
     for row in pair["rows"]:
@@ -79,7 +79,7 @@ def settings(name: str, pair: Row) -> Grid:
 
 
 def quality(name: str, pair: Row) -> Grid:
-    """Returns quality and target calls of every lossy rule and α that could have been timed."""
+    """Returns the table of a pair's lossy rules and α's, with quality and tokens per target call."""
     lines, chosen = pair["quality"], {(row["options"].get("rule"), row["options"].get("alpha")) for row in pair["rows"]}
     metric = lines[0]["metric"]
     rows = [
@@ -128,7 +128,7 @@ def _least(rows: Sequence[Row | None]) -> int | None:
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
-    """Returns the failures, a line per library and reason."""
+    """Returns notes on the settings that failed, one note per library and reason."""
     labels: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         labels.setdefault((row["library"], row["reason"]), {})[row["label"]] = None
@@ -136,7 +136,7 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def _near_ties(rows: Sequence[Row]) -> list[str]:
-    """Describes, by library and type of weights, how near to a tie the first differing tokens were."""
+    """Returns notes, per library and dtype, on how close our logits of the first differing tokens were."""
     worst: dict[str, tuple[float, float]] = {}
     for row in rows:
         if row.get("equal_outputs", 1) < 1:
@@ -159,7 +159,8 @@ def header(record: Row) -> str:
     machine = record["device"]
     counts = [row["turns"] for pair in record["pairs"].values() for row in pair["rows"]]
     turns = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-    packages: dict[str, dict[str, None]] = {}  # in order of appearance; a package may have two releases
+    # the keys are ordered sets, because two libraries may use different releases of one package
+    packages: dict[str, dict[str, None]] = {}
     for releases in record["versions"].values():
         for package, version in releases.items():
             packages.setdefault(package, {})[version] = None
@@ -172,6 +173,6 @@ def header(record: Row) -> str:
 
 
 def markdown(record: Row) -> str:
-    """Returns the whole run for a page."""
+    """Returns all tables of a run as Markdown, after a paragraph on the machine and the versions."""
     missing = [f"Left out: {name} ({reason}).\n" for name, reason in record["left_out"].items()]
     return "\n".join([header(record) + "\n", *missing, *(table.markdown() for table in grids(record))])

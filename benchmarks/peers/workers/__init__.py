@@ -1,1 +1,1 @@
-"""The workers: a module per library, run as `python -m benchmarks.peers.workers.NAME` in its environment."""
+"""Workers: one module per library, run as `python -m benchmarks.peers.workers.NAME` in the library's environment."""

@@ -1,4 +1,4 @@
-"""A worker of CTranslate2, with models converted from the same folders by its own converter; it has no speculation."""
+"""A worker of CTranslate2, whose own converter reads the common model folders; the library has no speculation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.protocol import Ids, Options, serve
 
 
 class Names:
-    """A stand-in for a tokenizer: a token's name is its id."""
+    """A replacement for a tokenizer: a token's name is its id, as text."""
 
     pad_token, eos_token, unk_token, bos_token = "0", "1", "0", "0"
 
@@ -46,14 +46,14 @@ class Converter(TransformersConverter):
 
 
 class CTranslate:
-    """The target in each requested type of weights and number of threads."""
+    """Operations of CTranslate2; keeps one target per dtype of weights and number of threads."""
 
     def versions(self) -> dict[str, str]:
         """Returns CTranslate2's version."""
         return {"ctranslate2": metadata.version("ctranslate2")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Takes a pair; models are converted when they are needed."""
+        """Sets the pair; a model is converted at its first use."""
         self._folder, self._t5 = Path(pair["folder"]), pair["family"] == "t5"
         self._models: dict[tuple[str, int], Any] = {}
 

@@ -14,26 +14,26 @@ import transformers
 from benchmarks.peers.protocol import Ids, Options, serve
 
 LOOKUP = 10
-"""Candidates of prompt lookup, as in the documentation's example."""
+"""The number of tokens that prompt lookup proposes, as in the example of transformers' documentation."""
 
 
 class HuggingFace:
-    """The target and the draft in each requested dtype."""
+    """Operations of transformers; keeps the target and the draft in each requested dtype."""
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of transformers and torch."""
         return {name: metadata.version(name) for name in ("transformers", "torch")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Takes a pair; models are read when they are needed."""
+        """Sets the pair; a model is read at its first use."""
         self._folder, self._family = pair["folder"], pair["family"]
         self._models: dict[tuple[str, str], Any] = {}
 
     def write(self, options: Options, prompts: Ids, pair: dict[str, Any]) -> Ids:
         """Returns greedy outputs; options: `dtype`, `mode`, `tokens`, `mended`.
 
-        `tokens` is the block (`None`: the library's own), `mended` names the models whose caches are fixed, see
-        `mended`.
+        `tokens` is the block size (`None`: the library's default), and `mended` lists the models whose caches are
+        fixed, see the function `mended`.
         """
         target = self._model("target", options["dtype"])
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": pair["new_tokens"], "pad_token_id": 0}
@@ -50,7 +50,7 @@ class HuggingFace:
         return rows
 
     def _assistant(self, options: Options) -> Any:
-        """Returns the draft with a constant block that nothing ends early, or with the library's defaults."""
+        """Returns the draft with a constant block size and no early stop, or with the library's default schedule."""
         draft = self._model("draft", options["dtype"])
         generation_config = copy.deepcopy(self._defaults)
         if options["tokens"] is not None:
@@ -79,11 +79,12 @@ class HuggingFace:
 
 @contextlib.contextmanager
 def mended(models: Sequence[Any]) -> Iterator[None]:
-    """Gives the caches of T5s as many layers as their decoders have.
+    """Patches transformers, so that the cache of a T5 has as many layers as the T5's decoder.
 
     Both releases make a cache of `config.num_hidden_layers` layers from the whole model's configuration, and a T5's
-    `num_hidden_layers` is the encoder's. If the decoder has more, its last layers have no place (IndexError; release 4
-    does not use the configuration when it verifies drafts). If it has fewer, some layers of the cache are never filled.
+    `num_hidden_layers` is that of its encoder. If the decoder has more layers, its last layers find no cache entry
+    (IndexError; release 4 does not use the configuration when it verifies drafts). If the decoder has fewer layers,
+    some entries of the cache are never filled.
     """
     configs = [model.config for model in models]
     kind: Any = transformers.T5Config

@@ -1,4 +1,4 @@
-"""A worker of llama.cpp by its C interface: all prompts in one call, then a token per row; no speculation."""
+"""A worker of llama.cpp through its C interface, without speculation: one call for all prompts, then one per token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.peers import gguf_file
 from benchmarks.peers.protocol import Ids, Options, serve
 
 ROWS = 32
-"""The sequences that a context has room for; unused ones cost nothing but memory."""
+"""The number of sequences for which a context has room; unused sequences cost only memory."""
 
 
 class LlamaCpp:
-    """The target in each requested type of weights."""
+    """Operations of llama.cpp; keeps the target in each requested dtype of weights."""
 
     def __init__(self) -> None:
         llama_cpp.llama_backend_init()
@@ -27,7 +27,7 @@ class LlamaCpp:
         return {"llama-cpp-python": metadata.version("llama-cpp-python"), "gguf": metadata.version("gguf")}
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Takes a pair and frees the one before; models are converted when they are needed."""
+        """Sets the pair and frees the previous one; a model is converted at its first use."""
         for context, model in getattr(self, "_contexts", {}).values():
             llama_cpp.llama_free(context)
             llama_cpp.llama_model_free(model)
@@ -60,7 +60,7 @@ class LlamaCpp:
 
     @staticmethod
     def _feed(context: Any, batch: Any, rows: list[list[tuple[int, int]]]) -> list[int]:
-        """Feeds (position, token) of every row; returns the index of each row's last logits."""
+        """Feeds lists of (position, token), one per row; returns the index of each row's last logits."""
         index, ends = 0, []
         for number, row in enumerate(rows):
             for position, token in row:

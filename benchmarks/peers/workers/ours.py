@@ -1,4 +1,4 @@
-"""A worker of this package: `sc.decode` from ids to ids, and two more operations, quality and margins of ties."""
+"""A worker of this package: decodes ids with `sc.decode`, measures quality, and compares logits of differing tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from speccascade_jax.runtime import compilation_cache
 
 BATCH = 25
 EXACT = "float32"
-"""The type that holds weights if no other is requested."""
+"""The dtype of weights if no other is requested."""
 
 
 class Ours:
-    """The pair as users load it, in each requested dtype."""
+    """Operations of this package; keeps the pair, loaded as users load it, in each requested dtype."""
 
     told: dict[str, Any]
 
@@ -32,12 +32,12 @@ class Ours:
         return versions() | ({"revision": revision} if revision else {})
 
     def load(self, pair: dict[str, Any]) -> None:
-        """Takes a pair; models are read when they are needed."""
+        """Sets the pair; models are read at their first use."""
         self.told = pair
         self._pairs: dict[str, Pair] = {}
 
     def held(self, dtype: str = EXACT) -> Pair:
-        """Returns the pair in a dtype, by its name if it has one, else from the folders that all libraries read."""
+        """Returns the pair in a dtype, loaded by its name if it has one, else from the folders of all libraries."""
         if dtype not in self._pairs:
             folder, name = self.told["folder"], self.told["ours"]
             paths = f"{folder}/target", f"{folder}/draft"
@@ -70,15 +70,15 @@ class Ours:
         return {"quality": score, "metric": metric, "tokens_per_call": committed / calls}
 
     def gaps(self, prompts: Ids, rows: Ids, others: list[int]) -> list[float]:
-        """Returns by how much the target's logits prefer each row's last token to another one at its place.
+        """Returns, per row, the target's logit of the row's last token minus the logit of another library's token.
 
         Args:
-            rows: outputs up to and with the token in question; others: the tokens that another library wrote there.
+            rows: outputs up to and including the first token that differs; others: another library's tokens there.
         """
         return [self._gap(*arguments) for arguments in zip(prompts, rows, others, strict=True)]
 
     def _gap(self, prompt: list[int], row: list[int], other: int) -> float:
-        """Returns the margin of one row, see `gaps`; all rows have the same padding and so share one program."""
+        """Returns the difference of logits for one row, see `gaps`; all rows are padded alike, to share one program."""
         pair = self.held()
         model: Any = pair.target.model
         params, width, longest = pair.target.params, self.told["width"], self.told["new_tokens"]
