@@ -1,4 +1,4 @@
-"""The parts of the benchmarks' tables: columns, layouts, and formats of numbers."""
+"""Columns, layouts and number formats of the benchmarks' tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccascade_jax.results.report.tables.grid import NONE
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header, the key of the row's entry, and the entry's format."""
+    """A column of a table: its header, the key of its value in a row, and the function that formats the value."""
 
     header: str
     key: str

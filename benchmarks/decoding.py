@@ -81,7 +81,7 @@ def _rows(
 
 
 def _call(bench: Bench, pair: Pair, method: Settings, temperature: float, example: int, trial: int) -> Row:
-    """Runs one call; each trial has its own seed, each example its own id."""
+    """Runs one call of `decode`; the seed is the trial's number, and the example's number is its id."""
     options: dict[str, Any] = {} if method.block_size is None else {"block_size": method.block_size}
     if method.alpha is not None:
         options["alpha"] = method.alpha
@@ -93,7 +93,7 @@ def _call(bench: Bench, pair: Pair, method: Settings, temperature: float, exampl
 
 
 def _row(method: Settings, timings: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
-    """Returns a row; `speed_up` is the target's time per call over the method's."""
+    """Returns the row of a method; `speed_up` is the target's time per call over the method's time per call."""
     speed_up = _speed_up(timings, alone)
     tokens = float(timings.tokens.mean()), float(alone.tokens.mean())
     return {

@@ -1,4 +1,4 @@
-"""Section `growth`: time of a model's call by cache, batch, vocabulary and block, and of a token by a stack's depth."""
+"""Section `growth`: time of a model's call as cache, batch, vocabulary or block grow, and of stacks of more models."""
 
 from __future__ import annotations
 

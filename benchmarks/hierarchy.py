@@ -1,4 +1,4 @@
-"""Section `hierarchy`: time of the optimiser of stacks by number of candidates, and the results of its two objectives.
+"""Section `hierarchy`: time to find the best stack of models for two objectives, by the number of candidate models.
 
 The candidate models are random. Each has a distribution over a few tokens, between noise and the target's distribution,
 so that acceptance obeys the triangle inequality. Costs are lognormal and sorted.
@@ -19,7 +19,7 @@ LAST = 80
 
 
 def run(bench: Bench) -> Rows:
-    """Measures `hierarchy`: a row per number of candidates, with budgets up to 15."""
+    """Measures one row per number of candidate models; a level's budget is at most 15 tokens."""
     return {"hierarchy": [_row(count) for count in bench.track(bench.settings.candidates)]}
 
 

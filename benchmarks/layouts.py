@@ -1,4 +1,4 @@
-"""The layouts of the benchmarks' tables: names and formats of the numbers, and the notes below each table."""
+"""Layouts of the benchmarks' tables: the columns with their number formats, and the notes below each table."""
 
 from benchmarks.columns import Column, Layout, number, optional, percent, spread
 from benchmarks.compilation import STEPS

@@ -73,7 +73,7 @@ class Timed:
     timings: latency.Timings
     alone: latency.Timings
     same: float
-    """The share of outputs equal to the target's."""
+    """The share of outputs that are equal to the target's."""
 
 
 def timed(bench: Bench, methods: Sequence[Settings], temperature: float) -> list[Timed]:
@@ -84,7 +84,7 @@ def timed(bench: Bench, methods: Sequence[Settings], temperature: float) -> list
         for method in (recorded(Settings(method=TARGET)), *methods)
     )
     for run in (baseline, *method_runs):
-        jax.block_until_ready(run(0, 0))  # compiles
+        jax.block_until_ready(run(0, 0))  # the first run compiles
     alone, timings = latency.interleave(baseline, method_runs, examples=examples, trials=trials)
     out = []
     for method, run, times in zip(methods, method_runs, timings, strict=True):

@@ -20,7 +20,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
-    """Measures one model.
+    """Measures the time per token of one model and its floors.
 
     `ms_per_token` is marginal: the time of a long generation minus the time of a short one, without stop ids, over the
     difference in tokens. It includes neither prefill nor the transfer to the device and back. The floors are the time

@@ -75,7 +75,7 @@ class Contender:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """The group whose best setting the summary shows."""
+        """The group of settings of which the summary shows only the fastest one."""
         return self.library, self.weights, self.kind
 
 
