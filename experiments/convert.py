@@ -94,7 +94,7 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the parsed arguments; refuses arguments that --checksums would ignore."""
+    """Returns the parsed arguments; exits with an error on arguments that --checksums would ignore."""
     parser = _parser()
     args = parser.parse_intermixed_args(argv)  # parse_args would refuse a DESTINATION after an option
     if args.destination is None and not (args.dry_run or args.checksums):

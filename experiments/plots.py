@@ -2,7 +2,7 @@
 
     python -m experiments.plots results/quickstart.jsonl
     python -m experiments.plots results/quickstart.jsonl --output docs/figures --format svg
-    python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      Narasimhan et al., Figure 3
+    python -m experiments.plots results/gamma1.jsonl --share rejections_per_token      Narasimhan et al., 2024, Figure 3
     python -m experiments.plots --histograms wmt.json xsum.json      Holsman et al., Figure 3, from survey.py's output
     python -m experiments.plots results/paper3.jsonl --pareto      SpecDec++, Figure 4: verification over discard rate
     python -m experiments.plots results/hierarchy.json --acceptance    acceptance between models (optimize_hierarchy.py)

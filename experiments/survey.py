@@ -1,4 +1,4 @@
-r"""Estimate the rejection and deferral rates of all rules from one pass of both models over the same outputs.
+r"""Estimate the rejection and deferral rates of all rules from one pass of both models over given outputs.
 
     python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin \
         --gin_file=gin/tasks/tiny_translation.gin --gin.Settings.temperature=1.0

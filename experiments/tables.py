@@ -100,7 +100,7 @@ _STARTS = {
     "latex": re.escape("% \\usepackage{booktabs}\n\\begin{table}"),
     "terminal": r".*\n┏━",
 }
-"""Format -> regular expression of the beginning of a table in it; --output overwrites only files that begin so."""
+"""Format -> regular expression of a table's first characters; --output overwrites only files that match it."""
 
 
 def _start(text: str, form: str) -> str:

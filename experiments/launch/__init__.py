@@ -1,1 +1,1 @@
-"""Launcher of an experiment on several devices or machines; `python -m experiments.launch --help` lists options."""
+"""Program that starts an experiment on several devices or machines: see `python -m experiments.launch --help`."""

@@ -37,7 +37,7 @@ def shown(steps: Sequence[Step]) -> str:
 
 
 def run(steps: Sequence[Step]) -> int:
-    """Runs all commands at the same time; returns the first status that is not 0."""
+    """Runs all steps at the same time; returns the first exit status that is not 0, or 0."""
     running = [
         subprocess.Popen(
             step.words, env=os.environ | dict(step.env), text=True,
@@ -51,7 +51,7 @@ def run(steps: Sequence[Step]) -> int:
                 process.communicate(step.stdin)
         statuses = [process.wait() for process in running]
     finally:
-        for process in running:  # after an interrupt no process may outlive the others
+        for process in running:  # after an interrupt, no process may keep running
             process.terminate()
     for step, status in zip(steps, statuses, strict=True):
         if status:
@@ -76,7 +76,7 @@ def local(args: Arguments, command: Sequence[str]) -> list[Step]:
 
 
 def _cd(folder: str) -> str:
-    return f"cd {folder if folder.startswith('~') else shlex.quote(folder)}"  # a shell does not expand a quoted ~
+    return f"cd {folder if folder.startswith('~') else shlex.quote(folder)}"  # a shell expands only an unquoted ~
 
 
 def _device(args: Arguments, number: int) -> dict[str, str]:
