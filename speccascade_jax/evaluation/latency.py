@@ -42,7 +42,7 @@ def interleave(
 
     A turn is one trial on one example. The order in a turn is: first method, baseline, other methods; every second turn
     reverses this order. With one or two methods, each method therefore runs directly before or after the baseline, and
-    as often first as last. With more methods, the order also rotates every two turns.
+    as often first as last. With more methods, each one runs directly after each other one equally often.
 
     Args:
         baseline: a compiled and warmed-up call; its result is awaited (`block_until_ready`).
@@ -79,10 +79,13 @@ def interleave(
 def _order(runs: int, turn: int) -> list[int]:
     """Returns the order of the runs in one turn.
 
-    Every second turn reverses the order. With more than three runs, the order also rotates by one run every two turns.
+    Every second turn reverses the order. With more than three runs, the order also changes every two turns, such that
+    each run comes directly after each other one equally often: a run is slower after one that fills the caches with
+    other weights (Williams, 1949, "Experimental designs balanced for the estimation of residual effects").
     """
-    begin = turn // 2 % runs if runs > 3 else 0
-    order = [(begin + n) % runs for n in range(runs)]
+    # 0, 1, n - 1, 2, n - 2, …: the differences of neighbours are all different, so shifts of it meet all pairs
+    zigzag = [(n + 1) // 2 if n % 2 else (runs - n // 2) % runs for n in range(runs)]
+    order = [(turn // 2 + n) % runs for n in zigzag] if runs > 3 else list(range(runs))
     return order if turn % 2 == 0 else order[::-1]
 
 

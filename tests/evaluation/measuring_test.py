@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import types
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -136,7 +138,7 @@ def bench(monkeypatch):
 @pytest.mark.parametrize(("methods", "examples", "turns"), [
     ("a", 2, ["at", "ta", "ta", "at"]),
     ("ab", 2, ["atb", "bta", "bta", "atb"]),
-    ("abc", 8, ["atbc", "cbta", "tbca", "acbt", "bcat", "tacb", "catb", "btac"]),  # the runs begin in turn
+    ("abc", 8, ["atcb", "bcta", "tbac", "cabt", "bcta", "atcb", "cabt", "tbac"]),  # the runs begin in turn
 ])  # fmt: skip
 def test_every_method_runs_next_to_the_baseline_and_first_as_often_as_last(bench, methods, examples, turns):
     runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
@@ -144,6 +146,15 @@ def test_every_method_runs_next_to_the_baseline_and_first_as_often_as_last(bench
     order = "".join(name[0] for _, _, name in bench.log)
     assert order == "".join(turns) and [place[:2] for place in bench.log] == sorted(place[:2] for place in bench.log)
     assert sorted(turn[0] for turn in turns) == sorted(turn[-1] for turn in turns)
+
+
+@pytest.mark.parametrize("methods", [3, 4, 5, 6])
+def test_every_run_follows_each_other_one_equally_often(bench, methods):
+    runs, turns = [bench.run(f"m{number}", 1.0) for number in range(methods)], 2 * (methods + 1)
+    latency.interleave(bench.run("target", 1.0), runs, examples=turns, trials=1, clock=bench.clock)
+    turn_of = [bench.log[n : n + methods + 1] for n in range(0, len(bench.log), methods + 1)]
+    pairs = Counter((a, b) for turn in turn_of for (_, _, a), (_, _, b) in itertools.pairwise(turn))
+    assert len(pairs) == (methods + 1) * methods and set(pairs.values()) == {2}
 
 
 @pytest.fixture
