@@ -74,7 +74,7 @@ def assumptions(
             was kept whole, or none if the rule keeps the cache complete.
         loops: pattern of a loop's scope -> iterations, in place of the usual ones.
     """
-    engine = traced.program[0]
+    engine = traced.program[0] if traced.job.part != "train" else None
     block = engine.block if isinstance(engine, Engine) else 0
     steps = (traced.drafted if block else 1) if drafted is None else drafted
     complete = isinstance(engine, Engine) and block > 0 and engine.complete

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,20 @@ from speccascade_jax.methods.settings import Settings
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Model, family_of
 from speccascade_jax.models.layers import fused_names
+from speccascade_jax.models.t5 import T5
+from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.pairs.derived import derive, is_derived
+from speccascade_jax.pairs.head_files import Card, Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
 from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.stopping import acceptance_head
+from speccascade_jax.training.t5.steps import Objective, Optimizer, init_state, make_train_step
 
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
 DTYPES = ("bfloat16", "float32", "int8")
+DEPTH = 4
+"""Residual blocks of an acceptance head, as in Huang et al., 2024 (SpecDec++), the most that training tries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +198,8 @@ class Traced:
     @cached_property
     def program(self) -> tuple[Program, Params]:
         """The engine, or the chain of generations, and the shapes of its parameters."""
-        return self.method.program(self.pair, self.settings, (1,))
+        head = _ShapesHead.of(self.pair) if self.method.needs_head(self.settings) else None
+        return self.method.program(self.pair, self.settings, (1,), head)
 
     @property
     def engine(self) -> Engine:
@@ -291,7 +299,20 @@ class Traced:
         return jax.jit(all_rounds).lower(params, prompt, seed, ids, self.controls)
 
     def _lower_train(self) -> Any:
-        raise NotImplementedError
+        model, job = checkpoints.named(self.job.target), self.job
+        if not isinstance(model, T5) or self.mesh is not None:
+            raise ValueError("part='train' compiles the training step of a T5 on one device: choose a T5, and mesh 1,1")
+        config = dataclasses.replace(model.config, dtype=job.dtype)
+        # training holds parameters in float32, with kernels apart, as `T5Module` makes them
+        start = jax.eval_shape(lambda key: init_state(config, Optimizer(), key), jax.random.key(0))
+        state = jax.tree.map(lambda x: self.shape(x.shape, x.dtype), start)
+        source, target = ((job.batch, width) for width in (job.prompt_length, job.max_new_tokens))
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        step = make_train_step(config, Optimizer(), Objective())
+        return jax.jit(step, donate_argnums=0).lower(
+            state, self.shape(source, "int32"), self.shape(target, "int32"), self.shape((), "float32"),
+            jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding_of(job.topology, None)),
+        )  # fmt: skip
 
     @cached_property
     def drafted(self) -> int:
@@ -309,6 +330,19 @@ class Traced:
                 local = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
                 shapes.add((_XLA_NAMES.get(str(leaf.dtype), str(leaf.dtype)), tuple(local)))
         return frozenset(shapes)
+
+
+class _ShapesHead(Head):
+    """An acceptance head as shapes, of the largest depth that training tries; it fits any draft."""
+
+    @classmethod
+    def of(cls, pair: Pair) -> Head:
+        width = features(pair.draft) or 0
+        params = jax.eval_shape(lambda key: acceptance_head.initial(key, width, DEPTH), jax.random.key(0))
+        return cls(params, cast(Card, None))
+
+    def check(self, draft: BoundModel, pair: str) -> None:
+        """Accepts every draft: no weights are compared."""
 
 
 _XLA_NAMES = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "int8": "s8"}
