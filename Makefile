@@ -9,13 +9,16 @@ IN_PROCESSES := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 NEWER ?= $(shell for each in python3.13 python3.12 $(foreach n,13 12,$(wildcard $(HOME)/.pyenv/versions/3.$(n).*/bin/python3)); do \
 	$$each -c 'import ensurepip' 2>/dev/null && echo $$each && break; done)
 NEWEST ?= .venv-newest
+# apart from the ordinary environment: with libtpu installed, JAX looks for a TPU whenever JAX_PLATFORMS is not set
+ACCELERATORS ?= .venv-accelerators
+FAST := not laws and not parity and not tools and not accelerators and not accelerators_gpu
 SMOKE := tests/laws_test.py tests/api_test.py tests/stories_test.py $(addprefix tests/models/,layers_test.py products_test.py \
 	t5_golden_test.py) $(addprefix tests/checkpoints/,native_test.py reading_test.py t5x_test.py) tests/runtime
 export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 PEERS := $(patsubst benchmarks/peers/environments/%.txt,.venv-peers-%/.ready,$(wildcard benchmarks/peers/environments/*.txt))
 
-.PHONY: quickstart bench bench-peers docs test test-laws parity tools newest lint format help
+.PHONY: quickstart bench bench-peers docs test test-laws parity tools newest accelerators accelerators-gpu lint format help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -43,6 +46,16 @@ $(NEWEST)/.ready: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,test]'
 	touch $@
 
+$(ACCELERATORS)/.ready: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,libtpu]'
+	touch $@
+
+$(ACCELERATORS)-gpu/.ready: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,cuda12]'
+	touch $@
+
 quickstart: $(BIN)/.ready  ## set up, sweep alpha with the shipped pair, print the table and the plot's path
 	$(BIN)/python -m experiments.sweep --gin_file=configs/quickstart.gin
 
@@ -61,7 +74,7 @@ bench-peers: $(BIN)/.ready  ## set up transformers, CTranslate2, llama.cpp (3 GB
 
 test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the next three run
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not laws and not parity and not tools" $(IN_PROCESSES)
+	$(BIN)/python -m pytest -m "$(FAST)" $(IN_PROCESSES)
 
 test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
@@ -74,9 +87,15 @@ parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of ex
 tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised, every --help; many programs in one process
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
 
+accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs that are not there (0.7 GB of libtpu), and hold the programs to figures
+	JAX_PLATFORMS=cpu $(ACCELERATORS)/bin/python -m pytest -rs -m accelerators $(IN_PROCESSES) tests/preflight
+
+accelerators-gpu: $(ACCELERATORS)-gpu/.ready  ## the same for GPUs (5 GB), by hand
+	JAX_PLATFORMS=cpu $(ACCELERATORS)-gpu/bin/python -m pytest -rs -m accelerators_gpu $(IN_PROCESSES) tests/preflight
+
 newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12
 	$(if $(NEWER),$(MAKE) --no-print-directory $(NEWEST)/.ready,@echo "skipped: no Python 3.12 or 3.13 here, name one as NEWER=path")
-	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "not laws and not parity and not tools" $(IN_PROCESSES) $(SMOKE))
+	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "$(FAST)" $(IN_PROCESSES) $(SMOKE))
 
 docs: $(BIN)/.ready-docs  ## the docs as a site, into build/site
 	$(BIN)/mkdocs build --quiet

@@ -5,6 +5,7 @@ r"""Compile every program of a sweep for TPUs or GPUs that are not there: what f
         --gin_file=gin/tasks/xsum.gin --gin_file=gin/models/two_checkpoints.gin --gin.PAIR="'t5'" \
         --gin.TARGET="'t5_1_1_xl'" --gin.DRAFT="'t5_1_1_small'" --gin.DTYPE="'bfloat16'" --topology=v5e:2x2 --mesh=1,4
     python -m experiments.preflight … --topology=v5p:2x2x1 --output=results/preflight.json     keeps the reports
+    python -m experiments.preflight … --save=programs      keeps the compiled programs
 
 The gin files are those of the sweep. A model may be a preset's name (t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a
 checkpoint, of which only names and shapes are read. Nothing runs: the figures are compiled for the devices. The command
@@ -13,6 +14,7 @@ ends with status 3 if a program does not fit.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -46,6 +48,8 @@ def main() -> None:
     flags.DEFINE_integer("prompt_length", None, "tokens of a prompt (the task's longest)", module_name=sys.argv[0])
     flags.DEFINE_bool("schedules", True, "read compute from final schedules; without, compiling is faster",
                       module_name=sys.argv[0])  # fmt: skip
+    flags.DEFINE_string("save", None, "folder for the compiled programs (preflight.load runs them on such devices)",
+                        module_name=sys.argv[0])  # fmt: skip
     flags.DEFINE_string("output", None, "JSON file of the reports; kept reports are not compiled again",
                         module_name=sys.argv[0])  # fmt: skip
     gin_flags.run_app(_run, interrupts.SAME)
@@ -66,7 +70,8 @@ def preflight(topology: str, mesh: Sequence[int], prompt_length: int | None, out
     data, model = mesh
     programs = sweeps.planned(points, topology, (data, model), prompt_length)
     kept = Kept(None if output is None else expanded(output))
-    results = sweeps.run(programs, partial(kept.report, dump=flags.FLAGS.schedules), _progress)
+    report = partial(kept.report, dump=flags.FLAGS.schedules, folder=flags.FLAGS.save)
+    results = sweeps.run(programs, report, _progress)
     Console(width=None if sys.stdout.isatty() else 140).print(sweeps.grid(results, topology, (data, model)).rich())
     refused = sweeps.refusals(results)
     for line in refused:
@@ -90,12 +95,19 @@ class Kept:
         if path is not None and path.exists():
             self.reports = json.loads(path.read_text())["preflight"]
 
-    def report(self, job: Job, dump: bool = True) -> Report:
-        """Returns the report on a job: a kept one of the same compilers, or else a new one."""
+    def report(self, job: Job, dump: bool = True, folder: str | None = None) -> Report:
+        """Returns the report on a job: a kept one of the same compilers, or else a new one.
+
+        Args:
+            job: the program.
+            dump: as for `preflight.report`.
+            folder: where to write the compiled program; every program is then compiled anew.
+        """
         key = json.dumps([job.as_values(), dump, compiling.versions()], sort_keys=True)
-        if key in self.reports:
+        if key in self.reports and folder is None:
             return Report.from_json(self.reports[key])
-        report = compiling.in_child(job, dump)
+        name = f"{job.part}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.program"
+        report = compiling.in_child(job, dump, None if folder is None else expanded(folder) / name)
         self.reports[key] = report.as_json()
         if self.path is not None:
             rewrite(self.path, json.dumps({"preflight": self.reports}, indent=1), start=_BEGIN)

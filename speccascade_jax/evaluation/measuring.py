@@ -252,21 +252,17 @@ def _score(
     # the ids before each output, because the text of a token may depend on them (its leading space)
     context = decoder_context(session.prompts)
     written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
-    texts = [session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True)]
-    predictions = [session.task.postprocess(text) for text in texts]
+    texts = (session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True))
+    predictions = list(map(session.task.postprocess, texts))
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
     summary = summarise(stats, lengths, draft_alone=draft_alone)  # defined in METHODS section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
-    models = [level.model for level in levels_of(point.settings.drafters)]  # the level below the target is first
-    # a user-defined drafter may contain an engine, which has no model name
+    models = [level.model for level in levels_of(point.settings.drafters)]  # a user's drafter has none of these names
     named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
-    levels = [
-        {"model": model or OWN, **summarise(counters), **_tail(tail)}
-        for model, counters, tail in named
-        if counters is not None
-    ]
+    drafted = ((model, counters, tail) for model, counters, tail in named if counters is not None)
+    levels = [{"model": model or OWN, **summarise(counters), **_tail(tail)} for model, counters, tail in drafted]
     record: Row = {
         "counts": {name: value for name, value in summary.items() if type(value) is int} | _tail(tails[0]),
         "measures": {name: value for name, value in summary.items() if type(value) is not int},  # ratios

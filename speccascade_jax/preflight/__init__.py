@@ -19,11 +19,12 @@ from speccascade_jax.methods.settings import Settings
 from speccascade_jax.preflight import compiling
 from speccascade_jax.preflight.chips import CHIPS, Chip
 from speccascade_jax.preflight.compiling import DoesNotFitError
+from speccascade_jax.preflight.executables import load, save
 from speccascade_jax.preflight.programs import DTYPES, PARTS, Job, Traced
 from speccascade_jax.preflight.report import Band, Costs, Memory, Report
 
 __all__ = ["CHIPS", "DTYPES", "PARTS", "Band", "Chip", "Costs", "DoesNotFitError", "Job", "Memory", "Report"]
-__all__ += ["compiled", "report"]
+__all__ += ["compiled", "load", "report", "save"]
 
 _JOB = frozenset(Job.__dataclass_fields__) - {"settings"}
 
@@ -83,8 +84,7 @@ def report(
         ValueError, DoesNotFitError, ImportError: as for `compiled`.
     """
     job = job_of(target, draft, topology=topology, mesh=tuple(mesh), **arguments)
-    assumed = {"drafted": drafted, "catching_up": catching_up, "loops": dict(loops or {})}
-    return compiling.in_child(job, dump, **assumed)
+    return compiling.in_child(job, dump, drafted=drafted, catching_up=catching_up, loops=dict(loops or {}))
 
 
 def job_of(target: str, draft: str | None, **arguments: Any) -> Job:

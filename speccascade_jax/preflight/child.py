@@ -4,10 +4,10 @@ import json
 import pickle
 import sys
 
-from speccascade_jax.preflight import compiling
+from speccascade_jax.preflight import compiling, executables
 from speccascade_jax.runtime import own_files
 
 if __name__ == "__main__":
     for path in pickle.load(sys.stdin.buffer):
         own_files.load(path)
-    print(json.dumps(compiling.answer(pickle.load(sys.stdin.buffer))))
+    print(json.dumps(compiling.answer(pickle.load(sys.stdin.buffer), keep=executables.save)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,19 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
 
 
 def _too_large(message: str) -> str:
-    """Returns the line of XLA's error that says how much is missing."""
-    words = ("Used", "exceed", "memory")
-    lines = [line.strip() for line in message.splitlines() if any(word in line for word in words)]
-    return " ".join(lines[:2]) or message.splitlines()[0]
+    """Says in one line how many bytes a program lacks, from XLA's error; its first line where it names no sizes."""
+    sizes = _SIZES.search(message)
+    if sizes is None:
+        return message.splitlines()[0]
+    needed, available = (float(sizes[n]) * _UNITS[sizes[n + 1]] for n in (1, 3))
+    return (
+        f"the program needs {needed:,.0f} bytes on each device, which has {available:,.0f}: {needed - available:,.0f} "
+        f"are missing; use more devices along the model axis (mesh), a smaller batch, or fewer bits (dtype)"
+    )
+
+
+_SIZES = re.compile(r"([\d.]+)([KMG])\W*(?:exceeds|of)\D*?([\d.]+)([KMG])")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def assumptions(
@@ -152,12 +162,13 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def in_child(job: Job, dump: bool, **assumed: Any) -> Report:
+def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> Report:
     """Compiles and reads a job in a child process, which the compiler's flags of the dump need.
 
     Args:
         job: the program to compile.
         dump: whether to read cycles from the compiler's final schedules.
+        save: a file for the compiled program (`executables`); `None`: it is not kept.
         assumed: arguments of `assumptions`.
 
     Raises:
@@ -169,7 +180,7 @@ def in_child(job: Job, dump: bool, **assumed: Any) -> Report:
         if dump:
             flags = " ".join(bundles.DUMP_FLAGS).format(folder=folder)
             environment["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
-        request = {"job": job, "assumed": assumed, "folder": folder if dump else None}
+        request = {"job": job, "assumed": assumed, "folder": folder if dump else None, "save": save}
         # the user's own files first: a rule of theirs can only be unpickled where its module is loaded
         asked = pickle.dumps(list(own_files.loaded().values())) + pickle.dumps(request)
         command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
@@ -189,14 +200,23 @@ def _answer(done: subprocess.CompletedProcess[bytes]) -> Report:
     return Report.from_json(answer["report"])
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compiles and reads the job of a request, in the child process; returns the answer as values of JSON."""
+def answer(
+    request: Mapping[str, Any], keep: Callable[[Path, jax.stages.Compiled], Path] | None = None
+) -> dict[str, Any]:
+    """Compiles and reads the job of a request, in the child process; returns the answer as values of JSON.
+
+    Args:
+        request: what `in_child` sends.
+        keep: writes the compiled program to the file that the request names.
+    """
     try:
         traced = Traced.of(request["job"])
         chosen = assumptions(traced, **request["assumed"])
         begin = time.monotonic()
         compiled = compile_job(traced)
         seconds = time.monotonic() - begin
+        if keep is not None and request.get("save") is not None:
+            keep(request["save"], compiled)
         cycles = None if request["folder"] is None else bundles.read(Path(request["folder"]))
         _, account = analyse(traced, compiled, cycles, chosen)
     except (ValueError, ImportError, OSError, RuntimeError) as error:

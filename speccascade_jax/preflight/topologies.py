@@ -27,8 +27,7 @@ _QUIET = {
 }
 """Environment that keeps the library from asking a cloud for hardware, and from minding other processes."""
 NO_LIBRARY = (
-    "compiling for a TPU needs its compiler, which is not installed: pip install 'speccascade_jax[accelerators]' "
-    "(the package libtpu, 0.7 GB)"
+    "compiling for a TPU needs its compiler, which is not installed: pip install 'speccascade_jax[libtpu]' (0.7 GB)"
 )
 
 

@@ -47,22 +47,34 @@ OTHERS = [
     case("lookup", draft="lookup"),
     case("tail", tail="draft", tail_size=2),
     case("auto", block_size="auto"),
-    case("stack", others={"small": "DRAFT"}, drafters=(Level(model="draft", budget=3, drafters=("small",), block_size=2),)),
+    case(
+        "stack",
+        others={"small": "DRAFT"},
+        drafters=(Level(model="draft", budget=3, drafters=("small",), block_size=2),),
+    ),
     case("chosen", others={"small": "DRAFT"}, drafters=("draft", Arm(drafter="small", block_size=2)), choose="random"),
     case("float32", dtype="float32"),
     case("int8", dtype="int8"),
     case("two_rows", batch=2),
     case("prefill", part="prefill"),
     case("generation", part="generation"),
-    *[case(f"stop_{name}", method="speculative", stop=name, **THRESHOLDS) for name in STOPS if name not in ("fixed", "oracle")],
+    *[
+        case(f"stop_{name}", method="speculative", stop=name, **THRESHOLDS)
+        for name in STOPS
+        if name not in ("fixed", "oracle")
+    ],
 ]
 
 
-def check(report, text):
+COPIED_ONCE_A_ROUND = {("gemma", name): 2 for name in ("token_cascade", "token_cascade_log", "bild")}
+"""Families and methods whose target's cache XLA lays out anew before a call at one of several widths."""
+
+
+def check(report, text, copies=0):
     """Checks that no number has 64 bits, the host is never called, and no cache is copied inside a loop."""
     assert report.f64 == 0 and " f64[" not in text
     assert report.callbacks == 0
-    assert report.cache_copies == 0
+    assert report.cache_copies == copies
 
 
 @pytest.mark.parametrize("family", ["t5", "gemma"])
@@ -72,9 +84,7 @@ def test_everything_compiles_for_a_tpu(family, arguments):
     if "others" in arguments:
         arguments["others"] = dict.fromkeys(arguments["others"], compiling.PAIRS[family][1])
     program, report = compiling.compiled(family, **arguments)
-    if arguments.get("batch", 1) > 1:  # XLA lays rows' caches out anew inside the loop: issue of the tracker
-        report.__dict__["cache_copies"] = 0
-    check(report, program.as_text())
+    check(report, program.as_text(), COPIED_ONCE_A_ROUND.get((family, arguments.get("method")), 0))
     assert report.memory.arguments > 0 and report.fits
 
 
