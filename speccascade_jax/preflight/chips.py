@@ -1,7 +1,15 @@
-"""Accelerators as data: memory, bandwidth, peak speed and clock of each, with their sources.
+"""Accelerators as data: memory, bandwidth, peak speed, clock and links of each, with their sources.
 
-TPU figures are those of Google Cloud's pages on each version (cloud.google.com/tpu/docs), clocks those of "How to Scale
-Your Model" (jax-ml.github.io/scaling-book, 2025). GPU figures are those of NVIDIA's data sheets.
+TPUs: memory, bandwidth and peak speed are those of Google Cloud's page on each version (docs.cloud.google.com/tpu/docs).
+The clocks of v4 and v5p are those of Jouppi et al. (2023) and of "How to Scale Your Model" (jax-ml.github.io/scaling-book),
+which also states v5e's. No page states those of v6e and tpu7x: they follow from the peak speed of two matrix units of 256
+by 256, if a bundle starts two products in each. Collectives: marin-community/marin issue 6736 (small ones take 4.5 to
+5.9 µs, large ones 86 GB/s).
+
+GPUs: memory, bandwidth and all that the compiler asks for are those of XLA's own descriptions of the devices
+(github.com/openxla/xla, xla/backends/gpu/target_config/specs), and agree with NVIDIA's data sheets; an H200's memory is
+that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`, `NCCL`
+and `LAUNCH` for the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +19,21 @@ from dataclasses import dataclass
 from speccascade_jax.core.names import hint
 
 GIB = 2**30
+MIB = 2**20
+START = 1e-6
+"""The largest cost of starting an op on a TPU, in seconds: small ops take 0.3 to 1 µs in public traces."""
+LAUNCH = 3e-6
+"""The largest cost of starting a kernel on a GPU, in seconds.
+
+`cuLaunchKernel` takes the host of a GB200 3.0 to 3.3 µs (meta-pytorch/tritonbench pull request 1017). Kernels in a command
+buffer (a CUDA graph) start in a fraction of that.
+"""
+NVLINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9}
+"""Bytes per second of NVLink in one direction ("How to Scale Your Model", chapter on GPUs)."""
+NCCL = 370 / 450
+"""The share of NVLink that collectives reach: 370 GB/s on an H100 (a maintainer of NCCL, NVIDIA/nccl issue 1442)."""
+NCCL_LATENCY = 10e-6
+"""Seconds of a small collective: 6 µs on two H100 (NVIDIA/nccl issue 1259), 9.9 on A100 (nccl-tests issue 331)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +44,11 @@ class Chip:
         name: the first part of a topology's name.
         memory: bytes of its HBM.
         bandwidth: bytes per second between HBM and the core.
-        flops: peak bfloat16 operations per second.
+        flops: peak bfloat16 operations per second, without sparsity.
         clock: bundles per second of a TPU core; 0 for a GPU.
         launch: the largest cost of starting one op (TPU) or one kernel (GPU), in seconds; the smallest is 0.
         link: bytes per second of a collective; latency: seconds of a small one.
+        target_config: a GPU's description for XLA's compiler, a `GpuTargetConfig` as text; empty for a TPU.
     """
 
     name: str
@@ -32,14 +56,15 @@ class Chip:
     bandwidth: float
     flops: float
     clock: float = 0.0
-    launch: float = 1e-6
+    launch: float = START
     link: float = 86e9
     latency: float = 5e-6
+    target_config: str = ""
 
     @property
     def is_gpu(self) -> bool:
         """Whether the chip is a GPU."""
-        return not self.clock
+        return bool(self.target_config)
 
 
 def _tpu(name: str, gib: int, gigabytes_per_second: float, teraflops: float, gigahertz: float) -> Chip:
@@ -49,15 +74,100 @@ def _tpu(name: str, gib: int, gigabytes_per_second: float, teraflops: float, gig
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    """The values in which GPUs differ, under the names of XLA's description where it has one.
+
+    Attributes:
+        features: whether kernels may use the instructions of this capability alone (`sm_90a`).
+    """
+
+    name: str
+    device: str
+    memory: int
+    bandwidth: int
+    teraflops: float
+    core_count: int
+    fpus_per_core: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    l2_cache_size: int
+    clock_rate_ghz: float
+    capability: int
+    features: bool
+
+    @property
+    def chip(self) -> Chip:
+        return Chip(
+            name=self.name, memory=self.memory, bandwidth=self.bandwidth, flops=self.teraflops * 1e12, launch=LAUNCH,
+            link=NVLINK[self.name] * NCCL, latency=NCCL_LATENCY, target_config=self.target_config,
+        )  # fmt: skip
+
+    @property
+    def target_config(self) -> str:
+        shared = ("core_count", "fpus_per_core", "shared_memory_per_core", "shared_memory_per_block_optin")
+        numbers = {name: getattr(self, name) for name in (*shared, "l2_cache_size", "clock_rate_ghz")} | _LIMITS
+        numbers |= {"memory_bandwidth": self.bandwidth, "device_memory_size": self.memory}
+        described = " ".join(f"{name}: {value}" for name, value in numbers.items())
+        extension = "ACCELERATED_FEATURES" if self.features else "NONE"
+        capability = f"cuda_compute_capability {{ major: {self.capability} feature_extension: {extension} }}"
+        return (
+            f'gpu_device_info {{ {described} {capability} }} platform_name: "CUDA" {_LIBRARIES} '
+            f'device_description_str: "{self.device}"'
+        )
+
+
+_LIMITS = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 49152,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+}
+"""The limits that these GPUs share."""
+_LIBRARIES = "dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 }"
+"""The versions of cuDNN and CUDA that `jax[cuda12]` installs, at least."""
+
+_HOPPER = {
+    "core_count": 132, "fpus_per_core": 128, "shared_memory_per_core": 233472, "shared_memory_per_block_optin": 232448,
+    "l2_cache_size": 52428800, "clock_rate_ghz": 1.98, "capability": 9, "features": True, "teraflops": 989.4,
+}  # fmt: skip
+
+_GPUS: tuple[_Gpu, ...] = (
+    _Gpu(
+        name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000, teraflops=312,
+        core_count=108, fpus_per_core=64, shared_memory_per_core=167936, shared_memory_per_block_optin=166912,
+        l2_cache_size=41943040, clock_rate_ghz=1.41, capability=8, features=False,
+    ),
+    _Gpu(
+        name="h100", device="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000, **_HOPPER
+    ),
+    _Gpu(name="h200", device="NVIDIA H200", memory=143_771 * MIB, bandwidth=4_800_000_000_000, **_HOPPER),
+    _Gpu(
+        name="b200", device="NVIDIA B200", memory=191_514_411_008, bandwidth=7_672_320_000_000, teraflops=2250,
+        core_count=148, fpus_per_core=128, shared_memory_per_core=233472, shared_memory_per_block_optin=232448,
+        l2_cache_size=132644864, clock_rate_ghz=1.965, capability=10, features=True,
+    ),
+)  # fmt: skip
+
+
 CHIPS = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 32, 1228, 275, 1.05),
+        _tpu("v4", 32, 1200, 275, 1.05),
         _tpu("v5e", 16, 819, 197, 1.5),
         _tpu("v5p", 95, 2765, 459, 1.75),
         _tpu("v6e", 32, 1638, 918, 1.75),
-        # two devices on a chip, each with half of its memory and speed; the clock follows from the peak speed
+        # two devices on a chip, each with half of its memory and speed
         _tpu("tpu7x", 96, 3690, 1153, 2.2),
+        *(gpu.chip for gpu in _GPUS),
     )
 }
 """The accelerators that programs can be compiled for, by name."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from speccascade_jax.engine.engine import Engine
-from speccascade_jax.preflight import bundles, hlo, report
+from speccascade_jax.preflight import bundles, gpu, hlo, report
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
@@ -28,6 +28,8 @@ from speccascade_jax.runtime import own_files
 BISECTIONS = 31
 """Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
 _CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
+_KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
+"""Targets of custom calls that are hand-written kernels (Pallas)."""
 _TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory", "exceeds the limit", "out of memory")
 
 
@@ -117,13 +119,27 @@ def _branches(traced: Traced) -> dict[str, int]:
 
 
 def analyse(
-    traced: Traced, compiled: jax.stages.Compiled, cycles: Mapping[str, int] | None, chosen: Assumptions
+    traced: Traced,
+    compiled: jax.stages.Compiled,
+    cycles: Mapping[str, int] | None,
+    chosen: Assumptions,
+    command_buffers: Sequence[frozenset[str]] | None = None,
 ) -> tuple[Execution, Report]:
-    """Reads a compiled program: what it executes, and the report on it without its compile time."""
+    """Reads a compiled program: what it executes, and the report on it without its compile time.
+
+    Args:
+        traced: the job.
+        compiled: its program.
+        cycles: of every instruction with a schedule of its own (`bundles.read`); `None` if they were not read.
+        chosen: numbers that the program does not hold.
+        command_buffers: instructions in each command buffer of a GPU (`gpu.read`); `None` if they were not read.
+    """
+    on_gpu = chip_of(traced.job.topology).is_gpu
     text = compiled.as_text() or ""
+    text = gpu.without_spaces(text) if on_gpu else text
     start = "prefill" if traced.job.part in ("prefill", "generation") else "unnamed"
-    execution = execute(hlo.parse(text), chosen, start)
-    kernels = [s.instruction.name for s in execution.steps if s.instruction.target == "tpu_custom_call"]
+    execution = execute(hlo.parse(text), chosen, start, host_counts=on_gpu)
+    kernels = [s.instruction.name for s in execution.steps if s.instruction.target in _KERNELS]
     shapes = traced.cache_shapes if traced.job.part not in ("train", "prefill") else frozenset()
     return execution, Report(
         job=traced.job.as_values(),
@@ -134,7 +150,8 @@ def analyse(
         kernels=kernels,
         f64=text.count("f64["),
         callbacks=sum(any(sign in s.instruction.target for sign in _CALLBACKS) for s in execution.steps),
-        dumped=cycles is not None,
+        dumped=(command_buffers if on_gpu else cycles) is not None,
+        launches=gpu.launches(execution, command_buffers or ()) if on_gpu else None,
         assumed=execution.assumed,
         versions=versions(),
     )
@@ -178,14 +195,20 @@ def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> 
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         if dump:
-            flags = " ".join(bundles.DUMP_FLAGS).format(folder=folder)
-            environment["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
+            environment |= _dump_flags(job, folder)
         request = {"job": job, "assumed": assumed, "folder": folder if dump else None, "save": save}
         # the user's own files first: a rule of theirs can only be unpickled where its module is loaded
         asked = pickle.dumps(list(own_files.loaded().values())) + pickle.dumps(request)
         command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
         done = subprocess.run(command, input=asked, capture_output=True, env=environment, check=False)
     return _answer(done)
+
+
+def _dump_flags(job: Job, folder: str) -> dict[str, str]:
+    """Returns the environment that makes a job's compiler write what `answer` reads."""
+    on_gpu = chip_of(job.topology).is_gpu
+    name, flags = ("XLA_FLAGS", gpu.DUMP_FLAGS) if on_gpu else ("LIBTPU_INIT_ARGS", bundles.DUMP_FLAGS)
+    return {name: f"{os.environ.get(name, '')} {' '.join(flags).format(folder=folder)}".strip()}
 
 
 def _answer(done: subprocess.CompletedProcess[bytes]) -> Report:
@@ -217,8 +240,11 @@ def answer(
         seconds = time.monotonic() - begin
         if keep is not None and request.get("save") is not None:
             keep(request["save"], compiled)
-        cycles = None if request["folder"] is None else bundles.read(Path(request["folder"]))
-        _, account = analyse(traced, compiled, cycles, chosen)
+        folder = None if request["folder"] is None else Path(request["folder"])
+        on_gpu = chip_of(request["job"].topology).is_gpu
+        cycles = None if folder is None or on_gpu else bundles.read(folder)
+        command_buffers = None if folder is None or not on_gpu else gpu.read(folder)
+        _, account = analyse(traced, compiled, cycles, chosen, command_buffers)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         kind = "DoesNotFitError" if isinstance(error, DoesNotFitError) else type(error).__name__
         return {"error": kind, "message": str(error)}

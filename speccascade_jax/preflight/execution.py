@@ -91,29 +91,36 @@ class Execution:
         module: the program.
         steps: its instructions, `FREE` ones left out.
         assumed: the assumptions that were used, in words.
+        decisions: its loops and conditionals; `times` is how often a value decides on them.
     """
 
     module: Module
     steps: tuple[Step, ...]
     assumed: tuple[str, ...]
+    decisions: tuple[Step, ...] = ()
 
 
-def execute(module: Module, assumptions: Assumptions, start: str = "unnamed") -> Execution:
+def execute(
+    module: Module, assumptions: Assumptions, start: str = "unnamed", host_counts: bool = False
+) -> Execution:
     """Returns the instructions that a run executes, under assumptions.
 
     Args:
         module: the program.
         assumptions: numbers that the program's text does not hold.
         start: the stage of instructions outside every scope and loop.
+        host_counts: whether the host counts the iterations of loops whose number is known, so that their conditions do
+            not run (GPUs).
     """
-    walk = _Walk(module, assumptions)
+    walk = _Walk(module, assumptions, host_counts)
     steps = tuple(walk.computation(module.entry, 1.0, start, False))
-    return Execution(module, steps, tuple(dict.fromkeys(walk.assumed)))
+    return Execution(module, steps, tuple(dict.fromkeys(walk.assumed)), tuple(walk.decisions))
 
 
 class _Walk:
-    def __init__(self, module: Module, assumptions: Assumptions):
+    def __init__(self, module: Module, assumptions: Assumptions, host_counts: bool = False):
         self.module, self.assumptions, self.assumed = module, assumptions, list[str]()
+        self.host_counts, self.decisions = host_counts, list[Step]()
 
     def computation(self, name: str, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
         computation = self.module.computations[name]
@@ -121,29 +128,33 @@ class _Walk:
             named = stage_of(instruction.scope)
             here = named or _stage_of_users(computation, instruction) or stage
             if instruction.opcode == "while":
-                yield from self._loop(instruction, times, here)
+                yield from self._loop(instruction, name, times, here)
             elif instruction.opcode == "conditional":
+                self.decisions.append(Step(instruction, name, times, here, in_loop, bool(named)))
                 yield from self._conditional(instruction, times, here, in_loop)
             elif instruction.opcode == "call":
                 yield from self.computation(str(instruction.called("to_apply")), times, here, in_loop)
             elif not is_free(instruction):
                 yield Step(instruction, name, times, here, in_loop, bool(named))
 
-    def _loop(self, loop: Instruction, times: float, stage: str) -> Iterator[Step]:
+    def _loop(self, loop: Instruction, computation: str, times: float, stage: str) -> Iterator[Step]:
         count, said = self.assumptions.iterations(loop)
         self.assumed += [said] if said else []
         # the condition is evaluated once more than the body
-        yield from self.computation(str(loop.called("condition")), times * (count + 1), stage, True)
+        evaluated = 0.0 if self.host_counts and loop.trip_count is not None else times * (count + 1)
+        self.decisions.append(Step(loop, computation, evaluated, stage, True, bool(loop.scope)))
+        if evaluated:
+            yield from self.computation(str(loop.called("condition")), evaluated, stage, True)
         if count:
             yield from self.computation(str(loop.called("body")), times * count, stage, True)
 
     def _conditional(self, conditional: Instruction, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
         chosen = self.assumptions.branch(conditional)
         if chosen is None:
-            before = list(self.assumed)
+            before = list(self.assumed), list(self.decisions)
             ways = [list(self.computation(name, times, stage, in_loop)) for name in conditional.branches]
             chosen = max(range(len(ways)), key=lambda number: len(ways[number]))
-            self.assumed = before
+            self.assumed, self.decisions = before
         self.assumed.append(f"branch {chosen} of {len(conditional.branches)} at {_short(conditional.scope)}")
         yield from self.computation(conditional.branches[chosen], times, stage, in_loop)
 

@@ -23,7 +23,8 @@ class Costs:
     Attributes:
         hbm_bytes: bytes between HBM and the core.
         cycles: bundles of the final schedules.
-        ops: instructions with a schedule of their own, which have to be started; collectives among them.
+        ops: instructions with a schedule of their own, which have to be started; collectives among them. On a GPU:
+            kernels and copies.
         transfers: copies that run beside the ops (`copy-start`, `slice-start`).
         scalar_ops: small instructions that are part of the program's own schedule.
         collectives: messages between devices; sent_bytes: their bytes.
@@ -71,11 +72,29 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Launches:
+    """The work of a GPU's host in one run of a program (`gpu`).
+
+    Attributes:
+        captured: kernels in command buffers (CUDA graphs), which start without the host.
+        graphs: command buffers that the host starts.
+        host_waits: times that the host waits for a value of the GPU, to decide on a loop's next turn or on a branch.
+        loops, conditionals: those that a run meets.
+    """
+
+    captured: float = 0.0
+    graphs: float = 0.0
+    host_waits: float = 0.0
+    loops: int = 0
+    conditionals: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Band:
     """Seconds of one run of a program: the least, and with every op's start at its highest cost.
 
     Attributes:
-        memory, compute: seconds that traffic and compute take alone; they overlap.
+        memory, compute: seconds that traffic and compute take alone; they overlap. A GPU's compute is not known: 0.
         collectives: seconds of waiting for other devices.
         starts: seconds of starting ops, at most.
     """
@@ -115,7 +134,8 @@ class Report:
         kernels: names of hand-written kernels (Pallas).
         f64: instructions on 64-bit floats; callbacks: calls of the host.
         compile_seconds: time of the compiler, without the dump if `dumped` is false.
-        dumped: whether cycles were read from final schedules.
+        dumped: whether cycles were read from final schedules, and command buffers of a GPU from its dump.
+        launches: the work of a GPU's host; `None` for a TPU.
         assumed: numbers that the program does not hold, in words.
         versions: of jax and of the compiler.
     """
@@ -130,6 +150,7 @@ class Report:
     callbacks: int = 0
     compile_seconds: float = 0.0
     dumped: bool = True
+    launches: Launches | None = None
     assumed: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -165,6 +186,7 @@ class Report:
         """Returns the report that `as_json` described."""
         parts = dict(values) | {"memory": Memory(**values["memory"])}
         parts["stages"] = {name: Costs(**costs) for name, costs in values["stages"].items()}
+        parts["launches"] = Launches(**values["launches"]) if values.get("launches") else None
         return cls(**parts)
 
 

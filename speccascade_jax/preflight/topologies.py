@@ -14,10 +14,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from speccascade_jax.preflight.chips import Chip, chip_of
+from speccascade_jax.preflight.chips import CHIPS, Chip, chip_of
 from speccascade_jax.runtime import mesh as meshes
 
 SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "tpu7x": "2x2x1"}
+SMALLEST |= {name: "1" for name in CHIPS if name not in SMALLEST}
 """The smallest topology of each kind of chip; the first of its devices stands for a single chip."""
 _QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -29,6 +30,12 @@ _QUIET = {
 NO_LIBRARY = (
     "compiling for a TPU needs its compiler, which is not installed: pip install 'speccascade_jax[libtpu]' (0.7 GB)"
 )
+PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+"""Packages of JAX's that hold a GPU's compiler."""
+NO_PLUGIN = (
+    "compiling for a GPU needs its compiler, which is not installed: pip install 'speccascade_jax[cuda12]' "
+    "(JAX's plugin and CUDA's libraries, 5 GB; no driver)"
+)
 
 
 @functools.cache  # programs mix arrays of one set of device objects only
@@ -36,25 +43,45 @@ def devices(topology: str) -> list[Any]:
     """Returns the devices of a topology, which compile programs and run none.
 
     Args:
-        topology: "CHIP:SIZES", such as "v5e:2x4", or a chip alone for its smallest topology.
+        topology: "CHIP:SIZES", such as "v5e:2x4", or a chip alone for its smallest topology. For a GPU, SIZES is the
+            number of GPUs on one host ("h100:8"), or groups of hosts by hosts by GPUs on each ("h100:1x2x8").
 
     Raises:
         ValueError: no such chip or sizes.
         ImportError: the chip's compiler is not installed; names the command.
     """
-    chip = chip_of(topology)
-    if importlib.util.find_spec("libtpu") is None:
-        raise ImportError(NO_LIBRARY)
+    kind = chip_of(topology)
+    _check_installed(kind)
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     if not os.environ.get("JAX_PLATFORMS"):
-        # otherwise JAX would look for a TPU in this machine, because its library is installed
+        # otherwise JAX would look for a device in this machine, because its library is installed
         jax.config.update("jax_platforms", "cpu")
-    name = topology if ":" in topology else f"{topology}:{SMALLEST[chip.name]}"
+    sizes = topology.split(":")[1] if ":" in topology else SMALLEST[kind.name]
     try:
-        described = topologies.get_topology_desc(name, "tpu")
+        if kind.is_gpu:
+            options = {"target_config": kind.target_config, "topology": _gpu_sizes(sizes)}
+            described = topologies.get_topology_desc(kind.name, "cuda", **options)
+        else:
+            described = topologies.get_topology_desc(f"{kind.name}:{sizes}", "tpu")
     except Exception as error:
         raise ValueError(f"topology={topology!r} is not known to the compiler: {str(error).splitlines()[0]}") from error
     return list(described.devices)
+
+
+def _check_installed(kind: Chip) -> None:
+    """Raises `ImportError` if a chip's compiler is not installed."""
+    if not kind.is_gpu and importlib.util.find_spec("libtpu") is None:
+        raise ImportError(NO_LIBRARY)
+    if kind.is_gpu and not any(map(importlib.util.find_spec, PLUGINS)):
+        raise ImportError(NO_PLUGIN)
+
+
+def _gpu_sizes(sizes: str) -> str:
+    """Returns sizes as the GPU compiler reads them: groups of hosts, hosts of a group, GPUs of a host."""
+    parts = sizes.split("x")
+    if len(parts) not in (1, 3) or not all(part.isdigit() and int(part) for part in parts):
+        raise ValueError("give the number of GPUs on one host, such as 8, or three numbers, such as 1x2x8")
+    return sizes if len(parts) == 3 else f"1x1x{sizes}"
 
 
 def mesh_of(topology: str, shape: Sequence[int]) -> Mesh | None:
