@@ -1,20 +1,20 @@
 """Accelerators as data: memory, bandwidth, peak speed, clock and links of each, with their sources.
 
-TPUs: memory, bandwidth and peak speed are those of Google Cloud's page on each version (docs.cloud.google.com/tpu/docs).
-The clocks of v4 and v5p are those of Jouppi et al. (2023) and of "How to Scale Your Model" (jax-ml.github.io/scaling-book),
-which also states v5e's. No page states those of v6e and tpu7x: they follow from the peak speed of two matrix units of 256
-by 256, if a bundle starts two products in each. Collectives: marin-community/marin issue 6736 (small ones take 4.5 to
-5.9 µs, large ones 86 GB/s).
+TPUs: memory, bandwidth and peak speed are those of Google Cloud's pages (docs.cloud.google.com/tpu/docs, one for each
+version). The clock of v5e is that of "How to Scale Your Model" (jax-ml.github.io/scaling-book). Those of v4 and v5p
+follow from the peak speed of eight matrix units of 128 by 128. No page states those of v6e and tpu7x. They follow from
+the peak speed of two matrix units of 256 by 256 a core, if a bundle starts two products in each. Collectives:
+marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large ones reach 86 GB/s).
 
 GPUs: memory, bandwidth and all that the compiler asks for are those of XLA's own descriptions of the devices
-(github.com/openxla/xla, xla/backends/gpu/target_config/specs), and agree with NVIDIA's data sheets; an H200's memory is
-that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`, `NCCL`
-and `LAUNCH` for the rest.
+(github.com/openxla/xla, xla/backends/gpu/target_config/specs), and agree with NVIDIA's data sheets; an H200's memory
+is that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`,
+`NCCL` and `LAUNCH` for the rest.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speccascade_jax.core.names import hint
 
@@ -25,8 +25,8 @@ START = 1e-6
 LAUNCH = 3e-6
 """The largest cost of starting a kernel on a GPU, in seconds.
 
-`cuLaunchKernel` takes the host of a GB200 3.0 to 3.3 µs (meta-pytorch/tritonbench pull request 1017). Kernels in a command
-buffer (a CUDA graph) start in a fraction of that.
+`cuLaunchKernel` takes the host of a GB200 3.0 to 3.3 µs (meta-pytorch/tritonbench pull request 1017). Kernels in a
+command buffer (a CUDA graph) start in a fraction of that.
 """
 NVLINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9}
 """Bytes per second of NVLink in one direction ("How to Scale Your Model", chapter on GPUs)."""
@@ -135,26 +135,20 @@ _LIMITS = {
 _LIBRARIES = "dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 }"
 """The versions of cuDNN and CUDA that `jax[cuda12]` installs, at least."""
 
-_HOPPER = {
-    "core_count": 132, "fpus_per_core": 128, "shared_memory_per_core": 233472, "shared_memory_per_block_optin": 232448,
-    "l2_cache_size": 52428800, "clock_rate_ghz": 1.98, "capability": 9, "features": True, "teraflops": 989.4,
-}  # fmt: skip
-
-_GPUS: tuple[_Gpu, ...] = (
-    _Gpu(
-        name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000, teraflops=312,
-        core_count=108, fpus_per_core=64, shared_memory_per_core=167936, shared_memory_per_block_optin=166912,
-        l2_cache_size=41943040, clock_rate_ghz=1.41, capability=8, features=False,
-    ),
-    _Gpu(
-        name="h100", device="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000, **_HOPPER
-    ),
-    _Gpu(name="h200", device="NVIDIA H200", memory=143_771 * MIB, bandwidth=4_800_000_000_000, **_HOPPER),
-    _Gpu(
-        name="b200", device="NVIDIA B200", memory=191_514_411_008, bandwidth=7_672_320_000_000, teraflops=2250,
-        core_count=148, fpus_per_core=128, shared_memory_per_core=233472, shared_memory_per_block_optin=232448,
-        l2_cache_size=132644864, clock_rate_ghz=1.965, capability=10, features=True,
-    ),
+_A100 = _Gpu(
+    name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000, teraflops=312,
+    core_count=108, fpus_per_core=64, shared_memory_per_core=167936, shared_memory_per_block_optin=166912,
+    l2_cache_size=41943040, clock_rate_ghz=1.41, capability=8, features=False,
+)  # fmt: skip
+_H100 = _Gpu(
+    name="h100", device="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000, teraflops=989.4,
+    core_count=132, fpus_per_core=128, shared_memory_per_core=233472, shared_memory_per_block_optin=232448,
+    l2_cache_size=52428800, clock_rate_ghz=1.98, capability=9, features=True,
+)  # fmt: skip
+_H200 = replace(_H100, name="h200", device="NVIDIA H200", memory=143_771 * MIB, bandwidth=4_800_000_000_000)
+_B200 = replace(
+    _H100, name="b200", device="NVIDIA B200", memory=191_514_411_008, bandwidth=7_672_320_000_000, teraflops=2250,
+    core_count=148, l2_cache_size=132644864, clock_rate_ghz=1.965, capability=10,
 )  # fmt: skip
 
 
@@ -167,7 +161,7 @@ CHIPS = {
         _tpu("v6e", 32, 1638, 918, 1.75),
         # two devices on a chip, each with half of its memory and speed
         _tpu("tpu7x", 96, 3690, 1153, 2.2),
-        *(gpu.chip for gpu in _GPUS),
+        *(gpu.chip for gpu in (_A100, _H100, _H200, _B200)),
     )
 }
 """The accelerators that programs can be compiled for, by name."""

@@ -100,9 +100,7 @@ class Execution:
     decisions: tuple[Step, ...] = ()
 
 
-def execute(
-    module: Module, assumptions: Assumptions, start: str = "unnamed", host_counts: bool = False
-) -> Execution:
+def execute(module: Module, assumptions: Assumptions, start: str = "unnamed", host_counts: bool = False) -> Execution:
     """Returns the instructions that a run executes, under assumptions.
 
     Args:

@@ -1,15 +1,16 @@
 """Command buffers, loops and branches of a program that XLA compiled for a GPU.
 
-Every fusion, copy, library call and collective of a GPU's scheduled program is a kernel that the host starts. XLA groups
-neighbouring kernels into command buffers (CUDA graphs), each of which the host starts at once. The host decides on loops
-and branches: it reads their condition from the GPU and waits for it, except for loops whose number of iterations XLA
-knows. `DUMP_FLAGS` makes the compiler write the order of the host's work with the command buffers that XLA forms under
-the flags of the compiling process.
+Every fusion, copy, library call and collective of a GPU's scheduled program is a kernel that the host starts. XLA
+groups neighbouring kernels into command buffers (CUDA graphs), each of which the host starts at once. The host decides
+on loops and branches: it reads their condition from the GPU and waits for it, except for loops whose number of
+iterations XLA knows. `DUMP_FLAGS` makes the compiler write the order of the host's work with the command buffers that
+XLA forms under the flags of the compiling process.
 
-A machine without a driver cannot tell the rest: whether the driver of the GPU's machine takes every command of a command
-buffer (XLA forms them anew where it loads the program), how often a buffer has to be rewritten because arrays moved, which
-kernel autotuning would choose for a product, and how long any kernel takes. Arrays all lie in HBM; what the L2 cache keeps
-between two kernels counts as traffic. So do not compare a GPU's bytes with a TPU's, whose compiler places arrays in VMEM.
+A machine without a driver cannot tell the rest: whether the driver of the GPU's machine takes every command of a
+command buffer (XLA forms them anew where it loads the program), how often a buffer has to be rewritten because arrays
+moved, which kernel autotuning would choose for a product, and how long any kernel takes. Arrays all lie in HBM; what
+the L2 cache keeps between two kernels counts as traffic. So do not compare a GPU's bytes with a TPU's, whose compiler
+places arrays in VMEM.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from speccascade_jax.preflight.report import Launches
 
 DUMP_FLAGS = ("--xla_dump_to={folder}",)
 """Flags for XLA_FLAGS, which the compiler reads when it is loaded."""
-_SEQUENCE = "*.thunk_sequence_after_thunk_passes.txt"
+_AFTER, _BEFORE = ".thunk_sequence_after_thunk_passes.txt", ".thunk_sequence.txt"
+"""Endings of the files with the order of the host's work; without command buffers XLA writes only the second."""
 _LINE = re.compile(r"^( *)(\d+): (k\w+)")
 _NAMED = re.compile(r'profile_annotation: "([^"]+)"\s+thunk_id: (\d+)')
 _SPACE = re.compile(r"(\{[\d,]*:[^}]*?)S\([15]\)")
@@ -46,11 +48,14 @@ def read(folder: Path) -> list[frozenset[str]]:
     Raises:
         FileNotFoundError: the compiler wrote no order of the host's work; its dump has another format.
     """
-    sequences = sorted(folder.glob(_SEQUENCE))
-    if not sequences:
-        raise FileNotFoundError(f"the compiler wrote no {_SEQUENCE} to {folder}: use the jaxlib of this package's tests")
-    metadata = sequences[-1].with_name(sequences[-1].name.split(".thunk_sequence")[0] + ".thunk_metadata.txt")
-    return command_buffers(sequences[-1].read_text(), metadata.read_text())
+    before = sorted(folder.glob(f"*{_BEFORE}"))
+    if not before:
+        raise FileNotFoundError(
+            f"the compiler wrote no file *{_BEFORE} to {folder}: its dump has another format; pass dump=False"
+        )
+    start = before[-1].name.removesuffix(_BEFORE)
+    after, metadata = folder / (start + _AFTER), folder / f"{start}.thunk_metadata.txt"
+    return command_buffers(after.read_text(), metadata.read_text()) if after.exists() else []
 
 
 def command_buffers(sequence: str, metadata: str) -> list[frozenset[str]]:
