@@ -7,9 +7,9 @@ the peak speed of two matrix units of 256 by 256 a core, if a bundle starts two 
 marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large ones reach 86 GB/s).
 
 GPUs: memory, bandwidth and all that the compiler asks for are those of XLA's own descriptions of the devices
-(github.com/openxla/xla, xla/backends/gpu/target_config/specs), and agree with NVIDIA's data sheets; an H200's memory
-is that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`,
-`NCCL` and `LAUNCH` for the rest.
+(github.com/openxla/xla, xla/backends/gpu/target_config/specs), which read them from the devices; an H200's memory is
+that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`, `NCCL`
+and `LAUNCH` for the rest.
 """
 
 from __future__ import annotations

@@ -58,6 +58,14 @@ def test_the_branch_that_runs_decides_on_the_kernels() -> None:
     assert taken - skipped == 2 + SCORED * 3 - 1
 
 
+def test_branches_that_are_only_tried_decide_on_nothing() -> None:
+    module = run().module
+    # without a pattern the branch with most work runs, and the walk has to try both
+    tried = execution.execute(module, Assumptions(loops={"/draft/while": DRAFTED}), host_counts=True)
+    assert tried.decisions == run(branch=1).decisions
+    assert (len(tried.assumed), tried.steps) == (2, run(branch=1).steps)
+
+
 def test_conditions_run_where_the_host_does_not_count_the_turns() -> None:
     module = run().module
     assumed = Assumptions(loops={"/draft/while": DRAFTED}, branches={"/score/cond:2": 1})
