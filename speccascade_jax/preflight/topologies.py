@@ -20,6 +20,8 @@ from speccascade_jax.runtime import mesh as meshes
 SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "tpu7x": "2x2x1"}
 SMALLEST |= {name: "1" for name in CHIPS if name not in SMALLEST}
 """The smallest topology of each kind of chip; the first of its devices stands for a single chip."""
+TWO_CORES = ("v4",)
+"""Chips whose two cores are one device on a pod; the compiler makes two of them unless it is told."""
 _QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -62,7 +64,8 @@ def devices(topology: str) -> list[Any]:
             options = {"target_config": kind.target_config, "topology": _gpu_sizes(sizes)}
             described = topologies.get_topology_desc(kind.name, "cuda", **options)
         else:
-            described = topologies.get_topology_desc(f"{kind.name}:{sizes}", "tpu")
+            options = {"chip_config_name": "megacore"} if kind.name in TWO_CORES else {}
+            described = topologies.get_topology_desc(f"{kind.name}:{sizes}", "tpu", **options)
     except Exception as error:
         raise ValueError(f"topology={topology!r} is not known to the compiler: {str(error).splitlines()[0]}") from error
     return list(described.devices)
