@@ -1,5 +1,7 @@
 """Tests of files of compiled programs, with programs of the CPU."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,13 @@ from speccascade_jax.storage.errors import CheckpointError
 
 @pytest.fixture
 def program():
-    shape = jax.ShapeDtypeStruct((3, 4), jnp.float32)
-    return jax.jit(lambda x, scale: {"sum": x.sum(0) * scale}).lower(shape, 2.0).compile()
+    shape, never_before = jax.ShapeDtypeStruct((3, 4), jnp.float32), time.time_ns()
+    # a program that comes from JAX's compilation cache has lost what a CPU needs to write it again
+    return (
+        jax.jit(lambda x, scale: {"sum": x.sum(0) * scale, "n": x.shape[0] + never_before % 997})
+        .lower(shape, 2.0)
+        .compile()
+    )
 
 
 def test_a_loaded_program_gives_the_results_of_the_saved_one(tmp_path, program):
