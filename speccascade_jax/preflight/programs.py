@@ -146,9 +146,8 @@ class Traced:
     def _bound(self, source: str, dtype: str, whole: bool) -> BoundModel:
         model: Any = checkpoints.named(source)
         config = dataclasses.replace(model.config, dtype="float32" if dtype == "float32" else "bfloat16")
-        if self.mesh is not None:
-            if not whole:
-                sharding.check(config, self.job.mesh, source)
+        if self.mesh is not None and not whole:  # a replicated draft runs as on one device, as `checkpoints.load` does
+            sharding.check(config, self.job.mesh, source)
             model = dataclasses.replace(model, mesh=self.mesh)
         model = dataclasses.replace(model, config=config)
         return BoundModel(params=self._params(model, dtype, whole), model=model)
@@ -245,15 +244,17 @@ class Traced:
         return jax.tree_util.tree_map_with_path(self._laid_out, start)
 
     def _laid_out(self, path: Any, leaf: Any) -> Any:
-        """Returns a leaf of the state with its layout; XLA chooses that of distributions, as it does in a loop."""
+        """Returns a leaf of the state with its layout.
+
+        XLA chooses the layout of distributions and of replicated drafts' states, as it does inside a generation.
+        """
         name = jax.tree_util.keystr(path)
-        rows = leaf.shape[:1] == (self.job.batch,)
-        if ".laws" in name:
+        if ".laws" in name or (self.job.draft_whole and ".drafter" in name):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        whole = self.job.draft_whole and ".drafter" in name
+        rows = leaf.shape[:1] == (self.job.batch,)
         cached = leaf.ndim == 3 and (".keys[" in name or ".values[" in name or ".cross[" in name)
-        spec = sharding.HEADS if cached and not whole else sharding.ROWS if rows or cached else PartitionSpec()
-        if leaf.ndim == 3 and name.endswith(".bias") and not whole:
+        spec = sharding.HEADS if cached else sharding.ROWS if rows else PartitionSpec()
+        if leaf.ndim == 3 and name.endswith(".bias"):
             spec = sharding.BIAS
         return self.shape(leaf.shape, leaf.dtype, spec)
 

@@ -16,7 +16,7 @@ def program():
     shape, never_before = jax.ShapeDtypeStruct((3, 4), jnp.float32), time.time_ns()
     # a program that comes from JAX's compilation cache has lost what a CPU needs to write it again
     return (
-        jax.jit(lambda x, scale: {"sum": x.sum(0) * scale, "n": x.shape[0] + never_before % 997})
+        jax.jit(lambda x, scale: {"sum": x.sum(0) * scale, "n": x.shape[0] + never_before % 2**30})
         .lower(shape, 2.0)
         .compile()
     )
