@@ -2,6 +2,7 @@
 
     python -m experiments.describe gemma2_9b gemma2_2b
     python -m experiments.describe llama3.1_70b --batch 1 8 32 --length 32768 --block-size 7
+    python -m experiments.describe t5_1_1_xl t5_1_1_small --length 1024
     python -m experiments.describe path/to/checkpoint --dtype float32
     python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      the share of each of 8 devices
 
@@ -19,15 +20,14 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.models import memory_estimate
-from speccascade_jax.models.decoder import PRESETS, DecoderLM
+from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.families import PRESETS
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.runtime import mesh as meshes
-from speccascade_jax.storage.files import expanded
 
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -70,13 +70,8 @@ def model(name: str, dtype: str) -> DecoderLM | T5:
     Raises:
         ValueError: `name` is neither a preset nor an existing path; the message names similar presets.
     """
-    if name in PRESETS:
-        return DecoderLM(dataclasses.replace(PRESETS[name], dtype=dtype))
-    if not expanded(name).exists():
-        hint = names.hint(name, PRESETS)
-        raise ValueError(f"{name!r} is neither a preset nor a checkpoint: {hint}the presets are {', '.join(PRESETS)}")
-    checkpoint_model = checkpoints.model_of(name)
-    return dataclasses.replace(checkpoint_model, config=dataclasses.replace(checkpoint_model.config, dtype=dtype))
+    named_model = checkpoints.named(name)
+    return dataclasses.replace(named_model, config=dataclasses.replace(named_model.config, dtype=dtype))
 
 
 def table(
@@ -94,7 +89,8 @@ def table(
     notes = [
         f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Distributions: q̃ and p̃ at "
         "γ + 1 positions, in float32. A call reads the cache and the weights at least once, except the weights of an "
-        "encoder and of an embedding that is not tied to the output layer.",
+        "encoder and of an embedding that is not tied to the output layer. Estimated from shapes: experiments.preflight "
+        "compiles the programs for a TPU or GPU, temporary buffers included.",
         *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
     return Grid(title="Memory of the models", header=header, rows=rows, notes=notes, bold=set())
