@@ -1,9 +1,9 @@
 """Cycles of instructions, from the final schedules that a TPU's compiler writes.
 
-A TPU core issues one bundle per cycle, so the bundles of an instruction's final schedule, times the iterations of its
-loops, are its cycles while no memory keeps it waiting. `DUMP_FLAGS` makes the compiler write the schedules, and nothing
-else, as one file for each distinct instruction. A list of duplicates says which instructions share a file. Small
-scalar instructions have no file: they are part of the program's own schedule ("TLP").
+A TPU core issues one bundle per cycle. The bundles that it issues while it runs an instruction's final schedule are its
+cycles, while no memory keeps it waiting. `DUMP_FLAGS` makes the compiler write the schedules, and nothing else, as one
+file for each distinct instruction. A list of duplicates says which instructions share a file. Small scalar instructions
+have no file: they are part of the program's own schedule ("TLP").
 
 XLA's `estimated_cycles` is not read. It is a heuristic of the scheduler, which can be twenty times too high.
 """
@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from speccascade_jax.preflight import schedules
+
 DUMP_FLAGS = (
     "--xla_jf_dump_to={folder}",
     "--xla_jf_dump_llo_text=true",
@@ -21,36 +23,11 @@ DUMP_FLAGS = (
 )
 """Flags for LIBTPU_INIT_ARGS, which the library reads when it is loaded."""
 _FILE = re.compile(r"(\d+)-(.+)-\d+-final_bundles\.txt")
-_BUNDLE = re.compile(r"^ *(?:0x)?[0-9a-f]+ +(?:([A-Z]{2}) ?)?: ?(>*)")
-_EXIT = re.compile(r"scmp\.\w+\.\w+\.totalorder %\S+, (\d+) /\* loop exit test")
 
 
 def cycles(text: str) -> int:
-    """Returns the cycles of a final schedule: its bundles, those in loops times the loops' iterations.
-
-    A loop whose count is not a constant counts once.
-    """
-    lines = [line for line in text.splitlines() if _BUNDLE.match(line) and "{" in line]
-    depths, starts = [], []
-    for line in lines:
-        match = _BUNDLE.match(line)
-        assert match is not None
-        depths.append(line[match.start() : line.index("{")].count(">"))
-        starts.append(match.group(1) == "LB")
-    factors = [1] * len(lines)
-    for begin in (number for number, start in enumerate(starts) if start):
-        end = next((n for n in range(begin + 1, len(lines)) if _leaves(n, begin, depths, starts)), len(lines))
-        tests = [_EXIT.search(lines[n]) for n in range(begin, end) if depths[n] == depths[begin]]
-        counts = [int(test.group(1)) for test in tests if test is not None]
-        if counts:
-            for number in range(begin, end):
-                factors[number] *= max(1, counts[-1])
-    return sum(factors)
-
-
-def _leaves(line: int, begin: int, depths: list[int], starts: list[bool]) -> bool:
-    """Returns whether a line is behind the loop that starts at line `begin`: further out, or in its neighbour."""
-    return depths[line] < depths[begin] or (starts[line] and depths[line] == depths[begin])
+    """Returns the cycles of a final schedule."""
+    return schedules.issued(text)
 
 
 def read(folder: Path) -> dict[str, int]:
