@@ -1,8 +1,8 @@
 """The instructions that one run of a scheduled program executes, with how often, in which loop and at which stage.
 
-A program's text says how often some of its loops run. The others depend on the data: the steps of a draft, the missing
-token that a draft may have to catch up on, the branch that sampling takes. `Assumptions` supplies these numbers, and
-`Execution.assumed` lists every one that was used.
+A program's constants say how often some of its loops run (`trips`). The others depend on the data: the steps of a
+draft, the missing token that a draft may have to catch up on, the branch that sampling takes. `Assumptions` supplies
+these numbers, and `Execution.assumed` lists every one that was used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from speccascade_jax.preflight import trips
 from speccascade_jax.preflight.hlo import Computation, Instruction, Module
 
 FREE = frozenset(
@@ -46,10 +47,16 @@ class Assumptions:
     loops: Mapping[str, float] = field(default_factory=dict)
     branches: Mapping[str, int] = field(default_factory=dict)
 
-    def iterations(self, loop: Instruction) -> tuple[float, str]:
-        """Returns a loop's iterations, and what was assumed; the text is empty if the program says it itself."""
-        if loop.trip_count is not None:
-            return loop.trip_count, ""
+    def iterations(self, loop: Instruction, counted: int | None = None) -> tuple[float, str]:
+        """Returns a loop's iterations, and what was assumed; the text is empty if the program says it itself.
+
+        Args:
+            loop: the loop.
+            counted: its iterations if constants in the program decide them (`trips`).
+        """
+        known = counted if loop.trip_count is None else loop.trip_count
+        if known is not None:
+            return known, ""
         for pattern, count in self.loops.items():
             if re.search(pattern, loop.scope):
                 return count, f"{count:g} × loop {_short(loop.scope)}"
@@ -126,7 +133,7 @@ class _Walk:
             named = stage_of(instruction.scope)
             here = named or _stage_of_users(computation, instruction) or stage
             if instruction.opcode == "while":
-                yield from self._loop(instruction, name, times, here)
+                yield from self._loop(computation, instruction, times, here)
             elif instruction.opcode == "conditional":
                 self.decisions.append(Step(instruction, name, times, here, in_loop, bool(named)))
                 yield from self._conditional(instruction, times, here, in_loop)
@@ -135,12 +142,12 @@ class _Walk:
             elif not is_free(instruction):
                 yield Step(instruction, name, times, here, in_loop, bool(named))
 
-    def _loop(self, loop: Instruction, computation: str, times: float, stage: str) -> Iterator[Step]:
-        count, said = self.assumptions.iterations(loop)
+    def _loop(self, around: Computation, loop: Instruction, times: float, stage: str) -> Iterator[Step]:
+        count, said = self.assumptions.iterations(loop, trips.trip_count(self.module, around, loop))
         self.assumed += [said] if said else []
         # the condition is evaluated once more than the body
         evaluated = 0.0 if self.host_counts and loop.trip_count is not None else times * (count + 1)
-        self.decisions.append(Step(loop, computation, evaluated, stage, True, bool(loop.scope)))
+        self.decisions.append(Step(loop, around.name, evaluated, stage, True, bool(loop.scope)))
         if evaluated:
             yield from self.computation(str(loop.called("condition")), evaluated, stage, True)
         if count:

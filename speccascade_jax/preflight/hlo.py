@@ -90,7 +90,7 @@ class Instruction:
         name: its name, unique in the module.
         opcode: such as "fusion".
         type: the text of its result's type.
-        operands: names of its operands.
+        operands: names of its operands; the number of a parameter, the text of a constant without axes.
         attributes: the text after its operands.
         root: whether it is the result of its computation.
     """
@@ -111,6 +111,17 @@ class Instruction:
     def scope(self) -> str:
         """The path of named scopes and functions that it was traced in; empty if XLA made it."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match.group(1) if match else ""
+
+    @property
+    def literal(self) -> int | None:
+        """The value of a constant that is one integer."""
+        text = self.operands[0] if self.opcode == "constant" and self.operands else ""
+        return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+    def attribute(self, name: str) -> str:
+        """Returns the text of an attribute up to the next comma, empty if there is none."""
+        match = re.search(rf"(?:^|[ ,]){name}=([^ ,]+)", self.attributes)
         return match.group(1) if match else ""
 
     def called(self, attribute: str) -> str | None:
@@ -185,6 +196,18 @@ class Module:
     computations: dict[str, Computation]
     entry: str
 
+    @cached_property
+    def callers(self) -> dict[str, tuple[Computation, Instruction]]:
+        """The computation and the instruction that call each body and condition of a loop; XLA never shares them."""
+        return {
+            name: (computation, instruction)
+            for computation in self.computations.values()
+            for instruction in computation.instructions
+            if instruction.opcode == "while"
+            for name in (instruction.called("body"), instruction.called("condition"))
+            if name is not None
+        }
+
     def __iter__(self) -> Iterator[Computation]:
         """Iterates over the computations."""
         return iter(self.computations.values())
@@ -225,7 +248,7 @@ def _instruction(line: str) -> Instruction | None:
     end = _closing(rest, opcode.end() - 1)
     inside = rest[opcode.end() : end]
     operands = tuple(_OPERAND.findall(inside))
-    if opcode.group(1) == "parameter":
+    if opcode.group(1) == "parameter" or (opcode.group(1) == "constant" and "[]" in rest[1:begin]):
         operands = (inside.strip(),)
     return Instruction(
         named.group(2), opcode.group(1), rest[1:begin], operands, rest[end + 1 :], named.group(1) is not None

@@ -62,10 +62,12 @@ def _part_read(module: Module, instruction: Instruction, number: int, operand: I
 
 def _fused_read(module: Module, inside: Computation, value: Instruction, whole: int) -> int:
     """Returns the bytes that a fused computation reads of one parameter, or of a view of it."""
+    if value.root and value.opcode != "parameter":
+        return whole  # a view of all of it is the result
     total = 0
     for user in inside.users.get(value.name, []):
         place = user.operands.index(value.name)
-        if user.opcode in _VIEWS:
+        if user.opcode in _VIEWS or _is_view(module, user):
             total += _fused_read(module, inside, user, whole)
         elif user.opcode == "tuple" and user.root:
             total += 0  # handed on unread
@@ -74,6 +76,14 @@ def _fused_read(module: Module, inside: Computation, value: Instruction, whole: 
         else:
             return whole
     return total
+
+
+def _is_view(module: Module, instruction: Instruction) -> bool:
+    """Returns whether a fusion within a fusion only gives its operand another layout."""
+    called = instruction.called("calls") if instruction.opcode == "fusion" else None
+    if called is None:
+        return False
+    return {part.opcode for part in module.computations[called].instructions} <= {"parameter", *_VIEWS}
 
 
 def _written(module: Module, computation: Computation, instruction: Instruction) -> int:
