@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 _HEADER = re.compile(r"^(ENTRY )?%?([^ ]+) \(.*\{$")
@@ -58,6 +58,10 @@ class Array:
             if place <= len(sizes):
                 sizes[-place] = -(-sizes[-place] // size) * size
         return -(-math.prod(sizes) * self.bits // 8)
+
+    def part(self, shape: tuple[int, ...]) -> Array:
+        """Returns a part of the array as it lies there: in whole tiles."""
+        return replace(self, shape=shape)
 
 
 def arrays(text: str) -> list[Array]:

@@ -26,6 +26,7 @@ _TARGET = re.compile(r"\$region(\d+)")
 _INSTRUCTION = re.compile(r"%(\w+) = ([a-z][\w.]*)(?: \((!?)%(\w+)(, %\w+)?\),?)? ?(.*)", re.DOTALL)
 _SPILL = re.compile(r"\[smem:\[#(allocation\d+_spill)\]\](?: \((!?)%(\w+)\),?)? ?(?:%(\w+))?")
 _LABEL = re.compile(r"^\[\w+:\$\w+\] ")
+_NAME = re.compile(r"%(\w+)")
 _REGISTER = re.compile(r"(?:.*_)?([sp]\d+)$")
 _MASK = 0xFFFFFFFF
 
@@ -62,6 +63,7 @@ class _Scalar:
         kept: the register whose value it takes where it does not run, empty: its own.
         operands: constants as text and registers.
         target: the bundle that a branch goes to.
+        name: the name of its result; uses: the names of all values that it reads.
     """
 
     result: str
@@ -72,14 +74,16 @@ class _Scalar:
     kept: str = ""
     operands: tuple[str, ...] = ()
     target: int = 0
+    name: str = ""
+    uses: tuple[str, ...] = ()
 
 
 def issued(text: str) -> int:
     """Returns the number of bundles that a core issues while it runs a final schedule."""
-    return _Run(_program(_bundles(text))).count()
+    return _Run(_program(bundles_of(text))).count()
 
 
-def _bundles(text: str) -> list[str]:
+def bundles_of(text: str) -> list[str]:
     """Returns the text of every bundle; comments may go on over several lines."""
     bundles: list[str] = []
     for line in text.splitlines():
@@ -91,12 +95,28 @@ def _bundles(text: str) -> list[str]:
 
 
 def _program(bundles: Sequence[str]) -> list[list[_Scalar]]:
-    """Returns the scalar instructions of every bundle."""
+    """Returns the scalar instructions of every bundle that branches depend on."""
     regions: dict[str, int] = {}
     for number, bundle in enumerate(bundles):
         for region in _REGION.findall(bundle):
             regions.setdefault(region, number)
-    return [_scalars(bundle, regions, len(bundles)) for bundle in bundles]
+    program = [_scalars(bundle, regions, len(bundles)) for bundle in bundles]
+    deciding = _deciding([part for bundle in program for part in bundle])
+    return [[part for part in bundle if part.kind == "sbr" or part.name in deciding] for bundle in program]
+
+
+def _deciding(instructions: Sequence[_Scalar]) -> set[str]:
+    """Returns the names of all values that branches depend on."""
+    uses: dict[str, set[str]] = {}
+    for part in instructions:
+        uses.setdefault(part.name, set()).update(part.uses)
+    names, queue = set[str](), list(uses.get("", ()))
+    while queue:
+        name = queue.pop()
+        if name not in names:
+            names.add(name)
+            queue.extend(uses.get(name, ()))
+    return names
 
 
 def _scalars(bundle: str, regions: dict[str, int], end: int) -> list[_Scalar]:
@@ -112,22 +132,28 @@ def _scalar(text: str, regions: dict[str, int], end: int) -> _Scalar | None:
         return None
     name, opcode, negation, predicate, kept, rest = match.groups()
     kind, *types = opcode.split(".")
+    uses = tuple(_NAME.findall(text)[1:])
     condition = (_register(predicate or ""), negation == "!", _register((kept or "").strip(", %")))
     if spill := _SPILL.search(rest):
-        return _spilled(kind, _register(name), spill)
+        return _spilled(kind, name, spill)
     if kind == "sbr":
         goal = _TARGET.search(rest)
         # a region that starts nowhere is the end of the schedule
-        return _Scalar("", kind, (), *condition, target=regions.get(goal.group(1), end) if goal else end)
+        return _Scalar("", kind, (), *condition, target=regions.get(goal.group(1), end) if goal else end, uses=uses)
+    if not _REGISTER.match(name):
+        return None
     operands = tuple(_LABEL.sub("", operand.strip()) for operand in rest.split(","))
-    return _Scalar(_register(name), kind, tuple(types), *condition, operands) if _REGISTER.match(name) else None
+    return _Scalar(_register(name), kind, tuple(types), *condition, operands, name=name, uses=uses)
 
 
-def _spilled(kind: str, register: str, spill: re.Match[str]) -> _Scalar:
+def _spilled(kind: str, name: str, spill: re.Match[str]) -> _Scalar:
     """Returns the move of a register to a place in memory, which stands for it, or back."""
     place, negation, predicate, stored = spill.groups()
-    result, operand = (place, f"%{stored}") if kind == "sst" else (register, f"%{place}")
-    return _Scalar(result, "smov", (), _register(predicate or ""), negation == "!", operands=(operand,))
+    result, operand = (place, stored or "") if kind == "sst" else (name, place)
+    return _Scalar(
+        _register(result), "smov", (), _register(predicate or ""), negation == "!", operands=(f"%{operand}",),
+        name=result, uses=(operand, *([predicate] if predicate else [])),
+    )  # fmt: skip
 
 
 def _register(name: str) -> str:

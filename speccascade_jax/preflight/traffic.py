@@ -1,15 +1,16 @@
 """Bytes that instructions move between HBM and the core, and bytes that devices send to each other.
 
 A transfer counts what arrives: `copy-start` and `slice-start` fetch ahead. Every other instruction reads its operands
-that lie in HBM and writes its results that lie there. A fused slice or gather reads only its part, and an update in
-place writes only its part.
+that lie in HBM and writes its results that lie there. A slice or gather reads only its part, and an update in place
+writes only its part, fused or not. Parts consist of whole tiles, which an update that fills them in part reads first.
 """
 
 from __future__ import annotations
 
-from speccascade_jax.preflight.hlo import Computation, Instruction, Module
+from speccascade_jax.preflight.hlo import Array, Computation, Instruction, Module
 
 HBM = 0
+_SEMAPHORES = 2
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 _VIEWS = ("bitcast", "get-tuple-element", "reshape-bitcast")
 _PARTS = ("slice", "dynamic-slice", "gather")
@@ -38,21 +39,23 @@ def _read(module: Module, computation: Computation, instruction: Instruction) ->
     if instruction.opcode == "copy-start":
         return instruction.results[0].bytes if _lies_in_hbm(operands[0]) else 0
     if instruction.opcode in ("slice-start", "dynamic-slice-start"):
-        return instruction.results[1].bytes if _lies_in_hbm(operands[0]) else 0
+        return sum(array.bytes for array in _arriving(computation, instruction)) if _lies_in_hbm(operands[0]) else 0
     total = 0
     for number, operand in enumerate(operands):
         if _lies_in_hbm(operand):
-            total += _part_read(module, instruction, number, operand)
+            total += _part_read(module, computation, instruction, number, operand)
     return total
 
 
-def _part_read(module: Module, instruction: Instruction, number: int, operand: Instruction) -> int:
+def _part_read(
+    module: Module, computation: Computation, instruction: Instruction, number: int, operand: Instruction
+) -> int:
     """Returns the bytes that an instruction reads of one operand."""
     whole = sum(array.bytes for array in operand.results if array.space == HBM)
     if instruction.opcode in _PARTS and number == 0:
-        return min(whole, _result_bytes(instruction))
+        return min(whole, _sliced_bytes(instruction, operand))
     if instruction.opcode in _UPDATES and number == 0:
-        return 0
+        return min(whole, _completed_bytes(module, computation, instruction))
     called = instruction.called("calls") if instruction.opcode == "fusion" else None
     if called is None:
         return whole
@@ -72,10 +75,17 @@ def _fused_read(module: Module, inside: Computation, value: Instruction, whole: 
         elif user.opcode == "tuple" and user.root:
             total += 0  # handed on unread
         elif user.opcode in (*_PARTS, *_UPDATES, "fusion"):
-            total += _part_read(module, user, place, value)
+            total += _part_read(module, inside, user, place, value)
         else:
             return whole
     return total
+
+
+def _arriving(computation: Computation, start: Instruction) -> list[Array]:
+    """Returns what a start brings: its result lists the operands, what arrives, and semaphores."""
+    operands = [computation.by_name[name] for name in start.operands if name in computation.by_name]
+    listed = sum(len(operand.results) for operand in operands)
+    return [array for array in start.results[listed:] if array.space != _SEMAPHORES]
 
 
 def _is_view(module: Module, instruction: Instruction) -> bool:
@@ -90,14 +100,14 @@ def _written(module: Module, computation: Computation, instruction: Instruction)
     results = instruction.results
     if instruction.opcode == "copy-start":
         return results[0].bytes if results[0].space == HBM else 0
-    if instruction.opcode in ("slice-start", "dynamic-slice-start"):
-        return results[1].bytes if results[1].space == HBM else 0
     if instruction.opcode in _UPDATES:
         return _update_bytes(computation, instruction) if results[0].space == HBM else 0
     if instruction.opcode == "fusion" and (called := instruction.called("calls")):
         return _fused_written(module.computations[called], instruction)
     if collective(instruction) and instruction.opcode.endswith("-start"):
         return max((array.bytes for array in results if array.space == HBM), default=0)
+    if instruction.opcode.endswith("-start"):
+        results = _arriving(computation, instruction)
     return sum(array.bytes for array in results if array.space == HBM)
 
 
@@ -106,24 +116,55 @@ def _fused_written(inside: Computation, fusion: Instruction) -> int:
     parts = [inside.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(parts) != len(fusion.results):
         return sum(array.bytes for array in fusion.results if array.space == HBM)
+    written = (_value_written(inside, part, array.bytes) for part, array in zip(parts, fusion.results, strict=True))
+    return sum(count for count, array in zip(written, fusion.results, strict=True) if array.space == HBM)
+
+
+def _value_written(inside: Computation, part: Instruction, whole: int) -> int:
+    """Returns the bytes that a fused computation writes of a result: the updates in place that it consists of, or all.
+
+    Args:
+        inside: the fused computation.
+        part: the result.
+        whole: its bytes.
+    """
     total = 0
-    for part, array in zip(parts, fusion.results, strict=True):
-        if array.space == HBM:
-            update = _update_behind(inside, part)
-            total += array.bytes if update is None else _update_bytes(inside, update)
-    return total
-
-
-def _update_behind(inside: Computation, part: Instruction) -> Instruction | None:
-    """Returns the update in place whose value a result is, through views."""
-    while part.opcode in _VIEWS and part.operands[0] in inside.by_name:
+    while part.opcode in (*_VIEWS, *_UPDATES):
+        total += _update_bytes(inside, part) if part.opcode in _UPDATES else 0
         part = inside.by_name[part.operands[0]]
-    return part if part.opcode in _UPDATES else None
+    # updates of a value that the fusion makes are not in place
+    return min(whole, total) if total and part.opcode == "parameter" else whole
+
+
+def _sliced_bytes(instruction: Instruction, operand: Instruction) -> int:
+    """Returns the bytes of the tiles that a slice needs; a gather fetches its rows one by one."""
+    source, result = operand.results[0], instruction.results[0]
+    if instruction.opcode == "gather" or len(source.shape) != len(result.shape):
+        return result.bytes
+    return source.part(result.shape).bytes
 
 
 def _update_bytes(computation: Computation, update: Instruction) -> int:
+    """Returns the bytes that an update in place writes."""
     values = computation.by_name.get(update.operands[_UPDATES[update.opcode]])
-    return _result_bytes(update if values is None else values)
+    if values is None:
+        return _result_bytes(update)
+    if update.opcode == "scatter":
+        return _result_bytes(values)
+    return update.results[0].part(values.results[0].shape).bytes
+
+
+def _completed_bytes(module: Module, computation: Computation, update: Instruction) -> int:
+    """Returns the bytes that an update in place reads, because it fills a part of a tile or adds to what is there."""
+    values = computation.by_name.get(update.operands[_UPDATES[update.opcode]])
+    if values is None:
+        return 0
+    written = _update_bytes(computation, update)
+    if update.opcode == "scatter":
+        combine = update.called("to_apply")
+        replaces = combine is not None and module.computations[combine].root.opcode == "parameter"
+        return 0 if replaces else written
+    return 0 if written == values.results[0].logical_bytes else written
 
 
 def _lies_in_hbm(value: Instruction) -> bool:

@@ -19,13 +19,12 @@ import numpy as np
 
 ROW = re.compile(r"^  (ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\((.*)$")
 LEAF = re.compile(r"(pred|[a-z]+\d+[a-z0-9]*|token|opaque)\[([\d,]*)\](\{[^{}]*\})?")
-SILENT = set(
-    "parameter constant tuple get-tuple-element bitcast after-all opt-barrier add-dependency partition-id replica-id "
-    "domain while conditional call".split()
-)
+SILENT = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"}
+SILENT |= {"add-dependency", "partition-id", "replica-id", "domain", "while", "conditional", "call"}
 NOTIONS = {"ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound"}
-MESSAGES = set("all-reduce all-gather reduce-scatter all-to-all collective-permute ragged-all-to-all".split())
-WHOLE = set("convolution dot reduce-window sort fft custom-call rng-bit-generator scatter select-and-scatter".split())
+MESSAGES = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all"}
+WHOLE = {"convolution", "dot", "reduce", "reduce-window", "sort", "fft", "custom-call", "rng-bit-generator"}
+WHOLE |= {"select-and-scatter"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,17 @@ class Leaf:
     elements: int
     bytes: float
     hbm: bool
+    text: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def width(self) -> float:
+        """Bytes of an element."""
+        return leaf_of(self.text[0], "8,128", "").bytes / 1024
+
+    def padded(self, other: Leaf) -> float:
+        """Returns the bytes of an array of another's sizes in this one's layout, or its own bytes elsewhere."""
+        same = self.text[1].count(",") == other.text[1].count(",") and self.elements > 0
+        return leaf_of(self.text[0], other.text[1], self.text[2]).bytes if same else other.bytes
 
 
 @dataclass
@@ -78,7 +88,9 @@ def leaf_of(dtype: str, sizes: str, layout: str) -> Leaf:
     bits = re.search(r"E\((\d+)\)", layout) or re.search(r"(\d+)", dtype)
     width = 8 if dtype == "pred" else 0 if dtype in ("token", "opaque") else int(bits.group(1) if bits else 0)
     memory = re.search(r"S\((\d+)\)", layout)
-    return Leaf(elements, math.prod(physical) * width / 8, memory is None or memory.group(1) == "0")
+    return Leaf(
+        elements, math.prod(physical) * width / 8, memory is None or memory.group(1) == "0", (dtype, sizes, layout)
+    )
 
 
 def table_of(text: str) -> tuple[dict[str, dict[str, Row]], str]:
@@ -139,6 +151,8 @@ class Reader:
     def __post_init__(self) -> None:
         self.rooms, self.entry = table_of(self.text)
         self.bundles = {} if self.folder is None else cycles_by_name(self.folder)
+        roots = ((name, row) for name, rows in self.rooms.items() for row in rows.values() if row.root)
+        self.replacing = {name for name, row in roots if row.opcode == "parameter"}
         self.summed: dict[str, Costs] = {}
         self.entering: dict[str, list[int | None]] = {}
 
@@ -168,10 +182,9 @@ class Reader:
         message = kind in MESSAGES
         transfer = row.opcode.endswith("-start") and not message
         scheduled = row.name in self.bundles or self.folder is None
-        return Costs(
-            hbm=self.traffic(row), cycles=self.bundles.get(row.name, 0), ops=float((scheduled and not transfer) or message),
-            transfers=float(transfer), messages=float(message), steps=1,
-        )  # fmt: skip
+        ops = float((scheduled and not transfer) or message)
+        cycles = self.bundles.get(row.name, 0)
+        return Costs(self.traffic(row), cycles, ops, float(transfer), float(message), steps=1)
 
     def turns(self, row: Row, path: str) -> float:
         body, condition = row.attribute("body"), row.attribute("condition")
@@ -184,20 +197,18 @@ class Reader:
 
     def run_loop(self, body: str, condition: str, state: list[int | None]) -> int | None:
         """Returns the turns of a loop by running its integers; `None` if they depend on more than constants."""
-        roots = {name: next(row for row in self.rooms[name].values() if row.root) for name in (body, condition)}
+        last, test = (next(row.name for row in self.rooms[name].values() if row.root) for name in (body, condition))
+        lasting = state
         for turns in range(100_000):
             self.entering[condition] = self.entering[body] = state
-            going_on = self.integer(condition, roots[condition].name)
-            if going_on is None:
-                break
+            going_on = self.integer(condition, test)
             if not going_on:
-                self.entering[body] = first if turns else state
-                return turns
-            after = self.leaving(body, roots[body].name)
-            if turns == 0:  # loops within this one know what no turn changes
-                first = [old if old == new else None for old, new in zip(state, after, strict=True)]
+                # loops within this one know only what no turn changes
+                self.entering[body] = lasting
+                return None if going_on is None else turns
+            after = self.leaving(body, last)
+            lasting = [old if old == new else None for old, new in zip(lasting, after, strict=True)]
             state = after
-        self.entering[body] = [None] * len(state)
         return None
 
     def leaving(self, room: str, name: str) -> list[int | None]:
@@ -252,7 +263,7 @@ class Reader:
             sent = sum(source.in_hbm for source in sources)
             arrived = max((leaf.bytes for leaf in row.leaves if leaf.hbm), default=0.0)
             return sent + (arrived if row.opcode.endswith("-start") else row.in_hbm)
-        shares, written = demands(room, row, [1.0] * max(1, len(row.leaves)))
+        shares, written = demands(room, row, 1.0, self.replacing, False)
         read = sum(source.in_hbm * share for source, share in zip(sources, shares, strict=False))
         return read + sum(leaf.bytes * part for leaf, part in zip(row.leaves, written, strict=True) if leaf.hbm)
 
@@ -278,38 +289,49 @@ class Reader:
                 shares, inner = self.demand(row.attribute("calls"), [share] * max(1, len(row.leaves)))
                 writes[row.name] = inner[0]
             else:
-                shares, part = demands(rows, row, [share])
+                shares, part = demands(rows, row, share, self.replacing, True)
                 writes[row.name] = part[0]
-            if row.opcode == "bitcast" and row.operands[0] in rows:
-                writes[row.name] = math.nan  # the same as its operand's
             for name, part_read in zip(row.operands, shares, strict=False):
                 need[name] += part_read
-        parameters = sorted((row for row in rows.values() if row.opcode == "parameter"), key=lambda r: int(r.operands[0]))
+        parameters = sorted(
+            (row for row in rows.values() if row.opcode == "parameter"), key=lambda r: int(r.operands[0])
+        )
         return [min(1.0, need[row.name]) for row in parameters], [self.written(rows, writes, name) for name in results]
 
     def written(self, rows: dict[str, Row], writes: dict[str, float], name: str) -> float:
-        while name in writes and math.isnan(writes[name]):
-            name = rows[name].operands[0]
-        return writes.get(name, 1.0)
+        """Returns the share of a result that is written: the sum of the updates in place that made it, or all."""
+        chain = [name]
+        while rows[chain[-1]].opcode in ("bitcast", "dynamic-update-slice", "scatter"):
+            chain.append(rows[chain[-1]].operands[0])
+        updates = [writes[step] for step in chain if rows[step].opcode in ("dynamic-update-slice", "scatter")]
+        return min(1.0, sum(updates)) if updates else writes.get(name, 1.0)
 
 
-def demands(rows: dict[str, Row], row: Row, wanted: list[float]) -> tuple[list[float], list[float]]:
+def demands(
+    rows: dict[str, Row], row: Row, share: float, replacing: set[str], fused: bool
+) -> tuple[list[float], list[float]]:
     """Returns the share of every operand that an instruction reads, and of every result that it writes."""
-    share, leaf = wanted[0], row.leaves[0] if row.leaves else Leaf(0, 0, False)
+    leaf = row.leaves[0] if row.leaves else Leaf(0, 0, False)
     sources = [rows.get(name) for name in row.operands]
     sizes = [source.size if source else 0.0 for source in sources]
     everything = [1.0 if share else 0.0] * len(sources)
     written = [1.0] * len(row.leaves)
     if row.opcode in ("slice", "dynamic-slice", "gather"):
-        part = share * row.size / sizes[0] if sizes[0] else 1.0
+        tiles = row.size if row.opcode == "gather" or not sources[0] else sources[0].leaves[0].padded(leaf)
+        part = share * tiles / sizes[0] if sizes[0] else 1.0
         return [min(1.0, part), *everything[1:]], written
     if row.opcode in ("dynamic-update-slice", "scatter"):
         values = 1 if row.opcode == "dynamic-update-slice" else 2
-        base = root_of(rows, row.operands[0])
-        if base is not None and base.opcode not in ("parameter", "get-tuple-element", "while", "fusion", "copy-done"):
+        if fused and root_of(rows, row.operands[0]).opcode != "parameter":
             return everything, written  # nothing lies there yet: all of it is written
-        return [0.0, *everything[1:]], [sizes[values] / leaf.bytes if leaf.bytes else 0.0]
-    if row.opcode in WHOLE or row.opcode == "reduce":
+        source = sources[values]
+        if row.opcode == "scatter":
+            part = sizes[values] / leaf.bytes
+            return [0.0 if row.attribute("to_apply") in replacing else part, *everything[1:]], [part]
+        tiles = leaf.padded(source.leaves[0]) / leaf.bytes
+        full = math.isclose(tiles * leaf.bytes / source.leaves[0].elements, leaf.width)
+        return [0.0 if full else tiles, *everything[1:]], [tiles]
+    if row.opcode in WHOLE:
         return everything, written
     if row.opcode == "concatenate":
         return [share] * len(sources), written
@@ -318,12 +340,11 @@ def demands(rows: dict[str, Row], row: Row, wanted: list[float]) -> tuple[list[f
             for source in sources], written  # fmt: skip
 
 
-def root_of(rows: dict[str, Row], name: str) -> Row | None:
-    """Returns the instruction that made a value, through views."""
-    row = rows.get(name)
-    while row is not None and row.opcode in ("bitcast", "reshape"):
-        row = rows.get(row.operands[0])
-    return row
+def root_of(rows: dict[str, Row], name: str) -> Row:
+    """Returns the instruction that made a value, through views and updates in place."""
+    while rows[name].opcode in ("bitcast", "reshape", "dynamic-update-slice", "scatter"):
+        name = rows[name].operands[0]
+    return rows[name]
 
 
 # ---- cycles
@@ -332,10 +353,12 @@ def root_of(rows: dict[str, Row], name: str) -> Row | None:
 def cycles_by_name(folder: Path) -> dict[str, int]:
     """Returns the cycles of every instruction that has a schedule, from the dump's files and its list of duplicates."""
     files = {path.name.split("-", 1)[1]: path for path in folder.iterdir() if path.name.endswith("-final_bundles.txt")}
-    by_key = {}
+    by_key, calls = {}, {}
     for name, path in files.items():
         match = re.fullmatch(r"(.*)-\d+-final_bundles\.txt", name)
-        if match and "schedule-analysis" not in name:
+        if match and match.group(1) == "TLP" and "schedule-analysis" not in name:
+            calls = calls_of(path.read_text())
+        elif match and "schedule-analysis" not in name:
             by_key[match.group(1)] = cycles_of(path.read_text())
     table = dict(by_key)
     for path in folder.glob("*deduplication-map.txt"):
@@ -344,7 +367,19 @@ def cycles_by_name(folder: Path) -> dict[str, int]:
             key, *lines = block.splitlines()
             members = [line.strip() for line in lines if line.startswith("  ")]
             table |= {member: by_key[key] for member in members if key in by_key}
-    return table
+    return {name: count + calls.get(name, 0) for name, count in table.items()}
+
+
+def calls_of(text: str) -> dict[str, int]:
+    """Returns the bundles of the program's own schedule that begin with the call of an instruction, by instruction."""
+    counts: dict[str, int] = defaultdict(int)
+    body = re.sub(r"^= control target key start.*?key end", "", text, flags=re.DOTALL)
+    pieces = re.split(r"inlined_call [%\w, ]*/\* %(\S+) = ", body)
+    begins = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? ?:", re.MULTILINE)
+    for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        counts[name] += len(begins.findall(piece))  # the call's bundle begins before its name, as that of the next does
+    counts[pieces[-2] if len(pieces) > 1 else ""] += 1
+    return dict(counts)
 
 
 def cycles_of(text: str) -> int:
@@ -426,7 +461,9 @@ class Schedule:
         return self.memo[name]
 
     def evaluate(self, text: str, depth: int) -> int | None:
-        match = re.match(r"([a-z_]+)([.\w]*) ?(?:\((!?)%(\w+)(?:, %(\w+))?\),? ?)?(?:\[\w+:\$\w+\] )?(.*)", text, re.DOTALL)
+        match = re.match(
+            r"([a-z_]+)([.\w]*) ?(?:\((!?)%(\w+)(?:, %(\w+))?\),? ?)?(?:\[\w+:\$\w+\] )?(.*)", text, re.DOTALL
+        )
         if match is None:
             return None
         kind, types, sign, predicate, other, rest = match.groups()
