@@ -89,8 +89,8 @@ def table(
     notes = [
         f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Distributions: q̃ and p̃ at "
         "γ + 1 positions, in float32. A call reads the cache and the weights at least once, except the weights of an "
-        "encoder and of an embedding that is not tied to the output layer. Estimated from shapes: experiments.preflight "
-        "compiles the programs for a TPU or GPU, temporary buffers included.",
+        "encoder and of an embedding that is not tied to the output layer. Estimated from shapes; to compile for "
+        "a TPU or GPU, temporary buffers included: experiments.preflight.",
         *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
     return Grid(title="Memory of the models", header=header, rows=rows, notes=notes, bold=set())
