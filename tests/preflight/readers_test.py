@@ -60,9 +60,7 @@ def test_branch_of_a_conditional_in_a_loop_is_the_one_assumed():
     ("name", "expected"), [("nested", [3, 4]), ("condloop", [6]), ("cacheloop", [5]), ("vdus", [8])]
 )
 def test_constants_decide_the_iterations_of_loops(name, expected):
-    module = hlo.parse(text_of(name))
-    loops = [(room, loop) for room in module for loop in room.instructions if loop.opcode == "while"]
-    assert sorted(trips.trip_count(module, room, loop) for room, loop in loops) == expected
+    assert sorted(counts_of(text_of(name)).values()) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,6 +93,63 @@ ENTRY %main (a: s32[]) -> (s32[]) {{
     module = hlo.parse(text)
     main = module.computations["main"]
     assert trips.trip_count(module, main, main.root) == expected
+
+
+INNER = """
+%inner (t: (s32[], s32[], s32[])) -> (s32[], s32[], s32[]) {
+  %t = (s32[], s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %step = s32[] get-tuple-element(%t), index=1
+  %end = s32[] get-tuple-element(%t), index=2
+  %next = s32[] add(%i, %step)
+  ROOT %out = (s32[], s32[], s32[]) tuple(%next, %step, %end)
+}
+%inner_test (u: (s32[], s32[], s32[])) -> pred[] {
+  %u = (s32[], s32[], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%u), index=0
+  %limit = s32[] get-tuple-element(%u), index=2
+  ROOT %more = pred[] compare(%j, %limit), direction=LT
+}
+%outer (v: (s32[], s32[], s32[])) -> (s32[], s32[], s32[]) {
+  %v = (s32[], s32[], s32[]) parameter(0)
+  %k = s32[] get-tuple-element(%v), index=0
+  %by = s32[] get-tuple-element(%v), index=1
+  %to = s32[] get-tuple-element(%v), index=2
+  %zero = s32[] constant(0)
+  %first = (s32[], s32[], s32[]) tuple(%zero, %by, %to)
+  %loop = (s32[], s32[], s32[]) while(%first), condition=%inner_test, body=%inner
+  %later = s32[] add(%k, %by)
+  ROOT %result = (s32[], s32[], s32[]) tuple(%later, %by, %to)
+}
+%outer_test (w: (s32[], s32[], s32[])) -> pred[] {
+  %w = (s32[], s32[], s32[]) parameter(0)
+  %l = s32[] get-tuple-element(%w), index=0
+  %three = s32[] constant(3)
+  ROOT %go = pred[] compare(%l, %three), direction=LT
+}
+ENTRY %main (a: s32[]) -> (s32[], s32[], s32[]) {
+  %none = s32[] constant(0)
+  %two = s32[] constant(2)
+  %ten = s32[] constant(10)
+  %begin = (s32[], s32[], s32[]) tuple(%none, %two, %ten)
+  ROOT %all = (s32[], s32[], s32[]) while(%begin), condition=%outer_test, body=%outer
+}
+"""
+
+
+def counts_of(text):
+    module = hlo.parse(text)
+    loops = {loop.name: (room, loop) for room in module for loop in room.instructions if loop.opcode == "while"}
+    return {name: trips.trip_count(module, room, loop) for name, (room, loop) in loops.items()}
+
+
+def test_constants_come_through_the_tuples_of_loops_around():
+    assert counts_of(INNER) == {"loop": 5, "all": 2}
+
+
+def test_a_value_that_a_loop_around_changes_decides_no_iterations():
+    changed = INNER.replace("tuple(%later, %by, %to)", "tuple(%later, %by, %later)")
+    assert counts_of(changed) == {"loop": None, "all": 2}
 
 
 def test_iterations_that_the_data_decide_are_assumed():
@@ -171,6 +226,12 @@ FRESH = """  %z = bf16[]{:T(256)} constant(0)
         # a product's matrix goes through a view, and its number among the parameters is not its place in the list
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", PRODUCT, 2 * 16 * 128),
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", PART, 2 * 8 * 128),
+        # a view of all of the matrix is the result
+        (
+            "bf16[16,128]{1,0:T(8,128)(2,1)S(1)}",
+            "  ROOT %d = bf16[16,128]{1,0:T(8,128)(2,1)} bitcast(%w)",
+            2 * 16 * 128,
+        ),
         # an update in place writes 8 rows of 128 columns, and reads them because it fills 16 columns only
         ("bf16[16,128]{1,0:T(8,128)(2,1)}", UPDATE, 2 * 2 * 8 * 128),
         # an update of a value that the fusion makes writes all of it
@@ -199,6 +260,8 @@ def test_ops_are_the_instructions_with_a_schedule_and_collectives():
     costs = total_of(text, {"n": 40})
     assert (costs.ops, costs.transfers, costs.scalar_ops, costs.collectives, costs.cycles) == (2, 1, 1, 1, 40)
     assert costs.hbm_bytes == 4096 * 4
+    without = total_of(text)
+    assert (without.ops, without.transfers, without.scalar_ops) == (3, 1, 0)
 
 
 def test_schedules_are_shared_and_calls_belong_to_the_program(tmp_path):
