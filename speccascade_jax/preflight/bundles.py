@@ -1,9 +1,9 @@
 """Cycles of instructions, from the final schedules that a TPU's compiler writes.
 
 A TPU core issues one bundle per cycle. The bundles that it issues while it runs an instruction's final schedule are its
-cycles, while no memory and no matrix unit keeps it waiting: a product of 128 rows takes up to 8% longer than its
-bundles, by the chip's peak. `DUMP_FLAGS` makes the compiler write the schedules, and nothing else, as one
-file for each distinct instruction. A list of duplicates says which instructions share a file.
+cycles, while no memory and no matrix unit keeps it waiting. (By the chip's peak, a product of 128 rows takes up to 8%
+longer than its bundles.) `DUMP_FLAGS` makes the compiler write the schedules, and nothing else, as one file for each
+distinct instruction. A list of duplicates says which instructions share a file.
 
 The program's own schedule ("TLP") calls these instructions. Between two calls it prepares arguments, starts transfers
 and computes small scalar instructions, which have no file: some 23 bundles, 8% of a round of T5 small and base, and so

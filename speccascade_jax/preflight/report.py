@@ -22,7 +22,7 @@ class Costs:
 
     Attributes:
         hbm_bytes: bytes between HBM and the core.
-        cycles: bundles of the final schedules.
+        cycles: bundles that the core issues (`bundles`).
         ops: instructions with a schedule of their own, which have to be started; collectives among them. On a GPU:
             kernels and copies.
         transfers: copies that run beside the ops (`copy-start`, `slice-start`).

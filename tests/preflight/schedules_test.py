@@ -1,4 +1,7 @@
-"""Counts of the bundles that a core issues, against schedules that are counted by hand."""
+"""Counts of the bundles that a core issues, against schedules that are counted by hand.
+
+`cases/softmax.final_bundles.txt` is one fusion of a round of T5 small and base, compiled for v5e.
+"""
 
 from pathlib import Path
 
