@@ -23,13 +23,15 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Memory, Report
-from speccascade_jax.runtime import own_files
+from speccascade_jax.runtime import own_files, products
 
 BISECTIONS = 31
 """Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
 _CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 """Targets of custom calls that are hand-written kernels (Pallas)."""
+_LEFT_OUT = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+"""Variables of this process that would make the compiling process compile another program, or none."""
 _TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory", "exceeds the limit", "out of memory")
 
 
@@ -44,7 +46,8 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
         DoesNotFitError: it needs more memory than a device has; says how much.
         ValueError: as `programs.Traced`.
     """
-    lowered = traced.lower()
+    with products.for_other_devices():
+        lowered = traced.lower()
     try:
         return lowered.compile()
     except Exception as error:
@@ -193,7 +196,8 @@ def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> 
         RuntimeError: the child ended without an answer.
     """
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
-        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        environment["JAX_PLATFORMS"] = "cpu"
         if dump:
             environment |= _dump_flags(job, folder)
         request = {"job": job, "assumed": assumed, "folder": folder if dump else None, "save": save}

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 
+import jax
 import pytest
 
 from speccascade_jax import preflight
@@ -39,7 +40,12 @@ def known_models():
 def _compiled(job):
     known_models()
     traced = Traced.of(job)
-    compiled = compiling.compile_job(traced)
+    quickly = jax.config.read("jax_disable_most_optimizations")  # as the other tests compile
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        compiled = compiling.compile_job(traced)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", quickly)
     _, account = compiling.analyse(traced, compiled, None, compiling.assumptions(traced))
     return compiled, account
 
