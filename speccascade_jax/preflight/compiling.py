@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -49,7 +50,10 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
     with products.for_other_devices():
         lowered = traced.lower()
     try:
-        return lowered.compile()
+        with warnings.catch_warnings():
+            # JAX looks into its cache for every program, but cannot read those of devices that are not there
+            warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
+            return lowered.compile()
     except Exception as error:
         if any(sign in str(error) for sign in _TOO_LARGE):
             raise DoesNotFitError(_too_large(str(error))) from error

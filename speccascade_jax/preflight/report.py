@@ -236,25 +236,22 @@ def _cost(execution: Execution, step: Step, cycles: Mapping[str, int] | None) ->
 
 
 def cache_copies(execution: Execution, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> float:
-    """Returns how often a run copies a whole cache inside a loop.
+    """Returns how often a run writes a whole cache inside a loop, where an update in place would write a few entries.
 
     Args:
         execution: what the run executes.
         shapes: dtype and shape of the caches' arrays on one device.
     """
     wanted = {(dtype, tuple(sorted(shape))) for dtype, shape in shapes}
-    return sum(step.times for step in execution.steps if step.in_loop and _copies(execution, step, wanted))
+    return sum(step.times for step in execution.steps if step.in_loop and _rewrites(execution, step, wanted))
 
 
-def _copies(execution: Execution, step: Step, wanted: set[tuple[str, tuple[int, ...]]]) -> bool:
+def _rewrites(execution: Execution, step: Step, wanted: set[tuple[str, tuple[int, ...]]]) -> bool:
     instruction = step.instruction
-    sizes = {(array.dtype, tuple(sorted(array.shape))) for array in instruction.results}
-    if not sizes & wanted:
+    if not wanted & {(array.dtype, tuple(sorted(array.shape))) for array in instruction.results}:
         return False
-    if instruction.opcode in ("copy", "transpose"):
-        return True
     if instruction.opcode != "fusion":
-        return False
+        return instruction.opcode in ("copy", "transpose", "select", "reverse", "concatenate")
     inside = execution.module.computations[str(instruction.called("calls"))]
-    moves = {part.opcode for part in inside.instructions} - {"parameter", "constant", "bitcast", "tuple"}
-    return bool(moves) and moves <= {"copy", "transpose", "reshape", "convert"}
+    # a fusion that updates in place reads the array that it returns, and nothing else of its size
+    return not {part.opcode for part in inside.instructions} & {"dynamic-update-slice", "scatter"}
