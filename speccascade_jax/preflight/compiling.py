@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from speccascade_jax.preflight import bundles, gpu, hlo, report
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
-from speccascade_jax.preflight.report import Memory, Report
+from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.runtime import own_files, products
 
 BISECTIONS = 31
 """Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
+CATCH_UP, DRAFT = r"/catch_up/while", r"/draft/while"
+"""Patterns of the scopes of the loops that bring the draft's cache up to date, and that draft."""
 _CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 """Targets of custom calls that are hand-written kernels (Pallas)."""
@@ -99,11 +102,11 @@ def assumptions(
     complete = isinstance(engine, Engine) and block > 0 and engine.complete
     missing_calls = float(not complete) if catching_up is None else catching_up
     usual = {
-        r"/catch_up/while": missing_calls,
+        CATCH_UP: missing_calls,
         r"/sampling/.*/while": BISECTIONS,
         rf"/width_{block + 1}/while": 1,
         r"/width_\d+/while": 0,
-        r"/draft/while": steps,
+        DRAFT: steps,
     }
     return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced))
 
@@ -145,7 +148,8 @@ def analyse(
     text = compiled.as_text() or ""
     text = gpu.without_spaces(text) if on_gpu else text
     start = "prefill" if traced.job.part in ("prefill", "generation") else "unnamed"
-    execution = execute(hlo.parse(text), chosen, start, host_counts=on_gpu)
+    module, engine = hlo.parse(text), traced.program[0]
+    execution = execute(module, chosen, start, host_counts=on_gpu)
     kernels = [s.instruction.name for s in execution.steps if s.instruction.target in _KERNELS]
     shapes = traced.cache_shapes if traced.job.part not in ("train", "prefill") else frozenset()
     return execution, Report(
@@ -153,6 +157,8 @@ def analyse(
         chip=chip_of(traced.job.topology).name,
         memory=_memory(compiled),
         stages=report.account(execution, cycles),
+        more=_more(module, cycles, chosen) if traced.job.part == "round" else {},
+        complete=isinstance(engine, Engine) and engine.complete,
         cache_copies=report.cache_copies(execution, shapes),
         kernels=kernels,
         f64=text.count("f64["),
@@ -162,6 +168,19 @@ def analyse(
         assumed=execution.assumed,
         versions=versions(),
     )
+
+
+def _more(module: hlo.Module, cycles: Mapping[str, int] | None, chosen: Assumptions) -> dict[str, Costs]:
+    """Returns the costs that one more iteration of each of a round's two loops adds."""
+
+    def total(loops: Mapping[str, float]) -> Costs:
+        execution = execute(module, replace(chosen, loops=loops))
+        return report.summed(report.account(execution, cycles).values())
+
+    before = total(chosen.loops)
+    loops = {"draft": DRAFT, "catch-up": CATCH_UP}
+    after = {name: total({**chosen.loops, scope: chosen.loops[scope] + 1}) for name, scope in loops.items()}
+    return {name: costs.plus(before, -1) for name, costs in after.items()}
 
 
 def _memory(compiled: jax.stages.Compiled) -> Memory:

@@ -47,6 +47,14 @@ class Costs:
         return Costs(**values)
 
 
+def summed(parts: Iterable[Costs]) -> Costs:
+    """Returns the sum of some costs."""
+    total = Costs()
+    for costs in parts:
+        total = total.plus(costs)
+    return total
+
+
 _NAMES = [part.name for part in dataclasses.fields(Costs)]
 
 
@@ -130,6 +138,9 @@ class Report:
         chip: name of the chip.
         memory: bytes on each device.
         stages: costs by stage (`execution.STAGES`).
+        more: the costs that one more pass of the draft model ("draft") and one more call that brings its cache up to
+            date ("catch-up") add to a round; empty for other parts.
+        complete: whether a round leaves the draft's cache complete, so that it never has to catch up.
         cache_copies: runs of an instruction that copies a whole cache within a loop.
         kernels: names of hand-written kernels (Pallas).
         f64: instructions on 64-bit floats; callbacks: calls of the host.
@@ -144,6 +155,8 @@ class Report:
     chip: str
     memory: Memory
     stages: Mapping[str, Costs]
+    more: Mapping[str, Costs] = field(default_factory=dict)
+    complete: bool = False
     cache_copies: float = 0
     kernels: Sequence[str] = ()
     f64: int = 0
@@ -157,10 +170,7 @@ class Report:
     @property
     def total(self) -> Costs:
         """The sum over stages."""
-        total = Costs()
-        for costs in self.stages.values():
-            total = total.plus(costs)
-        return total
+        return summed(self.stages.values())
 
     @property
     def band(self) -> Band:
@@ -185,7 +195,8 @@ class Report:
     def from_json(cls, values: Mapping[str, Any]) -> Report:
         """Returns the report that `as_json` described."""
         parts = dict(values) | {"memory": Memory(**values["memory"])}
-        parts["stages"] = {name: Costs(**costs) for name, costs in values["stages"].items()}
+        for kind in ("stages", "more"):
+            parts[kind] = {name: Costs(**costs) for name, costs in values.get(kind, {}).items()}
         parts["launches"] = Launches(**values["launches"]) if values.get("launches") else None
         return cls(**parts)
 
