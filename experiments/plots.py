@@ -6,6 +6,7 @@
     python -m experiments.plots --histograms wmt.json xsum.json      Holsman et al., Figure 3, from survey.py's output
     python -m experiments.plots results/paper3.jsonl --pareto      SpecDec++, Figure 4: verification over discard rate
     python -m experiments.plots results/hierarchy.json --acceptance    acceptance between models (optimize_hierarchy.py)
+    python -m experiments.plots results/quickstart.jsonl --predict=v5e:2x4     also a figure of predicted latencies
 
 The left plot is Figure 4 of Narasimhan et al., 2024 (lower latency is further left); the right plot is their Figure 3.
 A line connects the α's of each rule, and a ring marks the largest α. Bars are paired 95% intervals. A dotted line shows
@@ -18,8 +19,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from speccascade_jax.results.analysis import families, histograms, panels
+from speccascade_jax.results.report import predicting
 from speccascade_jax.results.report.figures import studies, tradeoff
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
@@ -30,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes the figures and prints their paths; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
+        hardware = predicting.of_arguments(args)
         folder = expanded(args.output) if args.output else expanded(args.records[0]).parent
         stem = Path(args.records[0]).stem
         if args.histograms:
@@ -46,14 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             for reason in missing:
                 print(f"left out: {reason}", file=sys.stderr)
         else:
-            shown = panels.panels(panels.read_points(*args.records), args.together)
-            paths = tradeoff.draw_all(shown, folder, stem, args.format, args.share)
-    except (ValueError, OSError) as error:
+            records = panels.read_points(*args.records)
+            predicted = predicting.predicted(records, args.records[0], hardware, _complete)
+            shown = panels.panels(records, args.together), panels.panels(predicted, args.together)
+            paths = tradeoff.draw_all(shown[0], folder, stem, args.format, args.share)
+            paths += tradeoff.draw_predicted(shown[1], folder, stem, args.format, args.share)
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for path in paths:
         print(f"plot: {path}")
     return 0
+
+
+def _complete(*arguments: Any) -> dict[str, Any]:
+    """Compiles the programs whose costs lack; JAX and the compilers are imported only here."""
+    from speccascade_jax.preflight import costs
+
+    return costs.complete(*arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         help="x-axis of the right-hand plot",
     )
     parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
+    predicting.add_flags(parser)
     return parser
 
 

@@ -2,6 +2,7 @@ r"""Write an HTML report of a sweep's results file: plot, tables, and every poin
 
     python -m experiments.report results/quickstart.jsonl
     python -m experiments.report results/quickstart.jsonl --output=for_anna.html --most=20
+    python -m experiments.report results/quickstart.jsonl --predict=v5e:2x4      latencies on hardware that is not here
 
 A point is one measured combination of settings. The report is a single file that needs no network and no server. Every
 sweep writes it at its end, beside the results file.
@@ -12,10 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from speccascade_jax.core.checks import whole
 from speccascade_jax.results.analysis.panels import MIXABLE, TOGETHER, panels, read_points
-from speccascade_jax.results.report import page
+from speccascade_jax.results.report import page, predicting
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage.files import expanded
 
@@ -28,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most", type=int, default=page.MOST, help=f"number of outputs shown of each point ({page.MOST})"
     )
     parser.add_argument("--together", nargs="+", default=[], choices=MIXABLE, help=TOGETHER)
+    predicting.add_flags(parser)
     return parser
 
 
@@ -36,13 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         whole("most", args.most, 0)
-        shown = panels(read_points(args.records), args.together)
+        records = read_points(args.records)
+        records += predicting.predicted(records, args.records, predicting.of_arguments(args), _complete)
+        shown = panels(records, args.together)
         path = None if args.output is None else expanded(args.output)
         print(page.write(shown, args.records, path, most=args.most))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _complete(*arguments: Any) -> dict[str, Any]:
+    """Compiles the programs whose costs lack; JAX and the compilers are imported only here."""
+    from speccascade_jax.preflight import costs
+
+    return costs.complete(*arguments)
 
 
 if __name__ == "__main__":

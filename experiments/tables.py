@@ -12,6 +12,7 @@ not differ significantly from the best.
     python -m experiments.tables results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python -m experiments.tables results/quickstart.jsonl --format csv --points      the records themselves as CSV
     python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      for equal shares of drafts
+    python -m experiments.tables results/quickstart.jsonl --predict=v5e,h100      latencies on hardware that is not here
 
 Tables of Huang et al., 2024 (SpecDec++), for sweeps over fixed block sizes and stop thresholds:
 
@@ -41,11 +42,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 
-from speccascade_jax.results.analysis import families, panels
-from speccascade_jax.results.report import printing
+from speccascade_jax.results.analysis import families, panels, prediction
+from speccascade_jax.results.report import predicting, printing
 from speccascade_jax.results.report.tables import levels, selection, stopping, table2
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.results.store import result_store
@@ -60,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints or writes the table; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
+        hardware = predicting.of_arguments(args)
+        if hardware and args.measures:
+            raise ValueError("--predict has no effect on --measures, whose tables are of measured times: leave one out")
         records = panels.read_points(*args.records)
+        records += predicting.predicted(records, args.records[0], hardware, _complete)
         shown = panels.panels(records, args.together)
         if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
             printing.show(shown, args.points, *_limits(args))
@@ -68,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = _text(records, shown, args)
         if args.output is not None:
             files.rewrite(args.output, text, start=_start(text, args.format))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.output is None:
@@ -78,9 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _complete(*arguments: Any) -> dict[str, Any]:
+    """Compiles the programs whose costs lack; JAX and the compilers are imported only here."""
+    from speccascade_jax.preflight import costs
+
+    return costs.complete(*arguments)
+
+
 def _text(records: Sequence[result_store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return result_store.to_csv(records) if args.points else table2.table2_csv(shown, *_limits(args))
+        return result_store.to_csv(list(map(prediction.plain, records))) if args.points else table2.table2_csv(shown, *_limits(args))
     if args.measures:
         grids = _measured(records, shown, args.measures)
     elif args.beside:
@@ -182,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")
     parser.add_argument("--share", choices=tuple(panels.SHARES), default="draft_share")
     parser.add_argument("--together", nargs="+", default=(), choices=tuple(panels.MIXABLE), help=panels.TOGETHER)
+    predicting.add_flags(parser)
     return parser
 
 

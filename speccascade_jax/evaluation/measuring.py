@@ -153,6 +153,7 @@ def describe(session: Session, point: Point) -> Row:
         "fingerprints": session.fingerprints(point.settings),
         "provenance": provenance,
         **session.fitted.told(),
+        "prompt_length": session.prompt_length,
         **session.heads.described(point.settings),
         **session.policies.described(point.settings),
         "versions": versions(),

@@ -101,6 +101,12 @@ class Session:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
 
+    @property
+    def prompt_length(self) -> int:
+        """The number of tokens that all prompts are padded to."""
+        encoded = self.prompts.encoder_tokens
+        return int((self.prompts.tokens if encoded is None else encoded).shape[1])
+
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
         """Returns the row numbers of `count` examples from `first_example` on; ValueError if some are not loaded."""
         first, end = evaluation.first_example, evaluation.first_example + count

@@ -67,6 +67,10 @@ class Interval(NamedTuple):
         narrow = float(np.exp(-floor))
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
+    def covering(self, other: "Interval") -> "Interval":
+        """Returns the interval, widened so that it includes all of `other`."""
+        return Interval(self.value, min(self.low, other.low), max(self.high, other.high))
+
     def among(self, pairs: int) -> "Interval":
         """Returns a ratio's interval, widened so that all `pairs` comparisons hold jointly at 95% (Bonferroni).
 

@@ -195,6 +195,11 @@ class Panel:
         """The records of all points: target alone, draft alone, and all curves."""
         return [record for spot in (*self.ends, *self.spots) for record in spot.records]
 
+    @property
+    def predicted(self) -> str:
+        """The hardware that latencies are predicted for (`results.analysis.prediction`); empty if they are measured."""
+        return next((str(record["predicted"]["topology"]) for record in self.records if "predicted" in record), "")
+
     def required_target(self) -> Spot:
         """Returns the point of the target alone, which the records must contain.
 
@@ -216,7 +221,7 @@ class Panel:
         if s["top_k"]:
             parts.append(f"top-k = {s['top_k']}")
         parts += [MIXABLE[name].format(s[name]) for name in ("block_size", "bonus") if s[name] is not None]
-        return ", ".join(parts)
+        return ", ".join(parts + [f"predicted for {self.predicted}"] * bool(self.predicted))
 
     def asides(self) -> list[str]:
         """Returns a note per curve whose block size or bonus is neither the title's nor in the curve's name."""
@@ -234,7 +239,9 @@ class Panel:
         """Returns a line with the numbers of examples, trials and seeds."""
         seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
         text = f"{s['quality_examples']} examples for quality"
-        if s["latency_examples"]:
+        if self.predicted:
+            text += f", the counts of {s['latency_examples']} examples for predicted latency"
+        elif s["latency_examples"]:
             text += f", {s['latency_examples']} examples × {s['latency_trials']} trials for latency"
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from speccascade_jax.results.analysis import prediction
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval, has_latency, judged_alike
 from speccascade_jax.results.analysis.panels import LOSS, Panel, Spot, latency_of
 from speccascade_jax.results.store.record import TIMES, Record, get_entry
@@ -52,13 +53,17 @@ def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | N
         bootstrap: resamples of the examples.
         floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
         over: another point; if passed, the result is the ratio of the two points' relative latencies.
+
+    The interval of a predicted latency also covers its band.
     """
     spots = (spot,) if over is None else (spot, over)
-    return (
-        bootstrap.latency_ratio(*(timed_spot.records for timed_spot in spots)).at_least(floor)
-        if _timed(*spots)
-        else None
-    )
+    if not _timed(*spots):
+        return None
+    sides = [timed_spot.records for timed_spot in spots]
+    ratio = bootstrap.latency_ratio(*sides)
+    for end_sides in prediction.ends(*sides):
+        ratio = ratio.covering(bootstrap.latency_ratio(*end_sides))
+    return ratio.at_least(floor)
 
 
 class Place(NamedTuple):
@@ -228,6 +233,9 @@ def self_noise(panel: Panel) -> float:
 def noise_notes(panel: Panel) -> Iterator[str]:
     """Yields notes on how reliable a panel's latencies are."""
     if not any(spot.latency for spot in panel.spots):
+        return
+    if panel.predicted:
+        yield "No mark for predicted latencies: a band says nothing about the differences of two programs."
         return
     floor, trial = noise(panel), trial_noise(panel)
     if floor > BUSY or trial > BUSY_TRIAL:

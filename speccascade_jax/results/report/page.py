@@ -55,14 +55,18 @@ def default_path(store: str | Path) -> Path:
 
 def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     examples: dict[str, list[str]] = {}
-    numbers = itertools.count()
+    numbers, all_names = itertools.count(), dict[str, str]()
     panel_entries, figures = [], list[Any]()
     for panel in panels:
         panel_places = significance.places(panel)
         spots = [*panel.ends, *panel.spots]
-        anchors = {id(spot): f"point-{next(numbers)}" for spot in spots}
-        kept = {id(spot): _kept(store, spot.records[0]) for spot in spots}
-        points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in spots]
+        # a predicted point leads to the outputs of the measured point, whose record it is a copy of
+        names = {spot.records[0]["key"]: f"point-{next(numbers)}" for spot in spots if not panel.predicted}
+        all_names |= names
+        anchors = {id(spot): all_names.get(spot.records[0]["key"], "") for spot in spots}
+        kept = {} if panel.predicted else {id(spot): _kept(store, spot.records[0]) for spot in spots}
+        listed = [] if panel.predicted else spots
+        points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in listed]
         traced = max(
             (sum(o.trace is not None for o in point_outputs or ()) for point_outputs in kept.values()), default=0
         )
@@ -70,7 +74,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
         if panel.curves:
             commands = {id(spot): command(spot.records[0], store) for spot in spots}
             plot = charts.trade_off(panel_places, metric_name(panel.metric), anchors, commands)
-            panel_figures = [plot, *charts.rejections(panel_places, kept)]
+            panel_figures = [plot, *([] if panel.predicted else charts.rejections(panel_places, kept))]
         panel_entries.append((_panel(panel, panel_places) | {"points": points, "traced": traced}, len(panel_figures)))
         figures += panel_figures
     code, stands = charts.embedded(figures) if figures else ("", [])
@@ -83,7 +87,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     page = templates.environment().get_template("page.html")
     html: str = page.render(
         title=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
-        counted=f"{sum(len(panel.spots) + len(panel.ends) for panel in panels)} points of {store}",
+        counted=f"{sum(len(p.spots) + len(p.ends) for p in panels if not p.predicted)} points of {store}",
         panels=[entry for entry, _ in panel_entries],
         environment=[*_environment(panels)],
         operative=settings_path.read_text("utf-8") if settings_path.is_file() else "",
@@ -173,7 +177,7 @@ def command(record: Record, store: Path) -> str:
 def _verdict(panel: Panel, places: Places) -> str:
     """Returns sentences about a panel's fastest point whose loss of quality is within the margin."""
     if not any(spot.latency for spot in panel.spots):
-        return "No latency was measured."
+        return "No latency was predicted." if panel.predicted else "No latency was measured."
     if places.chosen is None or places.chosen.latency is None:
         return f"No point is faster than the target and within {places.margin:g} of its {metric_name(panel.metric)}."
     quick, loss = places.chosen.latency, places.chosen.difference
@@ -181,8 +185,9 @@ def _verdict(panel: Panel, places: Places) -> str:
     near = f"within {places.margin:g} of the target's quality"
     slow = quick.high >= 1 or not significance.tried(places.chosen.spot)
     doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * slow
+    predicted = f"Predicted from the compiled program for {panel.predicted}, not measured: " if panel.predicted else ""
     return (
-        f"{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
+        f"{predicted}{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
         f"{metric_name(panel.metric)}: the fastest of the points whose measured quality is {near}. "
         + (f"It is not certain {' and '.join(doubts)}. " if doubts else "")
         + "It was chosen on the same examples that it is judged on."
@@ -196,6 +201,6 @@ def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in records[0]["versions"].items())
     yield "package", ", ".join(sorted({provenance.package(record) or "–" for record in records}))
     yield "measured", " to ".join(f(r.get("started", "–")[:16].replace("T", " ") for r in records) for f in (min, max))
-    for panel in panels:
+    for panel in (panel for panel in panels if not panel.predicted):
         for note in significance.noise_notes(panel):
             yield "noise", note

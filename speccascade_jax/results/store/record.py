@@ -172,6 +172,8 @@ class Record(TypedDict, total=False):
         failed_timings: number of timed runs in which a model failed; if there are any, the record has no latency.
         latency, target_latency: times of the method, and of the target's runs that alternated with the method's.
         relative_latency: the ratio of `latency` to `target_latency`.
+        prompt_length: number of tokens that all prompts are padded to.
+        predicted: only in copies whose latencies are predicted, never in a store (`results.analysis.prediction`).
     """
 
     key: Required[str]
@@ -209,6 +211,8 @@ class Record(TypedDict, total=False):
     latency: Latency
     target_latency: Latency
     relative_latency: RecordInterval
+    prompt_length: int
+    predicted: Row
 
 
 def get_entry(part: Mapping[str, Any], name: str) -> Any:

@@ -53,6 +53,18 @@ def draw_all(
     return paths
 
 
+def draw_predicted(
+    panels: Sequence[Panel], folder: Path, stem: str, form: str = "png", share: str = "rejection_rate"
+) -> list[Path]:
+    """Draws the panels of each predicted hardware, as `draw_all` does, as `<stem>-predicted-<hardware>.png`."""
+    paths: list[Path] = []
+    for hardware in dict.fromkeys(panel.predicted for panel in panels):
+        members = [panel for panel in panels if panel.predicted == hardware]
+        name = f"{stem}-predicted-{re.sub(r'[^A-Za-z0-9]+', '-', hardware)}"
+        paths += draw_all(members, folder, name, form, share)
+    return paths
+
+
 def _unused(panel: Panel, folder: Path, stem: str, form: str, taken: Sequence[Path], alone: bool) -> Path:
     """Returns the path of a panel's figure, with a number if another panel with the same title uses the path."""
     title = re.sub(r"[^A-Za-z0-9._]+", "-", panel.title().replace("γ", "g").replace(" = ", "")).strip("-")
@@ -73,7 +85,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     first, last = plots[0, 0], plots[0, -1]
     if timed:
         _axes(first, panel, panel_places, lambda place: place.latency)
-        _in_speed_ups(first)
+        _in_speed_ups(first, "predicted latency" if panel.predicted else "latency")
         _baselines(first, panel, panel_places)
     _axes(last, panel, panel_places, lambda place: share_of(place.spot, share))
     last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
@@ -83,7 +95,8 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     handles, names = first.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3 if timed else 2, frameon=False)
     figure.suptitle(f"{panel.title()}\n", fontsize=13 if timed else 11)
-    legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: paired 95% intervals"
+    bands = "; bars of latencies also cover the band" * bool(panel.predicted)
+    legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: paired 95% intervals{bands}"
     figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5 if timed else 8, color="0.35")
     save(figure, path)
 
@@ -92,9 +105,9 @@ _APART = 0.06
 """Width of a label such as "1.25×", as a share of the axis's length; labels that are closer would overlap."""
 
 
-def _in_speed_ups(axes: Axes) -> None:
+def _in_speed_ups(axes: Axes, quantity: str) -> None:
     """Labels the horizontal axis with the relative latency below the plot, and with the speed-up above it."""
-    axes.set_xlabel("latency relative to the target alone, batch 1   (← faster)")
+    axes.set_xlabel(f"{quantity} relative to the target alone, batch 1   (← faster)")
     axes.axvline(1.0, color="0.8", lw=1, zorder=0)
     low, high = axes.get_xlim()
     low = max(low, 0.02)  # the speed-up of a latency of 0 is infinite

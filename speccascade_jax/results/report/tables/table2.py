@@ -14,6 +14,7 @@ from speccascade_jax.results.analysis import provenance, significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.panels import LOSS, Panel, Row, Spot, latency_of, share_of, short_name, table2
 from speccascade_jax.results.analysis.significance import BEST, TIE
+from speccascade_jax.results.report.tables import predicted
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.result_store import to_csv
 
@@ -25,16 +26,18 @@ MEASURES = (
 
 
 def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list[Grid]:
-    """Returns Table 2 or, with `points`, the list of all points.
+    """Returns Table 2 or, with `points`, the list of all points; then what bounds predicted latencies.
 
     Args:
         panels: the panels to list.
         points: whether to list all points instead of Table 2.
         limits: as in `panels.table2`.
     """
+    bounds = [predicted.bound_grid(panel) for panel in panels if panel.predicted]
     if points:  # panels with target and draft alone are listed only if there are no other panels
-        return [points_grid(panel) for panel in panels if panel.curves] or [points_grid(panel) for panel in panels]
-    return table2_grids(panels, *limits)
+        listed = [panel for panel in panels if panel.curves] or panels
+        return [points_grid(panel) for panel in listed] + bounds
+    return table2_grids(panels, *limits) + bounds
 
 
 def table2_grids(
@@ -118,14 +121,18 @@ def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = No
     return gain.text("+.2f") if gain else ""
 
 
+_ALONE = " Target alone: its measured speed-up over itself, which is noise."
+
+
 def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float, bootstrap: Bootstrap) -> list[str]:
     exact = "exactly compared" if tolerance == 0 else f"within {tolerance:g} below it"
     slower = "relative latency ≤ 1" if margin == 0 else f"relative latency ≤ {1 + margin:g}"
+    alone = "" if any(panel.predicted for panel in panels) else _ALONE
     notes = [
         f"Speed-up: 1 / relative latency of the fastest α at the target's quality or above ({exact}); {NONE}: none.",
         f"Loss of at most {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
         "quality difference with its interval. The loss is certain to be this small if the whole interval is.",
-        f"Best quality: over the α's with {slower}. Target alone: its measured speed-up over itself, which is noise.",
+        f"Best quality: over the α's with {slower}.{alone}",
         *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
         "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
         "number of compared entries either.",
@@ -144,7 +151,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
 
 def _warnings(panel: Panel, bootstrap: Bootstrap) -> list[str]:
     """Returns notes on how reliable a panel's numbers are, and on its baselines."""
-    notes = [*significance.uncompared(panel), *significance.noise_notes(panel)]
+    notes = [*predicted.notes(panel), *significance.uncompared(panel), *significance.noise_notes(panel)]
     notes += significance.random_notes(panel, bootstrap)
     if panel.setting["temperature"] and panel.cooler:
         listed = ", ".join(

@@ -1,0 +1,131 @@
+"""Compiles the programs that a store's records ran, for other hardware, and keeps their costs in a file.
+
+Every different program is compiled once; the file is written after each one, so that a killed command resumes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax import preflight
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.pairs.derived import is_derived
+from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
+from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.preflight.report import Costs, Report, band
+from speccascade_jax.results.store import program_costs
+from speccascade_jax.results.store.program_costs import Hardware
+from speccascade_jax.results.store.record import Record, Row
+from speccascade_jax.storage.files import expanded
+
+Compile = Callable[..., Report]
+"""A function with the arguments and results of `preflight.report`."""
+
+
+def complete(
+    path: Path,
+    records: Sequence[Record],
+    hardware: Iterable[Hardware],
+    compile_report: Compile = preflight.report,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Row]:
+    """Returns the costs of the programs of some records; compiles those that the file at `path` lacks, and adds them.
+
+    Costs that are in the file stay, whatever versions compiled them: remove the file to compile all anew.
+
+    Args:
+        path: the file of costs, which need not exist (`program_costs.path_of`).
+        records: records of points.
+        hardware: the hardware to compile for.
+        compile_report: compiles a program; tests pass a function that compiles nothing.
+        say: receives a line for each program that was compiled; by default it is printed on stderr.
+
+    Raises:
+        ImportError: the compiler of the hardware is not installed.
+        ValueError: there is no such hardware, or a pair is not on this machine.
+    """
+    costs = program_costs.read(path)
+    lacking, say = program_costs.missing(records, hardware, costs), say or partial(print, file=sys.stderr)
+    for topology in {program["topology"] for program in lacking}:
+        chip_of(topology)  # raises an error for an unknown chip before anything is compiled
+    for number, program in enumerate(lacking, 1):
+        begin = time.monotonic()
+        costs[program_costs.key(program)] = entry(program, compile_report)
+        program_costs.write(path, costs)
+        spent = f"{time.monotonic() - begin:.0f} s"
+        say(f"[{number}/{len(lacking)}] compiled for {program['topology']}: {_name(program)}, {spent}")
+    return costs
+
+
+def _name(program: Mapping[str, Any]) -> str:
+    """Returns the part of a program and its method, for progress lines."""
+    method = program["settings"].get("method")
+    return f"{program['part']} of {method}" if method else f"{program['part']} of both models"
+
+
+def entry(program: Row, compile_report: Compile) -> Row:
+    """Returns a program's entry in a file of costs; one with the reason if it cannot be compiled.
+
+    Raises:
+        ImportError, FileNotFoundError, ValueError: as in `complete`.
+    """
+    arguments = job(program)
+    try:
+        compiled = compile_report(**arguments)
+    except preflight.DoesNotFitError as error:
+        return {"program": program, "refused": f"it does not fit {program['topology']}: {error}"}
+    except (ValueError, TypeError, NotImplementedError) as error:
+        if program["settings"].get("method") in (TARGET, DRAFT):
+            raise  # such a program has no unusual settings: the hardware, the mesh or the models are wrong
+        return {"program": program, "refused": str(error)}
+    chip = chip_of(compiled.chip)
+
+    def seconds(costs: Mapping[str, Costs]) -> Row:
+        bands = {name: dataclasses.asdict(band(stage, chip)) for name, stage in costs.items()}
+        return {name: {"ops": parts.pop("starts"), **parts} for name, parts in bands.items()}
+
+    return {
+        "program": program,
+        "stages": seconds(compiled.stages),
+        "more": seconds(compiled.more),
+        "complete": compiled.complete,
+        "launch": chip.launch,
+        "versions": dict(compiled.versions),
+        "peak_bytes": compiled.memory.peak,
+        "fits": compiled.fits,
+    }
+
+
+def job(program: Mapping[str, Any]) -> Row:
+    """Returns the arguments of `preflight.report` for a program's description.
+
+    Loops that draft and that catch up count no iterations: `Report.more` holds the costs of each.
+
+    Raises:
+        ValueError, FileNotFoundError: the pair is not on this machine.
+    """
+    settings = {name: tuple(x) if isinstance(x, list) else x for name, x in program["settings"].items()}
+    shared = {name: program[name] for name in ("topology", "dtype", "part", "prompt_length", "max_new_tokens")}
+    shared |= {"mesh": tuple(program["mesh"]), "draft_whole": program.get("draft_whole", False), "batch": 1}
+    return {**_models(program), **shared, **settings, "drafted": 0, "catching_up": 0}
+
+
+def _models(program: Mapping[str, Any]) -> Row:
+    """Returns the paths or presets of a program's models."""
+    others = dict(text.split("=", 1) for text in program.get("others", ()))
+    others = {name: source if is_derived(source) else str(expanded(source)) for name, source in others.items()}
+    if "target" in program:
+        return {"target": program["target"], "draft": program.get("draft"), "others": others}
+    if program["pair"] in DATA_PAIRS:
+        target, draft, _ = find_data_pair(program["pair"])
+    else:
+        folder, _ = find_pair(program["pair"])
+        target, draft = folder / "target", folder / "draft"
+        others = {path.name: str(path) for path in sorted(folder.glob("drafts/*")) if path.is_dir()} | others
+    return {"target": str(target), "draft": str(draft), "others": others}

@@ -1,0 +1,84 @@
+"""The table of predicted latencies with what bounds them, and the notes that every predicted table has. Needs no JAX."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from speccascade_jax.results.analysis import significance
+from speccascade_jax.results.analysis.bootstrap import Bootstrap
+from speccascade_jax.results.analysis.panels import Panel, Spot
+from speccascade_jax.results.analysis.prediction import ends
+from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.program_costs import PARTS
+from speccascade_jax.results.store.record import Record
+
+
+def bound_grid(panel: Panel) -> Grid:
+    """Returns the table of a panel's points with the time of an example as a band, the speed-up, and what bounds it."""
+    bootstrap = Bootstrap()
+    header = ["Method", "α", "ms per example", "speed-up", "[low, high]", "bound by", *(f"{part} ms" for part in PARTS)]
+    rows = [_row(spot, bootstrap) for spot in (*panel.ends, *panel.spots)]
+    said = (
+        "Parts of the time of an example: memory and compute overlap, and the larger one counts; ops is the largest time "
+        "of starting ops. Bound by: the largest part at the low end, where starting an op is free, or at the high end."
+    )
+    return Grid(title=panel.title(), header=header, rows=rows, notes=[panel.sizes(), said, *notes(panel)])
+
+
+def _row(spot: Spot, bootstrap: Bootstrap) -> list[str]:
+    alpha = NONE if spot.alpha is None else f"{spot.alpha:g}"
+    if spot.latency is None:
+        return [spot.label, alpha, *[NONE] * (4 + len(PARTS))]
+    record = spot.records[0]
+    low, high = (end["latency"]["ms_per_example"]["value"] for ((end, *_),) in ends(spot.records))
+    ratio = significance.latency(spot, bootstrap) or spot.latency
+    parts: Mapping[str, float] = record["predicted"]["parts"]
+    bounds = [max(names, key=lambda part: parts[part]) for names in (PARTS[:-1], PARTS)]
+    cells = [f"{low:.2f}–{high:.2f}", f"{1 / spot.latency.value:.2f}×", ratio.inverse().brackets(".2f")]
+    cells.append(" or ".join(dict.fromkeys(bounds)))
+    return [spot.label, alpha, *cells, *(f"{1e3 * parts[part]:.2f}" for part in PARTS)]
+
+
+def notes(panel: Panel) -> list[str]:
+    """Returns notes on a panel's predicted latencies; none for a measured panel."""
+    records = [record for record in panel.records if "predicted" in record]
+    if not records:
+        return []
+    said = [_source(records)]
+    if launch := next((r["predicted"]["launch"] for r in records if "launch" in r["predicted"]), None):
+        said.append(
+            f"[low, high] of a latency or speed-up: the band of the cost of starting an op, 0 to {1e6 * launch:g} µs, "
+            "and the 95% bootstrap over examples; the number itself assumes half of the largest cost. Method and target "
+            "pay the same cost."
+        )
+    if any(record["point"]["stop"] not in (None, "fixed") for record in records):
+        said.append("Blocks that a stop policy ends early are scored at the widest of the program's widths.")
+    return said + list(_refusals(records))
+
+
+def _source(records: Sequence[Record]) -> str:
+    """Returns the sentences on the programs, the compilers and the counts of a prediction."""
+    facts = [record["predicted"] for record in records]
+    first = facts[0]
+    versions = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in fact["versions"].items())
+        for fact in facts
+        if "versions" in fact
+    )
+    said = (
+        f"Latencies are predicted from the compiled program for {first['topology']}"
+        f"{' (' * bool(versions)}{'; '.join(versions)}{')' * bool(versions)}, not measured: batch 1, {first['dtype']}, "
+        f"mesh {first['mesh'][0]} × {first['mesh'][1]}, prompts of {first['prompt_length']} tokens"
+    )
+    if first["models"]:
+        said += f", with the shapes of {' and '.join(first['models'])} in place of the models that were measured"
+    counted = ", ".join(sorted({fact["counted_in"] for fact in facts}))
+    return f"{said}. The counts of calls are measured on other hardware, in {counted}. The host's time is not included."
+
+
+def _refusals(records: Sequence[Record]) -> Iterator[str]:
+    """Yields a note for each reason why points have no prediction."""
+    by_reason = dict[str, list[str]]()
+    for record in records:
+        if reason := record["predicted"].get("refused"):
+            by_reason.setdefault(reason, []).append(record["point"]["title"])
+    for reason, titles in by_reason.items():
+        yield f"No prediction for {', '.join(dict.fromkeys(titles))}: {reason}."

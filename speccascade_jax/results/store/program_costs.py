@@ -1,0 +1,155 @@
+"""Descriptions of the programs that records ran, and the file that holds the costs of these programs on other hardware.
+
+`preflight.costs` compiles the programs and writes the file; `results.analysis.prediction` reads it. Needs no JAX.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.results.store.record import Point, Record, Row, get_entry
+from speccascade_jax.storage.files import expanded, rewrite
+from speccascade_jax.storage.readers import json_object
+
+KIND = "costs of compiled programs"
+"""Name of the only entry of a file of costs, by which such a file is recognized."""
+
+PARTS = ("memory", "compute", "collectives", "ops")
+"""Names of the four parts of a band of seconds: traffic, compute, waiting for other devices, starting ops."""
+
+_STRUCTURE = (
+    "method", "rule", "accept", "verify", "bonus", "block_size", "stop", "tree", "drafters", "tail", "tail_size", "head",
+)  # fmt: skip
+"""Settings that determine the program of a round."""
+_NUMBERS = ("alpha", "stop_threshold")
+"""Inputs of a program that must have some value; `ANY` stands for all values."""
+ANY = 0.5
+_DEFAULTS = {"verify": "token", "drafters": ["draft"], "tail_size": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The hardware of a prediction, and how the models lie on it.
+
+    Attributes:
+        topology: "CHIP:SIZES", as for `preflight.report`.
+        mesh: (data, model); `None` for the mesh of the record.
+        dtype: of all models. Drafts in 8 bits are fast on CPUs only, so the drafts have this dtype too.
+        prompt_length: tokens that prompts are padded to, for records that do not hold this length.
+        models: target and draft whose shapes replace the record's models, as for `preflight.report`; `()` for none.
+    """
+
+    topology: str
+    mesh: tuple[int, int] | None = None
+    dtype: str = "bfloat16"
+    prompt_length: int = 128
+    models: tuple[str, ...] = ()
+
+
+def refusal(record: Record) -> str:
+    """Returns why no single program and no counts of examples describe a record's latency; empty if they do."""
+    point = record["point"]
+    if not point.get("timed", True):
+        return "an oracle has no latency"
+    if record.get("failed_examples"):
+        return "some of its examples failed"
+    if point["block_size"] == "auto":
+        return "its block lengths are chosen from measured times"
+    if record.get("levels"):
+        return "the calls of its levels are not counted by example"
+    if point.get("choose") or len(point["drafters"]) > 1:
+        return "its drafters are chosen for each query"
+    return ""
+
+
+def programs(record: Record, hardware: Hardware) -> dict[str, Row]:
+    """Returns the descriptions of the programs "prefill" and "round" of a record, as values of JSON.
+
+    Records with equal descriptions run the same program.
+    """
+    point = record["point"]
+    settings = {name: value for name in _STRUCTURE if (value := point.get(name)) not in (None, _DEFAULTS.get(name))}
+    inputs = {name: ANY for name in _NUMBERS if point.get(name) is not None}
+    reads = ("drafters", "tail") if point["method"] not in (TARGET, DRAFT) else ("method",)
+    shared = {"topology": hardware.topology, **_models(point, hardware), "dtype": hardware.dtype}
+    shared |= {"mesh": list(hardware.mesh or point["mesh"]), "max_new_tokens": point["max_new_tokens"]}
+    shared |= {"prompt_length": record.get("prompt_length") or hardware.prompt_length}
+    return {
+        "prefill": {**shared, "part": "prefill", "settings": {n: settings[n] for n in reads if n in settings}},
+        "round": {**shared, "part": "round", "settings": settings | inputs | _sampling(point)},
+    }
+
+
+def _models(point: Point, hardware: Hardware) -> Row:
+    """Returns the entries that name models; the target alone runs one program for any draft."""
+    names = ("pair", "target", "draft", "others", "draft_whole")
+    models: Row = {name: value for name in names if (value := get_entry(point, name))}
+    if hardware.models:
+        models = {"target": hardware.models[0], "draft": hardware.models[-1]}
+    if point["method"] == TARGET:
+        models = {name: value for name, value in models.items() if name in ("pair", "target")}
+    return models
+
+
+def _sampling(point: Point) -> Row:
+    """Returns settings of sampling that take the same branches of the program as the point's."""
+
+    def heat(temperature: float) -> float:
+        return temperature if temperature in (0, 1) else 0.5
+
+    drafts = point["draft_temperature"]
+    chosen: Row = {"temperature": heat(point["temperature"])}
+    chosen |= {"draft_temperature": heat(drafts)} if drafts is not None else {}
+    chosen |= {"top_p": 0.9} if point["top_p"] < 1 else {}
+    return chosen | ({"top_k": 40} if point["top_k"] else {})
+
+
+def key(program: Mapping[str, Any]) -> str:
+    """Returns a program's description as text, by which its costs are found."""
+    return json.dumps(program, sort_keys=True)
+
+
+def path_of(store: str | Path) -> Path:
+    """Returns the path of the costs of a store's programs: `<store>.costs.json` beside it."""
+    return expanded(store).with_suffix(".costs.json")
+
+
+def read(path: Path) -> dict[str, Row]:
+    """Returns the entries of a file of costs by `key`; no entries if there is no file.
+
+    An entry holds "program" (its description), and either "refused" (the reason why there are no costs) or: "stages"
+    and "more", bands of seconds by `PARTS`; "complete", as in `preflight.Report`; "versions" of the compilers; "launch",
+    the largest cost of starting an op, in seconds.
+
+    Raises:
+        ValueError: the file is not one of costs.
+    """
+    if not path.exists():
+        return {}
+    content = json_object(path, "move it away, and predict again")
+    if KIND not in content:
+        raise ValueError(f"{path} holds no {KIND}: move it away, and predict again")
+    return {key(entry["program"]): entry for entry in content[KIND]}
+
+
+def write(path: Path, costs: Mapping[str, Row]) -> None:
+    """Writes a file of costs; replaces an earlier one atomically, and no other file."""
+    rewrite(path, json.dumps({KIND: [*costs.values()]}, indent=1) + "\n", start=rf'\{{\s*"{KIND}"')
+
+
+def missing(records: Iterable[Record], hardware: Iterable[Hardware], costs: Mapping[str, Row]) -> list[Row]:
+    """Returns the descriptions of those programs of records that have no costs, each once."""
+    all_hardware = tuple(hardware)
+    wanted = {
+        key(program): program
+        for record in records
+        if not refusal(record)
+        for place in all_hardware
+        for program in programs(record, place).values()
+    }
+    return [program for name, program in wanted.items() if name not in costs]
