@@ -93,7 +93,11 @@ def _complete(*arguments: Any) -> dict[str, Any]:
 
 def _text(records: Sequence[result_store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace) -> str:
     if args.format == "csv" and not args.measures:
-        return result_store.to_csv(list(map(prediction.plain, records))) if args.points else table2.table2_csv(shown, *_limits(args))
+        return (
+            result_store.to_csv(list(map(prediction.plain, records)))
+            if args.points
+            else table2.table2_csv(shown, *_limits(args))
+        )
     if args.measures:
         grids = _measured(records, shown, args.measures)
     elif args.beside:

@@ -84,6 +84,11 @@ def entry(program: Row, compile_report: Compile) -> Row:
         if program["settings"].get("method") in (TARGET, DRAFT):
             raise  # such a program has no unusual settings: the hardware, the mesh or the models are wrong
         return {"program": program, "refused": str(error)}
+    if not compiled.fits:
+        return {
+            "program": program,
+            "refused": f"it needs {compiled.missing:,} bytes more than {program['topology']} has",
+        }
     chip = chip_of(compiled.chip)
 
     def seconds(costs: Mapping[str, Costs]) -> Row:
@@ -98,7 +103,6 @@ def entry(program: Row, compile_report: Compile) -> Row:
         "launch": chip.launch,
         "versions": dict(compiled.versions),
         "peak_bytes": compiled.memory.peak,
-        "fits": compiled.fits,
     }
 
 

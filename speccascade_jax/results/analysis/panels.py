@@ -240,7 +240,7 @@ class Panel:
         seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
         text = f"{s['quality_examples']} examples for quality"
         if self.predicted:
-            text += f", the counts of {s['latency_examples']} examples for predicted latency"
+            text += " and predicted latency"
         elif s["latency_examples"]:
             text += f", {s['latency_examples']} examples × {s['latency_trials']} trials for latency"
         return f"{text}, {'–'.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"

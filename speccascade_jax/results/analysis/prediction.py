@@ -48,7 +48,7 @@ class Seconds(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How often single examples ran the parts of their program, each `[examples]`."""
+    """Numbers of runs of the parts of a program by single examples, each `[examples]`."""
 
     rounds: np.ndarray
     calls: np.ndarray
@@ -110,7 +110,17 @@ def predict(records: Sequence[Record], hardware: Hardware, costs: Mapping[str, R
     return [_predicted(record, _target(record, targets), hardware, costs) for record in records]
 
 
-_SAME = ("pair", "task", "split", "max_new_tokens", "first_example", "quality_examples", "temperature", "top_p", "top_k")
+_SAME = (
+    "pair",
+    "task",
+    "split",
+    "max_new_tokens",
+    "first_example",
+    "quality_examples",
+    "temperature",
+    "top_p",
+    "top_k",
+)
 
 
 def _target(record: Record, targets: Sequence[Record]) -> Record | None:

@@ -55,26 +55,21 @@ def default_path(store: str | Path) -> Path:
 
 def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     examples: dict[str, list[str]] = {}
-    numbers, all_names = itertools.count(), dict[str, str]()
+    numbers, names = itertools.count(), dict[str, str]()
     panel_entries, figures = [], list[Any]()
     for panel in panels:
         panel_places = significance.places(panel)
         spots = [*panel.ends, *panel.spots]
         # a predicted point leads to the outputs of the measured point, whose record it is a copy of
-        names = {spot.records[0]["key"]: f"point-{next(numbers)}" for spot in spots if not panel.predicted}
-        all_names |= names
-        anchors = {id(spot): all_names.get(spot.records[0]["key"], "") for spot in spots}
-        kept = {} if panel.predicted else {id(spot): _kept(store, spot.records[0]) for spot in spots}
         listed = [] if panel.predicted else spots
+        names |= {spot.records[0]["key"]: f"point-{next(numbers)}" for spot in listed}
+        anchors = {id(spot): names.get(spot.records[0]["key"], "") for spot in spots}
+        kept = {id(spot): _kept(store, spot.records[0]) for spot in listed}
         points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in listed]
         traced = max(
             (sum(o.trace is not None for o in point_outputs or ()) for point_outputs in kept.values()), default=0
         )
-        panel_figures = []
-        if panel.curves:
-            commands = {id(spot): command(spot.records[0], store) for spot in spots}
-            plot = charts.trade_off(panel_places, metric_name(panel.metric), anchors, commands)
-            panel_figures = [plot, *([] if panel.predicted else charts.rejections(panel_places, kept))]
+        panel_figures = _figures(panel, panel_places, store, anchors, kept) if panel.curves else []
         panel_entries.append((_panel(panel, panel_places) | {"points": points, "traced": traced}, len(panel_figures)))
         figures += panel_figures
     code, stands = charts.embedded(figures) if figures else ("", [])
@@ -97,6 +92,15 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
         charts=code,
     )
     return html
+
+
+def _figures(
+    panel: Panel, places: Places, store: Path, anchors: dict[int, str], kept: dict[int, list[Output] | None]
+) -> list[Any]:
+    """Returns a panel's trade-off and, of measured panels, the positions of rejections."""
+    commands = {id(spot): command(spot.records[0], store) for spot in (*panel.ends, *panel.spots)}
+    plot = charts.trade_off(places, metric_name(panel.metric), anchors, commands)
+    return [plot] if panel.predicted else [plot, *charts.rejections(places, kept)]
 
 
 def _kept(store: Path, record: Record) -> list[Output] | None:
@@ -185,9 +189,10 @@ def _verdict(panel: Panel, places: Places) -> str:
     near = f"within {places.margin:g} of the target's quality"
     slow = quick.high >= 1 or not significance.tried(places.chosen.spot)
     doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * slow
-    predicted = f"Predicted from the compiled program for {panel.predicted}, not measured: " if panel.predicted else ""
+    source = f"Predicted from the compiled program for {panel.predicted}, not measured: " if panel.predicted else ""
     return (
-        f"{predicted}{places.chosen.spot.name()} is {speed} times as fast as the target alone, at {charts.spanned(loss, '+.2f')} "
+        f"{source}{places.chosen.spot.name()} is {speed} times as fast as the target alone, at "
+        f"{charts.spanned(loss, '+.2f')} "
         f"{metric_name(panel.metric)}: the fastest of the points whose measured quality is {near}. "
         + (f"It is not certain {' and '.join(doubts)}. " if doubts else "")
         + "It was chosen on the same examples that it is judged on."

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from speccascade_jax.core.checks import whole
 from speccascade_jax.results.analysis import prediction
 from speccascade_jax.results.store import program_costs
 from speccascade_jax.results.store.program_costs import Hardware
@@ -15,8 +14,8 @@ from speccascade_jax.results.store.record import Record, Row
 DTYPES = ("bfloat16", "float32")
 
 FLAGS = {
-    "predict": "also predict latencies for this hardware, from the records' counts and from compiled programs, which run "
-    "nowhere: v5e:2x4,h100. The costs are kept in <store>.costs.json",
+    "predict": "also predict latencies for this hardware, from the records' counts and from compiled programs, without "
+    "running them: v5e:2x4,h100. The costs are kept in <store>.costs.json",
     "predict_mesh": "DATA,MODEL: spread the models over so many devices (default: the mesh of the records)",
     "predict_dtype": "dtype of the predicted programs (default: bfloat16)",
     "predict_prompt_length": "length of the prompts, for records that do not hold it (default: 128)",
@@ -38,7 +37,7 @@ def hardware(
     predict: str | None,
     predict_mesh: str | None = None,
     predict_dtype: str | None = None,
-    predict_prompt_length: str | int | None = None,
+    predict_prompt_length: str | None = None,
     predict_models: str | None = None,
 ) -> list[Hardware]:
     """Returns the hardware that the flags' values name; nothing without --predict.
@@ -55,22 +54,29 @@ def hardware(
     dtype = predict_dtype or "bfloat16"
     if dtype not in DTYPES:
         raise ValueError(f"--predict_dtype={dtype} is not one of {', '.join(DTYPES)}")
-    mesh = None if predict_mesh is None else _mesh(predict_mesh)
+    mesh = None
+    if predict_mesh is not None:
+        data, model = _numbers("predict_mesh", predict_mesh, 2)
+        mesh = data, model
     models = tuple(predict_models.split(",")) if predict_models else ()
     if models and len(models) != 2:
         raise ValueError(f"--predict_models={predict_models}: give two models, TARGET,DRAFT")
-    length = whole("predict_prompt_length", int(predict_prompt_length or 128), 1)
+    length = 128 if predict_prompt_length is None else _numbers("predict_prompt_length", predict_prompt_length, 1)[0]
     names = [name.strip() for name in predict.split(",") if name.strip()]
     return [Hardware(topology=n, mesh=mesh, dtype=dtype, prompt_length=length, models=models) for n in names]
 
 
-def _mesh(text: str) -> tuple[int, int]:
-    """Returns the mesh that a text such as "2,4" names."""
-    try:
-        data, model = map(int, text.split(","))
-    except ValueError:
-        raise ValueError(f"--predict_mesh={text}: give two numbers, DATA,MODEL, such as 1,8") from None
-    return whole("predict_mesh", data, 1), whole("predict_mesh", model, 1)
+def _numbers(name: str, text: str, count: int) -> tuple[int, ...]:
+    """Returns the numbers from 1 up that a text such as "2,4" holds, one for each part.
+
+    Raises:
+        ValueError: the text holds others, or not `count` of them.
+    """
+    parts = text.split(",")
+    if len(parts) != count or not all(part.isdecimal() and int(part) for part in parts):
+        example = {1: "a number, such as 128", 2: "DATA,MODEL, such as 1,8"}[count]
+        raise ValueError(f"--{name}={text}: give {example}")
+    return tuple(map(int, parts))
 
 
 def of_arguments(arguments: argparse.Namespace) -> list[Hardware]:

@@ -23,7 +23,8 @@ PARTS = ("memory", "compute", "collectives", "ops")
 """Names of the four parts of a band of seconds: traffic, compute, waiting for other devices, starting ops."""
 
 _STRUCTURE = (
-    "method", "rule", "accept", "verify", "bonus", "block_size", "stop", "tree", "drafters", "tail", "tail_size", "head",
+    "method", "rule", "accept", "verify", "bonus", "block_size", "stop", "tree", "drafters", "tail", "tail_size",
+    "head",
 )  # fmt: skip
 """Settings that determine the program of a round."""
 _NUMBERS = ("alpha", "stop_threshold")
@@ -122,9 +123,9 @@ def path_of(store: str | Path) -> Path:
 def read(path: Path) -> dict[str, Row]:
     """Returns the entries of a file of costs by `key`; no entries if there is no file.
 
-    An entry holds "program" (its description), and either "refused" (the reason why there are no costs) or: "stages"
-    and "more", bands of seconds by `PARTS`; "complete", as in `preflight.Report`; "versions" of the compilers; "launch",
-    the largest cost of starting an op, in seconds.
+    An entry holds "program" (its description), and either "refused" (the reason why there are no costs) or the values
+    of a `preflight.Report`: "stages" and "more" as bands of seconds by `PARTS`, "complete", "versions" of the
+    compilers, "peak_bytes" of memory, and "launch", the largest cost of starting an op in seconds.
 
     Raises:
         ValueError: the file is not one of costs.

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from speccascade_jax.results.analysis import forward_times
+from speccascade_jax.results.analysis import forward_times, prediction
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
 from speccascade_jax.results.analysis.families import GAMMA, Families, Family, rates
 from speccascade_jax.results.analysis.panels import SHARES, Panel, Spot, metric_name, share_of
@@ -85,7 +85,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     first, last = plots[0, 0], plots[0, -1]
     if timed:
         _axes(first, panel, panel_places, lambda place: place.latency)
-        _in_speed_ups(first, "predicted latency" if panel.predicted else "latency")
+        _in_speed_ups(first, f"latency {prediction.LABEL},\n" if panel.predicted else "latency")
         _baselines(first, panel, panel_places)
     _axes(last, panel, panel_places, lambda place: share_of(place.spot, share))
     last.set_xlabel(f"{SHARES[share]}" + ("" if share == "draft_share" else "   (← fewer)"))
@@ -95,7 +95,7 @@ def draw(panel: Panel, path: Path, share: str = "rejection_rate") -> None:
     handles, names = first.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3 if timed else 2, frameon=False)
     figure.suptitle(f"{panel.title()}\n", fontsize=13 if timed else 11)
-    bands = "; bars of latencies also cover the band" * bool(panel.predicted)
+    bands = " and bands" * bool(panel.predicted)
     legend = f"{panel.sizes()}; a ring marks each rule's largest α; bars: paired 95% intervals{bands}"
     figure.text(0.5, 0.937, legend, ha="center", va="top", fontsize=9.5 if timed else 8, color="0.35")
     save(figure, path)
@@ -105,7 +105,7 @@ _APART = 0.06
 """Width of a label such as "1.25×", as a share of the axis's length; labels that are closer would overlap."""
 
 
-def _in_speed_ups(axes: Axes, quantity: str) -> None:
+def _in_speed_ups(axes: Axes, quantity: str = "latency") -> None:
     """Labels the horizontal axis with the relative latency below the plot, and with the speed-up above it."""
     axes.set_xlabel(f"{quantity} relative to the target alone, batch 1   (← faster)")
     axes.axvline(1.0, color="0.8", lw=1, zorder=0)

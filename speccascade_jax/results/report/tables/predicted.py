@@ -1,4 +1,4 @@
-"""The table of predicted latencies with what bounds them, and the notes that every predicted table has. Needs no JAX."""
+"""The table of predicted latencies with what bounds them, and the notes of predicted tables. Needs no JAX."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,8 +17,9 @@ def bound_grid(panel: Panel) -> Grid:
     header = ["Method", "α", "ms per example", "speed-up", "[low, high]", "bound by", *(f"{part} ms" for part in PARTS)]
     rows = [_row(spot, bootstrap) for spot in (*panel.ends, *panel.spots)]
     said = (
-        "Parts of the time of an example: memory and compute overlap, and the larger one counts; ops is the largest time "
-        "of starting ops. Bound by: the largest part at the low end, where starting an op is free, or at the high end."
+        "Parts of the time of an example: memory and compute overlap, and the larger one counts; ops is the largest "
+        "time of starting ops. Bound by: the largest part at the low end, where starting an op is free, or at the high "
+        "end."
     )
     return Grid(title=panel.title(), header=header, rows=rows, notes=[panel.sizes(), said, *notes(panel)])
 
@@ -46,8 +47,8 @@ def notes(panel: Panel) -> list[str]:
     if launch := next((r["predicted"]["launch"] for r in records if "launch" in r["predicted"]), None):
         said.append(
             f"[low, high] of a latency or speed-up: the band of the cost of starting an op, 0 to {1e6 * launch:g} µs, "
-            "and the 95% bootstrap over examples; the number itself assumes half of the largest cost. Method and target "
-            "pay the same cost."
+            "and the 95% bootstrap over examples; the number itself assumes half of the largest cost. Method and "
+            "target pay the same cost."
         )
     if any(record["point"]["stop"] not in (None, "fixed") for record in records):
         said.append("Blocks that a stop policy ends early are scored at the widest of the program's widths.")
