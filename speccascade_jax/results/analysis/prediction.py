@@ -75,7 +75,7 @@ def counts(record: Record, complete: bool) -> Counts:
     # an example's last block may be committed without a call; records hold only the sum of such rounds
     rounds = calls + record["counts"]["unverified"] / len(calls)
     if tree := point.get("tree"):
-        drafted = rounds * (len(tree) + complete)
+        drafted = rounds * len(tree)
     catching_up = zero if complete else np.clip(steps - drafted, 0, rounds)
     return Counts(rounds, calls, np.maximum(steps - catching_up, 0), catching_up)
 

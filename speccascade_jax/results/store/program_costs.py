@@ -63,6 +63,8 @@ def refusal(record: Record) -> str:
         return "its block lengths are chosen from measured times"
     if record.get("levels"):
         return "the calls of its levels are not counted by example"
+    if "head" in record["fingerprints"]:
+        return "its acceptance head is not part of any compiled program"
     if point.get("choose") or len(point["drafters"]) > 1:
         return "its drafters are chosen for each query"
     return ""

@@ -52,6 +52,11 @@ def test_times_of_a_method_that_catches_up():
     assert found.rounds[0, 2] == pytest.approx(1e-6 * (20 * 2 + 3 * 1))
 
 
+def test_passes_without_a_token_catch_up_at_most_once_a_round():
+    record = example("chow", calls=5, steps=32, drafted=20)
+    assert [x.item() for x in prediction.counts(record, complete=False)] == [5, 5, 27, 5]
+
+
 def test_rounds_without_a_call_of_the_target_cost_no_scoring():
     found = seconds(example("chow", calls=4, steps=22, drafted=18, unverified=1))
     assert found.rounds[0, 0] == pytest.approx(1e-6 * (5 * 7 + 4 * 112 + 22 * 11))
@@ -131,6 +136,7 @@ def test_each_hardware_has_panels_of_its_own():
         ({"failed_examples": [3]}, "some of its examples failed"),
         ({"levels": [{}]}, "the calls of its levels"),
         ({"point": {"block_size": "auto"}}, "its block lengths are chosen"),
+        ({"fingerprints": {"head": "1f"}}, "its acceptance head"),
         ({"point": {"choose": "greedy"}}, "its drafters are chosen"),
         ({"point": {"timed": False}}, "an oracle has no latency"),
     ],
@@ -138,7 +144,7 @@ def test_each_hardware_has_panels_of_its_own():
 def test_a_point_without_a_prediction_says_why(change, reason):
     records = made.records()
     changed = of_method(records, "chow", 0.5)
-    changed |= change | {"point": changed["point"] | change.get("point", {})}
+    changed |= change | {part: changed[part] | change.get(part, {}) for part in ("point", "fingerprints")}
     predicted = prediction.predict(records, V5E, made.of(records, V5E))
     lacking = [record for record in predicted if "relative_latency" not in record]
     assert [record["key"] for record in lacking] == [changed["key"]]
