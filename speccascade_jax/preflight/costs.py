@@ -15,6 +15,7 @@ from typing import Any
 
 from speccascade_jax import preflight
 from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
 from speccascade_jax.preflight.chips import chip_of
@@ -118,6 +119,49 @@ def job(program: Mapping[str, Any]) -> Row:
     shared = {name: program[name] for name in ("topology", "dtype", "part", "prompt_length", "max_new_tokens")}
     shared |= {"mesh": tuple(program["mesh"]), "draft_whole": program.get("draft_whole", False), "batch": 1}
     return {**_models(program), **shared, **settings, "drafted": 0, "catching_up": 0}
+
+
+def per_call(
+    *,
+    pair: ModelPair,
+    topology: str,
+    dtype: str = "bfloat16",
+    prompt_length: int = 128,
+    max_new_tokens: int = 128,
+    start: float = 0.5,
+    compile_report: Compile = preflight.report,
+) -> dict[str, float]:
+    """Returns the microseconds of a one-token call of each model of a pair, compiled for hardware that is not there.
+
+    These are costs for `hierarchy.optimizing.optimize`, which finds the best stack for that hardware.
+
+    Args:
+        pair: the models.
+        topology: as for `preflight.report`.
+        dtype: dtype of all models.
+        prompt_length: tokens of a prompt.
+        max_new_tokens: tokens of an output.
+        start: the cost of starting an op, as a share (0 to 1) of the largest one.
+        compile_report: compiles a program; tests pass a function that compiles nothing.
+
+    Raises:
+        ImportError, FileNotFoundError, ValueError: as in `complete`.
+    """
+    others = [f"{name}={path}" for name, path in pair.others.items()]
+    named = {"pair": pair.name, "others": others} | (
+        {"target": pair.target, "draft": pair.draft} if pair.target else {}
+    )
+    models = _models(named)
+    sources = {"target": None, "draft": models["draft"], **models["others"]}
+    shared = {"topology": topology, "mesh": pair.mesh, "draft_whole": pair.draft_whole, "dtype": dtype}
+    shared |= {"prompt_length": prompt_length, "max_new_tokens": max_new_tokens}
+    costs = dict[str, float]()
+    for name, source in sources.items():
+        part = "target" if source is None else "draft"
+        seconds = compile_report(models["target"], source, part=part, **shared).band
+        costs[name] = 1e6 * (seconds.low + start * seconds.starts)
+        print(f"compiled for {topology}: a call of {name} takes {costs[name]:.3g} µs", file=sys.stderr)
+    return costs
 
 
 def _models(program: Mapping[str, Any]) -> Row:

@@ -3,13 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import gin
 import pytest
 
 from speccascade_jax import preflight
+from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.preflight import costs
 from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.results.store import program_costs
 from speccascade_jax.results.store.program_costs import Hardware
+from speccascade_jax.runtime import gin_flags
 from tests.support import program_costs as made
 from tests.support.program_costs import V5E
 
@@ -111,6 +114,26 @@ def test_an_error_of_the_target_alone_ends_the_command(tmp_path):
         completed(tmp_path / "a.costs.json", Compiler(errors={"autoregressive": error}))
     with pytest.raises(ValueError, match="the chips are"):
         completed(tmp_path / "a.costs.json", Compiler(), None, Hardware(topology="v9"))
+
+
+def test_calls_of_every_model_of_a_pair_have_a_cost():
+    """Checks the larger of traffic and compute, collectives, and half of the ops' starts."""
+    pair, compiler = ModelPair(name="tatoeba_en_de", others={"half": "exit:2"}, mesh=(1, 2)), Compiler()
+    found = costs.per_call(pair=pair, topology="v5e:2x2", compile_report=compiler)
+    assert found == pytest.approx({"target": 2 + 11 + 3.5, "draft": 16.5, "half": 16.5})
+    assert [call["part"] for call in compiler.calls] == ["target", "draft", "draft"]
+    assert [str(call["draft"])[-5:] for call in compiler.calls] == ["None", "draft", "xit:2"]
+    assert {call["mesh"] for call in compiler.calls} == {(1, 2)}
+    assert costs.per_call(pair=pair, topology="v5e", start=1.0, compile_report=compiler)["target"] == pytest.approx(20)
+
+
+def test_a_gin_file_gives_the_optimiser_these_costs(monkeypatch):
+    files = ["optimize_hierarchy", "compiled_costs", "models/tatoeba_en_de", "tasks/tiny_translation"]
+    gin.clear_config()
+    gin_flags.parse_gin([f"gin/{name}.gin" for name in files], ["per_call.topology = 'v5e:2x4'"])
+    asked = gin.query_parameter("optimize.costs")
+    assert str(asked) == "@costs.per_call()" and gin.query_parameter("per_call.topology") == "v5e:2x4"
+    gin.clear_config()
 
 
 def test_finished_programs_are_kept_when_the_compiler_is_missing(tmp_path):
