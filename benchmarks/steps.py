@@ -20,12 +20,12 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(bench: Bench, name: str, method: str) -> dict[str, Any]:
-    """Measures the time per token of one model and its floors.
+    """Measures one model's time per token, and two floors: the times to read the bytes that a step reads.
 
-    `ms_per_token` is marginal: the time of a long generation minus the time of a short one, without stop ids, over the
-    difference in tokens. It includes neither prefill nor the transfer to the device and back. The floors are the time
-    to read the bytes of a step, at the bandwidth of a working set of that size (`cache_…`), and at the bandwidth far
-    beyond the caches (`memory_…`).
+    `ms_per_token` is marginal: the time of a long generation minus the time of a short one, over the difference in
+    tokens, without stop ids. It includes neither prefill nor the transfers to and from the device. `cache_floor_ms`
+    uses the bandwidth that is measured with as many bytes as a step reads, which may stay in the processor's cache.
+    `memory_floor_ms` uses the bandwidth that is measured with far more bytes than the cache holds.
     """
     bound = getattr(bench.pair, name)
     engine, params = bench.engine(recorded(Settings(method=method)), stop_ids=())

@@ -29,7 +29,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("first", help="a point: method, method@α, or the beginning of its key")
     parser.add_argument("second", help="the point to compare with it")
     parser.add_argument(
-        "--most", type=int, default=5, help="examples shown where the second is worse, and where it is better (5)"
+        "--most",
+        type=int,
+        default=5,
+        help="how many examples to show where the second point is worse, and how many where it is better (default 5)",
     )
     return parser
 

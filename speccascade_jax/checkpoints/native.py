@@ -39,7 +39,8 @@ PARAMS = "params"
 FORMAT, EIGHT_BITS = 1, 2
 """Format numbers in `config.json`: that of 8-bit checkpoints differs, so that older versions refuse these."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
-# At most 40 attempts, 0.05 s apart (2 s), to delete an unfinished folder; it must then stay absent 4 times (0.2 s).
+# `_sweep` tries at most 40 times, every 0.05 s (2 s in all), to delete an unfinished folder. It ends earlier if the
+# folder is absent in 4 checks in a row (0.2 s).
 _SWEEPS, _ENOUGH, _BETWEEN_SWEEPS = 40, 4, 0.05
 _OLD = "-old"
 SCALES = "_scales"
@@ -183,7 +184,10 @@ def _as_system_errors() -> Iterator[None]:
 
 
 def _place(path: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of a checkpoint; follows a symbolic link, so that not the link itself is replaced."""
+    """Returns the absolute path of a checkpoint, or of the folder that a symbolic link points to.
+
+    A write to the returned path therefore replaces this folder and not the link.
+    """
     target = expanded(path).absolute()
     return target.resolve() if target.is_symlink() else target
 

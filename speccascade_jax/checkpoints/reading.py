@@ -121,7 +121,7 @@ def load(
 
 
 def _stored_dtype(stored: Stored, packs: bool) -> str:
-    """Returns "int8" if the checkpoint is stored in 8 bits and the CPU code can multiply them, otherwise "float32".
+    """Returns "int8" if the weights are stored in 8 bits and the CPU code can multiply 8-bit weights, else "float32".
 
     Both dtypes give the same values, because quantizing the stored values again gives the stored integers and scales.
     Without the CPU code, 8 bits would be converted at every call, or the computation would be in bfloat16.
@@ -218,8 +218,8 @@ def _config(stored: Stored, vocab_size: int | None) -> Config:
         return config
     if not 0 < vocab_size <= config.num_embeddings:
         raise ValueError(
-            f"vocab_size is {vocab_size}, but {stored.path} has {config.num_embeddings} embedding rows: give "
-            "the number of real entries among them"
+            f"vocab_size={vocab_size} must be between 1 and {config.num_embeddings}, the number of embedding rows in "
+            f"{stored.path}: give the number of rows that are real vocabulary entries"
         )
     return dataclasses.replace(config, vocab_size=vocab_size)
 

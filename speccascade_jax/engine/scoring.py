@@ -240,7 +240,8 @@ def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
     return verdict._replace(
         num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,
-        # the target did not score such a block, so its tokens have the distribution that they were drawn from
+        # the target did not score a block that is kept whole: the distribution of its tokens is `q̃`, from which the
+        # drafter drew them
         law=jnp.where(as_it_is[:, None, None], draft.q_tilde, verdict.law),
     )
 

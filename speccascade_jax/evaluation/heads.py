@@ -143,7 +143,7 @@ class Policies:
         return {"selection": selection}
 
     def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses policies that are missing, or that belong to other drafters or another target.
+        """Raises an error if a policy is missing, or belongs to other drafters or another target.
 
         Nothing is compiled.
 

@@ -113,7 +113,7 @@ def evaluate(session: Session, points: Sequence[Point], earlier: Earlier = never
     results = known | dict(zip(unknown, judge(session, unknown) if unknown else (), strict=True))
     judged = [results[point] for point in points]
     share = (time.perf_counter() - begin) / len(points)
-    # only two at a time, because at most two methods can run directly before and after one run of the target
+    # only two methods at a time, because at most two can run directly before and after one run of the target
     for first in range(0, len(points), 2):
         yield from _timed(session, points[first : first + 2], judged[first : first + 2], share)
 

@@ -153,8 +153,8 @@ def chooser_of(pair: Pair, settings: Settings, owner: str) -> tuple[Chooser, Par
     numbers = policy.among(prints(pair, arms_of(settings)), *target_of(pair), f"{owner} of pair {pair.name!r}")
     if settings.choose in ("thompson", "optimistic") and policy.card.scores != "ridge":
         raise ValueError(
-            f"choose={settings.choose!r} needs to know how certain the policy is, which one of kind "
-            f"{policy.card.scores!r} does not say: give one that was trained by 'linucb', or choose='greedy'"
+            f"choose={settings.choose!r} needs the policy's certainty, but a policy of kind {policy.card.scores!r} "
+            "does not report it: give a policy that was trained by 'linucb', or set choose='greedy'"
         )
     return Chooser(policy.card.scores, str(settings.choose)), numbers
 

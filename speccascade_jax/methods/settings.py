@@ -238,7 +238,7 @@ def chosen_text(settings: Settings) -> str:
 
 
 def _drafting_text(drafting: Drafting, block_size: int | str | None) -> str:
-    """Describes the drafters and their tail for tables."""
+    """Returns the text that tables show for the drafters and the tail."""
     tail = "" if drafting.tail is None else f" + {drafting.tail} {drafting.tail_size}"
     return drafters_text(drafting.drafters, block_size) + tail
 

@@ -215,7 +215,8 @@ def _compact(statistics: np.ndarray) -> list:
     return (numbers[:, 0] if numbers.shape[1] == 1 else numbers).tolist()
 
 
-# Scripts without spaces between words, for which BLEU needs another tokeniser: Thai to Khmer, kana, Chinese characters
+# Scripts without spaces between words, for which BLEU needs another tokeniser: the Unicode blocks of Thai, Lao,
+# Burmese, Khmer, kana and Chinese characters
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _CHRF = CHRF()
 

@@ -67,7 +67,8 @@ def _exit(spec: str, rest: str, target: BoundModel, vocabulary: TextVocabulary |
         return early_exit(target, layer)
     heads = exit_files.load(path)
     heads.check(target, path)
-    early_exit(target, layer)  # Raises if the model lacks the layer, for which `heads.kernel` would blame the file.
+    # This call raises an error if the model lacks the layer. Without it, `heads.kernel` would wrongly blame the file.
+    early_exit(target, layer)
     kernel = held("decoder/logits_dense/kernel", heads.kernel(layer, path), target.model.config)
     return early_exit(target, layer, kernel)
 

@@ -304,7 +304,7 @@ class Traced:
         if not isinstance(model, T5) or self.mesh is not None:
             raise ValueError("part='train' compiles the training step of a T5 on one device: choose a T5, and mesh 1,1")
         config = dataclasses.replace(model.config, dtype=job.dtype)
-        # training holds parameters in float32, with kernels apart, as `T5Module` makes them
+        # training keeps parameters in float32 and does not fuse kernels, as `T5Module` creates them
         start = jax.eval_shape(lambda key: init_state(config, Optimizer(), key), jax.random.key(0))
         state = jax.tree.map(lambda x: self.shape(x.shape, x.dtype), start)
         source, target = ((job.batch, width) for width in (job.prompt_length, job.max_new_tokens))

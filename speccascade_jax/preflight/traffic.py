@@ -66,7 +66,7 @@ def _part_read(
 def _fused_read(module: Module, inside: Computation, value: Instruction, whole: int) -> int:
     """Returns the bytes that a fused computation reads of one parameter, or of a view of it."""
     if value.root and value.opcode != "parameter":
-        return whole  # a view of all of it is the result
+        return whole  # the fusion returns this view of the whole array, so it reads every byte of the array
     total = 0
     for user in inside.users.get(value.name, []):
         place = user.operands.index(value.name)

@@ -82,7 +82,7 @@ def _value(module: Module, computation: Computation, name: str, hops: int = 0) -
 
 
 def _unchanged(body: Computation, index: int) -> bool:
-    """Returns whether a loop's body hands an element of its tuple on as it is."""
+    """Returns whether a loop's body passes the given element of its carry tuple through unchanged."""
     return body.root.opcode == "tuple" and _element_of(body, body.root.operands[index]) == index
 
 

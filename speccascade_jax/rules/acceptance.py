@@ -77,7 +77,7 @@ class SoftRatio(TokenWise):
         return Acceptance(kept=laws.kept_by_soft_ratio(pair), replacement=laws.soft_residual(pair))
 
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
-        """Returns the kept mass of the ratio `p̃/q` at `tokens` `[...]`."""
+        """Returns, for each of `tokens` `[...]`, the probability `q̃ min(1, p̃/q)` that it is drafted and kept."""
         return laws.kept_by_soft_ratio(laws.at_tokens(pair, tokens))[..., 0]
 
 

@@ -291,7 +291,14 @@ def draw_behind(law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Ar
 
 
 def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -> Array:
-    """Returns `law` `[B, W, V]` with `p̃` at `positions`, int32 `[B]`, of the rows marked in `rows`, bool `[B]`."""
+    """Returns a copy of `law` `[B, W, V]` in which one position of each marked row has the distribution `p̃`.
+
+    Args:
+        law: a distribution for each position of each row.
+        pair: the distributions of draft and target, among them `p̃`.
+        positions: int32 `[B]`, the position in each row.
+        rows: bool `[B]`, which rows are marked.
+    """
     chosen = (jnp.arange(law.shape[1])[None] == positions[:, None]) & rows[:, None]
     return jnp.where(chosen[..., None], pair.p_tilde, law)
 

@@ -114,7 +114,10 @@ class Entropy(Capped):
 
 @dataclass(frozen=True)
 class CumulativeConfidence(Capped):
-    """A policy that draws while `Π max q >= 1 − stop_threshold`, the product up to and including this position."""
+    """A policy that draws a token at a position while the product `Π max q` is at least `1 − stop_threshold`.
+
+    The product runs over the block's positions up to and including that position.
+    """
 
     threshold: ClassVar[str] = "it drafts while the product of max q over the block is at least 1 - stop_threshold"
     on_rejection: ClassVar[bool] = True

@@ -90,7 +90,7 @@ def test_a_policy_of_other_drafters_is_refused(pair):
     assert "another drafter 'other'" in refused(random_policy(pair, prints=prints))
     assert "the target 00" in refused(random_policy(pair, target="00"))
     assert "(17 features)" in refused(random_policy(pair, features=17))
-    with pytest.raises(ValueError, match="needs to know how certain the policy is"):
+    with pytest.raises(ValueError, match="needs the policy's certainty"):
         assemble(pair, drafters=ARMS, choose="thompson", policy=fits)
 
 

@@ -120,7 +120,7 @@ class FileTask(Task):
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)
         if self.shots and self.pool is None:
-            raise ValueError(f"shots={self.shots} needs a file of exemplars: give pool, its path")
+            raise ValueError(f"shots={self.shots} needs a file of exemplars: set pool to the path of that file")
         if self.too_long not in ("cut", "skip"):
             raise ValueError(f"too_long={self.too_long!r} is unknown: give 'cut' or 'skip'")
 

@@ -123,7 +123,7 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     ("source,reference\na,b\n", {"template": "Say:"}, r"template='Say:' names no column.*write \{source\} where"),
     ("source,reference\na,b\n", {"shots": 1, "pool": "a.csv", "answer": " yes"}, r"answer=' yes' .*write \{answer\}"),
     ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),
-    ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*give pool"),
+    ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*set pool"),
     ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is unknown"),
     ("source,reference\na,b\n", {"max_input_length": 0}, r"max_input_length=0"),
     ("source,reference\na,b\n", {"metrics": "bleu"}, r"metrics"),

@@ -318,7 +318,7 @@ def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool
 
 
 def said(entry: Entry) -> str:
-    """Returns a setting's entry as one line of text."""
+    """Returns one line of text with the results of one setting, which `entry` contains."""
     words = [f"{entry['name']}: {entry['setting']}", f"{entry['metric']} {_cell(entry['quality'], '{:.2f}')}"]
     if entry["difference_percent"]:
         words.append(f"{_cell(entry['difference_percent'], '{:+.1f}%')} compared with the target")

@@ -272,7 +272,7 @@ def ratio(spot: Spot) -> float | None:
 
 
 def _with_ratio(spot: Spot, records: Sequence[Record]) -> Spot:
-    """Returns a point with other records, and with the relative latency that follows from these records."""
+    """Returns a copy of the point with the given records, and with the relative latency computed from them."""
     spot = replace(spot, records=tuple(records))
     latency = ratio(spot)
     return spot if latency is None else replace(spot, latency=Interval(latency, latency, latency))
