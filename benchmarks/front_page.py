@@ -49,7 +49,10 @@ def parts(panel: Panel) -> dict[str, str]:
 
 def _caption(panel: Panel) -> str:
     places = significance.places(panel)
-    ring = f" Green ring: {places.ring[0].lower()}{places.ring[1:]}." if places.chosen else ""
+    doubt = "" if places.certain else "; its interval includes larger losses"
+    ring = "\nA green ring marks the fastest point whose measured quality is at most "
+    ring += f"{places.margin:g} below the target's{doubt}."
+    ring = ring if places.chosen else ""
     examples = panel.setting["quality_examples"]
     return (
         f"({_source(panel)} Bars are paired 95% intervals over {examples} examples. The grey line shows the result\n"

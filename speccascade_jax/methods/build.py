@@ -127,8 +127,8 @@ def _key(settings: Mapping[str, Any], stop_ids: Sequence[int] | None) -> Any:
     """
     stops = tuple(stop_ids) if isinstance(stop_ids, (list, tuple)) else (stop_ids,)
     parts = [part for value in (*settings.values(), *stops) for part in _parts(value)]
-    # A name with a dot refers to a user's object, and may refer to another object at the next call. A file that a setting
-    # names may have changed by then. So a decoder with such a name or file is not kept.
+    # A name with a dot refers to a user's object, and may refer to another object at the next call. A file that a
+    # setting names may have changed by then. So a decoder with such a name or file is not kept.
     user_named = any(isinstance(part, str) and "." in part for part in parts)
     files = settings.get("policy") is not None or settings.get("head") is not None
     if user_named or files or not all(isinstance(part, _PLAIN) for part in parts):

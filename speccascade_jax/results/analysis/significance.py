@@ -242,9 +242,10 @@ def noise_notes(panel: Panel) -> Iterator[str]:
         yield "The machine was busy, and the latencies are unreliable: measure again when nothing else runs."
     if floor or trial:
         yield (
-            f"Times of equal work (the target against itself, methods that made the same calls) differ by up to "
-            f"{math.expm1(floor):.1%} over all trials, and by up to {math.expm1(trial):.1%} between single trials: no "
-            f"interval of a latency is narrower than {math.expm1(floor):.1%}, and smaller differences are ties."
+            "To find the noise, runs that do equal work are compared (the target against itself, and methods that made "
+            f"the same calls). Their times differ by up to {math.expm1(floor):.1%} over all trials, and by up to "
+            f"{math.expm1(trial):.1%} between single trials. So every interval of a latency is widened to at least "
+            f"±{math.expm1(floor):.1%}, and smaller differences count as ties."
         )
     if any(_trials(spot) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
         yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
