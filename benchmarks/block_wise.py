@@ -62,7 +62,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
-    """Measures the milliseconds of a whole round: the time of a generation at T = 1, with prefill, over its rounds."""
+    """Measures the milliseconds per round with both verifications: a generation's time at T = 1, over its rounds."""
     pair, rule = _models(size), deferral.RULES[name]
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
     prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))
@@ -101,7 +101,7 @@ def _kept(program: jax.stages.Compiled, arguments: tuple[Any, ...], count: int =
 
 
 def _laws(size: int) -> tuple[Array, Array, Array, Array]:
-    """Returns the target's logits, the draft's distribution, blocks drawn from it, and a row's key."""
+    """Returns random inputs: the target's logits, the draft's distribution, blocks drawn from it, and a random key."""
     keys = jax.random.split(jax.random.key(0), 3)
     logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
     theirs = logits + jax.random.normal(keys[1], logits.shape)

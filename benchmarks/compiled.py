@@ -29,11 +29,12 @@ class Pair(NamedTuple):
     """A pair of published models on some devices, at a paper's lengths.
 
     Attributes:
-        name, target, draft: the pair.
-        topology, mesh: the devices.
-        read, written: tokens of a prompt and of an output.
-        batches: numbers of rows.
-        schedules: whether compute is read from final schedules at batch 1, which takes longer.
+        name: title of the pair; target, draft: presets of its models.
+        topology: the devices, such as "v5e:2x2"; mesh: their arrangement (data, model).
+        read, written: numbers of tokens of a prompt and of an output.
+        batches: batch sizes, one program for each.
+        schedules: whether the time of compute at batch 1 is taken from the compiler's final schedules, whose dump takes
+            longer.
         whole: whether every device holds the draft.
     """
 
@@ -65,7 +66,7 @@ PAIRS = (
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields a key and the arguments of `preflight.report` for every program, those of batch 1 first."""
+    """Yields the key of every program and its arguments of `preflight.report`; programs at batch 1 come first."""
     listed = []
     for pair in PAIRS:
         for batch in pair.batches:
@@ -80,7 +81,7 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def compile_all(path: Path) -> None:
-    """Compiles the programs that the file lacks, and writes it after each."""
+    """Compiles the programs that are missing in the file `path`, and rewrites the file after each program."""
     entries = read(path)
     for key, arguments in jobs():
         if key in entries:
@@ -95,13 +96,13 @@ def compile_all(path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Returns the programs in a file by key."""
+    """Returns the reports of the programs in a file, by key; empty if there is no file."""
     entries: dict[str, Any] = json.loads(path.read_text())["compiled"] if path.exists() else {}
     return entries
 
 
 def markdown(entries: Mapping[str, Any]) -> str:
-    """Returns the tables of programs and of speed-ups."""
+    """Returns two Markdown tables: the compiled programs, and the speed-ups that their costs predict."""
     lines = [
         "| pair | devices, mesh | rows | program | GB a device | HBM MB | compute ms | ops | collectives | ms "
         "| bound by | compile s |",
@@ -148,7 +149,7 @@ def _speed_ups(entries: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Reads the command line, compiles or prints."""
+    """Compiles the missing programs, unless `--markdown` is given, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", help="JSON file of the programs")
     parser.add_argument("--markdown", action="store_true", help="print the tables, compile nothing")

@@ -103,7 +103,7 @@ def _stack(depth: int) -> dict[str, Any]:
 
 
 def _model_calls(done: Generation) -> int:
-    """Counts the calls of all models: the target's, each level's, and the steps of the lowest model."""
+    """Returns the number of model calls in a generation: those of the target and the levels, and the draft's steps."""
     levels = [done.stats, *level_counters(done.inner)]
     drafted = int(levels[-1].draft_steps.sum())
     return sum(int(level.target_calls.sum()) for level in levels) + drafted

@@ -24,7 +24,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(count: int) -> dict[str, Any]:
-    """Returns the seconds to solve both objectives, and compares both solutions with the overshoot counted."""
+    """Returns the seconds to optimise for both objectives, and the latency of both solutions, overshoot included."""
     costs, acceptance = candidates(count)
     seconds, solutions = {}, {}
     for objective in ("paper", "overshoot") if count <= LAST else ("paper",):

@@ -176,7 +176,7 @@ def quick(settings: Sizes) -> Sizes:
 
 @dataclass(frozen=True)
 class Stream:
-    """A loop of products with a matrix of `size` bytes."""
+    """A timed loop that multiplies a matrix of `size` bytes by vectors, to measure the bandwidth of memory or cache."""
 
     loop: measure.Loop
     size: int
@@ -190,8 +190,8 @@ class Bench:
     """One run of the benchmarks, with its settings, models and prompts.
 
     Args:
-        settings: of the run; pair: the loaded pair.
-        track: wraps the items of a section, to show progress.
+        settings: what the run measures, and how often; pair: the loaded pair.
+        track: returns an iterator over a section's items that also shows the progress.
 
     Raises:
         ValueError: the task does not exist, or the pair has no vocabulary.

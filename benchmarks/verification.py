@@ -63,7 +63,7 @@ def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...]
 
 
 def _laws(size: int) -> tuple[LawPair, Draft, Array]:
-    """Returns random distributions that resemble each other, a block drawn from the draft's, and a row's key."""
+    """Returns random, similar distributions of draft and target, a block drawn from the draft's, and a random key."""
     keys = jax.random.split(jax.random.key(0), 3)
     logits = 2.0 * jax.random.normal(keys[0], (1, BLOCK + 1, size))
     q, p = jax.nn.softmax(logits), jax.nn.softmax(logits + jax.random.normal(keys[1], logits.shape))

@@ -175,7 +175,10 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
 
 
 def _mends(mode: str, uneven: tuple[bool, bool]) -> dict[str, list[str]]:
-    """Returns suffix of the label -> models to fix: none, then the target alone, then every model that needs it."""
+    """Returns the patched variants of a setting: suffix of the label -> the models whose cache is patched.
+
+    The variants patch no model, the target alone if the draft needs a patch too, and every model that needs one.
+    """
     target, draft = uneven[0], uneven[1] and mode == "assisted"
     ways = {"": list[str]()}
     if target and draft:

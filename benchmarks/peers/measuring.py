@@ -161,7 +161,7 @@ def qualities(ours: Worker, task: str, examples: int) -> list[Row]:
 def best_lossy(found: Sequence[Row]) -> list[Row]:
     """Returns, for each rule, the row with the most tokens per target call that keeps the target's quality.
 
-    The first row of `found` is that of the target.
+    The first row of `found` is the target's; `KEPT_QUALITY` is the loss that still counts as kept.
     """
     target, *points = found
     kept = [point for point in points if point["quality"] >= target["quality"] - table.KEPT_QUALITY]

@@ -383,15 +383,18 @@ def _key(quantity: str, pair: Pair, engine: Engine, *more: Any) -> str:
 
 @functools.cache
 def _code() -> int:
-    """Returns the time of the last change to the package's code, because measured times are valid for one code only."""
+    """Returns the time of the last change to the package's code.
+
+    It belongs to the keys of stored measurements, because they are valid only for the code that was measured.
+    """
     folder = Path(speccascade_jax.__file__).parent
     return max(path.stat().st_mtime_ns for path in folder.rglob("*.py"))
 
 
 def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -> Any:
-    """Returns a measurement from this process's memory, else from a file, else a new one.
+    """Returns the measurement `key` from this process's memory or from a file; measures if neither has it.
 
-    Only measurements that `sound` accepts are read from files or written to them.
+    A measurement is read from a file, or written to one, only if `sound` accepts it.
     """
     if key not in _KNOWN:
         value = _read(key)
@@ -404,14 +407,14 @@ def _known(key: str, measure: Callable[[], Any], sound: Callable[[Any], bool]) -
 
 
 def _is_timed(lengths: int, content: Any) -> bool:
-    """Returns whether a dictionary from a file is a valid, steady `Timed` for so many block lengths."""
+    """Returns whether a dictionary from a file has the fields of a steady `Timed` for `lengths` block lengths."""
     if not _has_fields(Timed, content) or content["steady"] is not True:
         return False
     return _positive(content["rounds"]) and len(content["rounds"]) == lengths and _positive([content["prefill"]])
 
 
 def _is_telling(content: Any) -> bool:
-    """Returns whether a dictionary is a valid `Walked` with enough drafts to be used for other prompts."""
+    """Returns whether a dictionary has the fields of a `Walked` that examined at least `TELLING` drafted tokens."""
     positive = _has_fields(Walked, content) and _positive([*content.values()])
     return positive and bool(content["kept"] <= content["examined"] >= TELLING)
 

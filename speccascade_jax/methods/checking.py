@@ -102,7 +102,11 @@ _laws = jax.jit(law_pair_of)
 
 @partial(jax.jit, static_argnames="accept")
 def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
-    """Returns two stacks that must be equal: (implied distribution, `kept`) and (`π`, `kept` from single tokens)."""
+    """Returns two stacks of two arrays each, which must be equal if the rule is correct.
+
+    The first stack contains the distribution that acceptance and replacement imply, and the kept mass. The second
+    stack contains the rule's `π`, and the kept mass as `kept_at` computes it for single tokens.
+    """
     kept, replacement = accept(pair, alpha)
     tokens = jnp.broadcast_to(jnp.arange(_ENTRIES), kept.shape)
     alone = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (len(kept), _ENTRIES, x.shape[-1])), pair)
@@ -112,7 +116,7 @@ def _implied(accept: TokenWise, pair: LawPair, alpha: Any) -> tuple[Any, Any]:
 
 
 def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float]:
-    """Returns the largest deviation from the identity of `check_rule`, and the largest difference between π and q̃.
+    """Returns the largest deviation from the identity of `check_rule`, and the largest difference of π from q̃.
 
     Raises:
         ValueError: the deviation is larger than rounding explains.

@@ -149,7 +149,7 @@ def lowest_tenth(logs: Array, counted: Array) -> Array:
     low = jnp.floor(rank).astype(jnp.int32)
     values = jnp.take_along_axis(ordered, jnp.stack([low, jnp.ceil(rank).astype(jnp.int32)], axis=-1), axis=-1)
     share = rank - low
-    # A weighted sum and not `a + share * (b - a)`: the difference of two infinities is NaN.
+    # This is a weighted sum and not `a + share * (b - a)`, because the difference of two infinities is NaN.
     return jnp.where(share > 0, (1.0 - share) * values[:, 0] + share * values[:, 1], values[:, 0])
 
 

@@ -129,7 +129,7 @@ MOST_LEVELS = 10
 
 
 def _depth(level: Level) -> int:
-    """Returns the number of nested levels, this one included; it is bounded, because inner levels were checked."""
+    """Returns the number of nested levels, this one included; inner levels were checked, so the recursion is short."""
     return 1 + max((_depth(below) for below in level.drafters if isinstance(below, Level)), default=0)
 
 

@@ -80,7 +80,7 @@ class Speculation(Method):
         return next((rule.alpha for rule in self._rules(settings) if rule.alpha is not None), None)
 
     def _rules(self, settings: Settings) -> list[Rule]:
-        """Returns the method's rule, then the rules of the arms that have one of their own."""
+        """Returns the method's rule, followed by the rules of those drafters (arms) that set their own rule."""
         arm_rules = [arm.rule for arm in build_selection.arms_of(settings) if arm.rule is not None]
         return [self.rule(settings), *(self.rule(replace(settings, rule=rule)) for rule in arm_rules)]
 

@@ -40,7 +40,7 @@ _ENDS_AND_CASCADES = (
         name="seq_cascade_quantile", score="quantile", detail="quantile",
         trade_off=_score(grid=(-5.0, 0.0), typical=-1.5),
     ),
-    # baseline of Holsman et al., 2025: the target writes a random share α of the outputs
+    # a baseline of Holsman et al., 2025: the target writes a randomly chosen share α of the outputs
     SequenceMethod(
         name="random_allocation", title="Random allocation", score="random",
         trade_off=Alpha(domain=(0.0, 1.0), closed=True, typical=0.5),
@@ -67,12 +67,12 @@ _ENDS_AND_CASCADES = (
     ),
 )  # fmt: skip
 _OTHERS = (
-    # for any rule, which the setting `rule` names
+    # this method works with any rule; the setting `rule` names the rule
     Speculation(name="speculative"),
     # Holsman et al., 2025: the rule defers a position whatever its token is, and the target then samples the token;
     # the draft is greedy
     _fuzzy(name="fuzzy", title="FSD", accept="deferral"),
-    # variant of `fuzzy`: lossless acceptance comes first, and the divergence decides only about rejected drafts
+    # a variant of `fuzzy`: lossless acceptance comes first, and the divergence decides only about rejected drafts
     _fuzzy(name="fuzzy_after_sd", title="FSD after SD"),
     # two baselines of Holsman et al., 2025; these rows replace the methods of the rules with the same names
     _fuzzy(name="sd_reference", decides="sd_reference", rules=("sd_reference",), accept="soft_ratio"),

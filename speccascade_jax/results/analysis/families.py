@@ -93,7 +93,7 @@ def of_records(records: Iterable[Record]) -> list[Families]:
 
 
 class _Kind(NamedTuple):
-    """Settings that the points of a family share; `block` is `None` if the block size varies in the family."""
+    """Settings that all points of a family (one line of a plot) share; `block` is `None` if the block size varies."""
 
     name: str
     symbol: str
@@ -126,7 +126,7 @@ def _of_panel(panel: Panel) -> Families:
 
 
 def _place(record: Record) -> tuple[_Kind, float] | None:
-    """Returns a record's family and its γ or h; `None` for a record with neither, unless it is an oracle's."""
+    """Returns a record's family and its γ or stop threshold h; `None` for records with neither, except an oracle's."""
     point = record["point"]
     name, block, bonus = point["family"], point["block_size"], point["bonus"]
     law = point["law"], point["alpha"], bonus == "target" and not point["lossless"]

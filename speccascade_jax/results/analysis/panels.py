@@ -294,7 +294,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
 
 
 def _cooler(panel: Panel, others: Sequence[Panel]) -> dict[float, Spot]:
-    """Returns the target alone at each lower temperature, on the same examples; it need not be timed."""
+    """Returns points of the target alone, by temperature, below the panel's temperature and on the same examples."""
     if panel.setting["temperature"] is None:
         return {}
     free = ("temperature", "draft_temperature", "block_size", "bonus", "latency_examples", "latency_trials")
@@ -354,7 +354,7 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
 
 
 def _along(record: Record) -> tuple[str, float | None]:
-    """Returns a record's curve and position: α, or the stop threshold if the method has no α to sweep."""
+    """Returns the name of a record's curve and its position there: α or, for a method without α, the stop threshold."""
     point = record["point"]
     if point["alpha"] is None and point["stop_threshold"] is not None:
         return point["family"], point["stop_threshold"]

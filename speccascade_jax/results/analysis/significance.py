@@ -342,7 +342,15 @@ def _marks(
     compare: Callable[[Sequence[Record], Sequence[Record]], Interval],
     equal: float,
 ) -> list[str]:
-    """Returns a column's marks; `comparable` says if two points can be paired, `equal` means no difference."""
+    """Returns the mark of each entry of a table column: best, tied with the best, or none.
+
+    Args:
+        spots: the entries; `None` for an empty entry.
+        score: returns the value by which the best entry is found; higher is better.
+        comparable: whether two points can be compared, example by example.
+        compare: returns the interval of the comparison of two points.
+        equal: the value of the comparison for two equal points.
+    """
     present = [spot for spot in spots if spot is not None]
     if len(present) < 2:
         return [""] * len(spots)

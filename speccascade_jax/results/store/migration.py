@@ -77,8 +77,8 @@ def migrated(record: Row) -> Row:
     if "point" not in record or record.get("format") != FORMER:
         return record
     fingerprints = _mapping(record, "fingerprints")
-    # no current toolchain has an entry "format", so code digests are never compared, and a migrated record is never
-    # stale
+    # No current toolchain has an entry "format". So the digests of a migrated record are never compared with current
+    # ones, and the record never counts as stale.
     toolchain = {"format": FORMER, **_mapping(record, "versions")}
     provenance = Provenance(code=fingerprints.pop("code", None), toolchain=toolchain)
     judged, key = _keys(record, fingerprints)

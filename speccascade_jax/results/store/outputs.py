@@ -97,8 +97,8 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 def _files_of(record: Record) -> list[str]:
     """Returns the possible names of a record's file; a new file gets the first name."""
-    # a superseding record has a file of its own, because the former record's file is still read until this record is
-    # written, and from other parts of the store
+    # A record that supersedes another has its own file. The former record's file is still needed until the new record
+    # is written, and other parts of the store may read it.
     if "supersedes" in record:
         return [f"{record['key']}-{record['provenance']['code']}.jsonl"]
     return [f"{get_entry(record, name)}.jsonl" for name in ("key", "former_key") if name in record]

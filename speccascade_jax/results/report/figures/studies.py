@@ -150,7 +150,7 @@ def _heat_map(axes: Axes, report: Report) -> None:
 
 
 def _links(report: Report) -> list[tuple[int, int]]:
-    """Returns the heat map's (row, column) of neighbours in the stack "overshoot optimum", or in the last stack."""
+    """Returns (row, column) of neighbouring models in the stack "overshoot optimum" or, without it, the last stack."""
     if not (rows := report.get("rows")):
         return []
     best = next((row for row in rows if row.get("name") == "overshoot optimum"), rows[-1])

@@ -113,7 +113,7 @@ def _in_speed_ups(axes: Axes, quantity: str = "latency") -> None:
     low = max(low, 0.02)  # the speed-up of a latency of 0 is infinite
     axes.set_xlim(low, high)
     marks = list[float]()
-    # in the order of importance: a label is left out if it would overlap a more important one
+    # speed-ups are labelled in this order, and a label is left out if it would overlap an earlier one
     for speed_up in (1, 2, 1.5, 1.25, 0.8, 4, 3, 10, 6, 2.5, 20):
         if low <= 1 / speed_up <= high and all(
             abs(1 / speed_up - 1 / taken) > _APART * (high - low) for taken in marks

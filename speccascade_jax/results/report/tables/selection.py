@@ -64,7 +64,7 @@ def _setting_title(panels: list[Panel]) -> str:
 
 
 def _sets(panels: list[Panel]) -> dict[Drafters, str]:
-    """Returns the row suffix of each set of drafters, smallest set first; the suffix is "" if there is one set only."""
+    """Returns the suffix of row names for each set of drafters, smallest set first; "" if there is one set only."""
     drafter_sets = dict.fromkeys(_drafters(spot) for panel in panels for spot in panel.spots if selects(spot))
     if len(drafter_sets) == 1:
         return dict.fromkeys(drafter_sets, "")
@@ -97,9 +97,10 @@ def _ways(columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> list[str
 
 
 def _column(panel: Panel, sets: dict[Drafters, str]) -> dict[str, Spot]:
-    """Returns a panel's points by row, with times per token, and the oracle of each set that has enough trials."""
+    """Returns a panel's points by row name, with times per token, and an oracle per drafter set with enough trials."""
     named_spots = [(_way(spot) + sets[_drafters(spot)], per_token(spot)) for spot in panel.spots if selects(spot)]
-    arms = defaultdict[tuple[str, ...], list[Spot]](list)  # an oracle chooses among arms of the same method and α
+    # points by drafter set, method, rule and α: an oracle chooses among drafters (arms) that agree in all of these
+    arms = defaultdict[tuple[str, ...], list[Spot]](list)
     for _, spot in named_spots:
         point = spot.records[0]["point"]
         arms[sets[_drafters(spot)], point["method"], str(point["rule"]), str(point["alpha"])].append(spot)

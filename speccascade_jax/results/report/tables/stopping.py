@@ -248,7 +248,7 @@ def dominance_grids(families: Families) -> list[Grid]:
 
 
 def _places(families: Families) -> Iterator[tuple[str, str, Spot]]:
-    """Yields the method, the text of γ or h, and the measurements of every point in a panel."""
+    """Yields, for every point of a panel: the method's name, the value of γ or h as text, and the point."""
     for family in (*families.fixed, *families.adaptive):
         for number, spot in family.spots.items():
             yield _family_name(family), f"{family.symbol} = {number:g}", spot
@@ -271,7 +271,7 @@ def _timed(spot: Spot) -> bool:
 
 
 def _rate(throughputs: Throughputs, scores: np.ndarray, form: str = ".1f", unit: str = "") -> str:
-    """Returns the first of `scores` `[1 + samples]`, and the interval of the others, as text."""
+    """Returns a rate with its interval as text; `scores` `[1 + samples]` are the rate itself, then its resamples."""
     return throughputs.bootstrap.interval(scores).text(form, unit)
 
 

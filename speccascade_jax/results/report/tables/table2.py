@@ -104,7 +104,7 @@ def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> 
 
 
 def _alone(panel: Panel, bootstrap: Bootstrap) -> str:
-    """Returns the measured speed-up of the target over itself, whose difference from 1 is noise."""
+    """Returns the speed-up of the target over a second timing of itself; its difference from 1 is noise."""
     if panel.target is None or panel.target.latency is None:
         return NONE
     ratio = significance.latency(panel.target, bootstrap)
@@ -116,7 +116,7 @@ def _times(spot: Spot) -> str:
 
 
 def _gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> str:
-    """Returns a point's quality minus the target's, or that of `over`, with its interval; empty without an interval."""
+    """Returns a point's quality minus that of `over` (default: target), with its interval; "" if there is none."""
     gain = significance.quality_gain(panel, spot, bootstrap, over)
     return gain.text("+.2f") if gain else ""
 
