@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -275,4 +276,5 @@ def answer(
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         kind = "DoesNotFitError" if isinstance(error, DoesNotFitError) else type(error).__name__
         return {"error": kind, "message": str(error)}
-    return {"report": account.as_json() | {"compile_seconds": seconds}}
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"report": account.as_json() | {"compile_seconds": seconds, "compile_memory": memory}}

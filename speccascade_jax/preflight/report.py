@@ -144,6 +144,7 @@ class Report:
         cache_copies: runs of an instruction that copies a whole cache within a loop.
         kernels: names of hand-written kernels (Pallas).
         f64: instructions on 64-bit floats; callbacks: calls of the host.
+        compile_memory: peak bytes of the process that compiled.
         compile_seconds: time of the compiler, without the dump if `dumped` is false.
         dumped: whether cycles were read from final schedules, and command buffers of a GPU from its dump.
         launches: the work of a GPU's host; `None` for a TPU.
@@ -162,6 +163,7 @@ class Report:
     f64: int = 0
     callbacks: int = 0
     compile_seconds: float = 0.0
+    compile_memory: int = 0
     dumped: bool = True
     launches: Launches | None = None
     assumed: Sequence[str] = ()

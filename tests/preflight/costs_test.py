@@ -42,25 +42,25 @@ class Compiler:
 
 def completed(path, compiler, records=None, *hardware):
     lines = list[str]()
-    found = costs.complete(path, records or made.records(), hardware or (V5E,), compiler, lines.append)
-    return found, lines
+    entries = costs.complete(path, records or made.records(), hardware or (V5E,), compiler, lines.append)
+    return entries, lines
 
 
 def test_every_program_is_compiled_once(tmp_path):
     path, compiler = tmp_path / "a.costs.json", Compiler()
-    found, lines = completed(path, compiler)
-    assert len(found) == len(compiler.calls) == len(lines) == 9
+    entries, lines = completed(path, compiler)
+    assert len(entries) == len(compiler.calls) == len(lines) == 9
     assert lines[5].startswith("[6/9] compiled for v5e: round of spec_decode, ")
-    assert found == program_costs.read(path)
+    assert entries == program_costs.read(path)
     again, lines = completed(path, compiler)
-    assert again == found and len(compiler.calls) == 9 and not lines
+    assert again == entries and len(compiler.calls) == 9 and not lines
     completed(path, compiler, None, V5E, Hardware(topology="v5p", prompt_length=32))
     assert [call["topology"] for call in compiler.calls[9:]] == ["v5p"] * 9
 
 
 def test_entries_hold_seconds_by_part(tmp_path):
-    found, _ = completed(tmp_path / "a.costs.json", Compiler())
-    (chow,) = (x for x in found.values() if x["program"]["settings"].get("method") == "chow")
+    entries, _ = completed(tmp_path / "a.costs.json", Compiler())
+    (chow,) = (x for x in entries.values() if x["program"]["settings"].get("method") == "chow")
     # 819 GB/s, 1.5 GHz, 5 µs a collective and 86 GB/s, 1 µs an op
     assert chow["stages"]["score"] == pytest.approx(
         {"memory": 1e-6, "compute": 2e-6, "collectives": 11e-6, "ops": 7e-6}
@@ -97,15 +97,15 @@ def test_paths_further_drafts_and_other_models_are_passed_on():
 @pytest.mark.parametrize("error", [ValueError("rule 'chow' is odd"), preflight.DoesNotFitError("3 GB too much")])
 def test_a_method_that_cannot_be_compiled_is_noted_and_not_tried_again(tmp_path, error):
     path, compiler = tmp_path / "a.costs.json", Compiler(errors={"chow": error})
-    found, _ = completed(path, compiler)
-    assert [str(error) in x["refused"] for x in found.values() if "refused" in x] == [True]
+    entries, _ = completed(path, compiler)
+    assert [str(error) in x["refused"] for x in entries.values() if "refused" in x] == [True]
     completed(path, compiler)
     assert len(compiler.calls) == 9
 
 
 def test_a_program_larger_than_the_memory_is_refused(tmp_path):
-    found, _ = completed(tmp_path / "a.costs.json", Compiler(peak=16 * 2**30 + 5))
-    assert {x.get("refused") for x in found.values()} == {"it needs 5 bytes more than v5e has"}
+    entries, _ = completed(tmp_path / "a.costs.json", Compiler(peak=16 * 2**30 + 5))
+    assert {x.get("refused") for x in entries.values()} == {"it needs 5 bytes more than v5e has"}
 
 
 def test_an_error_of_the_target_alone_ends_the_command(tmp_path):
@@ -119,8 +119,8 @@ def test_an_error_of_the_target_alone_ends_the_command(tmp_path):
 def test_calls_of_every_model_of_a_pair_have_a_cost():
     """Checks the larger of traffic and compute, collectives, and half of the ops' starts."""
     pair, compiler = ModelPair(name="tatoeba_en_de", others={"half": "exit:2"}, mesh=(1, 2)), Compiler()
-    found = costs.per_call(pair=pair, topology="v5e:2x2", compile_report=compiler)
-    assert found == pytest.approx({"target": 2 + 11 + 3.5, "draft": 16.5, "half": 16.5})
+    entries = costs.per_call(pair=pair, topology="v5e:2x2", compile_report=compiler)
+    assert entries == pytest.approx({"target": 2 + 11 + 3.5, "draft": 16.5, "half": 16.5})
     assert [call["part"] for call in compiler.calls] == ["target", "draft", "draft"]
     assert [str(call["draft"])[-5:] for call in compiler.calls] == ["None", "draft", "xit:2"]
     assert {call["mesh"] for call in compiler.calls} == {(1, 2)}

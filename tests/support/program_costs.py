@@ -15,8 +15,8 @@ VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.42.1"}
 
 def records() -> list[dict[str, Any]]:
     """Returns the records of the quickstart's sweep, as copies."""
-    found: Any = copy.deepcopy(result_store.read_records(STORE))
-    return found
+    copies: Any = copy.deepcopy(result_store.read_records(STORE))
+    return copies
 
 
 def band(memory: float, compute: float = 0.0, collectives: float = 0.0, ops: float = 0.0) -> dict[str, float]:

@@ -34,22 +34,22 @@ def example(method, calls, steps, drafted, unverified=0, **point):
 
 def test_times_of_a_method_whose_draft_never_catches_up():
     """Checks 4 calls and 22 passes: `chow` reads q, so the bonus position's pass completes the draft's cache."""
-    found = seconds(example("chow", calls=4, steps=22, drafted=18))
+    parts = seconds(example("chow", calls=4, steps=22, drafted=18))
     # a round: commit 3, unnamed 2, draft 1.5 and catch-up 0.5 before their loops; a call: 100 + 7 + 5
-    assert found.rounds[0] == pytest.approx(
+    assert parts.rounds[0] == pytest.approx(
         1e-6 * np.array([4 * (7 + 112) + 22 * 11, 4 * (1 + 25) + 22 * 4, 22 * 2, 4 * (6 + 50) + 22 * 30])
     )
-    assert found.prefill[0] == pytest.approx(1e-6 * np.array([40, 300, 0, 60]))
+    assert parts.prefill[0] == pytest.approx(1e-6 * np.array([40, 300, 0, 60]))
     # the prefill is bound by compute, the rounds by memory; starting an op is free, or costs all of it
-    assert found.total(0.0) == pytest.approx([1e-6 * (300 + 718 + 44)])
-    assert found.total(1.0) == pytest.approx([1e-6 * (300 + 718 + 44 + 60 + 884)])
+    assert parts.total(0.0) == pytest.approx([1e-6 * (300 + 718 + 44)])
+    assert parts.total(1.0) == pytest.approx([1e-6 * (300 + 718 + 44 + 60 + 884)])
 
 
 def test_times_of_a_method_that_catches_up():
     """Checks 5 rounds in which 20 tokens were drafted by 20 passes, and 3 further steps caught up."""
-    found = seconds(example("spec_decode", calls=5, steps=23, drafted=20))
-    assert found.rounds[0, 0] == pytest.approx(1e-6 * (5 * 119 + 20 * 11 + 3 * 13))
-    assert found.rounds[0, 2] == pytest.approx(1e-6 * (20 * 2 + 3 * 1))
+    parts = seconds(example("spec_decode", calls=5, steps=23, drafted=20))
+    assert parts.rounds[0, 0] == pytest.approx(1e-6 * (5 * 119 + 20 * 11 + 3 * 13))
+    assert parts.rounds[0, 2] == pytest.approx(1e-6 * (20 * 2 + 3 * 1))
 
 
 def test_passes_without_a_token_catch_up_at_most_once_a_round():
@@ -58,8 +58,8 @@ def test_passes_without_a_token_catch_up_at_most_once_a_round():
 
 
 def test_rounds_without_a_call_of_the_target_cost_no_scoring():
-    found = seconds(example("chow", calls=4, steps=22, drafted=18, unverified=1))
-    assert found.rounds[0, 0] == pytest.approx(1e-6 * (5 * 7 + 4 * 112 + 22 * 11))
+    parts = seconds(example("chow", calls=4, steps=22, drafted=18, unverified=1))
+    assert parts.rounds[0, 0] == pytest.approx(1e-6 * (5 * 7 + 4 * 112 + 22 * 11))
 
 
 def test_a_tree_takes_a_pass_for_each_level():
