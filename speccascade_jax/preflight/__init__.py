@@ -5,7 +5,7 @@ exchanges. Nothing runs, so these figures are compiled for a device, never measu
 
     >>> from speccascade_jax import preflight
     >>> sorted(preflight.CHIPS)[:3]
-    ['tpu7x', 'v4', 'v5e']
+    ['a100', 'b200', 'h100']
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def compiled(
             `draft_whole`, `others`), and settings of `sc.decode` by name.
 
     Returns:
-        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here.
+        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here. For example, the bytes
+        of arguments of a round of T5 1.1 small under base at 8 rows, bfloat16:
+        `compiled("t5_1_1_base", "t5_1_1_small", topology="v5e", batch=8).memory_analysis().argument_size_in_bytes`.
 
     Raises:
         ValueError: a value without meaning, or a mesh that does not fit the models.
