@@ -84,7 +84,7 @@ def test_nothing_is_compiled_if_all_costs_are_known(script, quickstart, monkeypa
 def test_without_the_compiler_one_line_names_the_command(script, quickstart, capsys, command):
     assert script(command).main([str(quickstart), "--predict=v5p"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and "pip install 'speccascade_jax[accelerators]'" in line
+    assert line.startswith("error: ") and "pip install 'speccascade_jax[libtpu]'" in line
 
 
 def test_flags_have_meanings():
