@@ -9,7 +9,7 @@ r"""Compile every program of a sweep for TPUs or GPUs that are not there: what f
 
 The gin files are those of the sweep. A model may be a preset's name (t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a
 checkpoint, of which only names and shapes are read. Nothing runs: the figures are compiled for the devices. The command
-ends with status 3 if a program does not fit.
+ends with status 3 if a program does not fit. A small program takes 10 s to compile, a large one several minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,19 @@ from typing import Any
 import gin
 from absl import flags
 from rich.console import Console
-from rich.progress import track
 
+from speccascade_jax import checkpoints
+from speccascade_jax.core.checks import whole
 from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation.environment import package
+from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.preflight import compiling, sweeps
 from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.preflight.topologies import mesh_of
-from speccascade_jax.runtime import gin_flags, interrupts
-from speccascade_jax.storage.files import expanded, rewrite
+from speccascade_jax.runtime import gin_flags, interrupts, own_files
+from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 EXAMPLE = "python -m experiments.preflight --gin_file=configs/quickstart.gin --topology=v5e"
 DOES_NOT_FIT = 3
@@ -44,43 +49,68 @@ def main() -> None:
     """Reads the command line and compiles."""
     gin_flags.define_flags()
     flags.DEFINE_string("topology", "v5e", "devices: CHIP or CHIP:SIZES, such as v5e:2x4", module_name=sys.argv[0])
-    flags.DEFINE_list("mesh", ["1", "1"], "devices for rows and for the model: 1,4", module_name=sys.argv[0])
-    flags.DEFINE_integer("prompt_length", None, "tokens of a prompt (the task's longest)", module_name=sys.argv[0])
-    flags.DEFINE_bool("schedules", True, "read compute from final schedules; without, compiling is faster",
+    flags.DEFINE_list("mesh", None, "devices for rows and for the model: 1,4 (the gin files' mesh)",
                       module_name=sys.argv[0])  # fmt: skip
+    flags.DEFINE_integer("prompt_length", None, "tokens of a prompt (the task's longest)", module_name=sys.argv[0])
+    flags.DEFINE_bool("schedules", True, "read compute from final schedules; without, compiling is faster, compute is "
+                      "unknown, and small instructions count as ops", module_name=sys.argv[0])  # fmt: skip
     flags.DEFINE_string("save", None, "folder for the compiled programs (preflight.load runs them on such devices)",
                         module_name=sys.argv[0])  # fmt: skip
     flags.DEFINE_string("output", None, "JSON file of the reports; kept reports are not compiled again",
                         module_name=sys.argv[0])  # fmt: skip
-    gin_flags.run_app(_run, interrupts.SAME)
+    kept = any(argument.startswith("--output") for argument in sys.argv)
+    gin_flags.run_app(_run, interrupts.SAME if kept else interrupts.ANEW)
 
 
 def _run(argv: list[str]) -> None:
     with gin_flags.one_line_errors():
         gin_flags.read_alone(EXAMPLE)
-        shape = tuple(int(size) for size in flags.FLAGS.mesh)
-        status = preflight(flags.FLAGS.topology, shape, flags.FLAGS.prompt_length, flags.FLAGS.output)
+        status = preflight(flags.FLAGS.topology, _mesh(flags.FLAGS.mesh), flags.FLAGS.prompt_length, flags.FLAGS.output)
     sys.exit(status)
 
 
-def preflight(topology: str, mesh: Sequence[int], prompt_length: int | None, output: str | None) -> int:
+def _mesh(sizes: Sequence[str] | None) -> tuple[int, int] | None:
+    """Returns the mesh that the flag names; `None` without the flag."""
+    if sizes is None:
+        return None
+    if not all(size.strip().isdigit() for size in sizes):
+        raise ValueError(f"--mesh={','.join(sizes)}: give two whole numbers, such as --mesh=1,4")
+    return meshes.checked([int(size) for size in sizes])
+
+
+def preflight(topology: str, mesh: tuple[int, int] | None, prompt_length: int | None, output: str | None) -> int:
     """Compiles the programs of the sweep that gin configured, prints their table, and returns the exit status."""
-    mesh_of(topology, mesh)  # refuses unknown devices, or too few, before anything else
     points = experiment.points_of(gin.get_bindings(experiment.sweep))
-    data, model = mesh
-    programs = sweeps.planned(points, topology, (data, model), prompt_length)
+    shape = points[0].pair.mesh if mesh is None else mesh
+    mesh_of(topology, shape)  # refuses unknown devices, or too few, before anything is compiled
+    if prompt_length is not None:
+        whole("--prompt_length", prompt_length, 1)
+    folder = None if flags.FLAGS.save is None else expanded(flags.FLAGS.save)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ValueError(f"--save={folder} is a file: name a folder")
+    programs = sweeps.planned(points, topology, shape, prompt_length)
     kept = Kept(None if output is None else expanded(output))
-    report = partial(kept.report, dump=flags.FLAGS.schedules, folder=flags.FLAGS.save)
-    results = sweeps.run(programs, report, _progress)
-    Console(width=None if sys.stdout.isatty() else 140).print(sweeps.grid(results, topology, (data, model)).rich())
-    refused = sweeps.refusals(results)
-    for line in refused:
+    results = sweeps.run(programs, partial(kept.report, dump=flags.FLAGS.schedules, folder=folder), _progress)
+    table = sweeps.grid(results, topology, shape, sweeps.left_out(points))
+    Console(width=None if sys.stdout.isatty() else 140).print(table.rich())
+    for line in sweeps.refusals(results):
         print(f"error: {line}", file=sys.stderr)
-    return DOES_NOT_FIT if refused else 0
+    outcomes = {result.fits for result in results}
+    return 1 if "error" in outcomes else DOES_NOT_FIT if "no" in outcomes else 0
 
 
-def _progress(programs: Sequence[sweeps.Planned]) -> Iterable[sweeps.Planned]:
-    return track(programs, description="compiling", console=Console(stderr=True))
+def _progress(programs: Sequence[sweeps.Planned]) -> Iterator[sweeps.Planned]:
+    """Yields the programs, and says on stderr which one is being compiled and how much time is left."""
+    begin = time.monotonic()
+    for number, program in enumerate(programs):
+        spent = time.monotonic() - begin
+        left = f", about {spent / number * (len(programs) - number) / 60:.0f} min left" if number else ""
+        job = program.job
+        print(
+            f"compiling {number + 1} of {len(programs)}: {program.method}, {job.part}, batch {job.batch}{left}",
+            file=sys.stderr,
+        )
+        yield program
 
 
 class Kept:
@@ -92,10 +122,12 @@ class Kept:
 
     def __init__(self, path: Path | None):
         self.path, self.reports = path, dict[str, Any]()
-        if path is not None and path.exists():
-            self.reports = json.loads(path.read_text())["preflight"]
+        if path is not None:
+            check_replaceable(path, start=_BEGIN)
+            if path.exists():
+                self.reports = json.loads(path.read_text())["preflight"]
 
-    def report(self, job: Job, dump: bool = True, folder: str | None = None) -> Report:
+    def report(self, job: Job, dump: bool = True, folder: Path | None = None) -> Report:
         """Returns the report on a job: a kept one of the same compilers, or else a new one.
 
         Args:
@@ -103,15 +135,23 @@ class Kept:
             dump: as for `preflight.report`.
             folder: where to write the compiled program; every program is then compiled anew.
         """
-        key = json.dumps([job.as_values(), dump, compiling.versions()], sort_keys=True)
+        key = self._key(job, dump)
         if key in self.reports and folder is None:
             return Report.from_json(self.reports[key])
         name = f"{job.part}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.program"
-        report = compiling.in_child(job, dump, None if folder is None else expanded(folder) / name)
+        report = compiling.in_child(job, dump, None if folder is None else folder / name)
         self.reports[key] = report.as_json()
         if self.path is not None:
             rewrite(self.path, json.dumps({"preflight": self.reports}, indent=1), start=_BEGIN)
         return report
+
+    def _key(self, job: Job, dump: bool) -> str:
+        """Returns what a report depends on: the program, the models' shapes, and the code of ours and of the user's."""
+        sources = (job.target, job.draft, *dict(job.others).values())
+        models = [str(checkpoints.named(s).config) for s in sources if s is not None and not is_derived(s)]
+        files = {name: Path(path).read_text() for name, path in own_files.loaded().items()}
+        values = sweeps.kind_of(job).as_values()
+        return json.dumps([values, dump, models, files, package(), compiling.versions()], sort_keys=True)
 
 
 if __name__ == "__main__":

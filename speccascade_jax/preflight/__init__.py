@@ -43,8 +43,8 @@ def compiled(
             `draft_whole`, `others`), and settings of `sc.decode` by name.
 
     Returns:
-        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here. For example, the bytes
-        of arguments of a round of T5 1.1 small under base at 8 rows, bfloat16:
+        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here. For example, the
+        bytes of arguments of a round of T5 1.1 small under base at 8 rows, bfloat16:
         `compiled("t5_1_1_base", "t5_1_1_small", topology="v5e", batch=8).memory_analysis().argument_size_in_bytes`.
 
     Raises:
@@ -52,7 +52,7 @@ def compiled(
         DoesNotFitError: the program needs more memory than a device has.
         ImportError: the compiler of the devices is not installed.
     """
-    job = job_of(target, draft, topology=topology, mesh=tuple(mesh), **arguments)
+    job = job_of(target, draft, topology=topology, mesh=mesh, **arguments)
     return compiling.compile_job(Traced.of(job))
 
 
@@ -64,6 +64,7 @@ def report(
     mesh: Sequence[int] = (1, 1),
     drafted: float | None = None,
     catching_up: float | None = None,
+    rounds: float | None = None,
     loops: Mapping[str, float] | None = None,
     dump: bool = True,
     **arguments: Any,
@@ -78,6 +79,7 @@ def report(
         drafted: passes of the draft model in a round; `None`: those of a whole block.
         catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
             was kept whole, or none if the rule keeps the cache complete.
+        rounds: rounds of a whole generation; `None`: as few as there can be, each draft kept.
         loops: pattern of another loop's scope -> its iterations, where the program does not hold them; otherwise once.
         dump: whether the compiler also writes its final schedules, from which cycles are read; compiling takes longer.
         arguments: as for `compiled`.
@@ -85,8 +87,10 @@ def report(
     Raises:
         ValueError, DoesNotFitError, ImportError: as for `compiled`.
     """
-    job = job_of(target, draft, topology=topology, mesh=tuple(mesh), **arguments)
-    return compiling.in_child(job, dump, drafted=drafted, catching_up=catching_up, loops=dict(loops or {}))
+    job = job_of(target, draft, topology=topology, mesh=mesh, **arguments)
+    return compiling.in_child(
+        job, dump, drafted=drafted, catching_up=catching_up, rounds=rounds, loops=dict(loops or {})
+    )
 
 
 def job_of(target: str, draft: str | None, **arguments: Any) -> Job:

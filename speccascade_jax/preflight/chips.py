@@ -173,6 +173,8 @@ def chip_of(topology: str) -> Chip:
     Raises:
         ValueError: no such chip; names the known ones.
     """
+    if not isinstance(topology, str):
+        raise ValueError(f"topology={topology!r} is not a text: write CHIP or CHIP:SIZES, such as 'v5e:2x4'")
     name = topology.split(":")[0]
     if name not in CHIPS:
         raise ValueError(f"topology={topology!r}: {hint(name, CHIPS)}the chips are {', '.join(CHIPS)}")

@@ -28,6 +28,8 @@ from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.runtime import own_files, products
 
+ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
+"""Scope of the loop over rounds."""
 BISECTIONS = 31
 """Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
 CATCH_UP, DRAFT = r"/catch_up/while", r"/draft/while"
@@ -84,6 +86,7 @@ def assumptions(
     traced: Traced,
     drafted: float | None = None,
     catching_up: float | None = None,
+    rounds: float | None = None,
     loops: Mapping[str, float] | None = None,
 ) -> Assumptions:
     """Returns the numbers that the programs of this package do not hold: how often their loops run, and branches.
@@ -95,19 +98,29 @@ def assumptions(
         drafted: passes of the draft model in a round; `None`: a whole block.
         catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
             was kept whole, or none if the rule keeps the cache complete.
+        rounds: rounds of a whole generation; `None`: as few as there can be, each draft kept.
         loops: pattern of a loop's scope -> iterations, in place of the usual ones.
+
+    Raises:
+        ValueError: a negative number.
     """
     engine = traced.program[0] if traced.job.part != "train" else None
     block = engine.block if isinstance(engine, Engine) else 0
     steps = (traced.drafted if block else 1) if drafted is None else drafted
     complete = isinstance(engine, Engine) and block > 0 and engine.complete
     missing_calls = float(not complete) if catching_up is None else catching_up
+    fewest = -(-traced.job.max_new_tokens // (block + 1)) if rounds is None else rounds
+    counts = {"drafted": steps, "catching_up": missing_calls, "rounds": fewest, **(loops or {})}
+    for name, count in counts.items():
+        if not count >= 0:
+            raise ValueError(f"{name}={count}: a loop runs 0 times or more")
     usual = {
         CATCH_UP: missing_calls,
         r"/sampling/.*/while": BISECTIONS,
         rf"/width_{block + 1}/while": 1,
         r"/width_\d+/while": 0,
         DRAFT: steps,
+        ROUNDS: fewest,
     }
     return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced))
 

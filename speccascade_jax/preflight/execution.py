@@ -30,6 +30,8 @@ _BY_SCOPE = (
     (r"/sampling(/|$)", "sampling"),
     (r"/verify(/|$)", "verify"),
     (r"/commit(/|$)", "commit"),
+    # the loop around a call at one of several widths has no other word: what it reads is read to score
+    (r"/width_\d+(/|$)", "score"),
 )
 
 

@@ -20,13 +20,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core import names, rngs
+from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import BoundModel, Controls, Packed, Params, Prompt, PyTree
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.loop import one_round
 from speccascade_jax.methods import table
 from speccascade_jax.methods.method import Method, Program, run
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.settings import AUTO, Settings
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Model, family_of
 from speccascade_jax.models.layers import fused_names
@@ -35,6 +36,7 @@ from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.pairs.head_files import Card, Head
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.stopping import acceptance_head
@@ -52,7 +54,7 @@ class Job:
 
     Attributes:
         target, draft: names of presets (`models.families.PRESETS`) or paths of checkpoints, of which only names and
-            shapes are read. A draft may be a word such as "exit:2".
+            shapes are read. A draft may be a word such as "exit:2"; `None`: the target drafts for itself.
         others: pairs of a name and a model, for further drafts.
         topology: "CHIP:SIZES" (`topologies.devices`).
         mesh: (data, model), as for `sc.Pair.load`; draft_whole: whether drafts are replicated on every device.
@@ -92,8 +94,8 @@ class Job:
         if "int8" in (self.dtype, self.draft_dtype) and tuple(self.mesh) != (1, 1):
             raise ValueError(f"mesh={tuple(self.mesh)}: 8-bit weights work on one device only: choose bfloat16")
         for name in ("batch", "prompt_length", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a number from 1 up")
+            whole(name, getattr(self, name), 1)
+        chip_of(self.topology)
 
     def as_values(self) -> dict[str, Any]:
         """Returns the job as values of JSON; settings that are not the usual ones, objects as texts."""
@@ -198,6 +200,11 @@ class Traced:
     def program(self) -> tuple[Program, Params]:
         """The engine, or the chain of generations, and the shapes of its parameters."""
         head = _ShapesHead.of(self.pair) if self.method.needs_head(self.settings) else None
+        if self.settings.block_size == AUTO:
+            raise ValueError(
+                "block_size='auto' chooses among programs by costs that are measured while it decodes, so it cannot be "
+                "compiled ahead: give a number"
+            )
         return self.method.program(self.pair, self.settings, (1,), head)
 
     @property

@@ -11,10 +11,11 @@ from speccascade_jax.core.types import STORED
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import ModelPair, Point
 from speccascade_jax.methods.generations import Alone
-from speccascade_jax.methods.settings import Settings
+from speccascade_jax.methods.settings import AUTO, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
 from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.preflight.compiling import DoesNotFitError
 from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.results.report.tables.grid import NONE, Grid
@@ -37,11 +38,26 @@ class Planned(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The report on a program, or the reason why it could not be compiled for the devices."""
+    """The report on a program, or the reason why there is none.
+
+    Attributes:
+        planned: the program.
+        report: the report; `None` if the program was not compiled.
+        error: why it was not.
+        too_large: whether it was not because it needs more memory than a device has.
+    """
 
     planned: Planned
     report: Report | None
     error: str = ""
+    too_large: bool = False
+
+    @property
+    def fits(self) -> str:
+        """Says whether the program fits: "yes", "no", or "error" if that is unknown."""
+        if self.report is not None:
+            return "yes" if self.report.fits else "no"
+        return "no" if self.too_large else "error"
 
 
 def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
@@ -74,13 +90,28 @@ def planned(
     """
     programs: dict[Job, Planned] = {}
     for point in points:
-        if isinstance(point.method, Speculation | Alone):
+        if _has_a_program(point):
             for job in _jobs(point, topology, mesh, prompt_length):
-                kind = replace(job, settings=_kind(job.settings))
+                kind = kind_of(job)
                 name = "models" if job.part == "prefill" else _title(point)
                 before = programs.get(kind, Planned(name, job, 0))
                 programs[kind] = before._replace(points=before.points + 1)
     return list(programs.values())
+
+
+def left_out(points: Iterable[Point]) -> list[str]:
+    """Returns the titles of methods without a program of their own."""
+    return list(dict.fromkeys(_title(point) for point in points if not _has_a_program(point)))
+
+
+def _has_a_program(point: Point) -> bool:
+    """Returns whether the method is one generation whose program does not depend on measured costs."""
+    return isinstance(point.method, Speculation | Alone) and point.settings.block_size != AUTO
+
+
+def kind_of(job: Job) -> Job:
+    """Returns the job with settings that differ only where its program does."""
+    return replace(job, settings=_kind(job.settings))
 
 
 def _title(point: Point) -> str:
@@ -151,12 +182,20 @@ def run(
         try:
             results.append(Result(program, report(program.job)))
         except (ValueError, RuntimeError) as error:
-            results.append(Result(program, None, str(error).splitlines()[0]))
+            too_large = isinstance(error, DoesNotFitError)
+            results.append(Result(program, None, str(error).splitlines()[0], too_large))
     return results
 
 
-def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int]) -> Grid:
-    """Returns the table of a sweep's programs on the devices of a topology."""
+def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int], missing: Sequence[str] = ()) -> Grid:
+    """Returns the table of a sweep's programs on the devices of a topology.
+
+    Args:
+        results: the programs with their reports.
+        topology: the devices.
+        mesh: (data, model).
+        missing: titles of methods without a program of their own (`left_out`).
+    """
     header = ["program", "batch", "fits", "GB a device", "HBM MB", "compute ms", "ops", "collectives", "ms", "bound by"]
     rows = [_row(result) for result in results]
     reports = [result.report for result in results if result.report is not None]
@@ -167,6 +206,10 @@ def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int]) -> Gri
         f"ms: the larger of HBM traffic ({chip.bandwidth / GB:,.0f} GB/s) and compute, plus collectives "
         f"({chip.latency * 1e6:g} µs each), up to that plus {chip.launch * 1e6:g} µs for each op.",
     ]
+    if not all(report.dumped for report in reports):
+        notes.append("Without final schedules compute is unknown, and small scalar instructions count as ops.")
+    if missing:
+        notes.append(f"Left out, without a program of their own: {', '.join(missing)}.")
     if assumed := sorted({line for report in reports for line in report.assumed if " × " in line}):
         notes.append(f"Assumed: {'; '.join(assumed)}.")
     return Grid(title=f"Programs compiled for {topology}", header=header, rows=rows, notes=notes)
@@ -176,18 +219,18 @@ def _row(result: Result) -> list[str]:
     job, report = result.planned.job, result.report
     name = result.planned.method if job.part == "round" else f"{result.planned.method}, {job.part}"
     if report is None:
-        return [name, str(job.batch), "no", *[NONE] * 7]
+        return [name, str(job.batch), result.fits, *[NONE] * 7]
     total, band = report.total, report.band
     return [
         name,
         str(job.batch),
-        "yes" if report.fits else "no",
+        result.fits,
         f"{report.memory.peak / GB:.2f}",
         f"{total.hbm_bytes / 1e6:,.0f}",
         f"{band.compute * 1e3:.2f}" if total.cycles else NONE,
         f"{total.ops:,.0f}",
         f"{total.collectives:,.0f}",
-        f"{band.low * 1e3:.2f} to {band.high * 1e3:.2f}",
+        f"{band.low * 1e3:.3g} to {band.high * 1e3:.3g}",
         band.bound,
     ]
 

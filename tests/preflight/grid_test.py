@@ -45,7 +45,6 @@ OTHERS = [
     case("early_exit", draft="exit:1"),
     case("lookup", draft="lookup"),
     case("tail", tail="draft", tail_size=2),
-    case("auto", block_size="auto"),
     case(
         "stack",
         others={"small": "DRAFT"},
@@ -104,6 +103,11 @@ def collectives(text):
     for kind in COLLECTIVES:
         count[kind] = text.count(f" {kind}(") + text.count(f" {kind}-start(")
     return +count
+
+
+def test_planned_block_lengths_are_refused_in_one_line():
+    with pytest.raises(ValueError, match="block_size='auto' chooses among programs .* give a number"):
+        compiling.compiled("t5", block_size="auto")
 
 
 @pytest.mark.parametrize("family", ["t5", "gemma"])

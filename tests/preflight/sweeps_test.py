@@ -7,6 +7,7 @@ from speccascade_jax.evaluation.points import Evaluation, ModelPair
 from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.preflight import sweeps
 from speccascade_jax.preflight.chips import CHIPS
+from speccascade_jax.preflight.compiling import DoesNotFitError
 from speccascade_jax.preflight.report import Costs, Memory, Report
 
 PAIR = ModelPair(name="published", target="t5_1_1_base", draft="t5_1_1_small", dtype="bfloat16")
@@ -69,11 +70,15 @@ def test_a_program_that_does_not_fit_is_refused_with_the_missing_bytes():
 
 def test_a_program_that_the_compiler_refuses_is_named():
     program = result().planned
-    failed = sweeps.run([program], lambda job: (_ for _ in ()).throw(ValueError("Used 20G of 15G hbm")), list)
-    assert sweeps.refusals(failed) == ["SpecDecode (round, batch 1): Used 20G of 15G hbm"]
-    assert sweeps.grid(failed, "v5e", (1, 1)).rows[0][:3] == ["SpecDecode", "1", "no"]
+    for error, outcome in (
+        (DoesNotFitError("5 bytes are missing"), "no"),
+        (RuntimeError("5 bytes are missing"), "error"),
+    ):
+        failed = sweeps.run([program], lambda job, error=error: (_ for _ in ()).throw(error), list)
+        assert sweeps.refusals(failed) == ["SpecDecode (round, batch 1): 5 bytes are missing"]
+        assert sweeps.grid(failed, "v5e", (1, 1)).rows[0][:3] == ["SpecDecode", "1", outcome]
 
 
 def test_the_table_shows_the_band_of_a_round():
     row = sweeps.grid([result(hbm_bytes=819e6, cycles=1.5e6, ops=500)], "v5e", (1, 1)).rows[0]
-    assert row == ["SpecDecode", "1", "yes", "1.00", "819", "1.00", "500", "0", "1.00 to 1.50", "memory"]
+    assert row == ["SpecDecode", "1", "yes", "1.00", "819", "1.00", "500", "0", "1 to 1.5", "memory"]
