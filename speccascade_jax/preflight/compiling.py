@@ -162,10 +162,12 @@ def analyse(
     text = compiled.as_text() or ""
     text = gpu.without_spaces(text) if on_gpu else text
     start = "prefill" if traced.job.part in ("prefill", "generation") else "unnamed"
-    module, engine = hlo.parse(text), traced.program[0]
+    module = hlo.parse(text)
+    engine = None if traced.job.part == "train" else traced.program[0]
     execution = execute(module, chosen, start, host_counts=on_gpu)
     kernels = [s.instruction.name for s in execution.steps if s.instruction.target in _KERNELS]
-    shapes = traced.cache_shapes if traced.job.part not in ("train", "prefill") else frozenset()
+    decodes = isinstance(engine, Engine) and traced.job.part != "prefill"
+    shapes = traced.cache_shapes if decodes else frozenset()
     return execution, Report(
         job=traced.job.as_values(),
         chip=chip_of(traced.job.topology).name,

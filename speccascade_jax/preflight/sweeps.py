@@ -10,7 +10,7 @@ from speccascade_jax.core.arrays import bucket
 from speccascade_jax.core.types import STORED
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.evaluation.points import ModelPair, Point
-from speccascade_jax.methods.generations import Alone
+from speccascade_jax.methods.generations import Alone, OracleMethod
 from speccascade_jax.methods.settings import AUTO, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
@@ -106,7 +106,8 @@ def left_out(points: Iterable[Point]) -> list[str]:
 
 def _has_a_program(point: Point) -> bool:
     """Returns whether the method is one generation whose program does not depend on measured costs."""
-    return isinstance(point.method, Speculation | Alone) and point.settings.block_size != AUTO
+    one = isinstance(point.method, Speculation | Alone) and not isinstance(point.method, OracleMethod)
+    return one and point.settings.block_size != AUTO
 
 
 def kind_of(job: Job) -> Job:

@@ -5,6 +5,7 @@ import collections
 import pytest
 
 from speccascade_jax.core.names import DRAFT, TARGET
+from speccascade_jax.methods.generations import OracleMethod
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
@@ -29,11 +30,12 @@ def case(name, **arguments):
     return pytest.param(arguments, id=name)
 
 
-ENGINES = [case(name, method=name, **numbers(row)) for name, row in METHODS.items() if isinstance(row, Speculation)]
+ONE = [name for name, row in METHODS.items() if isinstance(row, Speculation) and not isinstance(row, OracleMethod)]
+ENGINES = [case(name, method=name, **numbers(METHODS[name])) for name in ONE]
 CHAINS = [
     case(name, method=name, part="generation", **numbers(row))
     for name, row in METHODS.items()
-    if not isinstance(row, Speculation) and name not in (TARGET, DRAFT)
+    if name not in (*ONE, TARGET, DRAFT)
 ]
 OTHERS = [
     case("target_alone", part="target"),
