@@ -88,7 +88,7 @@ tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters co
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
 
 accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs that are not there (0.7 GB of libtpu), and hold the programs to figures
-	JAX_PLATFORMS=cpu $(ACCELERATORS)/bin/python -m pytest -rs -m accelerators $(IN_PROCESSES) tests/preflight
+	JAX_PLATFORMS=cpu $(ACCELERATORS)/bin/python -m pytest -rs -m accelerators -n $(TEST_PROCESSES) --dist loadgroup tests/preflight
 
 accelerators-gpu: $(ACCELERATORS)-gpu/.ready  ## the same for GPUs (5 GB), by hand
 	JAX_PLATFORMS=cpu $(ACCELERATORS)-gpu/bin/python -m pytest -rs -m accelerators_gpu $(IN_PROCESSES) tests/preflight

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None, reason="needs the compiler of TPUs: pip install libtpu"
     ),
+    pytest.mark.xdist_group("agreement"),
 ]
 ON_V5P = ("product", "turns", "update", "padded", "kernel_64")
 COMPILATIONS = {"v5e": [*PROGRAMS], "v5p": list(ON_V5P), "v5e models": [*MODELS]}

@@ -8,7 +8,7 @@ from speccascade_jax import checkpoints, preflight
 from speccascade_jax.models import memory_estimate
 from tests.support.compiling import needs_tpu_compiler
 
-pytestmark = [pytest.mark.accelerators, needs_tpu_compiler]
+pytestmark = [pytest.mark.accelerators, needs_tpu_compiler, pytest.mark.xdist_group("describe")]
 CONFIGURATIONS = [
     # target, rows, positions, dtype, devices, mesh; layouts pad the positions to 128
     ("t5_1_1_small", 1, 128, "bfloat16", "v5e", (1, 1)),

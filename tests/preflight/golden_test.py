@@ -13,7 +13,7 @@ from tests.support import compiling, golden_programs
 from tests.support.compiling import needs_tpu_compiler
 from tests.support.golden_programs import LARGE, TINY, differences
 
-pytestmark = [pytest.mark.accelerators, needs_tpu_compiler]
+pytestmark = [pytest.mark.accelerators, needs_tpu_compiler, pytest.mark.xdist_group("golden")]
 GOLDEN = json.loads(golden_programs.FILE.read_text())
 REMEDY = "if this change is meant, write the file anew: python -m tests.support.golden_programs"
 
