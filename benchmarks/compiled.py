@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from speccascade_jax import preflight
 from speccascade_jax.preflight.chips import chip_of
-from speccascade_jax.storage.files import expanded, rewrite
+from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 SETTINGS = {"method": "token_v3", "alpha": 0.5, "block_size": 5, "temperature": 1.0, "dtype": "bfloat16"}
 KEPT = 0.8
@@ -129,7 +129,8 @@ def _row(key: str, entry: Mapping[str, Any]) -> str:
     total, band = report.total, report.band
     peak = report.memory.peak / 1e9
     fits = f"{peak:.2f}" if report.fits else f"**{peak:.2f}** of {chip_of(report.chip).memory / 1e9:.2f}"
-    compiler = f"{report.compile_seconds:.0f}, {report.compile_memory / 1e9:.1f}"
+    memory = f"{report.compile_memory / 1e9:.1f}" if report.compile_memory else "–"
+    compiler = f"{report.compile_seconds:.0f}, {memory}"
     compute = f"{band.compute * 1e3:.2f}" if report.dumped else "–"
     return (
         f"{begin} {fits} | {total.hbm_bytes / 1e6:,.0f} | {compute} | {total.ops:,.0f} | {total.collectives:,.0f} | "
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables, compile nothing")
     arguments = parser.parse_args()
     path = expanded(arguments.output)
+    check_replaceable(path, start=_BEGIN)
     if not arguments.markdown:
         compile_all(path)
     print(markdown(read(path)))

@@ -104,10 +104,10 @@ def _progress(programs: Sequence[sweeps.Planned]) -> Iterator[sweeps.Planned]:
     begin = time.monotonic()
     for number, program in enumerate(programs):
         spent = time.monotonic() - begin
-        left = f", about {spent / number * (len(programs) - number) / 60:.0f} min left" if number else ""
+        remaining = f", about {spent / number * (len(programs) - number) / 60:.0f} min left" if number else ""
         job = program.job
         print(
-            f"compiling {number + 1} of {len(programs)}: {program.method}, {job.part}, batch {job.batch}{left}",
+            f"compiling {number + 1} of {len(programs)}: {program.method}, {job.part}, batch {job.batch}{remaining}",
             file=sys.stderr,
         )
         yield program

@@ -42,7 +42,7 @@ class Chip:
 
     Attributes:
         name: the first part of a topology's name.
-        memory: bytes of its HBM.
+        memory: bytes of its HBM that programs may fill.
         bandwidth: bytes per second between HBM and the core.
         flops: peak bfloat16 operations per second, without sparsity.
         clock: bundles per second of a TPU core; 0 for a GPU.
@@ -67,9 +67,9 @@ class Chip:
         return bool(self.target_config)
 
 
-def _tpu(name: str, gib: int, gigabytes_per_second: float, teraflops: float, gigahertz: float) -> Chip:
+def _tpu(name: str, gib: float, gigabytes_per_second: float, teraflops: float, gigahertz: float) -> Chip:
     return Chip(
-        name=name, memory=gib * GIB, bandwidth=gigabytes_per_second * 1e9, flops=teraflops * 1e12,
+        name=name, memory=int(gib * GIB), bandwidth=gigabytes_per_second * 1e9, flops=teraflops * 1e12,
         clock=gigahertz * 1e9,
     )  # fmt: skip
 
@@ -155,12 +155,13 @@ _B200 = replace(
 CHIPS = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 32, 1200, 275, 1.05),
-        _tpu("v5e", 16, 819, 197, 1.5),
-        _tpu("v5p", 95, 2765, 459, 1.75),
-        _tpu("v6e", 32, 1638, 918, 1.75),
+        # memories are the limits that libtpu 0.0.42.1 names when it refuses a program, a little below the chips' own
+        _tpu("v4", 30.75, 1200, 275, 1.05),
+        _tpu("v5e", 15.75, 819, 197, 1.5),
+        _tpu("v5p", 95.74, 2765, 459, 1.75),
+        _tpu("v6e", 31.25, 1638, 918, 1.75),
         # two devices on a chip, each with half of its memory and speed
-        _tpu("tpu7x", 96, 3690, 1153, 2.2),
+        _tpu("tpu7x", 94.75, 3690, 1153, 2.2),
         *(gpu.chip for gpu in (_A100, _H100, _H200, _B200)),
     )
 }

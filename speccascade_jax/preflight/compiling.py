@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 
-from speccascade_jax.engine.engine import Engine
 from speccascade_jax.preflight import bundles, gpu, hlo, report
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
@@ -99,15 +98,15 @@ def assumptions(
         catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
             was kept whole, or none if the rule keeps the cache complete.
         rounds: rounds of a whole generation; `None`: as few as there can be, each draft kept.
-        loops: pattern of a loop's scope -> iterations, in place of the usual ones.
+        loops: pattern of a loop's scope -> iterations, in place of the usual ones; each must fit a loop.
 
     Raises:
         ValueError: a negative number.
     """
-    engine = traced.program[0] if traced.job.part != "train" else None
-    block = engine.block if isinstance(engine, Engine) else 0
+    engine = traced.one_engine
+    block = 0 if engine is None else engine.block
     steps = (traced.drafted if block else 1) if drafted is None else drafted
-    complete = isinstance(engine, Engine) and block > 0 and engine.complete
+    complete = engine is not None and block > 0 and engine.complete
     missing_calls = float(not complete) if catching_up is None else catching_up
     fewest = -(-traced.job.max_new_tokens // (block + 1)) if rounds is None else rounds
     counts = {"drafted": steps, "catching_up": missing_calls, "rounds": fewest, **(loops or {})}
@@ -122,7 +121,7 @@ def assumptions(
         DRAFT: steps,
         ROUNDS: fewest,
     }
-    return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced))
+    return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced), needed=tuple(loops or ()))
 
 
 def _branches(traced: Traced) -> dict[str, int]:
@@ -162,19 +161,17 @@ def analyse(
     text = compiled.as_text() or ""
     text = gpu.without_spaces(text) if on_gpu else text
     start = "prefill" if traced.job.part in ("prefill", "generation") else "unnamed"
-    module = hlo.parse(text)
-    engine = None if traced.job.part == "train" else traced.program[0]
+    module, engine = hlo.parse(text), traced.one_engine
     execution = execute(module, chosen, start, host_counts=on_gpu)
     kernels = [s.instruction.name for s in execution.steps if s.instruction.target in _KERNELS]
-    decodes = isinstance(engine, Engine) and traced.job.part != "prefill"
-    shapes = traced.cache_shapes if decodes else frozenset()
+    shapes = traced.cache_shapes if engine is not None and traced.job.part != "prefill" else frozenset()
     return execution, Report(
         job=traced.job.as_values(),
         chip=chip_of(traced.job.topology).name,
         memory=_memory(compiled),
         stages=report.account(execution, cycles),
         more=_more(module, cycles, chosen) if traced.job.part == "round" else {},
-        complete=isinstance(engine, Engine) and engine.complete,
+        complete=engine is not None and engine.complete,
         cache_copies=report.cache_copies(execution, shapes),
         kernels=kernels,
         f64=text.count("f64["),
@@ -258,8 +255,8 @@ def _answer(done: subprocess.CompletedProcess[bytes]) -> Report:
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing was printed"])[-1]
-        raise RuntimeError(f"the compiling process ended with status {done.returncode}: {said}") from None
+        last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing was printed"])[-1]
+        raise RuntimeError(f"the compiling process ended with status {done.returncode}: {last_line}") from None
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (DoesNotFitError, ValueError, ImportError, FileNotFoundError)}
         raise kinds.get(answer["error"], RuntimeError)(answer["message"])

@@ -16,14 +16,12 @@ from typing import Any
 from speccascade_jax import preflight
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.evaluation.points import ModelPair
-from speccascade_jax.pairs.derived import is_derived
-from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.report import Costs, Report, band
+from speccascade_jax.preflight.sweeps import models_of
 from speccascade_jax.results.store import program_costs
 from speccascade_jax.results.store.program_costs import Hardware
 from speccascade_jax.results.store.record import Record, Row
-from speccascade_jax.storage.files import expanded
 
 Compile = Callable[..., Report]
 """A function with the arguments and results of `preflight.report`."""
@@ -147,18 +145,14 @@ def per_call(
     Raises:
         ImportError, FileNotFoundError, ValueError: as in `complete`.
     """
-    others = [f"{name}={path}" for name, path in pair.others.items()]
-    named = {"pair": pair.name, "others": others} | (
-        {"target": pair.target, "draft": pair.draft} if pair.target else {}
-    )
-    models = _models(named)
-    sources = {"target": None, "draft": models["draft"], **models["others"]}
+    target, draft, others = models_of(pair)
+    sources = {"target": None, "draft": draft, **others}
     shared = {"topology": topology, "mesh": pair.mesh, "draft_whole": pair.draft_whole, "dtype": dtype}
     shared |= {"prompt_length": prompt_length, "max_new_tokens": max_new_tokens}
     costs = dict[str, float]()
     for name, source in sources.items():
         part = "target" if source is None else "draft"
-        seconds = compile_report(models["target"], source, part=part, **shared).band
+        seconds = compile_report(target, source, part=part, **shared).band
         costs[name] = 1e6 * (seconds.low + start * seconds.starts)
         print(f"compiled for {topology}: a call of {name} takes {costs[name]:.3g} µs", file=sys.stderr)
     return costs
@@ -166,14 +160,9 @@ def per_call(
 
 def _models(program: Mapping[str, Any]) -> Row:
     """Returns the paths or presets of a program's models."""
+    if "target" in program and "draft" not in program:  # the target alone
+        return {"target": program["target"], "draft": None, "others": {}}
     others = dict(text.split("=", 1) for text in program.get("others", ()))
-    others = {name: source if is_derived(source) else str(expanded(source)) for name, source in others.items()}
-    if "target" in program:
-        return {"target": program["target"], "draft": program.get("draft"), "others": others}
-    if program["pair"] in DATA_PAIRS:
-        target, draft, _ = find_data_pair(program["pair"])
-    else:
-        folder, _ = find_pair(program["pair"])
-        target, draft = folder / "target", folder / "draft"
-        others = {path.name: str(path) for path in sorted(folder.glob("drafts/*")) if path.is_dir()} | others
-    return {"target": str(target), "draft": str(draft), "others": others}
+    named = {name: program[name] for name in ("target", "draft") if name in program}
+    target, draft, others = models_of(ModelPair(name=program.get("pair", "custom"), others=others, **named))
+    return {"target": target, "draft": draft, "others": others}

@@ -44,10 +44,19 @@ class Assumptions:
             once.
         branches: pattern of a conditional's scope and its number of branches ("sampling/case/cond:3") -> the branch
             that is taken. Where no pattern matches, the branch with most instructions counts.
+        needed: patterns of `loops` that must fit a loop, because a user wrote them.
     """
 
     loops: Mapping[str, float] = field(default_factory=dict)
     branches: Mapping[str, int] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+
+    def check(self, module: Module) -> None:
+        """Raises a ValueError if a `needed` pattern fits no loop of the program; names the loops."""
+        scopes = sorted({part.scope for computation in module for part in computation.instructions if _is_loop(part)})
+        for pattern in self.needed:
+            if not any(re.search(pattern, scope) for scope in scopes):
+                raise ValueError(f"loops={{{pattern!r}: …}} fits no loop of the program: its loops are {scopes}")
 
     def iterations(self, loop: Instruction, counted: int | None = None) -> tuple[float, str]:
         """Returns a loop's iterations, and what was assumed; the text is empty if the program says it itself.
@@ -66,8 +75,8 @@ class Assumptions:
 
     def branch(self, conditional: Instruction) -> int | None:
         """Returns the branch that a conditional takes; `None` if no pattern matches."""
-        said = f"{conditional.scope}:{len(conditional.branches)}"
-        return next((index for pattern, index in self.branches.items() if re.search(pattern, said)), None)
+        scope = f"{conditional.scope}:{len(conditional.branches)}"
+        return next((index for pattern, index in self.branches.items() if re.search(pattern, scope)), None)
 
 
 @dataclass(frozen=True)
@@ -119,9 +128,14 @@ def execute(module: Module, assumptions: Assumptions, start: str = "unnamed", ho
         host_counts: whether the host counts the iterations of loops whose number is known, so that their conditions do
             not run (GPUs).
     """
+    assumptions.check(module)
     walk = _Walk(module, assumptions, host_counts)
     steps = tuple(walk.computation(module.entry, 1.0, start, False))
     return Execution(module, steps, tuple(dict.fromkeys(walk.assumed)), tuple(walk.decisions))
+
+
+def _is_loop(instruction: Instruction) -> bool:
+    return instruction.opcode == "while"
 
 
 class _Walk:
@@ -133,16 +147,16 @@ class _Walk:
         computation = self.module.computations[name]
         for instruction in computation.instructions:
             named = stage_of(instruction.scope)
-            here = named or _stage_of_users(computation, instruction) or stage
-            if instruction.opcode == "while":
-                yield from self._loop(computation, instruction, times, here)
+            current = named or _stage_of_users(computation, instruction) or stage
+            if _is_loop(instruction):
+                yield from self._loop(computation, instruction, times, current)
             elif instruction.opcode == "conditional":
-                self.decisions.append(Step(instruction, name, times, here, in_loop, bool(named)))
-                yield from self._conditional(instruction, times, here, in_loop)
+                self.decisions.append(Step(instruction, name, times, current, in_loop, bool(named)))
+                yield from self._conditional(instruction, times, current, in_loop)
             elif instruction.opcode == "call":
-                yield from self.computation(str(instruction.called("to_apply")), times, here, in_loop)
+                yield from self.computation(str(instruction.called("to_apply")), times, current, in_loop)
             elif not is_free(instruction):
-                yield Step(instruction, name, times, here, in_loop, bool(named))
+                yield Step(instruction, name, times, current, in_loop, bool(named))
 
     def _loop(self, around: Computation, loop: Instruction, times: float, stage: str) -> Iterator[Step]:
         count, said = self.assumptions.iterations(loop, trips.trip_count(self.module, around, loop))
@@ -159,8 +173,8 @@ class _Walk:
         chosen = self.assumptions.branch(conditional)
         if chosen is None:
             before = list(self.assumed), list(self.decisions)
-            ways = [list(self.computation(name, times, stage, in_loop)) for name in conditional.branches]
-            chosen = max(range(len(ways)), key=lambda number: len(ways[number]))
+            bodies = [list(self.computation(name, times, stage, in_loop)) for name in conditional.branches]
+            chosen = max(range(len(bodies)), key=lambda number: len(bodies[number]))
             self.assumed, self.decisions = before
         self.assumed.append(f"branch {chosen} of {len(conditional.branches)} at {_short(conditional.scope)}")
         yield from self.computation(conditional.branches[chosen], times, stage, in_loop)

@@ -7,7 +7,6 @@ functions that are compiled are those that `decode`, sweeps and training run.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -208,14 +207,20 @@ class Traced:
         return self.method.program(self.pair, self.settings, (1,), head)
 
     @property
+    def one_engine(self) -> Engine | None:
+        """The engine; `None` for a training step and for methods that run more than one generation."""
+        program = None if self.job.part == "train" else self.program[0]
+        return program if isinstance(program, Engine) else None
+
+    @property
     def engine(self) -> Engine:
         """The engine.
 
         Raises:
             ValueError: the method runs more than one generation.
         """
-        program = self.program[0]
-        if not isinstance(program, Engine):
+        program = self.one_engine
+        if program is None:
             raise ValueError(
                 f"{self.method.called} runs more than one generation, so it has no {self.job.part}: compile "
                 f"part='generation', or the parts 'target' and 'draft'"
@@ -364,13 +369,3 @@ def _with_vocabulary(bound: BoundModel, size: int) -> BoundModel:
     rows = model.config.num_embeddings
     config = dataclasses.replace(model.config, vocab_size=size, missing_rows=max(0, size - rows))
     return BoundModel(params=bound.params, model=dataclasses.replace(model, config=config))
-
-
-def parameter_bytes(bound: BoundModel) -> int:
-    """Returns the bytes of a model's parameters on one device."""
-
-    def size(leaf: Any) -> int:
-        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
-        return math.prod(shape) * leaf.dtype.itemsize
-
-    return sum(size(leaf) for leaf in jax.tree.leaves(bound.params))

@@ -13,12 +13,15 @@ from speccascade_jax.evaluation.points import ModelPair, Point
 from speccascade_jax.methods.generations import Alone, OracleMethod
 from speccascade_jax.methods.settings import AUTO, Settings
 from speccascade_jax.methods.speculation import Speculation
+from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.pairs.pair import DATA_PAIRS, find_data_pair, find_pair
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.compiling import DoesNotFitError
 from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.results.report.tables.grid import NONE, Grid
+from speccascade_jax.results.store.program_costs import same_branch
+from speccascade_jax.storage.files import expanded
 
 GB = 1e9
 
@@ -61,17 +64,20 @@ class Result(NamedTuple):
 
 
 def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
-    """Returns the paths or names of the target, the draft and the further drafts that a point names."""
-    others = {name: str(path) for name, path in source.others.items()}
+    """Returns the paths or names of the target, the draft and the further drafts of a pair; no weights are read.
+
+    Raises:
+        ValueError, FileNotFoundError: the pair is not on this machine.
+    """
+    others = {name: path if is_derived(path) else str(expanded(path)) for name, path in source.others.items()}
     if source.target is not None and source.draft is not None:
         return source.target, source.draft, others
     if source.name in DATA_PAIRS:
         target, draft, _ = find_data_pair(source.name)
         return str(target), str(draft), others
     folder, _ = find_pair(source.name)
-    drafts = folder / "drafts"
-    inside = {path.name: str(path) for path in sorted(drafts.iterdir())} if drafts.is_dir() else {}
-    return str(folder / "target"), str(folder / "draft"), inside | others
+    others = {path.name: str(path) for path in sorted(folder.glob("drafts/*")) if path.is_dir()} | others
+    return str(folder / "target"), str(folder / "draft"), others
 
 
 def planned(
@@ -106,8 +112,8 @@ def left_out(points: Iterable[Point]) -> list[str]:
 
 def _has_a_program(point: Point) -> bool:
     """Returns whether the method is one generation whose program does not depend on measured costs."""
-    one = isinstance(point.method, Speculation | Alone) and not isinstance(point.method, OracleMethod)
-    return one and point.settings.block_size != AUTO
+    single = isinstance(point.method, Speculation | Alone) and not isinstance(point.method, OracleMethod)
+    return single and point.settings.block_size != AUTO
 
 
 def kind_of(job: Job) -> Job:
@@ -153,9 +159,7 @@ def _on_accelerators(dtype: str) -> str:
 
 def _kind(settings: Settings) -> Settings:
     """Returns settings that differ only where the program differs, or the branches of sampling that it takes."""
-    heat = settings.temperature
-    # every temperature but 0 and 1 takes the same branch
-    return replace(settings, alpha=None, stop_threshold=None, temperature=heat if heat in (0.0, 1.0) else 0.5)
+    return replace(settings, alpha=None, stop_threshold=None, temperature=same_branch(settings.temperature))
 
 
 def _of_prefill(settings: Settings) -> Settings:

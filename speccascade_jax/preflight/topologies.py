@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -106,19 +105,3 @@ def mesh_of(topology: str, shape: Sequence[int]) -> Mesh | None:
 def sharding_of(topology: str, mesh: Mesh | None, spec: PartitionSpec = PartitionSpec()) -> Sharding:  # noqa: B008
     """Returns the layout of an array on a mesh, or on the topology's first device without a mesh."""
     return SingleDeviceSharding(devices(topology)[0]) if mesh is None else NamedSharding(mesh, spec)
-
-
-def host_count(topology: str) -> int:
-    """Returns the number of hosts of a topology."""
-    return len({device.process_index for device in devices(topology)})
-
-
-def chip(topology: str) -> Chip:
-    """Returns the chip of a topology."""
-    return chip_of(topology)
-
-
-def size_of(topology: str) -> int:
-    """Returns the number of devices in a topology's name, without asking its compiler."""
-    sizes = topology.split(":")[1] if ":" in topology else SMALLEST[chip_of(topology).name]
-    return math.prod(int(size) for size in sizes.split("x"))

@@ -101,10 +101,10 @@ def _step(module: Module, body: Computation, index: int) -> int | None:
     advance = _same(body, body.root.operands[index])
     if advance is None or advance.opcode not in ("add", "subtract"):
         return None
-    left, right = advance.operands
-    if _element_of(body, left) != index and advance.opcode == "add":
-        left, right = right, left
-    step = _value(module, body, right)
-    if _element_of(body, left) != index or step is None:
+    counter, change = advance.operands
+    if _element_of(body, counter) != index and advance.opcode == "add":
+        counter, change = change, counter
+    step = _value(module, body, change)
+    if _element_of(body, counter) != index or step is None:
         return None
     return step if advance.opcode == "add" else -step

@@ -67,12 +67,12 @@ def account_of(text: str, dump: Path, assumed: Assumptions) -> Costs:
 
 @pytest.mark.parametrize(("place", "name"), CASES)
 def test_two_readers_agree(reading, place, name):
-    both = reading(place, name)
-    assert both.costs.hbm_bytes == pytest.approx(both.second.hbm, rel=0.03)
-    assert both.costs.cycles == pytest.approx(both.second.cycles, rel=0.05)
-    assert both.costs.ops == pytest.approx(both.second.ops, rel=0.05)
-    assert both.costs.transfers == both.second.transfers
-    assert both.costs.collectives == both.second.messages
+    readers = reading(place, name)
+    assert readers.costs.hbm_bytes == pytest.approx(readers.second.hbm, rel=0.03)
+    assert readers.costs.cycles == pytest.approx(readers.second.cycles, rel=0.05)
+    assert readers.costs.ops == pytest.approx(readers.second.ops, rel=0.05)
+    assert readers.costs.transfers == readers.second.transfers
+    assert readers.costs.collectives == readers.second.messages
 
 
 @pytest.mark.parametrize(("place", "name"), [case for case in CASES if case[1] in PROGRAMS])

@@ -9,6 +9,7 @@ import pytest
 from speccascade_jax import preflight
 from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.preflight import costs
+from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.results.store import program_costs
 from speccascade_jax.results.store.program_costs import Hardware
@@ -104,7 +105,7 @@ def test_a_method_that_cannot_be_compiled_is_noted_and_not_tried_again(tmp_path,
 
 
 def test_a_program_larger_than_the_memory_is_refused(tmp_path):
-    entries, _ = completed(tmp_path / "a.costs.json", Compiler(peak=16 * 2**30 + 5))
+    entries, _ = completed(tmp_path / "a.costs.json", Compiler(peak=chip_of("v5e").memory + 5))
     assert {x.get("refused") for x in entries.values()} == {"it needs 5 bytes more than v5e has"}
 
 

@@ -44,8 +44,8 @@ def anew(monkeypatch):
 
 def turned(x):
     """Returns `x` after two turns that XLA cannot undo: passes over the whole array."""
-    there = jax.lax.optimization_barrier(x[:, ::-1])
-    return jax.lax.optimization_barrier(there[:, ::-1])
+    reversed_once = jax.lax.optimization_barrier(x[:, ::-1])
+    return jax.lax.optimization_barrier(reversed_once[:, ::-1])
 
 
 @pytest.mark.usefixtures("anew")

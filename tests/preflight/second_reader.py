@@ -421,18 +421,18 @@ class Schedule:
         """Returns how often every bundle runs when a loop, or the whole schedule, is entered once."""
         last = min(self.size, end + 5) if loop else self.size
         total = np.zeros(last - begin)
-        inner = [each for each in self.loops if begin <= each[0] and each[1] <= end and each != loop]
-        inner = [each for each in inner if not any(o[0] <= each[0] and each[1] <= o[1] and o != each for o in inner)]
+        inner = [other for other in self.loops if begin <= other[0] and other[1] <= end and other != loop]
+        inner = [part for part in inner if not any(o[0] <= part[0] and part[1] <= o[1] and o != part for o in inner)]
         jumps = [jump for jump in self.jumps if begin <= jump[0] <= end and jump[3] > jump[0]]
         jumps = [jump for jump in jumps if not any(o[0] <= jump[0] <= o[1] for o in inner)]
         for turn in range(1_000_000):
             self.join(begin, turn)
             turned = np.ones(last - begin)
-            for each in inner:
-                guard = any(self.taken(j) and j[0] + 5 <= each[0] < j[3] for j in jumps)
+            for part in inner:
+                guard = any(self.taken(j) and j[0] + 5 <= part[0] < j[3] for j in jumps)
                 if not guard:
-                    inside = self.weights(each[0], each[1], each)
-                    turned[each[0] - begin : each[0] - begin + len(inside)] *= inside
+                    inside = self.weights(part[0], part[1], part)
+                    turned[part[0] - begin : part[0] - begin + len(inside)] *= inside
             for jump in jumps:
                 if self.taken(jump):
                     turned[jump[0] + 5 - begin : max(jump[0] + 5, jump[3]) - begin] = 0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from speccascade_jax.preflight import topologies
+from speccascade_jax.preflight.chips import chip_of
 
 
 @pytest.mark.parametrize(
@@ -29,5 +30,5 @@ def test_a_compiler_is_asked_for_whole_chips(
     monkeypatch.setattr(topologies.topologies, "get_topology_desc", describe)
     ((topology_name, platform, got),) = topologies.devices.__wrapped__(asked)
     assert topology_name == name
-    assert got.pop("target_config", "") == topologies.chip(asked).target_config
+    assert got.pop("target_config", "") == chip_of(asked).target_config
     assert (platform, got) == ("cuda" if "topology" in options else "tpu", options)

@@ -28,6 +28,7 @@ MODELS = {
     "tiny_gemma": _GEMMA,
     "tiny_gemma_draft": dataclasses.replace(_GEMMA, num_layers=1),
 }
+SMALL = {"topology": "v5e", "prompt_length": 16, "max_new_tokens": 16}
 PAIRS = {"t5": ("tiny_t5", "tiny_t5_draft"), "gemma": ("tiny_gemma", "tiny_gemma_draft")}
 
 
@@ -54,5 +55,5 @@ def compiled(family, **arguments):
     """Returns a tiny pair's program, compiled for a TPU v5e unless a topology is given, and the report on it."""
     known_models()
     target, draft = PAIRS[family]
-    arguments = {"draft": draft, "topology": "v5e", "prompt_length": 16, "max_new_tokens": 16} | arguments
+    arguments = {"draft": draft} | SMALL | arguments
     return _compiled(preflight.job_of(target, **arguments))

@@ -35,8 +35,8 @@ TINY = {
 def figures(report):
     """Returns the figures of a report that are held."""
     total = report.total
-    held = {"hbm_bytes": total.hbm_bytes, "ops": total.ops, "collectives": total.collectives}
-    return held | {"cycles": total.cycles, "temporaries": report.memory.temporaries, "code": report.memory.code}
+    values = {"hbm_bytes": total.hbm_bytes, "ops": total.ops, "collectives": total.collectives}
+    return values | {"cycles": total.cycles, "temporaries": report.memory.temporaries, "code": report.memory.code}
 
 
 @functools.cache
@@ -50,9 +50,9 @@ def tiny(name):
     return figures(compiling.compiled(family, **arguments)[1])
 
 
-def differences(held, golden):
+def differences(values, golden):
     """Returns the names of figures that differ by more than the tolerance."""
-    return [name for name, value in golden.items() if abs(held[name] - value) > TOLERANCE * max(abs(value), 1)]
+    return [name for name, value in golden.items() if abs(values[name] - value) > TOLERANCE * max(abs(value), 1)]
 
 
 if __name__ == "__main__":

@@ -101,15 +101,16 @@ def _models(point: Point, hardware: Hardware) -> Row:
 
 def _sampling(point: Point) -> Row:
     """Returns settings of sampling that take the same branches of the program as the point's."""
-
-    def heat(temperature: float) -> float:
-        return temperature if temperature in (0, 1) else 0.5
-
     drafts = point["draft_temperature"]
-    chosen: Row = {"temperature": heat(point["temperature"])}
-    chosen |= {"draft_temperature": heat(drafts)} if drafts is not None else {}
+    chosen: Row = {"temperature": same_branch(point["temperature"])}
+    chosen |= {"draft_temperature": same_branch(drafts)} if drafts is not None else {}
     chosen |= {"top_p": 0.9} if point["top_p"] < 1 else {}
     return chosen | ({"top_k": 40} if point["top_k"] else {})
+
+
+def same_branch(temperature: float) -> float:
+    """Returns the temperature for which programs are compiled: all but 0 and 1 take the same branch of sampling."""
+    return temperature if temperature in (0, 1) else 0.5
 
 
 def key(program: Mapping[str, Any]) -> str:

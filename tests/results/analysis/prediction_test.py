@@ -124,8 +124,8 @@ def test_counts_of_another_machine_give_the_same_tables():
 
 def test_each_hardware_has_panels_of_its_own():
     records = made.records()
-    both = [r for place in (V5E, H100) for r in prediction.predict(records, place, made.of(records, V5E, H100))]
-    shown = panels.panels(records + both)
+    predicted = [r for place in (V5E, H100) for r in prediction.predict(records, place, made.of(records, V5E, H100))]
+    shown = panels.panels(records + predicted)
     assert [panel.predicted for panel in shown] == ["", "v5e", "h100"]
     assert [panel.title().partition(", predicted for ")[2] for panel in shown] == ["", "v5e", "h100"]
 

@@ -16,12 +16,12 @@ def bound_grid(panel: Panel) -> Grid:
     bootstrap = Bootstrap()
     header = ["Method", "α", "ms per example", "speed-up", "[low, high]", "bound by", *(f"{part} ms" for part in PARTS)]
     rows = [_row(spot, bootstrap) for spot in (*panel.ends, *panel.spots)]
-    said = (
+    reading = (
         "Parts of the time of an example: memory and compute overlap, and the larger one counts; ops is the largest "
         "time of starting ops. Bound by: the largest part at the low end, where starting an op is free, or at the high "
         "end."
     )
-    return Grid(title=panel.title(), header=header, rows=rows, notes=[panel.sizes(), said, *notes(panel)])
+    return Grid(title=panel.title(), header=header, rows=rows, notes=[panel.sizes(), reading, *notes(panel)])
 
 
 def _row(spot: Spot, bootstrap: Bootstrap) -> list[str]:
@@ -43,16 +43,16 @@ def notes(panel: Panel) -> list[str]:
     records = [record for record in panel.records if "predicted" in record]
     if not records:
         return []
-    said = [_source(records)]
+    sentences = [_source(records)]
     if launch := next((r["predicted"]["launch"] for r in records if "launch" in r["predicted"]), None):
-        said.append(
+        sentences.append(
             f"[low, high] of a latency or speed-up: the band of the cost of starting an op, 0 to {1e6 * launch:g} µs, "
             "and the 95% bootstrap over examples; the number itself assumes half of the largest cost. Method and "
             "target pay the same cost."
         )
     if any(record["point"]["stop"] not in (None, "fixed") for record in records):
-        said.append("Blocks that a stop policy ends early are scored at the widest of the program's widths.")
-    return said + list(_refusals(records))
+        sentences.append("Blocks that a stop policy ends early are scored at the widest of the program's widths.")
+    return sentences + list(_refusals(records))
 
 
 def _source(records: Sequence[Record]) -> str:
@@ -64,15 +64,16 @@ def _source(records: Sequence[Record]) -> str:
         for fact in facts
         if "versions" in fact
     )
-    said = (
+    sentence = (
         f"Latencies are predicted from the compiled program for {first['topology']}"
         f"{' (' * bool(versions)}{'; '.join(versions)}{')' * bool(versions)}, not measured: batch 1, {first['dtype']}, "
         f"mesh {first['mesh'][0]} × {first['mesh'][1]}, prompts of {first['prompt_length']} tokens"
     )
     if first["models"]:
-        said += f", with the shapes of {' and '.join(first['models'])} in place of the models that were measured"
+        sentence += f", with the shapes of {' and '.join(first['models'])} in place of the models that were measured"
     counted = ", ".join(sorted({fact["counted_in"] for fact in facts}))
-    return f"{said}. The counts of calls are measured on other hardware, in {counted}. The host's time is not included."
+    measured = f"The counts of calls are measured on other hardware, in {counted}"
+    return f"{sentence}. {measured}. The host's time is not included."
 
 
 def _refusals(records: Sequence[Record]) -> Iterator[str]:
