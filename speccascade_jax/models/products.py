@@ -14,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.core.types import Array, Packed, Params
+from speccascade_jax.models.sharding import gathered
 from speccascade_jax.runtime import products
 
 _LARGEST = 127
@@ -72,6 +73,7 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`."""
         kernel = _parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
+        kernel = gathered(kernel, self.dtype, self.path, "kernel")
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
         if not self.use_bias:
             return y
@@ -100,13 +102,14 @@ class Embed(nn.Module):
             return self.embedding.rows(tokens).astype(self.dtype)
         # A draft's table may lack rows for the last ids (`missing_rows`). Such an id reads the last row, as it does in
         # a packed table.
-        return jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(self.dtype)
+        table = gathered(self.embedding, self.dtype, self.path, "embedding")
+        return jnp.take(table, tokens, axis=0, mode="clip").astype(self.dtype)
 
     def attend(self, x: Array) -> Array:
         """Returns the products of `x` `[B, T, E]` with all rows of the table, float32 `[B, T, V]`."""
         if isinstance(self.embedding, Packed):
             return multiply(x, self.embedding, self.dtype)
-        table = jnp.asarray(self.embedding, self.dtype)
+        table = jnp.asarray(gathered(self.embedding, self.dtype, self.path, "embedding"), self.dtype)
         return jnp.einsum("bte,ve->btv", x, table, preferred_element_type=jnp.float32)
 
 

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh as Mesh
@@ -54,17 +55,25 @@ SPREAD = ("num_heads", "num_kv_heads", "d_ff", "num_embeddings")
 """Sizes of a configuration that the length of the mesh's `model` axis must divide."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+_GATHERS: ContextVar[bool] = ContextVar("gathers", default=False)
 
 
 @contextmanager
-def under(mesh: Mesh | None) -> Iterator[None]:
-    """Sets the mesh that this module's functions use inside the `with` block, in which a model is traced."""
+def under(mesh: Mesh | None, gathers: bool = False) -> Iterator[None]:
+    """Sets the mesh that this module's functions use inside the `with` block, in which a model is traced.
+
+    Args:
+        mesh: the devices; `None`: a single one.
+        gathers: whether parameters are also spread along `data`, as training spreads them, so that each layer gathers
+            its own before it multiplies (`gathered`).
+    """
     # The mesh is a context variable, because Flax modules are built from the configuration, which holds no mesh.
-    token = _MESH.set(mesh)
+    tokens = _MESH.set(mesh), _GATHERS.set(gathers)
     try:
         yield
     finally:
-        _MESH.reset(token)
+        _MESH.reset(tokens[0])
+        _GATHERS.reset(tokens[1])
 
 
 def shards() -> int:
@@ -91,6 +100,23 @@ def constrain(x: Array, spec: P) -> Array:
     """Constrains the layout of `x` on the mesh to `spec`; returns `x` unchanged without a mesh."""
     mesh = _MESH.get()
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
+def gathered(parameter: Array, dtype: str, path: Sequence[str], name: str) -> Array:
+    """Returns a layer's parameter in `dtype`, with its parts along the mesh's `data` axis gathered.
+
+    Outside of training, parameters have no such parts, and the parameter is returned as it is.
+
+    Args:
+        parameter: the parameter.
+        dtype: dtype of the computation.
+        path: the path of the Flax module that owns the parameter.
+        name: the parameter's name in this module.
+    """
+    if _MESH.get() is None or not _GATHERS.get():
+        return parameter
+    # the cast comes first, so that devices send 16 bits, not 32; without the constraint, XLA may gather activations
+    return constrain(jnp.asarray(parameter, dtype), spec_of("/".join((*path, name))))
 
 
 def spec_of(path: str) -> P:

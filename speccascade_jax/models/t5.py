@@ -159,28 +159,41 @@ class Attention(nn.Module):
         # cross-attention is not computed in chunks.
         long = deterministic and queries.shape[1] > CHUNK and biases[0].shape[2] > 1
         attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
-        specs = (HEADS, HEADS, HEADS, *map(_spread, biases))
-        mixed = local(partial(attend, deterministic=deterministic), specs, COLUMNS)(queries, *keys_values, *biases)
+        kept = () if deterministic else (self._kept(queries, keys_values),)
+        extra = (*kept, *biases)
+        specs = (HEADS, HEADS, HEADS, *map(_spread, extra))
+        mixed = local(partial(attend, drops=bool(kept)), specs, COLUMNS)(queries, *keys_values, *extra)
         return self.out(mixed)
 
+    def _kept(self, queries: Array, keys_values: KeysValues) -> Array:
+        """Returns dropout's factors of the attention weights, `[B, H, 1, S]`: 0 if dropped, else above 1."""
+        # drawn for all devices at once: inside `local` every device would draw the bits of the first rows and heads
+        heads, slots = self.config.num_heads, keys_values[1].shape[1]
+        ones = jnp.ones((queries.shape[0] // heads, heads, 1, slots), keys_values[1].dtype)
+        return self.drop(ones, deterministic=False)
+
     def _attend_in_chunks(
-        self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, deterministic: bool
+        self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, drops: bool
     ) -> Array:
         """Computes `_attend` in chunks of `CHUNK` tokens; only the first bias has an axis of tokens."""
 
         def attend(part: Array, part_bias: Array) -> Array:
-            return self._attend(part, keys, values, part_bias, *biases, deterministic=deterministic)
+            return self._attend(part, keys, values, part_bias, *biases, drops=drops)
 
         return in_chunks(attend, CHUNK, queries.shape[1], 1, (queries, 1), (bias, 2))
 
-    def _attend(self, queries: Array, keys: Array, values: Array, *biases: Array, deterministic: bool) -> Array:
-        """Returns each token's weighted sum of the values, `[B, T, H * K]`."""
-        heads = self.config.num_heads // shards()
+    def _attend(self, queries: Array, keys: Array, values: Array, *extra: Array, drops: bool) -> Array:
+        """Returns each token's weighted sum of the values, `[B, T, H * K]`.
+
+        `extra` holds the biases; if `drops`, dropout's factors (`_kept`) come before them.
+        """
+        heads, biases = self.config.num_heads // shards(), extra[int(drops) :]
         logits = jnp.einsum("ntk,nks->nts", queries, keys).astype(jnp.float32)
         # Logits are float32 before the biases are added, because a sum in bfloat16 would round them.
         logits = sum(biases, logits.reshape(-1, heads, *logits.shape[1:]))
         weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
-        weights = self.drop(weights, deterministic=deterministic)
+        if drops:
+            weights *= extra[0]
         mixed = jnp.einsum("nts,nsk->ntk", weights.reshape(-1, *weights.shape[2:]), values)
         rows = mixed.reshape(-1, heads, *mixed.shape[1:]).transpose(0, 2, 1, 3)
         return rows.reshape(*rows.shape[:2], -1)
@@ -432,7 +445,13 @@ class T5Module(nn.Module):
         self.encoder = Encoder(c)
         self.decoder = Decoder(c)
 
-    def __call__(self, encoder_tokens: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
+    def __call__(
+        self,
+        encoder_tokens: Array,
+        decoder_input_tokens: Array,
+        deterministic: bool = True,
+        encoder_real: Array | None = None,
+    ) -> Array:
         """Returns the logits after each token, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
@@ -440,8 +459,9 @@ class T5Module(nn.Module):
             decoder_input_tokens: int32 `[B, T]`, the start token and then the targets without their last token. The
                 caller's loss must ignore positions after the targets.
             deterministic: whether dropout is off.
+            encoder_real: bool `[B, N]`, which of `encoder_tokens` are not padding; `None`: all up to the last nonzero.
         """
-        real = real_tokens(encoder_tokens)
+        real = real_tokens(encoder_tokens) if encoder_real is None else encoder_real
         encoded = self.encode(encoder_tokens, real, deterministic)
         return self.decode(encoded, real, decoder_input_tokens, deterministic)
 
