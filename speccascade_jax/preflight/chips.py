@@ -1,15 +1,15 @@
 """Accelerators as data: memory, bandwidth, peak speed, clock and links of each, with their sources.
 
-TPUs: memory, bandwidth and peak speed are those of Google Cloud's pages (docs.cloud.google.com/tpu/docs, one for each
-version). The clock of v5e is that of "How to Scale Your Model" (jax-ml.github.io/scaling-book). Those of v4 and v5p
-follow from the peak speed of eight matrix units of 128 by 128. No page states those of v6e and tpu7x. They follow from
-the peak speed of two matrix units of 256 by 256 a core, if a bundle starts two products in each. Collectives:
-marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large ones reach 86 GB/s).
+TPUs: memory and bandwidth are those of Google Cloud's pages (docs.cloud.google.com/tpu/docs, one for each version), as
+are the peak speeds in `runtime.peaks`. The clock of v5e is that of "How to Scale Your Model"
+(jax-ml.github.io/scaling-book). Those of v4 and v5p follow from the peak speed of eight matrix units of 128 by 128. No
+page states those of v6e and tpu7x. They follow from the peak speed of two matrix units of 256 by 256 a core, if a
+bundle starts two products in each. Collectives: marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large
+ones reach 86 GB/s).
 
 GPUs: memory, bandwidth and all that the compiler asks for are those of XLA's own descriptions of the devices
 (github.com/openxla/xla, xla/backends/gpu/target_config/specs), which read them from the devices; an H200's memory is
-that of nvidia-smi (143,771 MiB). Peak speeds are those of NVIDIA's data sheets, without sparsity. See `NVLINK`, `NCCL`
-and `LAUNCH` for the rest.
+that of nvidia-smi (143,771 MiB). See `NVLINK`, `NCCL` and `LAUNCH` for the rest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from speccascade_jax.core.names import hint
+from speccascade_jax.runtime.peaks import PEAK_FLOPS
 
 GIB = 2**30
 MIB = 2**20
@@ -67,9 +68,9 @@ class Chip:
         return bool(self.target_config)
 
 
-def _tpu(name: str, gib: float, gigabytes_per_second: float, teraflops: float, gigahertz: float) -> Chip:
+def _tpu(name: str, gib: float, gigabytes_per_second: float, gigahertz: float) -> Chip:
     return Chip(
-        name=name, memory=int(gib * GIB), bandwidth=gigabytes_per_second * 1e9, flops=teraflops * 1e12,
+        name=name, memory=int(gib * GIB), bandwidth=gigabytes_per_second * 1e9, flops=PEAK_FLOPS[name],
         clock=gigahertz * 1e9,
     )  # fmt: skip
 
@@ -86,7 +87,6 @@ class _Gpu:
     device: str
     memory: int
     bandwidth: int
-    teraflops: float
     core_count: int
     fpus_per_core: int
     shared_memory_per_core: int
@@ -99,7 +99,7 @@ class _Gpu:
     @property
     def chip(self) -> Chip:
         return Chip(
-            name=self.name, memory=self.memory, bandwidth=self.bandwidth, flops=self.teraflops * 1e12, launch=LAUNCH,
+            name=self.name, memory=self.memory, bandwidth=self.bandwidth, flops=PEAK_FLOPS[self.name], launch=LAUNCH,
             link=NVLINK[self.name] * NCCL, latency=NCCL_LATENCY, target_config=self.target_config,
         )  # fmt: skip
 
@@ -136,18 +136,18 @@ _LIBRARIES = "dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12
 """The versions of cuDNN and CUDA that `jax[cuda12]` installs, at least."""
 
 _A100 = _Gpu(
-    name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000, teraflops=312,
+    name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000,
     core_count=108, fpus_per_core=64, shared_memory_per_core=167936, shared_memory_per_block_optin=166912,
     l2_cache_size=41943040, clock_rate_ghz=1.41, capability=8, features=False,
 )  # fmt: skip
 _H100 = _Gpu(
-    name="h100", device="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000, teraflops=989.4,
+    name="h100", device="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000,
     core_count=132, fpus_per_core=128, shared_memory_per_core=233472, shared_memory_per_block_optin=232448,
     l2_cache_size=52428800, clock_rate_ghz=1.98, capability=9, features=True,
 )  # fmt: skip
 _H200 = replace(_H100, name="h200", device="NVIDIA H200", memory=143_771 * MIB, bandwidth=4_800_000_000_000)
 _B200 = replace(
-    _H100, name="b200", device="NVIDIA B200", memory=191_514_411_008, bandwidth=7_672_320_000_000, teraflops=2250,
+    _H100, name="b200", device="NVIDIA B200", memory=191_514_411_008, bandwidth=7_672_320_000_000,
     core_count=148, l2_cache_size=132644864, clock_rate_ghz=1.965, capability=10,
 )  # fmt: skip
 
@@ -156,12 +156,12 @@ CHIPS = {
     chip.name: chip
     for chip in (
         # memories are the limits that libtpu 0.0.42.1 names when it refuses a program, a little below the chips' own
-        _tpu("v4", 30.75, 1200, 275, 1.05),
-        _tpu("v5e", 15.75, 819, 197, 1.5),
-        _tpu("v5p", 95.74, 2765, 459, 1.75),
-        _tpu("v6e", 31.25, 1638, 918, 1.75),
+        _tpu("v4", 30.75, 1200, 1.05),
+        _tpu("v5e", 15.75, 819, 1.5),
+        _tpu("v5p", 95.74, 2765, 1.75),
+        _tpu("v6e", 31.25, 1638, 1.75),
         # two devices on a chip, each with half of its memory and speed
-        _tpu("tpu7x", 94.75, 3690, 1153, 2.2),
+        _tpu("tpu7x", 94.75, 3690, 2.2),
         *(gpu.chip for gpu in (_A100, _H100, _H200, _B200)),
     )
 }

@@ -1,0 +1,76 @@
+"""Numbers to watch while training: norm of the gradient, tokens per second, and model FLOPs utilisation (MFU)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array, Params
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.t5_config import T5Config
+from speccascade_jax.runtime.peaks import peak_flops
+
+FORWARD_AND_BACKWARD = 3
+"""A training step's products, in forward passes: the backward pass multiplies by inputs and by weights."""
+
+
+def gradient_norm(gradients: Params) -> Array:
+    """Returns the norm of all gradients together, float32 `[]`; taken inside the step, before any clipping."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)))
+
+
+def training_flops(config: T5Config | DecoderConfig, lengths: Any, encoder_lengths: Any = None) -> Any:
+    """Returns the operations of one training step on the real tokens of a batch: PaLM (Chowdhery et al., 2022), B.
+
+    Counted are the matrix products of the model, forward and backward, with attention of every token to every token of
+    its row (or of its window). Not counted are padding, rematerialisation, a teacher, element-wise operations and the
+    look-up of embeddings: they cost time, so they lower the utilisation. Works on NumPy arrays and, inside a step, on
+    the arrays of all hosts' rows.
+
+    Args:
+        config: a model's configuration.
+        lengths: int `[B]`, number of tokens that a decoder reads in each row.
+        encoder_lengths: int `[B]`, number of tokens that a T5's encoder reads in each row.
+    """
+    # Float, because the squares of lengths would overflow int32 when summed.
+    lengths = lengths * 1.0
+    if isinstance(config, T5Config):
+        forward = _t5_flops(config, lengths, encoder_lengths * 1.0)
+    else:
+        forward = _decoder_flops(config, lengths)
+    return FORWARD_AND_BACKWARD * forward
+
+
+def _t5_flops(c: T5Config, target: Any, source: Any) -> Any:
+    """Returns the operations of a T5's forward pass; a product with a matrix `[m, n]` costs `2 m n` per token."""
+    width = c.num_heads * c.head_dim
+    projection, attention = 2 * c.d_model * width, 4 * width  # scores and weighted sum: 2 each per query, key and width
+    feed_forward = 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
+    encoder = (4 * projection + feed_forward) * source + attention * source**2
+    decoder = (6 * projection + feed_forward) * target + 2 * projection * source
+    decoder += attention * (target**2 + target * source)
+    logits = 2 * c.d_model * c.num_embeddings * target
+    return (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits).sum()
+
+
+def _decoder_flops(c: DecoderConfig, lengths: Any) -> Any:
+    """Returns the operations of a decoder-only model's forward pass."""
+    projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+    dense = c.num_layers * (projections + 3 * 2 * c.d_model * c.d_ff) + 2 * c.d_model * c.num_embeddings
+    keys = sum(lengths if window is None else lengths.clip(max=window) for window in c.windows)
+    return (dense * lengths + 4 * c.num_heads * c.head_dim * lengths * keys).sum()
+
+
+def speeds(tokens: float, flops: float, seconds: float, devices: Sequence[Any]) -> dict[str, float | None]:
+    """Returns the speed of some steps: `tokens_per_second`, and `mfu` as a share of the devices' peak.
+
+    Args:
+        tokens: number of real tokens of these steps.
+        flops: their operations by `training_flops`.
+        seconds: time that they took.
+        devices: all devices of the mesh, which are of one kind. Where their peak is unknown, `mfu` is `None`.
+    """
+    peak = peak_flops(devices[0])
+    mfu = None if peak is None else flops / (seconds * peak * len(devices))
+    return {"tokens_per_second": tokens / seconds, "mfu": mfu}
