@@ -142,6 +142,11 @@ def agreed(value: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(buffer))[:size].tobytes())
 
 
+def largest(value: int) -> int:
+    """Returns the largest of all processes' values (int32) in every process; all processes must call this function."""
+    return int(np.max(multihost_utils.process_allgather(np.int32(value)))) if many() else value
+
+
 def stop_here() -> None:
     """Ends all processes at the same point after SIGTERM has reached any of them.
 

@@ -30,6 +30,12 @@ def digest(content: bytes | memoryview) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Returns the digest of a file's bytes, as `digest` does, without holding the whole file in memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def array_digest(array: np.ndarray) -> str:
     """Returns the BLAKE2b digest of an array's bytes, 128 bits in hexadecimal."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

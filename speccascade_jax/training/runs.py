@@ -21,6 +21,7 @@ from absl import logging
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.results.report.printing import clock_time
+from speccascade_jax.runtime import hosts
 from speccascade_jax.storage import archives, checksums, locks
 from speccascade_jax.storage.files import expanded, naming, write_atomically
 
@@ -177,16 +178,33 @@ def read_shard(
     return shard
 
 
-def alone(run_dir: Path) -> contextlib.AbstractContextManager[None]:
-    """Locks a run's folder against other trainers while the block runs (`LockedError`: another trainer uses it)."""
-    return locks.held(run_dir / "lock", run_dir, "wait for it, end it, or name another run_dir")
+@contextlib.contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """Locks a run's folder against other trainers while the block runs; of several processes, the first locks it.
+
+    Raises:
+        LockedError: another trainer uses the folder; all processes raise it.
+    """
+    with contextlib.ExitStack() as stack:
+        refusal: Exception | None = None
+        if hosts.first():
+            try:
+                remedy = "wait for it, end it, or name another run_dir"
+                stack.enter_context(locks.held(run_dir / "lock", run_dir, remedy))
+            except (locks.LockedError, OSError, ValueError) as error:
+                refusal = error
+        message = hosts.agreed(refusal and str(refusal))
+        if message is not None:
+            raise refusal or locks.LockedError(message)
+        yield
 
 
 class MetricsLog:
     """JSON-lines file with one object per record, each with its `step`; the numbers of records also go to `Scalars`.
 
     A record is one durable `write` to a file opened for appending, so a kill damages at most the last line. Opening the
-    log again drops a damaged last line, and all records that were logged after the resumed state was saved.
+    log again drops a damaged last line, and all records that were logged after the resumed state was saved. Of several
+    processes, only the first writes, and only its `logged` counts the file's records.
 
     Args:
         resume_step: step of the resumed state; logged: number of records at that time, if known.
@@ -196,7 +214,9 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, resume_step: int, logged: int | None = None):
-        self.path = path
+        self.path, self.logged = path, logged or 0
+        if not hosts.first():
+            return
         records = [*_records(path)]
         if not records and path.is_file() and b"\n" in path.read_bytes():
             raise ValueError(f"{path} is no trainer's log, so it is not replaced: name another run_dir, or move it")
@@ -207,6 +227,8 @@ class MetricsLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Appends one record durably; an `OSError` (a full disk) leaves the log unchanged."""
+        if not hosts.first():
+            return
         line = (json.dumps(record) + "\n").encode()
         with naming(self.path), open(self.path, "ab", buffering=0) as file:
             size = file.tell()

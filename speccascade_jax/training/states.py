@@ -1,0 +1,351 @@
+"""Checkpoints of a training run that may have several hosts: written in the background, and verified when read.
+
+Orbax writes and reads the arrays. Every host writes the parts of its own devices into one folder, which all hosts must
+see. Orbax writes under a temporary name, and renames the folder when all hosts have finished.
+
+Orbax does not notice a flipped bit in an array. Each checkpoint therefore holds a record: the digest of every file, the
+names and types of the arrays, and the position of the run in its data. The record is written before the folder gets its
+final name, so a checkpoint without a record is damaged, too.
+
+Orbax's `CheckpointManager` is not used: it asks JAX about preemption under numbers of its own, after which
+`hosts.stop_here` would not end a run on several hosts any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from speccascade_jax.runtime import hosts, interrupts
+from speccascade_jax.storage import checksums
+from speccascade_jax.storage.files import make_folder, write_atomically
+from speccascade_jax.training import runs
+
+FOLDER = "states"
+"""Name of the folder in a run's folder that holds the checkpoints, one folder for each step."""
+RECORD = "record"
+_TEMPORARY = ".orbax-checkpoint-tmp"
+"""Part of a folder's name while Orbax writes the folder, and while this module deletes it."""
+_UNSEALED = ("_CHECKPOINT_METADATA", "commit_success.txt")
+"""Files that Orbax changes after the record is written; no array depends on them."""
+_AGAIN = "copy it from elsewhere, or remove it and train again"
+
+
+class States:
+    """Checkpoints of one run, of which the last `keep` are kept; in every process of the run, call the same methods.
+
+    A checkpoint is in `folder/states/<step>`. Only the process that saves changes this folder, so other programs may
+    read the last checkpoint with `latest` at any time.
+
+    Args:
+        folder: the run's folder, on a file system that all hosts share; keep: number of checkpoints to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.run_dir, self.folder, self.keep = folder, (folder / FOLDER).absolute(), keep
+        self._last: int | None = None  # step of the newest checkpoint, or of the one that is being written
+        self._record: dict[str, Any] = {}  # record of the checkpoint that is being written
+        self._writes = False
+        self._damaged: list[int] = []
+
+    def save(self, step: int, state: Any, position: dict[str, Any], wait: bool = False) -> None:
+        """Begins to write the state after `step` steps; the next steps may be taken (and donate the state) meanwhile.
+
+        A step that is saved already is not saved again.
+
+        Args:
+            step: number of steps taken.
+            state: pytree of arrays.
+            position: the run's position in its data, in plain JSON values; the first process's is stored.
+            wait: whether to return only after the checkpoint is complete.
+
+        Raises:
+            OSError: this checkpoint (with `wait`) or the one before could not be written.
+            ValueError: another run has written a checkpoint of this step.
+        """
+        if step != self._last:
+            self._settle()
+            self._prepare(step)
+            self._record = {"position": json.loads(json.dumps(position)), "arrays": _described(state)}
+            self._last = step
+            self._checkpointer.save(self.folder / str(step), args=_orbax().args.PyTreeSave(state))
+        if wait:
+            self._settle()
+
+    def latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Returns the newest undamaged state and its position, or `None` if the run has saved nothing.
+
+        All processes return the same step. The arrays and their types (weak types included) are those that were saved,
+        whatever the mesh or the number of hosts.
+
+        Args:
+            like: pytree of `jax.ShapeDtypeStruct` (or arrays) with the wanted shardings. Leaves without a sharding are
+                on the default device, or on all devices if there are several processes.
+
+        Raises:
+            ValueError: every checkpoint is damaged, the newest undamaged one is of another model or optimiser, or the
+                folder holds the state of an older version of the package.
+        """
+        self._settle()
+        self._refuse_old_state()
+        damages: dict[int, str] = {}
+        for step in reversed(hosts.agreed(self._steps())):
+            record = self._verified(step)
+            if "damage" not in record:
+                self._warn(damages, step)
+                self._last, self._damaged = step, list(damages)
+                return self._restored(step, like, record), record["position"]
+            damages[step] = record["damage"]
+        if damages:
+            listed = "; ".join(f"{step}: {damage}" for step, damage in damages.items())
+            raise ValueError(f"{self.folder} holds only damaged checkpoints ({listed}): {_AGAIN}")
+        return None
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is complete.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
+        self._settle()
+
+    @functools.cached_property
+    def _checkpointer(self) -> Any:
+        ocp = _orbax()
+        # Orbax calls this function in the first process, after all processes have written and before it renames
+        options = ocp.options.AsyncOptions(post_finalization_callback=self._write_record)
+        return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), async_options=options)
+
+    def _write_record(self) -> None:
+        """Writes the record of the checkpoint that is being written, with the digests of its files."""
+        (folder,) = self.folder.glob(f"{self._last}{_TEMPORARY}*")
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in _UNSEALED]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            digests = threads.map(checksums.file_digest, files)
+        names = [path.relative_to(folder).as_posix() for path in files]
+        record = self._record | {checksums.BYTES: dict(zip(names, digests, strict=True))}
+        content = json.dumps(record, indent=1).encode()
+        write_atomically(folder / RECORD, content, checksums.seal(content))
+
+    def _settle(self) -> None:
+        """Waits for the last write, then deletes the checkpoints that are not kept."""
+        if not self._writes:
+            return
+        try:
+            self._checkpointer.wait_until_finished()
+        except Exception as error:  # the errors of TensorStore and of several layers of futures
+            step, self._last = self._last, None
+            reason = str(error).partition("\n")[0]
+            raise OSError(
+                f"{self.folder / str(step)} could not be written ({reason}); the checkpoint before is unchanged: "
+                "free some space, or write elsewhere"
+            ) from error
+        if hosts.first():
+            for step in [step for step in self._steps() if (self.folder / str(step) / RECORD).is_file()][: -self.keep]:
+                # a kill while files are deleted must not leave a damaged checkpoint: `_prepare` deletes the rest
+                shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}{_TEMPORARY}"))
+
+    def _prepare(self, step: int) -> None:
+        """Before the first write, deletes unfinished checkpoints, and moves damaged ones aside."""
+        if hosts.first() and not self._writes:
+            make_folder(self.folder)
+            for entry in self.folder.iterdir():
+                if re.fullmatch(rf"\d+{re.escape(_TEMPORARY)}.*", entry.name) and entry.is_dir():
+                    shutil.rmtree(entry)
+            for damaged in self._damaged:
+                _move_aside(self.folder / str(damaged))
+        self._writes, path = True, self.folder / str(step)
+        if hosts.agreed(path.exists()):
+            raise ValueError(f"{path} is the checkpoint of another run: move it away, or name another run_dir")
+
+    def _steps(self) -> list[int]:
+        """Returns the steps that have a folder, in ascending order."""
+        names = [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
+        return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
+
+    def _refuse_old_state(self) -> None:
+        old = self.run_dir / runs.STATE_FILE
+        if old.is_file():
+            raise ValueError(
+                f"{old} was written by an older version of the trainer, which this one cannot resume: "
+                "name another run_dir to train again, or finish this run with that version"
+            )
+
+    def _verified(self, step: int) -> dict[str, Any]:
+        """Returns the record of a checkpoint, the same in all processes; entry "damage" says what is damaged.
+
+        Each process compares its share of the files with their digests.
+        """
+        folder = self.folder / str(step)
+        record: dict[str, Any] = hosts.agreed(_read_record(folder))
+        digests = [*record.get(checksums.BYTES, {}).items()]
+        share = range(*((jax.process_index(), len(digests), jax.process_count()) if hosts.many() else (len(digests),)))
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            intact = threads.map(lambda number: _is_intact(folder, *digests[number]), share)
+        damaged = [number for number, fine in zip(share, intact, strict=True) if not fine]
+        last = hosts.largest(max(damaged, default=-1))
+        if last >= 0:
+            record["damage"] = f"{digests[last][0]} has changed or is missing"
+        return record
+
+    def _warn(self, damages: dict[int, str], step: int) -> None:
+        for damaged, damage in damages.items():
+            path = self.folder / str(damaged)
+            warnings.warn(f"{path} is damaged ({damage}): training goes on from step {step}", stacklevel=3)
+
+    def _restored(self, step: int, like: Any, record: dict[str, Any]) -> Any:
+        path, arrays = self.folder / str(step), record["arrays"]
+        difference = _difference(_described(like), arrays)
+        if difference:
+            raise ValueError(
+                f"{path} does not fit this configuration ({difference}); resume with the configuration that wrote it, "
+                "or name another run_dir"
+            )
+        ocp, placed = _orbax(), jax.tree.map(_placed, like)
+        shardings = ocp.checkpoint_utils.construct_restore_args(placed)
+        args = ocp.args.PyTreeRestore(item=placed, restore_args=shardings)
+        state = self._checkpointer.restore(path, args=args)
+        return jax.tree_util.tree_map_with_path(lambda name, leaf: _typed(leaf, arrays[_name(name)]), state)
+
+
+@contextlib.contextmanager
+def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Lets SIGTERM and Ctrl-C end a training loop between two steps only, after the state is saved.
+
+    A second signal ends the process at once, without saving. With several processes, JAX handles SIGTERM, and all
+    processes save and end after the same step; Ctrl-C then ends them without saving.
+
+    Args:
+        save: writes the state and waits until it is written.
+
+    Yields:
+        The function that the loop calls after every step, in every process: it saves and raises
+        `interrupts.Terminated` (SIGTERM) or `KeyboardInterrupt` if the run is to stop, and else does nothing.
+    """
+    asked: list[BaseException] = []
+
+    def note(number: int, frame: Any) -> None:
+        # the system's own handler needs no Python, so it also ends a process that is inside a long XLA program
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        asked.append(interrupts.Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        os.write(2, b"\nstopping after this step, which is then saved; a second signal stops at once\n")
+
+    def stop_if_asked() -> None:
+        stop = asked[0] if asked else None
+        try:
+            hosts.stop_here()
+        except interrupts.Terminated as terminated:
+            stop = terminated
+        if stop is not None:
+            save()
+            raise stop
+
+    alone = not hosts.many() and threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT) if alone}
+    try:
+        yield stop_if_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _orbax() -> Any:
+    """Returns Orbax, without its dozens of log lines per checkpoint."""
+    import orbax.checkpoint as ocp  # Imported here, because the import is slow.
+
+    logger = logging.get_absl_logger()
+    if _is_worth_reading not in logger.filters:
+        logger.addFilter(_is_worth_reading)
+    return ocp
+
+
+def _is_worth_reading(entry: Any) -> bool:
+    return entry.levelno > logging.converter.STANDARD_INFO or "/orbax/" not in entry.pathname
+
+
+def _move_aside(path: Path) -> None:
+    """Renames a damaged checkpoint, so that its step can be saved again."""
+    names = (path.with_name(f"{path.name}.damaged{end}") for end in ("", *(f"-{number}" for number in range(2, 1000))))
+    path.rename(next(name for name in names if not name.exists()))
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Returns a checkpoint's record, or a dictionary whose entry "damage" says why it cannot be read."""
+    file = folder / RECORD
+    try:
+        record = json.loads(checksums.unsealed(file, file.read_bytes(), _AGAIN))
+        if {"position", "arrays", checksums.BYTES} <= record.keys():
+            return dict(record)
+    except (OSError, ValueError, AttributeError):
+        pass
+    return {"damage": f"{RECORD} has changed or is missing"}
+
+
+def _is_intact(folder: Path, name: str, digest: str) -> bool:
+    try:
+        return checksums.file_digest(folder / name) == digest
+    except OSError:
+        return False
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _described(tree: Any) -> dict[str, list[Any]]:
+    """Returns shape, data type and weak type of every array, by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    types = {_name(path): leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for path, leaf in leaves}
+    return {name: [list(leaf.shape), str(leaf.dtype), leaf.weak_type] for name, leaf in types.items()}
+
+
+def _difference(wanted: dict[str, list[Any]], saved: dict[str, list[Any]]) -> str:
+    """Returns the first difference in names, shapes or data types as text, or ""."""
+    for name in sorted(wanted.keys() | saved.keys()):
+        if name not in saved or name not in wanted:
+            return f"{name} is {'not in it' if name not in saved else 'in it only'}"
+        if saved[name][:2] != wanted[name][:2]:
+            (shape, dtype, _), (wanted_shape, wanted_dtype, _) = saved[name], wanted[name]
+            return f"{name}: {dtype} of shape {tuple(shape)}, not {wanted_dtype} of shape {tuple(wanted_shape)}"
+    return ""
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns the type of a leaf, with a sharding."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None and hosts.many():
+        everywhere = jax.sharding.Mesh(np.asarray(jax.devices()), ("devices",))
+        sharding = jax.sharding.NamedSharding(everywhere, jax.sharding.PartitionSpec())
+    elif sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shape, dtype = np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jax.typeof(leaf).dtype
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _typed(leaf: jax.Array, described: list[Any]) -> jax.Array:
+    """Returns a restored array with its weak type: a strong one would give other types in the next step's products."""
+    if not described[2]:
+        return leaf
+    zero = False if leaf.dtype == bool else leaf.dtype.type(0).item()
+
+    def weaken(array: jax.Array) -> jax.Array:
+        # a choice between two arrays has the weak type of its second; a number of Python is weakly typed
+        return jax.lax.select(jax.lax.full(array.shape, True), array, jax.lax.full(array.shape, zero))
+
+    return jax.jit(weaken, out_shardings=leaf.sharding)(leaf)
