@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ class States:
             digests = threads.map(checksums.file_digest, files)
         names = [path.relative_to(folder).as_posix() for path in files]
         record = self._record | {checksums.BYTES: dict(zip(names, digests, strict=True))}
-        content = json.dumps(record, indent=1).encode()
+        content = json.dumps(record).encode()
         write_atomically(folder / RECORD, content, checksums.seal(content))
 
     def _settle(self) -> None:
@@ -276,7 +277,7 @@ def _orbax() -> Any:
 
 
 def _is_worth_reading(entry: Any) -> bool:
-    return entry.levelno > logging.converter.STANDARD_INFO or "/orbax/" not in entry.pathname
+    return entry.levelno > INFO or "/orbax/" not in entry.pathname
 
 
 def _move_aside(path: Path) -> None:
@@ -343,9 +344,5 @@ def _typed(leaf: jax.Array, described: list[Any]) -> jax.Array:
     if not described[2]:
         return leaf
     zero = False if leaf.dtype == bool else leaf.dtype.type(0).item()
-
-    def weaken(array: jax.Array) -> jax.Array:
-        # a choice between two arrays has the weak type of its second; a number of Python is weakly typed
-        return jax.lax.select(jax.lax.full(array.shape, True), array, jax.lax.full(array.shape, zero))
-
-    return jax.jit(weaken, out_shardings=leaf.sharding)(leaf)
+    # a number of Python is weakly typed, and an array keeps its type when elements are set
+    return jax.jit(lambda array: jax.lax.full(array.shape, zero).at[...].set(array), out_shardings=leaf.sharding)(leaf)

@@ -1,0 +1,96 @@
+"""A small training run with the parts of a real one: `python -m tests.support.toy_run FOLDER STEPS EVERY [PROCESSES]`.
+
+It takes STEPS steps of Adam on 2,000 numbers that are divided among all devices, and begins to save after each EVERY
+steps. The last line of its output is the digest of its final state. PROCESSES is `host:port count index`.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from speccascade_jax.runtime import gin_flags, hosts, interrupts
+from speccascade_jax.training import runs
+from speccascade_jax.training.states import States, saved_on_stop
+
+OPTIMIZER = optax.adam(1e-2)
+PACE = 0.005
+"""Seconds that each step takes at least."""
+
+
+def mesh(shape: tuple[int, int] | None = None) -> jax.sharding.Mesh:
+    shape = shape or (jax.device_count(), 1)
+    return jax.make_mesh(shape, ("data", "model"), devices=jax.devices()[: shape[0] * shape[1]])
+
+
+def sharding(leaf: Any, on: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+    """Returns a sharding that divides matrices along both axes."""
+    names = ("data", "model")[: len(leaf.shape)] if len(leaf.shape) == 2 else ()
+    return jax.sharding.NamedSharding(on, jax.sharding.PartitionSpec(*names))
+
+
+def make() -> runs.TrainState:
+    params = {"kernel": jnp.linspace(-1.0, 1.0, 1600).reshape(40, 40), "scale": jnp.ones(400, jnp.bfloat16)}
+    return runs.TrainState.fresh(params, OPTIMIZER)
+
+
+def abstract(on: jax.sharding.Mesh) -> Any:
+    types = jax.eval_shape(make)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(leaf, on)), types)
+
+
+def step(state: runs.TrainState, number: jax.Array) -> tuple[runs.TrainState, jax.Array]:
+    def loss(params: Any) -> jax.Array:
+        return sum(jnp.square(leaf.astype(jnp.float32) - jnp.sin(number)).sum() for leaf in jax.tree.leaves(params))
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    return state.updated(OPTIMIZER, grads), value
+
+
+def digest(state: Any) -> str:
+    everywhere = jax.sharding.NamedSharding(mesh(), jax.sharding.PartitionSpec())
+    whole = jax.jit(lambda tree: tree, out_shardings=everywhere)(state)
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(whole))).hexdigest()
+
+
+def train(folder: Path, steps: int, every: int) -> None:
+    like, states = abstract(mesh()), States(folder)
+    saved = states.latest(like)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    state, position = saved or (jax.jit(make, out_shardings=shardings)(), {"draws": 0, "logged": None})
+    begin = int(state.step)
+    print(f"begins at {begin}", flush=True)
+    log = runs.MetricsLog(folder / runs.METRICS_FILE, begin, position["logged"])
+    take = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+    def save(wait: bool) -> None:
+        states.save(int(state.step), state, position | {"logged": log.logged}, wait)
+
+    with saved_on_stop(lambda: save(True)) as stop_if_asked:
+        for number in range(begin + 1, steps + 1):
+            position["draws"] += number
+            state, loss = take(state, np.float32(position["draws"]))
+            log.append({"step": number, "loss": float(loss)})
+            time.sleep(PACE)
+            if number % every == 0:
+                save(False)
+            stop_if_asked()
+    save(True)
+    states.close()
+    print(json.dumps({"digest": digest(state), "position": position["draws"]}), flush=True)
+
+
+if __name__ == "__main__":
+    folder, steps, every, *processes = sys.argv[1:]
+    with interrupts.told(interrupts.SAVED), hosts.together(), gin_flags.one_line_errors():
+        if processes:
+            hosts.begin(processes[0], int(processes[1]), int(processes[2]))
+        with runs.alone(Path(folder)):
+            train(Path(folder), int(steps), int(every))
