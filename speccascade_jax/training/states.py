@@ -261,6 +261,7 @@ def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT) if alone}
     try:
         yield stop_if_asked
+        stop_if_asked()  # a signal after the last step must not get lost
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -328,15 +329,14 @@ def _difference(wanted: dict[str, list[Any]], saved: dict[str, list[Any]]) -> st
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the type of a leaf, with a sharding."""
+    """Returns the type of an array or of a `ShapeDtypeStruct`, with a sharding."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None and hosts.many():
         everywhere = jax.sharding.Mesh(np.asarray(jax.devices()), ("devices",))
         sharding = jax.sharding.NamedSharding(everywhere, jax.sharding.PartitionSpec())
     elif sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shape, dtype = np.shape(leaf), leaf.dtype if hasattr(leaf, "dtype") else jax.typeof(leaf).dtype
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _typed(leaf: jax.Array, described: list[Any]) -> jax.Array:

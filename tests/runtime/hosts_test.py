@@ -16,6 +16,7 @@ def test_a_process_without_settings_runs_alone(monkeypatch):
     hosts.begin()
     assert hosts.first() and not hosts.many()
     assert hosts.agreed({"keys": [1]}) == {"keys": [1]}
+    assert hosts.largest(-1) == -1
     with hosts.together():
         pass
     with pytest.raises(SystemExit, match="error"), hosts.together():

@@ -224,6 +224,14 @@ def test_a_signal_ends_the_loop_after_a_whole_step(number, raised, capfd):
     assert capfd.readouterr().err.strip().startswith("stopping after this step")
 
 
+def test_a_signal_after_the_last_step_is_not_lost():
+    saved = []
+    with pytest.raises(interrupts.Terminated), saved_on_stop(lambda: saved.append(1)) as stop_if_asked:
+        stop_if_asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert saved == [1]
+
+
 def test_an_error_is_not_saved():
     with pytest.raises(FloatingPointError), saved_on_stop(lambda: pytest.fail("saved")) as stop_if_asked:
         stop_if_asked()
