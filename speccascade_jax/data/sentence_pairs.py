@@ -9,7 +9,6 @@ import numpy as np
 
 from speccascade_jax.data import directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, SentencePieceVocabulary
-from speccascade_jax.storage.files import expanded
 from speccascade_jax.storage.readers import lines, parsed
 
 TextPair = tuple[str, str]
@@ -36,8 +35,7 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
         ValueError: a line is not in UTF-8, has not exactly one tab, or lacks a field (the message names the line's
             number); a gzip file is damaged.
     """
-    path = expanded(path)
-    file = path if path.is_file() else directory.require(*path.parts)
+    file = directory.located(path)
     if ".jsonl" in file.suffixes[-2:]:
         return [_fields(line, f"{file}:{number}", columns) for number, line in lines(file)]
     if set(columns) != {0, 1}:

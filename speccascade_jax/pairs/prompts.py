@@ -211,12 +211,30 @@ def text_ids(
     Raises:
         ValueError: the pair has no vocabulary.
     """
-    vocabulary = pair.vocabulary
-    if vocabulary is None:
+    if pair.vocabulary is None:
         raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
+    return encoded(pair.vocabulary, pair.encoder_decoder, text, longest, cut)
+
+
+def encoded(
+    vocabulary: TextVocabulary,
+    encoder_decoder: bool,
+    text: str,
+    longest: int | None = None,
+    cut: Callable[[list[int], int], list[int]] | None = None,
+) -> list[int]:
+    """Returns the token ids that a model reads for a text; training encodes prompts as decoding does (`text_ids`).
+
+    Args:
+        vocabulary: the model's vocabulary.
+        encoder_decoder: whether the model has an encoder, which reads the ids.
+        text: the text to encode.
+        longest: as in `text_ids`.
+        cut: as in `text_ids`.
+    """
     check_text("the prompt", text)
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
-    begin, end = ([], [eos]) if pair.encoder_decoder else ([] if bos is None else [bos], [])
+    begin, end = ([], [eos]) if encoder_decoder else ([] if bos is None else [bos], [])
     # The beginning and the end are removed before the cut and added after it, so that a cut text keeps them.
     ids = ids[len(begin) :] if begin and ids[:1] == begin else ids
     ids = ids[:-1] if end and ids[-1:] == end else ids

@@ -71,6 +71,8 @@ def begin(
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
+    if coordinator is not None and index == 0:
+        _check_free(coordinator)
     options: dict[str, Any] = {"local_device_ids": _own_devices(), "heartbeat_timeout_seconds": HEARTBEAT}
     try:
         jax.distributed.initialize(coordinator, count, index, **options)
@@ -94,6 +96,19 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
         raise ValueError(f"coordinator_address={coordinator!r}: give host:port of the first process")
     if count is not None and index is not None and not 0 <= index < count:
         raise ValueError(f"process_index={index} is outside process_count={count}: give a number from 0 to {count - 1}")
+
+
+def _check_free(coordinator: str) -> None:
+    """Raises ValueError if another program listens on the port at which this first process awaits the others."""
+    # JAX would abort with pages of traces, also if two processes have the index 0
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"coordinator_address={coordinator!r}: port {port} cannot be used here ({error}): name a free port on all "
+            "hosts, and give process_index=0 to one process only"
+        ) from error
 
 
 def _in_a_cluster() -> bool:

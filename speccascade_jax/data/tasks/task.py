@@ -33,6 +33,7 @@ class Example:
         source: the input text, without `Task.prefix`.
         reference: one text, or a tuple of several; metrics that allow several use the best one
             (`metrics.quality.Metric.several`).
+        answer: the text that a model is trained to write after the prompt; `None`: the reference, or the first of them.
 
     Examples:
         >>> from speccascade_jax.extend import Example
@@ -43,6 +44,14 @@ class Example:
     id: int
     source: str
     reference: str | tuple[str, ...]
+    answer: str | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def written(self) -> str:
+        """The text that a model is trained to write: the answer, or else the first reference."""
+        if self.answer is not None:
+            return self.answer
+        return self.reference if isinstance(self.reference, str) else self.reference[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,7 +245,8 @@ class FewShotTask(Task):
                 if len(shown) < self.shots:
                     counted = f"{len(shown)} exemplars{record.group and f' of {record.group}'}"
                     raise ValueError(f"task {self.name} has {counted}, but shots={self.shots}; lower shots")
-                yield Example(record.id, self.template.prompt(shown, record), record.reference)
+                answer = self.template.answer.format(answer=record.answer) if record.answer else None
+                yield Example(record.id, self.template.prompt(shown, record), record.reference, answer)
 
 
 def _spelt(question: str) -> str:

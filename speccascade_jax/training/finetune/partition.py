@@ -1,0 +1,122 @@
+"""Layout of a training state on a mesh: parameters and optimiser state are spread along both axes of the mesh.
+
+Along `model`, parameters are split as for decoding (`models.sharding`). Along `data`, each device also keeps only a part
+of every array, as in fully sharded data parallelism (ZeRO 3: Rajbhandari et al., 2020, section 5; T5X's "2D" partition
+of parameters). Each layer gathers its parameters before it uses them, and XLA sums and scatters the gradients.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from speccascade_jax.core.types import Params
+from speccascade_jax.models import sharding
+from speccascade_jax.runtime.mesh import DATA
+from speccascade_jax.training.finetune.batches import Batch
+from speccascade_jax.training.finetune.optimizers import Optimizer, state_specs
+from speccascade_jax.training.runs import TrainState
+
+
+def spread(path: str, shape: Sequence[int], parts: int) -> PartitionSpec:
+    """Returns the layout of a parameter: that of decoding, and its largest free axis that divides is split on `data`.
+
+    Args:
+        path: the parameter's path.
+        shape: the parameter's shape.
+        parts: number of devices along `data`.
+    """
+    spec = [*sharding.spec_of(path)] + [None] * (len(shape) - len(sharding.spec_of(path)))
+    free = [axis for axis, name in enumerate(spec) if name is None and shape[axis] % parts == 0 and shape[axis] > 1]
+    if free and parts > 1:
+        spec[max(free, key=lambda axis: shape[axis])] = DATA
+    return PartitionSpec(*spec)
+
+
+def param_specs(params: Params, mesh: Mesh) -> Any:
+    """Returns the layout of every parameter of a tree of arrays or shapes."""
+    flat = flatten_dict(params, sep="/")
+    parts = mesh.shape[DATA]
+    return unflatten_dict({path: spread(path, leaf.shape, parts) for path, leaf in flat.items()}, sep="/")
+
+
+def state_layout(params: Params, optimizer: Optimizer, mesh: Mesh | None) -> TrainState:
+    """Returns a training state of `jax.ShapeDtypeStruct`, with the layout on the mesh if there is one.
+
+    Args:
+        params: arrays or shapes of the parameters, float32.
+        optimizer: the optimiser.
+        mesh: the devices; `None`: one.
+    """
+    transformation = optimizer.transformation()
+    shapes = jax.eval_shape(lambda params: TrainState.fresh(params, transformation), params)
+    if mesh is None:
+        return shapes
+    specs = param_specs(params, mesh)
+    layout = TrainState(specs, state_specs(transformation, params, specs), PartitionSpec())  # type: ignore[arg-type]
+
+    def laid_out(shape: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(laid_out, shapes, layout)
+
+
+def shardings(layout: Any) -> Any:
+    """Returns the shardings of a tree of shapes; `None` for a single device."""
+    leaves = jax.tree.leaves(layout)
+    return None if leaves[0].sharding is None else jax.tree.map(lambda leaf: leaf.sharding, layout)
+
+
+def fresh_state(params: Params, optimizer: Optimizer, mesh: Mesh | None) -> TrainState:
+    """Returns the state at step 0, spread over the mesh; each host passes all parameters as arrays of NumPy or JAX."""
+    layout = state_layout(params, optimizer, mesh)
+
+    def place(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+        host = np.asarray(leaf, np.float32)
+        if wanted.sharding is None:
+            return jax.device_put(host)
+        return jax.make_array_from_callback(host.shape, wanted.sharding, lambda part: host[part])
+
+    placed = jax.tree.map(place, params, layout.params)
+    transformation = optimizer.transformation()
+    start = jax.jit(lambda params: TrainState.fresh(params, transformation), out_shardings=shardings(layout))
+    return start(placed)
+
+
+def host_rows(rows: int, mesh: Mesh | None) -> slice:
+    """Returns the rows of a global batch that this process's devices hold, which are consecutive."""
+    if mesh is None:
+        return slice(0, rows)
+    layout = NamedSharding(mesh, sharding.ROWS)
+    parts = [index[0] for index in layout.addressable_devices_indices_map((rows,)).values()]
+    begin = min(part.start or 0 for part in parts)
+    return slice(begin, max(rows if part.stop is None else part.stop for part in parts))
+
+
+def on_mesh(batch: Batch, rows: int, mesh: Mesh | None) -> Batch:
+    """Returns the global batch of `rows` rows on the mesh, of which every process passes its own rows (`host_rows`)."""
+    if mesh is None:
+        return batch
+    layout = NamedSharding(mesh, sharding.ROWS)
+
+    def place(leaf: np.ndarray) -> jax.Array:
+        return jax.make_array_from_process_local_data(layout, leaf, (rows, *leaf.shape[1:]))
+
+    return jax.tree.map(place, batch)
+
+
+def for_decoding(params: Params, mesh: Mesh | None) -> Params:
+    """Returns the parameters with the layout of decoding: parts along `data` are gathered."""
+    if mesh is None:
+        return params
+    flat = flatten_dict(params, sep="/")
+    layout = {path: NamedSharding(mesh, sharding.spec_of(path)) for path in flat}
+    return jax.jit(lambda params: params, out_shardings=unflatten_dict(layout, sep="/"))(params)
+
+
+def on_host(params: Params) -> Params:
+    """Returns the whole parameters as arrays of NumPy on every host, gathered one at a time."""
+    return jax.tree.map(lambda leaf: np.asarray(sharding.replicate(leaf)), params)
