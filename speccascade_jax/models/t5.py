@@ -170,7 +170,8 @@ class Attention(nn.Module):
         # drawn for all devices at once: inside `local` every device would draw the bits of the first rows and heads
         heads, slots = self.config.num_heads, keys_values[1].shape[1]
         ones = jnp.ones((queries.shape[0] // heads, heads, 1, slots), keys_values[1].dtype)
-        return self.drop(ones, deterministic=False)
+        kept: Array = self.drop(ones, deterministic=False)
+        return kept
 
     def _attend_in_chunks(
         self, queries: Array, keys: Array, values: Array, bias: Array, *biases: Array, drops: bool

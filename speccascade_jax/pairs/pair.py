@@ -337,15 +337,21 @@ def _fitted(
         return None, None
     target, *drafts = (checkpoints.model_of(path).config for path in paths)
     if vocabulary is not None:
-        vocabulary = _for_target(vocabulary, expanded(paths[0]), target)
+        vocabulary = for_target(vocabulary, expanded(paths[0]), target)
         entries = _entries(target, vocabulary) if entries is None else entries
     for path, config in zip(paths, (target, *drafts), strict=True):
         _check_entries(path, config, int(entries or 0), vocabulary, is_target=config is target)
     return vocabulary, entries
 
 
-def _for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
-    """Returns the vocabulary with sentinels added, if the target is a T5 with rows for them, and its own stop ids."""
+def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
+    """Returns the vocabulary with sentinels added, if the target is a T5 with rows for them, and its own stop ids.
+
+    Args:
+        vocabulary: the vocabulary, as its file defines it.
+        target: the target's checkpoint, which may name stop ids.
+        config: the target's configuration.
+    """
     if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
     # Stop ids without a row are dropped, because the target can never draw them.

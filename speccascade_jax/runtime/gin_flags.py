@@ -91,7 +91,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
 )  # fmt: skip
 
 
-def _join(together: bool, example: str) -> None:
+def join(together: bool, example: str) -> None:
     """Connects this process to the other processes that the flags or the environment name.
 
     Raises:
@@ -254,7 +254,7 @@ def main(
             wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
             sys.exit(f"error: {wrong}; for example: {example}; --help lists all flags")
         with hosts.together(), one_line_errors():
-            _join(together, example)
+            join(together, example)
             read(example, recorded)
             asked = {name: flags.FLAGS[name].value for name in numbers or {}}
             result = _bound(function, example)(**{name: n for name, n in asked.items() if n is not None})

@@ -213,6 +213,18 @@ class Bootstrap:
         over = self._ratios([tokens, alone_seconds], [seconds, alone_tokens], key)
         return self._ratios([tokens], [seconds], key), over
 
+    def ratio(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Returns the ratio of two sums over examples, `[1 + samples]`: all examples, then resamples.
+
+        Differences of two ratios are paired, because equal numbers of examples are resampled in the same way.
+
+        Args:
+            above: terms of the numerator, `[N]`, one per example.
+            below: terms of the denominator, `[N]`.
+        """
+        resamples = self._resamples(len(above))
+        return np.asarray((resamples @ above) / (resamples @ below))
+
     def _mean(self, records: Sequence[Record], scores: Callable[[Record], np.ndarray]) -> np.ndarray:
         """Returns the mean of `scores` over the records, `[1 + samples]`; the scores of each record are cached."""
         record_scores = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,10 +34,11 @@ class Data(Protocol):
         """Returns the batches of an epoch, which depend on nothing but `seed` and `number`."""
 
 
+@runtime_checkable
 class Corpus(Protocol):
     """Description of training data, which gin binds."""
 
-    def tokens(self, vocabulary: FileVocabulary, encoder_decoder: bool) -> Data:
+    def tokens(self, vocabulary: FileVocabulary, encoder_decoder: bool) -> Any:
         """Reads and encodes the data.
 
         Raises:

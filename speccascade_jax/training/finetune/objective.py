@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, BoundModel
+from speccascade_jax.core.types import Array
 from speccascade_jax.training.finetune.losses import token_losses
 
 if TYPE_CHECKING:
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss per target token: `(1 - w)` cross-entropy `+ w` KL to a teacher.
+    """Cross-entropy per target token, and that of early exits.
 
     Attributes:
         smoothing: label smoothing of the cross-entropy.
         z_loss: weight of the squared logarithm of the softmax's normaliser; 1e-4 in T5's recipe (`losses`).
-        distill_from: checkpoint of the teacher, which has the same vocabulary, or empty for no teacher.
-        distill_weight: the weight w, used only with a teacher.
         exit_weight: weight of early exits; 0 trains none. Every step adds the cross-entropy of one early exit, computed
             with the model's own head; the layers of the decoder take turns. The exit after layer `l` of `L` has the
             weight `exit_weight l / L`, and the whole model has the weight 1. The turns, and weights that grow with
@@ -34,54 +31,33 @@ class Objective:
 
     smoothing: float = 0.0
     z_loss: float = 0.0
-    distill_from: str = ""
-    distill_weight: float = 0.5
     exit_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.distill_weight <= 1.0 or not 0.0 <= self.smoothing < 1.0:
-            raise ValueError(f"distill_weight must be in [0, 1] and smoothing in [0, 1): {self}")
+        if not 0.0 <= self.smoothing < 1.0:
+            raise ValueError(f"smoothing={self.smoothing} must be in [0, 1)")
         for name in ("exit_weight", "z_loss"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 0, or a positive weight")
 
-    def check(self, model: Any, teacher: BoundModel | None) -> None:
-        """Checks that the objective fits the model and the teacher.
-
-        Raises:
-            ValueError: the teacher's vocabulary has another size, or the model has no early exit to train.
-        """
-        layers = getattr(model.config, "num_decoder_layers", None) or getattr(model.config, "num_layers", 0)
+    def check(self, model: Any) -> None:
+        """Raises ValueError if the decoder has too few layers for an early exit."""
+        layers = getattr(model.config, "num_decoder_layers", 0) or getattr(model.config, "num_layers", 0)
         if self.exit_weight and layers < 2:
             raise ValueError(
                 "a decoder of one layer has no early exit: set exit_weight to 0, or num_decoder_layers to 2 or more"
             )
-        if teacher is not None and teacher.model.vocab_size != model.vocab_size:
-            raise ValueError(
-                f"the teacher has {teacher.model.vocab_size} tokens, but the student has {model.vocab_size}"
-            )
 
-    def total(
-        self,
-        made: Predictions,
-        taught: Predictions | None,
-        vocab_size: int,
-        step: Array,
-        exit_logits: Callable[[Array], Array],
-    ) -> Array:
+    def total(self, made: Predictions, vocab_size: int, step: Array, exit_logits: Callable[[Array], Array]) -> Array:
         """Returns the loss in nats, summed over the tokens of a batch that count.
 
         Args:
             made: the model's predictions.
-            taught: the teacher's predictions, if there is a teacher.
             vocab_size: number of real vocabulary entries.
             step: number of the step, from 0.
             exit_logits: function from a layer's output to logits.
         """
         loss = self._cross_entropy(made, made.logits, vocab_size)
-        if taught is not None:
-            pulled = made.total(divergence(made.logits, jax.lax.stop_gradient(taught.logits), vocab_size))
-            loss = (1.0 - self.distill_weight) * loss + self.distill_weight * pulled
         if self.exit_weight:
             assert made.hidden is not None
             hidden, weight = exit_in_turn(made.hidden, step, self.exit_weight)
@@ -91,19 +67,6 @@ class Objective:
 
     def _cross_entropy(self, made: Predictions, logits: Array, vocab_size: int) -> Array:
         return made.total(token_losses(logits, made.targets, vocab_size, self.smoothing, self.z_loss))
-
-
-def divergence(logits: Array, teacher_logits: Array, vocab_size: int) -> Array:
-    """Returns `KL(teacher || student)` in nats, `[B, T]`: word-level distillation (Kim and Rush, 2016, section 3.1).
-
-    Args:
-        logits: float32 `[B, T, num_embeddings]`, logits of the student, with the real vocabulary entries first.
-        teacher_logits: float32 `[B, T, num_embeddings]`, logits of the teacher, with the real vocabulary entries first.
-        vocab_size: number of real vocabulary entries.
-    """
-    student = jax.nn.log_softmax(logits[..., :vocab_size])
-    teacher = jax.nn.log_softmax(teacher_logits[..., :vocab_size])
-    return jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
 
 
 def exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:

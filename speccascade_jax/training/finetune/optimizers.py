@@ -6,7 +6,7 @@ counts layers. Every optimiser here treats a layer of a stacked parameter as the
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ STACKED = "layers"
 """The part of a parameter's path that marks it as stacked; an unrolled layer has `layers_0`, `layers_1`, …"""
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """Settings of an optimiser; gin binds `Adafactor`, `ScaledAdam` or `AdamW`."""
 

@@ -1,8 +1,9 @@
 """Layout of a training state on a mesh: parameters and optimiser state are spread along both axes of the mesh.
 
-Along `model`, parameters are split as for decoding (`models.sharding`). Along `data`, each device also keeps only a part
-of every array, as in fully sharded data parallelism (ZeRO 3: Rajbhandari et al., 2020, section 5; T5X's "2D" partition
-of parameters). Each layer gathers its parameters before it uses them, and XLA sums and scatters the gradients.
+Along `model`, parameters are split as for decoding (`models.sharding`). Along `data`, each device also keeps only a
+part of every array, as in fully sharded data parallelism (ZeRO 3: Rajbhandari et al., 2020, section 5; T5X's "2D"
+partition of parameters). Each layer gathers its parameters before it uses them, and XLA sums and scatters the
+gradients.
 """
 
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def host_rows(rows: int, mesh: Mesh | None) -> slice:
     if mesh is None:
         return slice(0, rows)
     layout = NamedSharding(mesh, sharding.ROWS)
-    parts = [index[0] for index in layout.addressable_devices_indices_map((rows,)).values()]
+    parts = [index[0] for index in layout.addressable_devices_indices_map((rows,)).values() if index]
     begin = min(part.start or 0 for part in parts)
     return slice(begin, max(rows if part.stop is None else part.stop for part in parts))
 
@@ -115,6 +116,12 @@ def for_decoding(params: Params, mesh: Mesh | None) -> Params:
     flat = flatten_dict(params, sep="/")
     layout = {path: NamedSharding(mesh, sharding.spec_of(path)) for path in flat}
     return jax.jit(lambda params: params, out_shardings=unflatten_dict(layout, sep="/"))(params)
+
+
+def placed(params: Params, mesh: Mesh) -> Params:
+    """Returns parameters of a whole checkpoint on the mesh, with the layout of decoding."""
+    flat = flatten_dict(params, sep="/")
+    return unflatten_dict({path: sharding.put(path, np.asarray(leaf), mesh) for path, leaf in flat.items()}, sep="/")
 
 
 def on_host(params: Params) -> Params:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from speccascade_jax.core.types import Array, BoundModel, Params
 from speccascade_jax.models import sharding
 from speccascade_jax.models.layers import EXITS
 from speccascade_jax.training.finetune.batches import Batch
+from speccascade_jax.training.finetune.distillation import Distillation, OutputSource, check_teacher
 from speccascade_jax.training.finetune.losses import counted_positions, token_losses
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Optimizer
+from speccascade_jax.training.finetune.partition import shardings
 from speccascade_jax.training.finetune.watching import gradient_norm
 from speccascade_jax.training.runs import TrainState
 
@@ -84,89 +86,123 @@ def make_train_step(
     optimizer: Optimizer,
     objective: Objective,
     *,
+    distillation: Distillation | None = None,
     teacher: BoundModel | None = None,
+    stop_ids: tuple[int, ...] = (),
     accumulate: int = 1,
     layout: TrainState | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns `step(state, batch, rate, key) -> (state, metrics)`, which donates the old state's buffers.
+    """Returns `step(state, batch, rate, seed) -> (state, metrics)`, which donates the old state's buffers.
 
-    The key of dropout is folded with the step number in the state, so a resumed run draws the same bits as an
-    uninterrupted one.
+    Random bits (dropout, sampled outputs) depend on the uint32 `seed` and the step number in the state, so a resumed
+    run draws the same bits as an uninterrupted one, on any mesh.
 
     Args:
         model: the model.
         optimizer: the optimiser.
         objective: the loss.
-        teacher: the model that the objective distils from, if any.
+        distillation: the loss of the difference from a teacher, if any.
+        teacher: the teacher, with distillation.
+        stop_ids: token ids that end sampled outputs.
         accumulate: number of parts that a batch is divided into; their gradients are added up, so that memory holds the
             activations of one part.
         layout: the state's shapes and layout on a mesh (`partition.state_layout`); `None`: one device.
 
     Raises:
-        ValueError: the teacher's vocabulary has another size, or the model has no early exit to train.
+        ValueError: the teacher does not fit the model, or the model has no early exit to train.
     """
-    objective.check(model, teacher)
-    shardings = None if layout is None else jax.tree.map(lambda leaf: leaf.sharding, layout)
-    leaves, structure = jax.tree.flatten(shardings)
-    kept = None if layout is None else (tuple(leaves), structure)
-    compiled = _train_step(model, optimizer, objective, None if teacher is None else teacher.model, accumulate, kept)
+    objective.check(model)
+    if teacher is not None:
+        check_teacher(teacher.model, model)
+    leaves, structure = jax.tree.flatten(None if layout is None else shardings(layout))
+    source = None
+    if distillation is not None and teacher is not None:
+        source = OutputSource(distillation, model, teacher.model, stop_ids)
+    program: Any = Program(model, objective, source, accumulate)
+    compiled = _train_step(program, cast(Any, optimizer), (tuple(leaves), structure) if leaves else None)
     teacher_params = None if teacher is None else teacher.params
     return lambda state, *rest: compiled(state, teacher_params, *rest)
 
 
-@cache
-def _train_step(
-    model: Any, optimizer: Optimizer, objective: Objective, teacher: Any, accumulate: int, layout: Any
-) -> Any:
-    """Returns the jitted step, cached so that trainers with equal settings share one compiled program."""
-    direction = optimizer.transformation()
-    dropped = any(getattr(model.config, name, 0) for name in ("dropout_rate", "layer_dropout"))
+@dataclass(frozen=True)
+class Program:
+    """Everything that a training step's program depends on, besides the optimiser (`make_train_step`)."""
 
-    def part_loss(
-        params: Params, teacher_params: Params, batch: Batch, step: Array, key: Array, tokens: Array
+    model: Any
+    objective: Objective
+    source: OutputSource | None
+    accumulate: int
+
+    @property
+    def drops(self) -> bool:
+        """Whether the model has dropout."""
+        return any(getattr(self.model.config, name, 0) for name in ("dropout_rate", "layer_dropout"))
+
+    def outputs(self, params: Params, teacher_params: Params, batch: Batch, seed: Array, step: Array) -> Batch | None:
+        """Returns the batch on which the student is compared with the teacher; `None`: the data's batch, or none."""
+        if self.source is None or not self.source.distillation.drawn:
+            return None
+        return self.source(params, teacher_params, batch, seed, step)
+
+    def loss(
+        self, params: Params, teacher_params: Params, batch: Batch, drawn: Batch | None, step: Array, key: Array
     ) -> Array:
-        made = predict(model, params, batch, key if dropped else None, layers=bool(objective.exit_weight))
-        taught = None if teacher is None else predict(teacher, teacher_params, batch)
-        exit_logits = _exit_logits(model, params)
-        return objective.total(made, taught, model.config.vocab_size, step, exit_logits) / jnp.maximum(tokens, 1)
+        """Returns the loss in nats, summed over the tokens of `batch` that count."""
+        vocab_size, dropout = self.model.config.vocab_size, key if self.drops else None
+        made = predict(self.model, params, batch, dropout, layers=bool(self.objective.exit_weight))
+        loss = self.objective.total(made, vocab_size, step, partial(_exit_logits, self.model, params))
+        if self.source is None:
+            return loss
+        student = made if drawn is None else predict(self.model, params, drawn, dropout)
+        teacher = predict(self.source.teacher, teacher_params, batch if drawn is None else drawn)
+        distillation = self.source.distillation
+        pulled = student.total(distillation.divergences(teacher.logits, student.logits, vocab_size))
+        # per token of its own sequences, as the cross-entropy is per token of the data
+        pulled *= jnp.sum(made.counted) / jnp.maximum(jnp.sum(student.counted), 1)
+        return (1.0 - distillation.weight) * loss + distillation.weight * pulled
+
+
+@cache
+def _train_step(program: Any, optimizer: Any, layout: Any) -> Any:
+    """Returns the jitted step, cached so that trainers with equal settings share one compiled program."""
+    direction, model = optimizer.transformation(), program.model
 
     def step(
-        state: TrainState, teacher_params: Params, batch: Batch, rate: Array, key: Array
+        state: TrainState, teacher_params: Params, batch: Batch, rate: Array, seed: Array
     ) -> tuple[TrainState, Metrics]:
-        counted = counted_positions(batch.lengths, jnp.maximum(batch.answers, _first(model)), batch.tokens.shape[1])
-        tokens, key = jnp.sum(counted), jax.random.fold_in(key, state.step)
+        first = jnp.maximum(batch.answers, 0 if model.is_encoder_decoder else 1)
+        tokens = jnp.sum(counted_positions(batch.lengths, first, batch.tokens.shape[1]))
+        # threefry draws the same bits on every mesh; masks of dropout are broadcast over tokens, so they need few
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+        drawn = program.outputs(state.params, teacher_params, batch, seed, state.step)
 
-        def part(number: Array, batch: Batch) -> tuple[Array, Params]:
-            own_key = key if accumulate == 1 else jax.random.fold_in(key, number)
-            return jax.value_and_grad(part_loss)(state.params, teacher_params, batch, state.step, own_key, tokens)
+        def part(number: Array, batches: tuple[Batch, Batch | None]) -> tuple[Array, Params]:
+            def mean_loss(params: Params) -> Array:
+                own_key = key if program.accumulate == 1 else jax.random.fold_in(key, number)
+                return program.loss(params, teacher_params, *batches, state.step, own_key) / jnp.maximum(tokens, 1)
 
-        loss, grads = _accumulated(part, batch, accumulate, state.params, model.mesh)
+            return jax.value_and_grad(mean_loss)(state.params)
+
+        loss, grads = _accumulated(part, (batch, drawn), program.accumulate, state.params, model.mesh)
         updates, opt_state = direction.update(grads, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         metrics = {"loss": loss, "tokens": tokens, "gradient_norm": gradient_norm(grads)}
         return TrainState(params, opt_state, state.step + 1), metrics
 
-    shardings = None if layout is None else (jax.tree.unflatten(layout[1], layout[0]), None)
-    return jax.jit(step, donate_argnums=0, **({} if shardings is None else {"out_shardings": shardings}))
+    if layout is None:
+        return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(jax.tree.unflatten(layout[1], layout[0]), None))
 
 
-def _first(model: Any) -> int:
-    """Returns the index of the first token that a model predicts."""
-    return 0 if model.is_encoder_decoder else 1
-
-
-def _exit_logits(model: Any, params: Params) -> Callable[[Array], Array]:
-    """Returns the function that computes the logits of hidden states with the model's own head."""
-
-    def logits(hidden: Array) -> Array:
-        with sharding.under(model.mesh, gathers=True):
-            return model.module.apply({"params": params}, hidden, method="exit_logits")
-
+def _exit_logits(model: Any, params: Params, hidden: Array) -> Array:
+    """Returns the logits of hidden states, computed with the model's own head."""
+    with sharding.under(model.mesh, gathers=True):
+        logits: Array = model.module.apply({"params": params}, hidden, method="exit_logits")
     return logits
 
 
 def _accumulated(
-    part: Callable[[Array, Batch], tuple[Array, Params]], batch: Batch, parts: int, params: Params, mesh: Mesh | None
+    part: Callable[[Array, Any], tuple[Array, Params]], batch: Any, parts: int, params: Params, mesh: Mesh | None
 ) -> tuple[Array, Params]:
     """Returns the sums of the losses and gradients of a batch's parts, computed one after the other."""
     if parts == 1:
@@ -179,7 +215,7 @@ def _accumulated(
             return split
         return jax.lax.with_sharding_constraint(split, NamedSharding(mesh, sharding.P(None, *sharding.ROWS)))
 
-    def add(total: tuple[Array, Params], numbered: tuple[Array, Batch]) -> tuple[tuple[Array, Params], None]:
+    def add(total: tuple[Array, Params], numbered: tuple[Array, Any]) -> tuple[tuple[Array, Params], None]:
         return optax.tree.add(total, part(*numbered)), None
 
     zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)

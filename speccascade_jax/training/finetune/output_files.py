@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.sentence_pairs import TokenPair, holds_pieces
-from speccascade_jax.data.vocabularies.load import Vocabulary
+from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.storage import files, locks
-from speccascade_jax.training.t5 import decoding, loop
-from speccascade_jax.training.t5.corpus import Corpus
+from speccascade_jax.training.finetune import decoding
+from speccascade_jax.training.finetune import trainer as trainers
+from speccascade_jax.training.finetune.corpus import Planned
 
 Span = tuple[int, int]
 
@@ -56,7 +56,7 @@ class Outputs:
         part_size: number of sources per part; batch_size: number of rows decoded together.
     """
 
-    trainer: loop.Trainer
+    trainer: trainers.Trainer
     checkpoint: str = ""
     path: str
     examples: int
@@ -88,36 +88,51 @@ class Outputs:
         """
         began = time.monotonic()
         with locks.held(files.expanded(self.path + ".lock"), self.path):
-            vocabulary, bound = Vocabulary(self.trainer.vocabulary), loop.model_of(self.trainer, self.checkpoint)
+            vocabulary, bound = self._vocabulary(), trainers.model_of(self.trainer, self.checkpoint)
             claimed = self.parts / "settings.json"
             files.claim(claimed, self._settings(vocabulary, bound), "remove it, or name another file")
-            examples = joined_examples(self.trainer.corpus, vocabulary, self.trainer.seed, self.examples)
+            data = self.trainer.corpus.tokens(vocabulary, True)
+            examples = joined_examples(data, self.trainer.seed, self.examples)
+            longest = data.buckets.widths[-1]
             spans = [
                 (start, min(start + self.part_size, len(examples))) for start in range(0, len(examples), self.part_size)
             ]
             missing = [span for span in spans if not self._part(span).exists()]
             logging.info("%d examples, %d parts of %d left", len(examples), len(missing), len(spans))
-            self._decode(bound, vocabulary, examples, missing)
+            self._decode(bound, vocabulary, examples, missing, longest)
             content = b"".join(self._part(span).read_bytes() for span in spans)
             packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
             files.write_atomically(self.path, packed)
             shutil.rmtree(self.parts)
         return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
-    def _settings(self, vocabulary: Vocabulary, bound: BoundModel) -> dict[str, Any]:
+    def _vocabulary(self) -> SentencePieceVocabulary:
+        vocabulary = self.trainer.text
+        if not isinstance(vocabulary, SentencePieceVocabulary):
+            raise ValueError(f"{vocabulary.path} has no sentencepiece pieces, in which outputs are written")
+        return vocabulary
+
+    def _settings(self, vocabulary: SentencePieceVocabulary, bound: BoundModel) -> dict[str, Any]:
         """Returns the settings that the outputs depend on, as values for JSON, without the number of examples."""
         weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(self.trainer.corpus))
         settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
         drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
         return settings | {"seed": self.trainer.seed} | drawn
 
-    def _decode(self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], spans: list[Span]) -> None:
+    def _decode(
+        self,
+        bound: BoundModel,
+        vocabulary: SentencePieceVocabulary,
+        examples: list[TokenPair],
+        spans: list[Span],
+        longest: int,
+    ) -> None:
         """Writes the parts of `spans`, and logs progress, remaining time and speed after each part."""
         total, began = sum(end - start for start, end in spans), time.monotonic()
         done = tokens = 0
         for start, end in spans:
             some = examples[start:end]
-            drawn = self._draw(bound, vocabulary, some, start)
+            drawn = self._draw(bound, vocabulary, some, start, longest)
             outputs = [
                 _nearest(vocabulary, example.target, ids, self.least) for example, ids in zip(some, drawn, strict=True)
             ]
@@ -128,27 +143,36 @@ class Outputs:
             logging.info("%d of %d examples, %.1f min left  %d tokens/s", *shown)
 
     def _draw(
-        self, bound: BoundModel, vocabulary: Vocabulary, examples: list[TokenPair], start: int
+        self,
+        bound: BoundModel,
+        vocabulary: SentencePieceVocabulary,
+        examples: list[TokenPair],
+        start: int,
+        longest: int,
     ) -> list[list[list[int]]]:
-        """Returns the candidates of every example; `start` is the number of the first example."""
-        width, count = self.trainer.corpus.widths[-1], self.candidates
-        sources = [example.source for example in examples for _ in range(count)]
+        """Returns the candidates of every example; `start` is the number of the first example,
+        and `longest` the largest number of tokens of an output."""
+        count = self.candidates
+        sources = [[*example.source, vocabulary.eos_id] for example in examples for _ in range(count)]
         drawn: dict[str, Any] = {"temperature": self.temperature, "seed": self.trainer.seed, "first_id": start * count}
-        outputs = decoding.decode(bound, vocabulary, sources, width, batch_size=self.batch_size, **drawn)
+        outputs = decoding.decode(bound, vocabulary, sources, longest, batch_size=self.batch_size, **drawn)
         return [outputs[first : first + count] for first in range(0, len(outputs), count)]
 
     def _part(self, span: Span) -> Path:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
 
 
-def joined_examples(corpus: Corpus, vocabulary: Vocabulary, seed: int, count: int) -> list[TokenPair]:
-    """Returns the first `count` examples of the corpus, joined epoch after epoch as in training."""
-    pairs: Any = corpus.tokens(vocabulary)
-    epochs = (corpus.examples(pairs, np.random.default_rng((seed, epoch))) for epoch in itertools.count())
-    return list(itertools.islice(itertools.chain.from_iterable(epochs), count))
+def joined_examples(data: Planned, seed: int, count: int) -> list[TokenPair]:
+    """Returns the first `count` examples of a corpus, joined epoch after epoch as in training."""
+    epochs = (data.groups(seed, epoch) for epoch in itertools.count())
+    members = (groups[row] for groups in epochs for row in range(len(groups)))
+    rows = (data.examples.row(row, (seed,)) for row in itertools.islice(members, count))
+    return [TokenPair(source[:-1], target[:-1]) for source, target in rows]
 
 
-def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list[int]], least: float) -> list[int]:
+def _nearest(
+    vocabulary: SentencePieceVocabulary, reference: list[int], candidates: list[list[int]], least: float
+) -> list[int]:
     """Returns the finished candidate with the highest sentence BLEU, or the first candidate if none is finished.
 
     BLEU compares with `reference`. If the highest BLEU is below `least`, the reference is returned instead.
@@ -163,7 +187,7 @@ def _nearest(vocabulary: Vocabulary, reference: list[int], candidates: list[list
     return ended[scores.index(max(scores))]
 
 
-def _lines(vocabulary: Vocabulary, examples: Sequence[TokenPair], outputs: Sequence[list[int]]) -> bytes:
+def _lines(vocabulary: SentencePieceVocabulary, examples: Sequence[TokenPair], outputs: Sequence[list[int]]) -> bytes:
     """Returns the content of the file: one line for every output that ends with EOS."""
     example_outputs = zip(examples, outputs, strict=True)
     ended = [(example.source, ids[:-1]) for example, ids in example_outputs if ids[-1] == vocabulary.eos_id]

@@ -1,0 +1,221 @@
+"""A training run that can resume at any moment: its state, its position in the data, its metrics, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import jax
+import numpy as np
+from absl import logging
+
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.data.tasks import table
+from speccascade_jax.runtime import hosts
+from speccascade_jax.storage.files import expanded
+from speccascade_jax.training import runs
+from speccascade_jax.training.finetune import decoding, partition, steps, watching
+from speccascade_jax.training.finetune.acceptance import Acceptance
+from speccascade_jax.training.finetune.batches import Batch, PlannedBatch, check_rows
+from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
+from speccascade_jax.training.states import States, saved_on_stop
+
+
+@dataclasses.dataclass
+class Position:
+    """Position of a run: the next batch (`epoch`, and `index` in it), training `minutes`, and target `tokens` so far.
+
+    It also holds the state of the metrics: the number of `logged` records, the metrics of the steps since the last
+    report (`window`), and the `seconds` that these steps took.
+    """
+
+    epoch: int = 0
+    index: int = 0
+    minutes: float = 0.0
+    tokens: int = 0
+    logged: int | None = None
+    window: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Run:
+    """Run of a `Trainer`, with its arrays, its position in the data, and its clock."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.directory, self.mesh = trainer, expanded(trainer.run_dir), trainer.devices
+        self.model: Any = trainer.model
+        self.devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
+        self.data = trainer.corpus.tokens(trainer.text, self.model.is_encoder_decoder)
+        self._check_batches()
+        self.states, layout = States(self.directory), trainer.layout()
+        saved = self.states.latest(layout)
+        self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
+        self.position = Position(**saved[1]) if saved else Position()
+        if saved:
+            logging.info("resuming %s at step %d", self.directory, int(self.state.step))
+        self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), self.position.logged)
+        self._build(layout)
+        self.clock = time.monotonic()
+        self.reported_at = self.clock - self.position.seconds
+
+    def _build(self, layout: runs.TrainState) -> None:
+        """Prepares the programs of a step and of an evaluation."""
+        trainer = self.trainer
+        teacher = self._beside(trainer.distillation.teacher) if trainer.distillation else None
+        self.take_step = steps.make_train_step(
+            self.model, trainer.optimizer, trainer.objective, distillation=trainer.distillation, teacher=teacher,
+            stop_ids=tuple(trainer.text.stop_ids), accumulate=trainer.accumulate,
+            layout=None if self.mesh is None else layout,
+        )  # fmt: skip
+        self.acceptance = self._acceptance(teacher)
+
+    def _beside(self, checkpoint: str) -> BoundModel:
+        """Returns another model, in float32 and spread over the mesh as for decoding."""
+        bound = load_float32(checkpoint)
+        if self.mesh is None:
+            return bound
+        model: Any = dataclasses.replace(cast(Any, bound.model), mesh=self.mesh)
+        return BoundModel(params=partition.placed(bound.params, self.mesh), model=model)
+
+    def _acceptance(self, teacher: BoundModel | None) -> Acceptance | None:
+        trainer = self.trainer
+        target = self._beside(trainer.acceptance_of) if trainer.acceptance_of else teacher
+        if target is None or trainer.validation is None:
+            return None
+        return Acceptance(target, self._validation(), trainer.text.stop_ids, rows=max(64, trainer.mesh[0]))
+
+    def _validation(self) -> list[Batch]:
+        """Returns whole validation batches on the host."""
+        assert self.trainer.validation is not None
+        data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
+        return [planned.build() for planned in data.epoch(0, 0)[: self.trainer.loss_batches]]
+
+    def _check_batches(self) -> None:
+        for planned in self.data.epoch(self.trainer.seed, 0):
+            check_rows(planned.rows, self.trainer.accumulate, self.trainer.mesh[0])
+
+    def finish(self) -> dict[str, Any]:
+        """Trains until the schedule is complete, evaluates, and writes the trained model."""
+        with contextlib.closing(self.states):
+            self._train()
+        evaluation = self.evaluate(int(self.state.step))
+        params = partition.on_host(partition.for_decoding(self.state.params, self.mesh))
+        if hosts.first():
+            write_model(self.directory / MODEL, self.model, params, self.trainer.text)
+        return evaluation
+
+    def _train(self) -> None:
+        trainer, saved_at = self.trainer, time.monotonic()
+        step = int(self.state.step)
+        with saved_on_stop(lambda: self.save(wait=True)) as stop_if_asked:
+            for planned in self.remaining():
+                step += 1
+                self.take(step, planned)
+                # saved after the step is logged, so that a resumed run does not log it again
+                if hosts.agreed(time.monotonic() - saved_at > 60 * trainer.save_every_minutes):
+                    self.save()
+                    saved_at = time.monotonic()
+                stop_if_asked()
+        self.save(wait=True)
+
+    def save(self, wait: bool = False) -> None:
+        """Writes the resumable state."""
+        seconds = time.monotonic() - self.reported_at
+        position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
+        self.states.save(int(self.state.step), self.state, dataclasses.asdict(position), wait)
+
+    def minutes(self) -> float:
+        """Returns the minutes that this run has taken, including the minutes before it was resumed."""
+        minutes = self.position.minutes + (time.monotonic() - self.clock) / 60
+        # the schedule must be the same on all hosts; without a limit in minutes it does not depend on them
+        return float(hosts.agreed(minutes)) if self.trainer.schedule.max_minutes else minutes
+
+    def remaining(self) -> Iterator[PlannedBatch]:
+        """Yields planned batches from the position of the run on, until the schedule is complete."""
+        step = int(self.state.step)
+        while True:
+            for planned in self.data.epoch(self.trainer.seed, self.position.epoch)[self.position.index :]:
+                if self.trainer.schedule.progress(step, self.minutes()) >= 1.0:
+                    return
+                self.position.index, step = self.position.index + 1, step + 1
+                yield planned
+            self.position.epoch, self.position.index = self.position.epoch + 1, 0
+
+    def take(self, step: int, planned: PlannedBatch) -> None:
+        """Takes step number `step` (from 1); logs metrics and evaluates if it is their turn."""
+        rate = self.trainer.schedule.rate(step - 1, self.minutes())
+        self.position.window.append(self._step(step, planned, rate))
+        if step % self.trainer.log_every == 0:
+            self._report(step, rate)
+        if step % self.trainer.evaluate_every == 0:
+            self.evaluate(step)
+
+    def _step(self, step: int, planned: PlannedBatch, rate: float) -> dict[str, float]:
+        host = planned.build(partition.host_rows(planned.rows, self.mesh))
+        batch = partition.on_mesh(host, planned.rows, self.mesh)
+        seed = np.uint32(self.trainer.seed)
+        self.state, metrics = self.take_step(self.state, batch, np.float32(rate), seed)
+        values = {name: float(value) for name, value in metrics.items()}
+        if not np.isfinite(values["loss"]):
+            place = f"at step {step}, learning rate {rate:.2e}"
+            raise FloatingPointError(f"the loss is {values['loss']} {place}; lower the schedule's peak")
+        self.position.tokens += int(values["tokens"])
+        flops = watching.training_flops(self.model.config, host.lengths, host.encoder_lengths)
+        return values | {"flops": float(flops) * planned.rows / len(host.lengths)}
+
+    def _report(self, step: int, rate: float) -> None:
+        """Logs the means of the metrics over the steps since the last report."""
+        window, seconds = self.position.window, time.monotonic() - self.reported_at
+        minutes = self.minutes()
+        tokens, flops = (sum(metrics[name] for metrics in window) for name in ("tokens", "flops"))
+        done = self.trainer.schedule.progress(step, minutes)
+        left = minutes * (1 - done) / done if done else float("nan")
+        loss = round(sum(metrics["loss"] * metrics["tokens"] for metrics in window) / max(1.0, tokens), 4)
+        norm = round(sum(metrics["gradient_norm"] for metrics in window) / len(window), 4)
+        speeds = watching.speeds(tokens, flops, seconds, self.devices)
+        record = {"step": step, "loss": loss, "gradient_norm": norm, "learning_rate": rate, **speeds}
+        self.log.append(record | {"epoch": self.position.epoch, "minutes": round(minutes, 2)})
+        self.position.window, self.reported_at = [], time.monotonic()
+        mfu = f"  MFU {speeds['mfu']:.1%}" if speeds["mfu"] is not None else ""
+        shown = (step, 100 * done, left, loss, norm, rate, speeds["tokens_per_second"], mfu)
+        if hosts.first():
+            logging.info("step %d  %.1f%%, %.0f min left  loss %.3f  gradient %.2f  rate %.2e  %d tokens/s%s", *shown)
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Computes, logs and returns the validation loss (nats per target token), the acceptance rate and the metrics.
+
+        The loss has no smoothing; the metrics are those of greedy decoding.
+        """
+        trainer, evaluation = self.trainer, dict[str, Any]({"step": step})
+        if trainer.validation is not None:
+            evaluation["validation_loss"] = round(self._validation_loss(), 4)
+        bound = BoundModel(params=partition.for_decoding(self.state.params, self.mesh), model=self.model)
+        if self.acceptance is not None:
+            evaluation |= self.acceptance(bound).numbers()
+        if trainer.task:
+            evaluation |= self._scores(bound)
+        self.log.append({**evaluation, "minutes": round(self.minutes(), 2)})
+        if hosts.first():
+            logging.info("%s", "  ".join(f"{name} {value}" for name, value in evaluation.items()))
+        return evaluation
+
+    def _validation_loss(self) -> float:
+        evaluate, total, tokens = steps.make_eval_step(self.model), 0.0, 0
+        assert self.trainer.validation is not None
+        data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
+        for planned in data.epoch(0, 0)[: self.trainer.loss_batches]:
+            host = planned.build(partition.host_rows(planned.rows, self.mesh))
+            losses, counted = evaluate(self.state.params, partition.on_mesh(host, planned.rows, self.mesh))
+            total, tokens = total + float(losses), tokens + int(counted)
+        return total / tokens
+
+    def _scores(self, bound: BoundModel) -> dict[str, float]:
+        trainer = self.trainer
+        result = decoding.scores(bound, trainer.text, table.get_task(trainer.task), trainer.split, trainer.examples)
+        texts = zip(result.prompts, result.outputs, result.references, strict=True)
+        for prompt, output, reference in list(texts)[: trainer.shown] if hosts.first() else ():
+            logging.info("  %r\n    -> %r\n    reference %r", prompt[:200], output, reference)
+        return result.metrics

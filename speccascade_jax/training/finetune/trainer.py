@@ -1,0 +1,267 @@
+"""Settings of a training run of any model on any corpus, and the models that a run starts from and ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh
+
+from speccascade_jax import checkpoints
+from speccascade_jax.core.checks import check_seed, whole
+from speccascade_jax.core.types import BoundModel, Params, count
+from speccascade_jax.data.tasks import table
+from speccascade_jax.data.vocabularies.load import FileVocabulary, load_vocabulary
+from speccascade_jax.models import sharding
+from speccascade_jax.models.families import Config, Model, model_from
+from speccascade_jax.models.t5 import T5Config
+from speccascade_jax.pairs.pair import for_target
+from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.training import runs
+from speccascade_jax.training.finetune import decoding, growth, partition
+from speccascade_jax.training.finetune.corpus import Corpus
+from speccascade_jax.training.finetune.distillation import Distillation
+from speccascade_jax.training.finetune.objective import Objective
+from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
+from speccascade_jax.training.finetune.schedule import Schedule
+from speccascade_jax.training.states import States
+
+MODEL = "model"
+"""Name of the folder in a run's folder that holds the trained model, once the run is complete."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Configuration of one training run.
+
+    Attributes:
+        run_dir: folder of the states, the metrics and the trained model; training resumes if the folder holds a run.
+        init_from: checkpoint that a new run starts from, of any format that the package reads, or empty.
+        config: configuration of the model, or the name of a preset; `None`: that of `init_from`. With `init_from`, a
+            larger T5 is grown from the checkpoint (`growth`). Without, parameters are random.
+        vocabulary: path of the vocabulary; empty: the one beside `init_from`.
+        dropout: rate of dropout; `None`: that of the configuration. T5's recipe has 0.1.
+        dtype: dtype of the computation, float32 or bfloat16; parameters and optimiser state are float32.
+        mesh: numbers of devices (data, model) that the batch, and heads, units and vocabulary are split over. The
+            training state is spread over all of them (`partition`).
+        accumulate: number of parts that a batch is divided into, one after the other, to save memory.
+        corpus, validation: the training corpus, and the corpus of the validation loss and of the acceptance rate;
+            without `validation` neither is computed.
+        schedule, optimizer, objective: settings of learning rate, optimiser and loss.
+        distillation: a teacher, and how to follow it; `None`: no teacher.
+        seed: random seed of parameters, dropout and data order.
+        log_every, evaluate_every: number of steps between records and between evaluations; save_every_minutes: minutes
+            between saves of the resumable state.
+        loss_batches: number of batches of `validation` for the validation loss.
+        acceptance_of: checkpoint of the target under which the trained model will draft; its acceptance rate on
+            `loss_batches` batches is logged at every evaluation. Empty: the teacher's, or none.
+        task: name of the task whose metrics are computed on its first `examples` examples; empty: none.
+        split: the split of the task; `None`: its first.
+        examples: number of its examples; shown: number of outputs that are printed at every evaluation.
+    """
+
+    run_dir: str
+    init_from: str = ""
+    config: Config | str | None = None
+    vocabulary: str = ""
+    dropout: float | None = None
+    dtype: str = "float32"
+    mesh: tuple[int, int] = (1, 1)
+    accumulate: int = 1
+    corpus: Corpus
+    validation: Corpus | None = None
+    schedule: Schedule
+    optimizer: Optimizer = Adafactor()
+    objective: Objective = Objective()
+    distillation: Distillation | None = None
+    seed: int = 0
+    log_every: int = 50
+    evaluate_every: int = 500
+    save_every_minutes: float = 3.0
+    loss_batches: int = 8
+    acceptance_of: str = ""
+    task: str = ""
+    split: str | None = None
+    examples: int = 128
+    shown: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", meshes.checked(self.mesh))
+        for name in ("accumulate", "log_every", "evaluate_every", "loss_batches", "examples"):
+            whole(name, getattr(self, name), 1)
+        whole("shown", self.shown, 0)
+        check_seed(self.seed)
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype={self.dtype!r}: training computes in float32 or bfloat16")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is not a rate: give a number in [0, 1)")
+        if not self.init_from and self.config is None:
+            raise ValueError(
+                "there is no model: give init_from (a checkpoint), or config (a preset or a configuration)"
+            )
+        if self.task:
+            table.get_task(self.task)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model to train, on its mesh, without parameters.
+
+        Raises:
+            ValueError: the model has no dropout but `dropout` is set, or the mesh does not fit it.
+        """
+        config = self.config
+        if config is None or isinstance(config, str):
+            config = checkpoints.named(config or self.init_from).config
+        changes: dict[str, Any] = {"dtype": self.dtype}
+        if self.dropout is not None:
+            if not hasattr(config, "dropout_rate"):
+                raise ValueError(f"dropout={self.dropout}: decoder-only models have no dropout; leave it out")
+            changes["dropout_rate"] = self.dropout
+        model: Any = model_from(dataclasses.replace(cast(Any, config), **changes))
+        if self.devices is not None:
+            sharding.check(model.config, self.mesh, self.init_from or "the model")
+            model = dataclasses.replace(model, mesh=self.devices)
+        return cast(Model, model)
+
+    @functools.cached_property
+    def devices(self) -> Mesh | None:
+        """The mesh of devices; `None`: one device."""
+        return meshes.make(self.mesh)
+
+    @functools.cached_property
+    def text(self) -> FileVocabulary:
+        """The vocabulary, with the sentinels of a T5 and the stop ids of the checkpoint.
+
+        Raises:
+            ValueError: it has more pieces than the model.
+        """
+        source = expanded(self.vocabulary or self.init_from)
+        if not str(self.vocabulary or self.init_from):
+            raise ValueError("there is no vocabulary: give the path of its file")
+        model = self.model
+        vocabulary = for_target(load_vocabulary(source), expanded(self.init_from or self.run_dir), model.config)
+        pieces, entries = vocabulary.vocab_size, model.config.vocab_size
+        spare = model.config.num_embeddings
+        if not pieces <= entries <= spare or (not self.init_from and pieces != entries):
+            raise ValueError(f"{source} has {pieces} pieces, but the model's vocab_size is {entries}")
+        return vocabulary
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the end of the schedule, from the saved state if there is one; returns the last evaluation.
+
+        Raises:
+            LockedError: another process trains in `run_dir`.
+        """
+        from speccascade_jax.training.finetune.run import Run
+
+        with runs.alone(expanded(self.run_dir)):
+            return Run(self).finish()
+
+    def initial(self) -> Params:
+        """Returns the parameters that a new run starts from, float32: random, or those of `init_from`, or grown."""
+        if not self.init_from:
+            return self._random()
+        bound = load_float32(self.init_from)
+        stored, wanted = bound.model.config, self.model.config
+        if self.config is None:
+            return bound.params
+        if not isinstance(stored, T5Config) or not isinstance(wanted, T5Config):
+            raise ValueError(f"only a T5 can grow: leave config out, so that it is that of {self.init_from}")
+        return growth.grow(bound.params, stored, wanted, self._random())
+
+    def _random(self) -> Params:
+        model: Any = dataclasses.replace(cast(Any, self.model), mesh=None)
+        return random_params(model, jax.random.key(self.seed))
+
+    def shapes(self) -> Params:
+        """Returns the shapes of the parameters; nothing is allocated."""
+        return jax.eval_shape(self._random)
+
+    def layout(self) -> runs.TrainState:
+        """Returns the shapes of the training state, with their layout on the mesh."""
+        return partition.state_layout(self.shapes(), self.optimizer, self.devices)
+
+
+def random_params(model: Any, key: jax.Array) -> Params:
+    """Returns random parameters of a model, as its initialisers draw them."""
+    tokens = jax.numpy.ones((1, 2), "int32")
+    inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
+    params: Params = jax.jit(model.module.init)(key, *inputs)["params"]
+    return params
+
+
+def load_float32(path: str) -> BoundModel:
+    """Returns the model of a checkpoint, with its parameters cast to float32."""
+    model, params = checkpoints.load(path)
+    return BoundModel(params=params, model=model)
+
+
+def trained(trainer: Trainer) -> tuple[BoundModel, int]:
+    """Returns the model in the saved state of a run, and the number of steps that it was trained for.
+
+    Raises:
+        FileNotFoundError: the run has not saved anything yet.
+    """
+    saved = States(expanded(trainer.run_dir)).latest(trainer.layout())
+    if saved is None:
+        raise FileNotFoundError(f"{trainer.run_dir} holds no saved state; train first (--mode=train)")
+    params = partition.for_decoding(saved[0].params, trainer.devices)
+    return BoundModel(params=params, model=cast(Any, trainer.model)), int(saved[0].step)
+
+
+def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
+    """Returns the model of `checkpoint`, or the model in the run's saved state if `checkpoint` is empty.
+
+    Raises:
+        ValueError: the checkpoint's vocabulary size differs from the trainer's.
+    """
+    bound = load_float32(checkpoint) if checkpoint else trained(trainer)[0]
+    size, wanted = bound.model.vocab_size, trainer.model.config.vocab_size
+    if size != wanted:
+        remedy = "name the vocabulary that the checkpoint was trained with (--gin.VOCABULARY)"
+        raise ValueError(f"{checkpoint} has {size} tokens, but {trainer.vocabulary} has {wanted} pieces: {remedy}")
+    return bound
+
+
+def export(trainer: Trainer, output: Path, dtype: str) -> dict[str, int]:
+    """Writes the weights in the saved state of a run to `output` as a checkpoint.
+
+    Returns the number of training steps and the number of parameters.
+    """
+    bound, step = trained(trainer)
+    checkpoints.save(output, cast(Any, bound.model), partition.on_host(bound.params), dtype=dtype)
+    return {"step": step, "parameters": count(bound.params)}
+
+
+def write_model(folder: Path, model: Model, params: Params, vocabulary: FileVocabulary) -> None:
+    """Writes a trained model with its vocabulary, so that the folder can be a target or a draft.
+
+    Args:
+        folder: the checkpoint's folder; a model of this format that it holds is replaced.
+        model: the model.
+        params: arrays of NumPy.
+        vocabulary: the vocabulary, whose file is copied.
+    """
+    checkpoints.save(folder, model, params, overwrite=True)
+    for file in beside(vocabulary.path):
+        write_atomically(folder / file.name, file.read_bytes())
+
+
+def beside(path: Path) -> list[Path]:
+    """Returns a vocabulary's file, and the files in its folder that name its special tokens and stop ids."""
+    names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+    return [path, *(file for name in names if (file := path.parent / name).is_file())]
+
+
+def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, Any]:
+    """Returns the task's metrics of greedy decoding with `checkpoint`, or with the run's saved state if it is empty.
+
+    The scores are over the first `examples` examples, or over all of them if the task has fewer.
+    """
+    task = table.get_task(trainer.task)
+    scores = decoding.scores(model_of(trainer, checkpoint), trainer.text, task, trainer.split, examples).metrics
+    return {**scores, "examples": len(task.load(trainer.split, limit=examples))}
