@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.arrays import write_slots
 from speccascade_jax.core.types import Array
-from speccascade_jax.models.sharding import HEADS, constrain
+from speccascade_jax.models.sharding import HEADS, STACKED_HEADS, constrain
 
 Layers = tuple[Array, ...]
 Held = TypeVar("Held", bound=Any)
@@ -24,7 +24,8 @@ class KVCache:
     Attributes:
         keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`. With these layouts
             a block of tokens costs little more than one token on a CPU. Rows and heads share one axis. With two batch
-            axes, XLA:CPU would reshape the slots just written and copy the whole cache at every step.
+            axes, XLA:CPU would reshape the slots just written and copy the whole cache at every step. If layers are a
+            scan, both hold one array for all layers, `[L, B * heads, …]`.
         length: int32 `[B]`, the number of tokens that each row has consumed. Slots at or beyond this index hold junk,
             which attention masks.
         static: arrays that prefill computes once and decoding never changes (`t5.T5Static`).
@@ -53,17 +54,26 @@ class LengthCached(Generic[Held]):
         return length
 
 
-def empty_slots(heads: int, head_dim: int, sizes: Sequence[int], dtype: str) -> tuple[Layers, Layers]:
+def empty_slots(
+    heads: int, head_dim: int, sizes: Sequence[int], dtype: str, counts: Sequence[int] | None = None
+) -> tuple[Layers, Layers]:
     """Returns zeros for each layer's keys `[heads, head_dim, S]` and values `[heads, S, head_dim]`.
 
     Args:
         heads: number of key-value heads of all rows together.
         head_dim: width of a head.
-        sizes: number of slots `S` of each layer.
+        sizes: number of slots `S` of each layer, or of each stack of layers.
         dtype: dtype of the arrays.
+        counts: number of layers in each stack, the first axis of its arrays; `None`: the layers are separate.
     """
-    keys = tuple(constrain(jnp.zeros((heads, head_dim, size), dtype), HEADS) for size in sizes)
-    return keys, tuple(constrain(jnp.zeros((heads, size, head_dim), dtype), HEADS) for size in sizes)
+    stacks = [()] * len(sizes) if counts is None else [(count,) for count in counts]
+    layout = HEADS if counts is None else STACKED_HEADS
+
+    def zeros(*shape: int) -> Array:
+        return constrain(jnp.zeros(shape, dtype), layout)
+
+    keys = tuple(zeros(*stack, heads, head_dim, size) for stack, size in zip(stacks, sizes, strict=True))
+    return keys, tuple(zeros(*stack, heads, size, head_dim) for stack, size in zip(stacks, sizes, strict=True))
 
 
 def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
@@ -94,10 +104,58 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     return jax.vmap(one)(by_row(buffer), by_row(update), begin).reshape(buffer.shape)
 
 
-def _overwrite(row: Array, block: Array, first_slot: Array, shift: Array, axis: int) -> Array:
+def write_layer(stack: Array, update: Array, start: Array, layer: Array, axis: int, ring: bool) -> Array:
+    """Writes a block of entries into one layer of a stack of caches, whose other layers keep their contents.
+
+    A loop that carries the stack then updates it in place. A layer that is cut out, written and put back would be
+    copied as a whole.
+
+    Args:
+        stack: `[L, B * n, ...]`, layers as in `write_slots`.
+        update: the block, as in `write_slots`, for this layer.
+        start: int32 `[B]`, the slot (in a ring buffer: the position) of the block's first entry.
+        layer: the layer's index.
+        axis: the index of the axis of slots in `update`.
+        ring: whether the slots form ring buffers (`write_ring`).
+    """
+    rows, size, new = start.shape[0], stack.shape[axis + 1], update.shape[axis]
+    begin = start % size if ring else start
+    wraps = ring and new > 1
+
+    def one(row: Array, block: Array, begin: Array) -> Array:
+        if not wraps:
+            return jax.lax.dynamic_update_slice(row, block, _corner(row, axis + 1, begin, layer))
+        first = jnp.minimum(begin, size - new)
+        row = _overwrite(row, block, first, first - begin, axis + 1, layer)
+        return _overwrite(row, block, jnp.zeros_like(begin), size - begin, axis + 1, layer)
+
+    update = update.astype(stack.dtype)[None]
+    # One row needs no vmap, which would turn the update into a scatter.
+    if rows == 1:
+        return one(stack, update, begin[0])
+
+    def by_row(x: Array) -> Array:
+        return x.reshape(x.shape[0], rows, -1, *x.shape[2:])
+
+    return jax.vmap(one, (1, 1, 0), 1)(by_row(stack), by_row(update), begin).reshape(stack.shape)
+
+
+def _corner(array: Array, axis: int, slot: Array, layer: Array | None) -> list[Array]:
+    """Returns the indices of a slice that starts at `slot` along `axis`, in `layer` if the first axis is of layers."""
+    corner = [jnp.zeros((), jnp.int32)] * array.ndim
+    corner[axis] = slot
+    if layer is not None:
+        corner[0] = jnp.asarray(layer, jnp.int32)
+    return corner
+
+
+def _overwrite(
+    row: Array, block: Array, first_slot: Array, shift: Array, axis: int, layer: Array | None = None
+) -> Array:
     """Writes the block's entry `shift + i` into slot `first_slot + i`, for every `i` below the block's length.
 
-    If the block has no entry `shift + i`, slot `first_slot + i` keeps its contents.
+    If the block has no entry `shift + i`, slot `first_slot + i` keeps its contents. With a `layer`, `row` is a stack of
+    layers, and the block one of them.
     """
     new = block.shape[axis]
     index = jnp.arange(new) + shift
@@ -105,8 +163,9 @@ def _overwrite(row: Array, block: Array, first_slot: Array, shift: Array, axis: 
     moved = jnp.take(block, jnp.clip(index, 0, new - 1), axis=axis)
     # `dynamic_update_slice` would shift a slice that overruns the buffer. The callers choose `first_slot` so that the
     # whole block fits.
-    old = jax.lax.dynamic_slice_in_dim(row, first_slot, new, axis)
-    return jax.lax.dynamic_update_slice_in_dim(row, jnp.where(in_block, moved, old), first_slot, axis)
+    corner = _corner(row, axis, first_slot, layer)
+    old = jax.lax.dynamic_slice(row, corner, block.shape)
+    return jax.lax.dynamic_update_slice(row, jnp.where(in_block, moved, old), corner)
 
 
 def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:

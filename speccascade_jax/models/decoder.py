@@ -12,7 +12,7 @@ Shape letters: those of `core/types.py`, and here `N` is the number of query hea
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -25,7 +25,8 @@ from speccascade_jax.models.cache import empty_slots, put_branch
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed, real_entries
-from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
+from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, STACKED_HEADS, Mesh, P, local, shards, under
+from speccascade_jax.models.stacks import STACK, in_order, over_layers, stack_of
 from speccascade_jax.runtime.mesh import DATA
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
@@ -202,41 +203,93 @@ class DecoderLayer(nn.Module):
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
-        its slots.
+        its slots. The result then has those of the whole cache (`Slots.write`).
         """
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, keys_values = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        attended = written
         if slots is not None:
-            keys_values = slots.write(keys_values)
-        y = self.self_attention(queries, keys_values, mask)
+            written = slots.write(written)
+            attended = slots.attended(written)
+        y = self.self_attention(queries, attended, mask)
         x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x))
-        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), keys_values
+        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), written
 
 
 class Stack(nn.Module):
-    """Stack of all decoder layers, the last norm and, if the embedding is not tied, the output layer."""
+    """Stack of all decoder layers, the last norm and, if the embedding is not tied, the output layer.
+
+    If `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
+    """
 
     config: DecoderConfig
+    remat: bool = False
 
     def setup(self) -> None:
         c = self.config
-        self.layers = [DecoderLayer(c) for _ in range(c.num_layers)]
+        if c.scanned:
+            one, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
+            inputs = one, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
+            self.stack = stack_of(self, DecoderLayer(c, parent=None, name=STACK), c.num_layers, *inputs)
+        else:
+            layer = nn.remat(DecoderLayer) if self.remat else DecoderLayer
+            self.layers = [layer(c) for _ in range(c.num_layers)]
         self.decoder_norm = norm(c)
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def __call__(
-        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots | None, ...]
+        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to."""
+        """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
+
+        If layers are a scan, masks, slots, keys and values are those of each place in a group instead of each layer.
+        """
+        x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
+        return self.decoder_norm(x), attended
+
+    def _unrolled(
+        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
         attended = []
-        for layer, mask, place in zip(self.layers, masks, slots, strict=True):
+        for layer, mask, place in zip(self.layers, masks, slots or (None,) * len(masks), strict=True):
             x, keys_values = layer(x, by, mask, place)
             # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
-        return self.decoder_norm(x), tuple(attended)
+        return x, tuple(attended)
+
+    def _scan(
+        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
+        c, layer, recorded = self.config, DecoderLayer(self.config, parent=None, name=STACK), self._records()
+
+        def body(carry: Any, params: Params, place: int, number: Any) -> tuple[Any, Any]:
+            x, held = carry
+            here = None
+            if slots is not None:
+                here = slots[place]._replace(keys=held[place][0], values=held[place][1], layer=number // c.period)
+            x, written = layer.apply({"params": params}, x, by, masks[place], here)
+            state = x if recorded else None
+            if slots is None:
+                return (x, held), (state, written)
+            return (x, (*held[:place], written, *held[place + 1 :])), (state, None)
+
+        held = tuple((place.keys, place.values) for place in slots or ())
+        # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
+        body = jax.checkpoint(body, prevent_cse=False, static_argnums=(2,)) if self.remat else body
+        fixed = slots is not None
+        (x, held), outputs = over_layers(body, (x, held), self.stack, c.num_layers, c.period, fixed=fixed)
+        for state in in_order(tuple(state for state, _ in outputs), c.num_layers) if recorded else ():
+            self.sow(EXITS, "hidden", state)
+        return x, held if fixed else tuple(written for _, written in outputs)
+
+    def _records(self) -> bool:
+        """Returns whether the caller wants the layers' outputs."""
+        return self.is_mutable_collection(EXITS)
 
 
 @flax.struct.dataclass
@@ -250,6 +303,9 @@ class DecoderCache:
         summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if prefill consumed no token.
         rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
+
+    If layers are a scan, keys, values and rings have one entry for each place in a group instead of each layer, such as
+    one for all local layers and one for all global ones. Its keys are `[L, B * n, K, S]`, with the layers of this place.
     """
 
     keys: tuple[Array, ...]
@@ -302,16 +358,18 @@ def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots:
 class DecoderModule(nn.Module):
     """Flax module of a decoder-only model: the embedding and the stack of layers.
 
-    `apply({"params": p}, tokens)` returns logits for training; `DecoderLM` calls the other methods for decoding.
+    `apply({"params": p}, tokens)` returns logits for training; `DecoderLM` calls the other methods for decoding. If
+    `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
     """
 
     config: DecoderConfig
+    remat: bool = False
 
     def setup(self) -> None:
         """Creates the embedding and the stack of layers."""
         c = self.config
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
-        self.decoder = Stack(c)
+        self.decoder = Stack(c, self.remat)
 
     def __call__(self, tokens: Array) -> Array:
         """Returns the logits after each token, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
@@ -326,8 +384,8 @@ class DecoderModule(nn.Module):
         c, positions = self.config, jnp.arange(tokens.shape[1])[None]
         # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
-        masks = tuple(seen[window] for window in c.windows)
-        return self.decoder(self.embed(tokens), turns(c, positions), masks, (None,) * c.num_layers)
+        masks = tuple(seen[window] for window in c.places)
+        return self.decoder(self.embed(tokens), turns(c, positions), masks, None)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
@@ -337,8 +395,9 @@ class DecoderModule(nn.Module):
         positions = cache.length[:, None] + jnp.arange(new)[None]
         if branch is not None:
             positions = (cache.length - branch.num_cached)[:, None] + jnp.array(branch.own)[None]
-        sizes = [values.shape[1] for values in cache.values]
-        layout = list(zip(c.windows, sizes, cache.rings, strict=True))
+        sizes = [values.shape[-2] for values in cache.values]
+        # The cache of an early exit may have more places than the exit's layers need, if layers are a scan.
+        layout = list(zip(c.places, sizes, cache.rings, strict=not c.scanned))
         # Layers with the same window, number of slots and layout see the same slots, so they share one mask.
         see = partial(self._seen, cache, positions) if branch is None else partial(_branch_seen, cache, branch)
         seen = {key: see(*key) for key in dict.fromkeys(layout)}
@@ -413,7 +472,8 @@ class DecoderLM(CachedModel[DecoderCache]):
         consumed, states = prompt.length - 1, None
         if width == 1:
             with under(self.mesh):
-                keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype)
+                counts = c.counts if c.scanned else None
+                keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype, counts)
             # The only token of each prompt is pending, so there is nothing to feed and no state to summarize.
             summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
@@ -424,15 +484,19 @@ class DecoderLM(CachedModel[DecoderCache]):
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
             summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             with under(self.mesh):
-                keys = tuple(_placed(k, size, consumed, 2) for (k, _), size in zip(keys_values, sizes, strict=True))
-                values = tuple(_placed(v, size, consumed, 1) for (_, v), size in zip(keys_values, sizes, strict=True))
+                put = partial(_placed, consumed=consumed, stacked=c.scanned)
+                keys = tuple(put(k, size, axis=2) for (k, _), size in zip(keys_values, sizes, strict=True))
+                values = tuple(put(v, size, axis=1) for (_, v), size in zip(keys_values, sizes, strict=True))
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Returns the number of cache slots of each layer (METHODS section 2 describes caches of windows)."""
+        """Returns the number of cache slots of each layer (METHODS section 2 describes caches of windows).
+
+        If layers are a scan, it returns those of each place in a group.
+        """
         # After a rollback by `max_rollback` positions, the ring must still hold the whole window before the new length.
         spare = max_len if max_rollback is None else max_rollback + 1
-        return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.windows)
+        return tuple(max_len if window is None else min(max_len, window + spare) for window in self.config.places)
 
     def prompt_features(self, cache: DecoderCache) -> Array:
         """Returns the hidden state `[B, E]` of the prompt's second-to-last token, the last one that prefill consumes.
@@ -443,9 +507,13 @@ class DecoderLM(CachedModel[DecoderCache]):
         return cache.summary
 
 
-def _placed(states: Array, slots: int, consumed: Array, axis: int) -> Array:
-    """Converts a prompt's keys or values, in the order of positions along `axis`, to a cache layer of `slots` slots."""
-    return local(partial(_placed_here, slots=slots, axis=axis), (HEADS, ROWS), HEADS)(states, consumed)
+def _placed(states: Array, slots: int, *, consumed: Array, axis: int, stacked: bool) -> Array:
+    """Converts a prompt's keys or values, in the order of positions along `axis`, to a cache layer of `slots` slots.
+
+    If `stacked` is true, `states` has an axis of layers before the others.
+    """
+    put, layout = partial(_placed_here, slots=slots, axis=axis), STACKED_HEADS if stacked else HEADS
+    return local(jax.vmap(put, (0, None)) if stacked else put, (layout, ROWS), layout)(states, consumed)
 
 
 def _placed_here(states: Array, consumed: Array, slots: int, axis: int) -> Array:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speccascade_jax.core.checks import check_sizes
+from speccascade_jax.models.stacks import is_scanned
 
 ACTIVATIONS = ("gelu", "silu")
 PAIRINGS = ("halves", "adjacent")
@@ -63,6 +64,8 @@ class DecoderConfig:
         max_length: the longest sequence that the model was trained for.
         dtype: dtype of computation; norms, softmax and logits are always float32.
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
+        scan_layers: whether layers are a scan over stacked parameters (`models.stacks`), in groups of the `pattern`;
+            `None`: deep ones are.
 
     Raises:
         ValueError: an option is unknown, or sizes contradict each other.
@@ -94,6 +97,7 @@ class DecoderConfig:
     max_length: int = 8192
     dtype: str = "float32"
     missing_rows: int = field(default=0, repr=False)
+    scan_layers: bool | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         # A configuration from JSON holds lists and dicts, but a static argument of jit must be hashable.
@@ -123,6 +127,26 @@ class DecoderConfig:
         return tuple(self.window if kind == "local" else None for kind in kinds)
 
     @property
+    def scanned(self) -> bool:
+        """Whether the layers are a scan over stacked parameters."""
+        return is_scanned(self.scan_layers, self.num_layers)
+
+    @property
+    def period(self) -> int:
+        """Number of layers in a group of the scan, which has a layer of every kind."""
+        return max(1, min(len(self.pattern), self.num_layers))
+
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """The windows of the layers whose caches are separate: of a group's layers in a scan, otherwise of all."""
+        return self.windows[: self.period] if self.scanned else self.windows
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of layers at each place of a group."""
+        return tuple(-(-(self.num_layers - place) // self.period) for place in range(min(self.period, self.num_layers)))
+
+    @property
     def scale(self) -> float:
         """The factor that queries are multiplied by."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
@@ -136,7 +160,7 @@ class DecoderConfig:
 
 
 def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter by its name.
+    """Returns the shape of every parameter by its name, with the layers' parameters separate.
 
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """

@@ -50,7 +50,9 @@ class EarlyExit:
     def model(self) -> Model:
         """The model with the first `layer` decoder layers only."""
         # A separate head is an untied output layer, even if the whole model's output layer is tied.
-        config = replace(self.of.config, **{_layers(self.of): self.layer})
+        # The exit's layers have the layout of the whole model's, however few they are.
+        layout = {"scan_layers": True} if self.of.config.scanned else {}
+        config = replace(self.of.config, **{_layers(self.of): self.layer}, **layout)
         cut: Model = replace(self.of, config=replace(config, tied=False) if self.own_head else config)
         return cut
 
@@ -95,7 +97,9 @@ class EarlyExit:
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
-        """Returns the part of the whole model's cache that the exit's layers use."""
+        """Returns the part of the whole model's cache that the exit's layers use; all of it if layers are a scan."""
+        if self.of.config.scanned:
+            return cache  # The exit's loop over layers ends early, and leaves the other layers' slots as they are.
         # Only tuples are sliced, so the result holds the target's own arrays without a copy.
         keys, values = cache.keys[: self.layer], cache.values[: self.layer]
         if isinstance(cache, DecoderCache):
@@ -106,6 +110,8 @@ class EarlyExit:
 
     def put(self, cache: Cache, exit_cache: Cache) -> Cache:
         """Returns the whole model's `cache` with its first layers taken from `exit_cache`; its length is unchanged."""
+        if self.of.config.scanned:
+            return replace(cache, keys=exit_cache.keys, values=exit_cache.values)
         # The length must not grow, because the upper layers have not seen the drafted tokens. The target is fed these
         # tokens again and overwrites their slots.
         return replace(
@@ -140,7 +146,8 @@ def exit_params(params: Params, layer: int, head: Array | None = None) -> Params
         layer: number of decoder layers that the exit keeps.
         head: the exit's separate output head, `[E, num_embeddings]`; `None` keeps the whole model's head.
     """
-    # Names of layers count from 0, so an exit with n layers keeps `layers_0` to `layers_{n - 1}`.
+    # Names of layers count from 0, so an exit with n layers keeps `layers_0` to `layers_{n - 1}`. It keeps stacked
+    # parameters as they are, because a part of them would be a copy; its loop over layers ends early instead.
     dropped = [name for name in params["decoder"] if name.startswith("layers_") and int(name[7:]) >= layer]
     decoder = {name: tree for name, tree in params["decoder"].items() if name not in dropped}
     if head is not None:

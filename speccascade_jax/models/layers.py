@@ -19,9 +19,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
-from speccascade_jax.models.cache import Held, LengthCached, move_slots, write_ring
+from speccascade_jax.models.cache import Held, LengthCached, move_slots, write_layer, write_ring
 from speccascade_jax.models.products import pack
-from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, interleave_fused, local, place, under
+from speccascade_jax.models.sharding import (
+    COLUMNS,
+    HEADS,
+    ROWS,
+    STACKED_HEADS,
+    P,
+    interleave_fused,
+    local,
+    place,
+    under,
+)
+from speccascade_jax.models.stacks import layer_at
 from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
@@ -36,20 +47,39 @@ class Slots(NamedTuple):
     """One layer's cache: keys `[B * n, K, S]`, values `[B * n, S, K]`, and the next position `start` `[B]`.
 
     If `ring` is true, the slots form a ring buffer: position `p` is in slot `p mod S`, and new positions overwrite the
-    oldest.
+    oldest. If layers are a scan, keys and values are stacks of layers, `[L, B * n, …]`, and `layer` is the index of
+    this layer; otherwise it is `None`.
     """
 
     keys: Array
     values: Array
     start: Array
     ring: bool = False
+    layer: Any = None
 
     def write(self, block: KeysValues) -> KeysValues:
-        """Returns all keys and values after writing those of `block` at position `start` of each row."""
+        """Returns all keys and values after writing those of `block` at position `start` of each row.
+
+        They are those of all layers if the keys and values are stacks (`attended`).
+        """
+        if self.layer is not None:
+            specs = (STACKED_HEADS, HEADS, ROWS, P())
+            keys, values = (
+                local(partial(write_layer, axis=axis, ring=self.ring), specs, STACKED_HEADS) for axis in (2, 1)
+            )
+            start, layer = self.start, jnp.asarray(self.layer, jnp.int32)
+            return keys(self.keys, block[0], start, layer), values(self.values, block[1], start, layer)
         # Each device writes its own part of the arrays, in which the heads of each row are consecutive.
         put = write_ring if self.ring else write_slots
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
+
+    def attended(self, written: KeysValues) -> KeysValues:
+        """Returns this layer's keys and values, from those that `write` returned."""
+        if self.layer is None:
+            return written
+        keys, values = layer_at(written, self.layer)
+        return keys, values
 
 
 class RMSNorm(nn.Module):
@@ -311,7 +341,14 @@ class CachedModel(LengthCached[Held]):
             entries: int32 `[B, W]`, the path's entries in ascending order.
         """
         with under(self.mesh):
-            keys, values = (local(partial(move_slots, axis=axis), (HEADS, ROWS, ROWS), HEADS) for axis in (2, 1))
+            stacked = self.config.scanned
+            layout, moving = (STACKED_HEADS, _move_stack) if stacked else (HEADS, move_slots)
+            keys, values = (local(partial(moving, axis=axis), (layout, ROWS, ROWS), layout) for axis in (2, 1))
             # Every layer moves the same entries, because all layers keep the same path.
             kept = tuple(keys(layer, start, entries) for layer in cache.keys)
             return replace(cache, keys=kept, values=tuple(values(layer, start, entries) for layer in cache.values))
+
+
+def _move_stack(stack: Array, start: Array, entries: Array, axis: int) -> Array:
+    """Moves entries as `move_slots` does, in every layer of a stack `[L, B * n, ...]`."""
+    return jax.vmap(partial(move_slots, axis=axis), (0, None, None))(stack, start, entries)

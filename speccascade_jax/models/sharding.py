@@ -31,6 +31,8 @@ ROWS = P(DATA)
 """Layout of arrays with one entry per row, such as lengths, tokens and the controls of a generation."""
 HEADS = P((DATA, MODEL))
 """Layout of arrays whose first axis is rows times heads: keys, values and queries."""
+STACKED_HEADS = P(None, (DATA, MODEL))
+"""Layout of a stack of arrays with the layout `HEADS`, one for each layer."""
 COLUMNS = P(DATA, None, MODEL)
 """Layout of the result of a matrix product: `[B, T, heads · K]`, `[B, T, F]` or `[B, T, V]`."""
 BIAS = P(DATA, MODEL)
@@ -125,9 +127,11 @@ def spec_of(path: str) -> P:
     Raises:
         ValueError: no pattern of `LOGICAL_AXES` matches the path.
     """
+    # Stacked parameters of layers have an axis of layers before the axes of the pattern.
+    stacked = (None,) if "/layers/" in path else ()
     for pattern, axes in LOGICAL_AXES:
         if re.fullmatch(pattern, path):
-            return P(*(RULES[axis] for axis in axes))
+            return P(*stacked, *(RULES[axis] for axis in axes))
     raise ValueError(f"no row of sharding.LOGICAL_AXES says how to shard the parameter {path!r}: add one")
 
 

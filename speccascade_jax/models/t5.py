@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -28,6 +28,7 @@ from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
+from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, stack_of
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.runtime.mesh import AXES
 
@@ -264,23 +265,34 @@ class DecoderLayer(nn.Module):
         self.drop = dropout(self.config)
 
     def __call__(
-        self, x: Array, bias: Array, cross: KeysValues, cross_bias: Array, slots: Slots | None, deterministic: bool
+        self,
+        x: Array,
+        bias: Array,
+        cross: KeysValues | Array,
+        cross_bias: Array,
+        slots: Slots | None,
+        deterministic: bool,
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
+        `cross` is the keys and values of the cross-attention or, without a cache, the encoder's output `[B, N, E]`.
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
-        its slots.
+        its slots. The result then has those of the whole cache (`Slots.write`).
         """
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, attended = self.self_attention.project(self.pre_self_attention_layer_norm(x))
+        queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x))
+        attended = written
         if slots is not None:
-            attended = slots.write(attended)
+            written = slots.write(written)
+            attended = slots.attended(written)
+        if not isinstance(cross, tuple):
+            cross = self.encoder_decoder_attention.keys_values(cross)
         x = x + self.drop(self.self_attention(queries, attended, (bias,), deterministic), deterministic=deterministic)
         y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
         y = self.encoder_decoder_attention(y, cross, (cross_bias,), deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
-        return x + self.drop(y, deterministic=deterministic), attended
+        return x + self.drop(y, deterministic=deterministic), written
 
 
 @flax.struct.dataclass
@@ -290,7 +302,8 @@ class T5Static:
     The first axis of every array is the row, or row times head in `cross`.
 
     Attributes:
-        cross: per layer, the cross-attention's keys `[B * H, K, N]` and values `[B * H, N, K]`.
+        cross: per layer, the cross-attention's keys `[B * H, K, N]` and values `[B * H, N, K]`; if layers are a scan,
+            one pair for all layers, `[L, B * H, …]`.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
         bias: `[B, H, 2S - 1]`, the relative bias for each distance (key minus query position) from `-(S - 1)` to
             `S - 1`.
@@ -350,14 +363,25 @@ def _branch_bias(by_distance: Array, start: Array, branch: Branch, slots: int) -
 
 
 class Encoder(nn.Module):
-    """Encoder: a stack of bidirectional layers over embedded tokens, and a last norm."""
+    """Encoder: a stack of bidirectional layers over embedded tokens, and a last norm.
+
+    If `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
+    """
 
     config: T5Config
+    remat: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.relpos_bias = RelativeBias(c, bidirectional=True)
-        self.layers = [EncoderLayer(c) for _ in range(c.num_encoder_layers)]
+        if c.scanned:
+            no_bias = jnp.zeros((1, 1, 1, 1))
+            self.stack = stack_of(
+                self, _detached(EncoderLayer, c), c.num_encoder_layers, _one_state(c), (no_bias,), True
+            )
+        else:
+            layer = nn.remat(EncoderLayer, static_argnums=(3,)) if self.remat else EncoderLayer
+            self.layers = [layer(c) for _ in range(c.num_encoder_layers)]
         self.encoder_norm = norm(c)
         self.drop = dropout(c)
 
@@ -365,29 +389,92 @@ class Encoder(nn.Module):
         # The biases [1, H, N, N] and [B, 1, 1, N] stay separate, because their sum would be an array [B, H, N, N].
         biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias
         x = self.drop(x, deterministic=deterministic)
-        for layer in self.layers:
-            x = layer(x, biases, deterministic)
+        if self.config.scanned:
+            x = self._scan(x, biases, deterministic)
+        else:
+            for layer in self.layers:
+                x = layer(x, biases, deterministic)
         x = self.drop(self.encoder_norm(x), deterministic=deterministic)
         return x
 
+    def _scan(self, x: Array, biases: Biases, deterministic: bool) -> Array:
+        """Applies all layers to `x` in a loop over their stacked parameters."""
+        layer, key = _detached(EncoderLayer, self.config), _dropout_key(self, deterministic)
+
+        def body(x: Array, params: Params, _: int, number: Any) -> tuple[Array, None]:
+            return layer.apply({"params": params}, x, biases, deterministic, rngs=_dropout_of(key, number)), None
+
+        return over_layers(_recomputed(body, self.remat), x, self.stack, self.config.num_encoder_layers)[0]
+
+
+def _detached(layer: type[Any], config: T5Config) -> Any:
+    """Returns a layer that is not a part of a module, for a loop that applies it to stacked parameters."""
+    return layer(config, parent=None, name=STACK)
+
+
+def _one_state(config: T5Config) -> Array:
+    """Returns a state `[1, 1, E]`, from which the shapes of a layer's parameters follow."""
+    return jnp.zeros((1, 1, config.d_model), config.dtype)
+
+
+def _dropout_key(module: nn.Module, deterministic: bool) -> Array | None:
+    """Returns the key of the dropout of all layers of a scan; `None` without dropout."""
+    return module.make_rng("dropout") if not deterministic and module.has_rng("dropout") else None
+
+
+def _dropout_of(key: Array | None, layer: Any) -> dict[str, Array]:
+    """Returns the key of one layer's dropout, as an argument `rngs`."""
+    return {} if key is None else {"dropout": jax.random.fold_in(key, layer)}
+
+
+def _recomputed(body: Any, remat: bool) -> Any:
+    """Returns the body of a loop over layers so that gradients recompute each layer, if `remat` is true."""
+    # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
+    return jax.checkpoint(body, prevent_cse=False, static_argnums=(2,)) if remat else body
+
 
 class Decoder(nn.Module):
-    """Decoder: a stack of causal layers with cross-attention, a last norm and, if not tied, the output layer."""
+    """Decoder: a stack of causal layers with cross-attention, a last norm and, if not tied, the output layer.
+
+    If `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
+    """
 
     config: T5Config
+    remat: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.relpos_bias = RelativeBias(c, bidirectional=False)
-        self.layers = [DecoderLayer(c) for _ in range(c.num_decoder_layers)]
+        if c.scanned:
+            one, no_bias = _one_state(c), jnp.zeros((1, 1, 1, 1))
+            self.stack = stack_of(
+                self, _detached(DecoderLayer, c), c.num_decoder_layers, one, no_bias, one, no_bias, None, True
+            )
+        else:
+            layer = nn.remat(DecoderLayer, static_argnums=(6,)) if self.remat else DecoderLayer
+            self.layers = [layer(c) for _ in range(c.num_decoder_layers)]
         self.decoder_norm = norm(c)
         self.drop = dropout(c)
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
-        """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`."""
-        return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
+        """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`.
+
+        If layers are a scan, there is one pair for all layers, `[L, B * H, …]`.
+        """
+        if not self.config.scanned:
+            return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
+        layer, depth = _detached(DecoderLayer, self.config), self.config.num_decoder_layers
+
+        def project(module: Any) -> KeysValues:
+            return module.encoder_decoder_attention.keys_values(encoded)
+
+        def body(_: None, params: Params, place: int, number: Any) -> tuple[None, KeysValues]:
+            return None, layer.apply({"params": params}, method=project)
+
+        attention = {name: part for name, part in self.stack.items() if name == "encoder_decoder_attention"}
+        return over_layers(body, None, attention, depth, fixed=True)[1]
 
     def bias(self, distance: np.ndarray) -> Array:
         """Returns the relative bias of self-attention for each `distance`, `[H, *distance.shape]`."""
@@ -397,34 +484,72 @@ class Decoder(nn.Module):
         self,
         x: Array,
         bias: Array,
-        cross: tuple[KeysValues, ...],
+        cross: tuple[KeysValues, ...] | Array,
         cross_bias: Array,
         cache: KVCache | None,
         deterministic: bool,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention."""
+        """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention.
+
+        `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If layers are a scan,
+        the keys and values are those of the cache, and there are none without a cache.
+        """
         x = self.drop(x, deterministic=deterministic)
+        apply = self._scan if self.config.scanned else self._unrolled
+        x, attended = apply(x, bias, cross, cross_bias, cache, deterministic)
+        return self.drop(self.decoder_norm(x), deterministic=deterministic), attended
+
+    def _unrolled(
+        self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
         attended = []
         for i, layer in enumerate(self.layers):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
-            y, keys_values = layer(x, bias, cross[i], cross_bias, slots, deterministic)
+            source = cross[i] if isinstance(cross, tuple) else cross
+            y, keys_values = layer(x, bias, source, cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
             # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
-        return self.drop(self.decoder_norm(x), deterministic=deterministic), tuple(attended)
+        return x, tuple(attended)
 
-    def _sometimes(self, i: int, before: Array, after: Array) -> Array:
+    def _scan(
+        self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
+        c, recorded = self.config, self.is_mutable_collection(EXITS)
+        layer, key = _detached(DecoderLayer, c), _dropout_key(self, deterministic)
+
+        def body(carry: Any, params: Params, _: int, number: Any) -> tuple[Any, Array | None]:
+            x, held = carry
+            slots = None if cache is None else Slots(*held[0], cache.length, layer=number)
+            source, rngs = layer_at(cross[0], number) if isinstance(cross, tuple) else cross, _dropout_of(key, number)
+            y, written = layer.apply({"params": params}, x, bias, source, cross_bias, slots, deterministic, rngs=rngs)
+            x = y if deterministic else self._sometimes(number, x, y, rngs.get("dropout"))
+            return (x, (written,) if held else ()), x if recorded else None
+
+        held = () if cache is None else tuple(zip(cache.keys, cache.values, strict=True))
+        body, depth = _recomputed(body, self.remat), c.num_decoder_layers
+        (x, held), states = over_layers(body, (x, held), self.stack, depth, fixed=cache is not None)
+        for state in in_order(states, depth) if recorded else ():
+            self.sow(EXITS, "hidden", state)
+        return x, held
+
+    def _sometimes(self, i: Any, before: Array, after: Array, key: Array | None = None) -> Array:
         """Skips layer `i` in randomly chosen rows: returns the layer's input there and its output elsewhere.
 
-        Higher layers are skipped more often (LayerSkip, section 4.1).
+        Higher layers are skipped more often (LayerSkip, section 4.1). `key` is the layer's key of a scan.
         """
         c = self.config
+        if not c.layer_dropout:
+            return after
         rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
-        if not rate:
+        if isinstance(i, int) and not i:
             return after
         # Unlike dropout, the result is not rescaled: the input of a skipped layer is a valid input of the next layer.
-        kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, (len(after), 1, 1))
+        key = self.make_rng("dropout") if key is None else jax.random.fold_in(key, c.num_decoder_layers)
+        kept = jax.random.bernoulli(key, 1 - rate, (len(after), 1, 1))
         return jnp.where(kept, after, before)
 
 
@@ -433,18 +558,20 @@ class T5Module(nn.Module):
 
     `apply({"params": p}, encoder_tokens, decoder_input_tokens, deterministic=False, rngs={"dropout": k})` returns
     logits for training. With `mutable=[EXITS]` it also returns the layers' states, from which `exit_logits` computes
-    logits. `T5` calls the other methods for decoding.
+    logits. `T5` calls the other methods for decoding. If `remat` is true, gradients recompute each layer instead of
+    keeping its intermediate values.
     """
 
     config: T5Config
+    remat: bool = False
 
     def setup(self) -> None:
         """Creates the shared embedding, the encoder and the decoder."""
         c = self.config
         init = nn.initializers.normal(stddev=1.0)
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype, embedding_init=init)
-        self.encoder = Encoder(c)
-        self.decoder = Decoder(c)
+        self.encoder = Encoder(c, self.remat)
+        self.decoder = Decoder(c, self.remat)
 
     def __call__(
         self,
@@ -477,8 +604,7 @@ class T5Module(nn.Module):
         causal = np.tril(np.ones((length, length), bool))
         bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
         x = self.token_embedder(decoder_input_tokens)
-        cross = self.decoder.cross(encoded)
-        hidden, _ = self.decoder(x, bias, cross, _padding_bias(real), None, deterministic)
+        hidden, _ = self.decoder(x, bias, encoded, _padding_bias(real), None, deterministic)
         return self.logits(hidden)
 
     def embed(self, tokens: Array) -> Array:
@@ -554,7 +680,9 @@ class T5(CachedModel[KVCache]):
         c = self.config
         static = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, max_len, method="start")
         with under(self.mesh):
-            keys, values = empty_slots(rows * c.num_heads, c.head_dim, (max_len,) * c.num_decoder_layers, c.dtype)
+            depth = c.num_decoder_layers
+            sizes, counts = ((max_len,), (depth,)) if c.scanned else ((max_len,) * depth, None)
+            keys, values = empty_slots(rows * c.num_heads, c.head_dim, sizes, c.dtype, counts)
         cache = KVCache(keys, values, jnp.zeros((rows,), jnp.int32), static)
         states = None
         # The last token of the decoder's context stays pending, and decoding feeds it with the first block. Shorter

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from speccascade_jax.core.checks import check_sizes
+from speccascade_jax.models.stacks import is_scanned
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,6 +39,7 @@ class T5Config:
         start_id: id of the token that decoding starts from.
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
         pad_id: id that tokenizers pad the encoder's input with; `pairs.prompts` removes it from both ends.
+        scan_layers: whether layers are a scan over stacked parameters (`models.stacks`); `None`: deep ones are.
     """
 
     vocab_size: int
@@ -59,6 +61,7 @@ class T5Config:
     start_id: int = field(default=0, repr=False, kw_only=True)
     pad_id: int = field(default=0, repr=False, kw_only=True)
     missing_rows: int = field(default=0, repr=False, kw_only=True)
+    scan_layers: bool | None = field(default=None, repr=False, kw_only=True)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models. `start_id` is shown only if it is not
@@ -73,6 +76,11 @@ class T5Config:
                 raise ValueError(f"{name} is {getattr(self, name)}: give one of the {self.num_embeddings} ids")
         if not 0 <= self.layer_dropout < 1:
             raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
+
+    @property
+    def scanned(self) -> bool:
+        """Whether the layers of the encoder and of the decoder are scans over stacked parameters."""
+        return is_scanned(self.scan_layers, max(self.num_encoder_layers, self.num_decoder_layers))
 
 
 def _t5_1_1(d: int, heads: int, head_dim: int, d_ff: int, layers: int) -> T5Config:
@@ -93,7 +101,7 @@ T5_PRESETS = {
 
 
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters of `T5Module(c)` by name.
+    """Returns the shapes of the parameters of `T5Module(c)` by name, with the layers' parameters separate.
 
     The shapes are computed without tracing the module, which would take longer than reading a small model's weights.
     """

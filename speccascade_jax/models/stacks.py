@@ -1,0 +1,181 @@
+"""Layers as a scan: stacked parameters `layers/…` `[L, …]`, and the loop that applies one compiled layer to all of them.
+
+A compiled program then holds one layer instead of `L`, so its size and compile time do not grow with depth. Layers of
+several kinds that take turns, such as Gemma 2's local and global ones, are scanned in groups: `place` is a layer's
+position in its group. The layers, their parameters' names below `layers`, and their results are those of an unrolled
+model, whose parameters are `layers_0/…` to `layers_{L - 1}/…`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from speccascade_jax.core.types import Array, Params, is_packed
+from speccascade_jax.models.sharding import under
+
+SCAN_FROM = 24
+"""Depth from which layers are a scan, unless a configuration's `scan_layers` says otherwise (docs/performance.md)."""
+STACK = "layers"
+"""Name of the stacked parameters of an encoder or decoder, `decoder/layers/mlp/wo/kernel` `[L, F, E]`."""
+
+Carry = TypeVar("Carry")
+Body = Callable[[Any, Params, int, Any], tuple[Any, Any]]
+"""Function of the carry, a layer's parameters, its place in its group (static) and its number; returns carry and output."""
+_LAYER = re.compile(r"/layers_(\d+)/")
+
+
+def is_scanned(scan_layers: bool | None, depth: int) -> bool:
+    """Returns whether a stack of `depth` layers is a scan, under a configuration's option `scan_layers`."""
+    return depth >= SCAN_FROM if scan_layers is None else scan_layers
+
+
+def stack_path(path: str) -> tuple[str, int] | None:
+    """Returns the stacked parameter that a layer's parameter is a part of, and the layer; `None` outside of layers.
+
+    "decoder/layers_3/mlp/wo/kernel" is layer 3 of "decoder/layers/mlp/wo/kernel".
+    """
+    layer = _LAYER.search(path)
+    return None if layer is None else (_LAYER.sub(f"/{STACK}/", path), int(layer[1]))
+
+
+def layer_path(path: str, layer: int) -> str:
+    """Returns the name of a layer's part of the stacked parameter with this path (`in_stack`)."""
+    return path.replace(f"/{STACK}/", f"/{STACK}_{layer}/")
+
+
+def in_stack(path: str) -> bool:
+    """Returns whether a parameter stacks all layers along its first axis."""
+    return f"/{STACK}/" in path
+
+
+def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes by name of stacked parameters, from those of the parameters of separate layers."""
+    out: dict[str, tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        place = stack_path(path)
+        if place is None:
+            out[path] = shape
+        else:
+            name, layer = place
+            out[name] = (max(layer + 1, out.get(name, (0,))[0]), *shape)
+    return out
+
+
+def stack_params(params: Params) -> Params:
+    """Returns nested parameters with the parameters of separate layers stacked; the arrays are copied.
+
+    Raises:
+        ValueError: matrices are packed for a CPU, which multiplies those of separate layers only.
+    """
+    flat = flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf))
+    layers: dict[str, dict[int, Any]] = {}
+    out = {}
+    for path, leaf in flat.items():
+        if (place := stack_path(path)) is None:
+            out[path] = leaf
+            continue
+        if is_packed(leaf):
+            raise ValueError(f"{path} is packed, and packed matrices are not stacked: load with scan_layers=False")
+        layers.setdefault(place[0], {})[place[1]] = leaf
+    for path, parts in layers.items():
+        ordered = [parts[number] for number in range(len(parts))]
+        out[path] = np.stack(ordered) if isinstance(ordered[0], np.ndarray) else jnp.stack(ordered)
+    return unflatten_dict(out, sep="/")
+
+
+def unstack_params(params: Params) -> Params:
+    """Returns nested parameters with stacked parameters separated into those of the layers; the arrays are copied."""
+    out = {}
+    for path, leaf in flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf)).items():
+        out |= {layer_path(path, number): leaf[number] for number in range(len(leaf))} if in_stack(path) else {path: leaf}
+    return unflatten_dict(out, sep="/")
+
+
+def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> Params:
+    """Returns the stacked parameters of a module's layers, `[L, …]` each; creates them if they do not exist.
+
+    Call it in `setup`.
+
+    Args:
+        module: the encoder or decoder that the parameters belong to.
+        layer: one of its layers, without a parent.
+        count: the number of layers, at most that of the parameters: an early exit uses the first layers of the stack.
+        inputs: arguments of the layer, of any sizes.
+    """
+    if not count:
+        return {}
+    if module.has_variable("params", STACK):
+        stacked: Params = module.get_variable("params", STACK)
+        return stacked
+
+    def init(key: Array) -> Params:
+        # The shapes of `inputs` fit no mesh.
+        with under(None):
+            return jax.vmap(lambda one: layer.init(one, *inputs)["params"])(jax.random.split(key, count))
+
+    created: Params = module.param(STACK, init)
+    return created
+
+
+def layer_at(stack: Any, number: Any) -> Any:
+    """Returns one layer's part of stacked arrays `[L, …]`."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack)
+
+
+def over_layers(
+    body: Body, carry: Carry, stack: Params, layers: int, period: int = 1, *, fixed: bool = False
+) -> tuple[Carry, tuple[Any, ...]]:
+    """Applies `body` to each layer in turn; returns the last carry, and for each place its layers' outputs, stacked.
+
+    Args:
+        body: function that applies one layer. It is traced `period` times, and once more for each layer that is left
+            over after whole groups.
+        carry: its first carry.
+        stack: parameters of at least `layers` layers, `[L, …]`.
+        layers: number of layers.
+        period: number of layers in a group.
+        fixed: whether parameters are constants, of which no gradient is computed. Each layer then reads its part of the
+            stack where it is; otherwise groups are cut off first, which a gradient's sum over layers needs.
+    """
+    groups, rest = divmod(layers, period)
+
+    def group(carry: Carry, turn: tuple[Array, Params]) -> tuple[Carry, tuple[Any, ...]]:
+        number, parts = turn
+        outs = []
+        for place in range(period):
+            params = layer_at(stack, number * period + place) if fixed else jax.tree.map(lambda x: x[place], parts)
+            carry, out = body(carry, params, place, number * period + place)
+            outs.append(out)
+        return carry, tuple(outs)
+
+    outputs: list[Any] = []
+    if groups:
+        # Integers of 32 bits, because an index of 64 bits would be computed in two halves on an accelerator.
+        numbers = jnp.arange(groups, dtype=jnp.int32)
+        parts = None if fixed else jax.tree.map(lambda x: _grouped(x[: groups * period], period), stack)
+        carry, stacked = jax.lax.scan(group, carry, (numbers, parts))
+        outputs = list(stacked)
+    for place in range(rest):
+        number = groups * period + place
+        carry, out = body(carry, jax.tree.map(lambda x, at=number: x[at], stack), place, number)
+        out = jax.tree.map(lambda x: x[None], out)
+        if groups:
+            outputs[place] = jax.tree.map(lambda *pair: jnp.concatenate(pair), outputs[place], out)
+        else:
+            outputs.append(out)
+    return carry, tuple(outputs)
+
+
+def _grouped(x: Array, period: int) -> Array:
+    return x.reshape(-1, period, *x.shape[1:])
+
+
+def in_order(outputs: tuple[Any, ...], layers: int) -> list[Array]:
+    """Returns each layer's output, from those that `over_layers` stacked for each place."""
+    return [outputs[number % len(outputs)][number // len(outputs)] for number in range(layers)]
