@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.layers import fused_names
+from speccascade_jax.models.stacks import in_stack, layer_path
 from speccascade_jax.storage import errors
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError
@@ -202,6 +204,23 @@ def translate(name: str, table: Mapping[str, str]) -> str:
 def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
     """Returns the pieces of a parameter of `shape` that is the whole of a stored array, or the array's transpose."""
     return (Piece(source, shape[::-1], shape, order=(1, 0)) if transposed else Piece(source, shape, shape),)
+
+
+def layers_of(path: Path, tensors: Tensors) -> Plan:
+    """Returns the plan of arrays with this package's names; stacked layers (`models.stacks`) become separate ones.
+
+    Raises:
+        CheckpointError: an array stacks an implausible number of layers.
+    """
+    plan: Plan = {}
+    for name, tensor in tensors.items():
+        if not in_stack(name) or not tensor.shape:
+            plan[name] = whole(name, tensor.shape)
+            continue
+        check_count(path, tensor.shape[0], MOST_LAYERS)
+        for layer in range(tensor.shape[0]):
+            plan[layer_path(name, layer)] = (Piece(name, tensor.shape, tensor.shape[1:], take=(0, layer)),)
+    return plan
 
 
 def shape_of(pieces: Pieces) -> tuple[int, ...]:

@@ -22,12 +22,13 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints.array_plan import Arrays, Stored, Tensor, Tensors, describe_not_finite, whole
+from speccascade_jax.checkpoints.array_plan import Arrays, Stored, Tensor, Tensors, describe_not_finite, layers_of
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs, write_tree
 from speccascade_jax.core.types import Params
 from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
 from speccascade_jax.models.products import quantised
+from speccascade_jax.models.stacks import separate_shapes, unstack_params
 from speccascade_jax.storage import checksums, locks
 from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
@@ -55,7 +56,7 @@ def save(
     Args:
         path: the directory to create; missing parents are created too.
         model: the model, whose configuration is written.
-        params: nested parameters of `model`, in any float dtype.
+        params: nested parameters of `model`, in any float dtype; stacked ones (`models.stacks`) are stored stacked.
         dtype: "float32"; "bfloat16", with half the size and 8 bits of mantissa; or "int8", with a quarter of the size
             (`narrowed`).
         overwrite: whether to replace an existing checkpoint of this format once the new one is complete.
@@ -68,8 +69,10 @@ def save(
     if dtype not in SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(SAVED_DTYPES)}")
     with claimed(path, overwrite) as target:
-        flat = flatten_dict(unfreeze(params), sep="/")
-        check_shapes(target, {name: tuple(value.shape) for name, value in flat.items()}, model.config)
+        # Scales of 8-bit matrices are per layer, so their layers are stored separately.
+        flat = flatten_dict(unstack_params(unfreeze(params)) if dtype == "int8" else unfreeze(params), sep="/")
+        shapes = {name: tuple(value.shape) for name, value in flat.items()}
+        check_shapes(target, separate_shapes(shapes), model.config)
         memory_dtype = jnp.dtype(held_as(dtype))
         arrays = {name: np.asarray(value).astype(memory_dtype, copy=False) for name, value in flat.items()}
         write(target, model.config, arrays, dtype)
@@ -269,13 +272,19 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
     head = {
         "format": EIGHT_BITS if dtype == "int8" else FORMAT,
         "family": family_name(config),
-        "config": dataclasses.asdict(config),
+        "config": _options(config),
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
     }
     head["blake2b"] = _record_digest(head | {"arrays": table})
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
     return f'{json.dumps(head, indent=2)[:-2]},\n  "arrays": {{\n{rows}\n  }}\n}}\n'
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Returns a configuration's fields by name, without an undecided layout, which earlier versions do not know."""
+    fields = dataclasses.asdict(config)
+    return {name: value for name, value in fields.items() if name != "scan_layers" or value is not None}
 
 
 def _record_digest(record: Mapping[str, Any]) -> str:
@@ -309,7 +318,7 @@ def open_ours(path: Path) -> Stored:
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
     tensors = widened(path, tensors)
-    plan = {name: whole(name, tensor.shape) for name, tensor in tensors.items()}
+    plan = layers_of(path, tensors)
     # The digest of `config.json` is checked last, so that earlier checks can name the damaged part. Earlier versions of
     # the package stored no such digest.
     if record.get("blake2b", expected := _record_digest(record)) != expected:

@@ -22,6 +22,7 @@ from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import PRESETS, Config, Model, model_from
 from speccascade_jax.models.products import held
+from speccascade_jax.models.stacks import put_layer, stack_path, stacked_shapes
 from speccascade_jax.runtime import products
 from speccascade_jax.runtime.mesh import MODEL
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
@@ -50,6 +51,7 @@ def load(
     prepared: bool = False,
     mesh: Mesh | None = None,
     whole: bool = False,
+    scan_layers: bool | None = None,
 ) -> tuple[Model, dict[str, Any]]:
     """Loads a model and its parameters from a checkpoint of any supported format.
 
@@ -78,6 +80,9 @@ def load(
         mesh: the devices that the parameters, which must be `prepared`, are split over. Each device and each host then
             holds only its part of the parameters and the array that is being read.
         whole: whether every device of the mesh holds all parameters instead of a part.
+        scan_layers: whether the parameters of layers are stacked, and layers are a scan (`models.stacks`), whatever the
+            checkpoint's layout; `None`: as its configuration says, which leaves it to the depth if it says nothing.
+            Matrices that are packed for a CPU or have 8 bits are those of separate layers.
 
     Returns:
         The model, whose configuration is read or else inferred from the arrays' names and shapes; and the parameters,
@@ -100,6 +105,7 @@ def load(
     dtype = _stored_dtype(stored, prepared and mesh is None) if dtype == STORED else dtype
     config = _config(stored, vocab_size)
     config = dataclasses.replace(config, dtype=computed_in(config, dtype, prepared))
+    config = _with_layout(config, scan_layers, prepared and mesh is None, dtype)
     # Matrices are quantized to 8 bits after they are read, so all parameters are read in the dtype of computation.
     read_as = config.dtype if dtype == "int8" else dtype
     model: Any = model_from(config)
@@ -113,11 +119,32 @@ def load(
         # NumPy has already cast the array, because a cast on the device would compile a program for every shape.
         return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
 
-    flat = {}
-    for name, array in stream(stored, fused(stored.plan) if prepared else stored.plan, read_as):
-        flat[name] = jax.block_until_ready(put(name, array))
+    flat: dict[str, Any] = {}
+    plan = fused(stored.plan) if prepared else stored.plan
+    depths = stacked_shapes({name: () for name in plan})
+    for name, array in stream(stored, plan, read_as):
+        leaf, place = put(name, array), stack_path(name) if config.scanned else None
+        if place is not None:
+            name, layer = place
+            leaf = put_layer(flat.get(name), leaf, layer, depths[name][0])
+        flat[name] = jax.block_until_ready(leaf)
         del array  # This frees the host's copy before the next array is read.
     return model, unflatten_dict(flat, sep="/")
+
+
+def _with_layout(config: Config, scan_layers: bool | None, packs: bool, dtype: str | None) -> Config:
+    """Returns the configuration with the layout of layers that the arguments of `load` ask for.
+
+    `packs` is whether the parameters are prepared for one device.
+
+    Raises:
+        ValueError: layers shall be a scan, but their matrices are packed.
+    """
+    packed = packs and (dtype == "int8" or jax.default_backend() == "cpu")
+    if packed and scan_layers:
+        raise ValueError("scan_layers=True: matrices are packed, on a CPU or in 8 bits, for separate layers only: leave it out")
+    scanned = False if packed else config.scanned if scan_layers is None else scan_layers
+    return config if scanned == config.scanned else dataclasses.replace(config, scan_layers=scanned)
 
 
 def _stored_dtype(stored: Stored, packs: bool) -> str:

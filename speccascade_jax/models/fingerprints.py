@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.core.types import BoundModel, is_packed
 from speccascade_jax.models.sharding import fused_widths, replicate, split_fused
+from speccascade_jax.models.stacks import has_stacks, in_stack, layer_path
 from speccascade_jax.runtime.mesh import MODEL
 
 
@@ -44,6 +46,24 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
     return array if widths is None else np.concatenate(split_fused(array, widths, mesh.shape[MODEL]), axis=-1)
 
 
+class _Part:
+    """One layer's part of a stacked parameter, which is not yet cut off."""
+
+    def __init__(self, stack: Any, layer: int):
+        self.stack, self.layer = stack, layer
+
+
+def _separate(params: Any) -> Any:
+    """Returns parameters with those of each layer separate, as an unrolled model's tree is ordered."""
+    if not has_stacks(params):
+        return params
+    # Weights have the same hash whether layers are a scan or not. Parts are cut off one at a time, to save memory.
+    out: dict[str, Any] = {}
+    for name, leaf in flatten_dict(params, sep="/").items():
+        out |= {layer_path(name, i): _Part(leaf, i) for i in range(len(leaf))} if in_stack(name) else {name: leaf}
+    return unflatten_dict(out, sep="/")
+
+
 def add(digest: hashlib.blake2b, bound: BoundModel, as_stored: bool = True) -> None:
     """Adds a model's configuration and weights to a hash.
 
@@ -54,11 +74,12 @@ def add(digest: hashlib.blake2b, bound: BoundModel, as_stored: bool = True) -> N
             encode. All other weights are hashed in their own dtype.
     """
     digest.update(repr(bound.model).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(bound.params, is_leaf=is_packed):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_separate(bound.params), is_leaf=is_packed):
         # The layout of a packed matrix depends on the processor, so the plain matrix is hashed instead.
         if is_packed(leaf):
             array = leaf.dense() if as_stored else np.asarray(leaf)
         else:
+            leaf = leaf.stack[leaf.layer] if isinstance(leaf, _Part) else leaf
             array = _regrouped(bound, path, np.asarray(replicate(leaf)))
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         # `dense` returns 8-bit weights as integers without their scales, so the scales are added below.

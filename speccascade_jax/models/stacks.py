@@ -8,6 +8,7 @@ model, whose parameters are `layers_0/…` to `layers_{L - 1}/…`.
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
 
 from speccascade_jax.core.types import Array, Params, is_packed
 from speccascade_jax.models.sharding import under
@@ -54,6 +56,12 @@ def in_stack(path: str) -> bool:
     return f"/{STACK}/" in path
 
 
+def has_stacks(params: Any) -> bool:
+    """Returns whether a model's nested parameters have stacked layers."""
+    stacks = params.values() if isinstance(params, Mapping) else ()
+    return any(isinstance(part, Mapping) and STACK in part for part in stacks)
+
+
 def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Returns the shapes by name of stacked parameters, from those of the parameters of separate layers."""
     out: dict[str, tuple[int, ...]] = {}
@@ -65,6 +73,34 @@ def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int
             name, layer = place
             out[name] = (max(layer + 1, out.get(name, (0,))[0]), *shape)
     return out
+
+
+def separate_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes by name of the parameters of separate layers, from those of stacked ones, if there are any."""
+    out: dict[str, tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        parts = {layer_path(path, number): shape[1:] for number in range(shape[0])} if in_stack(path) else {path: shape}
+        out |= parts
+    return out
+
+
+def put_layer(stack: Array | None, leaf: Array, layer: int, layers: int) -> Array:
+    """Writes one layer's parameter into the device's stack of `layers` layers, in place; makes the stack if it is `None`.
+
+    The stack has the layout of `leaf` on its devices, which hold no second copy of it.
+    """
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    if stack is None:
+        stack = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=sharding)((layers, *leaf.shape), leaf.dtype)
+    written: Array = _write(stack, leaf, layer)
+    return written
+
+
+@partial(jax.jit, donate_argnums=0)
+def _write(stack: Array, leaf: Array, layer: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, leaf, layer, 0)
 
 
 def stack_params(params: Params) -> Params:

@@ -30,6 +30,7 @@ from speccascade_jax.methods.settings import AUTO, Settings
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Model, family_of
 from speccascade_jax.models.layers import fused_names
+from speccascade_jax.models.stacks import stacked_shapes
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.pairs.derived import derive, is_derived
@@ -62,6 +63,7 @@ class Job:
             `None` for the same.
         part: "prefill" (the models read the prompts), "round" (draft, score, verify, commit), "generation" (all of
             it), "target" and "draft" (one token of the model alone), "train" (one training step of the target).
+        scan_layers: whether the models' layers are scans (`models.stacks`); `None`: those of deep models are.
         settings: those of `sc.decode`.
 
     Raises:
@@ -80,6 +82,7 @@ class Job:
     dtype: str = "bfloat16"
     draft_dtype: str | None = None
     part: str = "round"
+    scan_layers: bool | None = None
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
@@ -146,7 +149,11 @@ class Traced:
 
     def _bound(self, source: str, dtype: str, whole: bool) -> BoundModel:
         model: Any = checkpoints.named(source)
-        config = dataclasses.replace(model.config, dtype="float32" if dtype == "float32" else "bfloat16")
+        # As `checkpoints.load` does: layers with weights of 8 bits are never scanned.
+        scanned = False if dtype == "int8" else self.job.scan_layers
+        config = dataclasses.replace(
+            model.config, dtype="float32" if dtype == "float32" else "bfloat16", scan_layers=scanned
+        )
         if self.mesh is not None and not whole:  # a replicated draft runs as on one device, as `checkpoints.load` does
             sharding.check(config, self.job.mesh, source)
             model = dataclasses.replace(model, mesh=self.mesh)
@@ -159,6 +166,7 @@ class Traced:
         for fused, parts in fused_names(shapes).items():
             columns = [shapes.pop(part) for part in parts]
             shapes[fused] = (*columns[0][:-1], sum(shape[-1] for shape in columns))
+        shapes = stacked_shapes(shapes) if model.config.scanned else shapes
 
         def leaf(path: str, shape: tuple[int, ...]) -> Any:
             spec = PartitionSpec() if whole or self.mesh is None else sharding.spec_of(path)
@@ -264,8 +272,10 @@ class Traced:
         if ".laws" in name or (self.job.draft_whole and ".drafter" in name):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         rows = leaf.shape[:1] == (self.job.batch,)
-        cached = leaf.ndim == 3 and (".keys[" in name or ".values[" in name or ".cross[" in name)
-        spec = sharding.HEADS if cached else sharding.ROWS if rows else PartitionSpec()
+        cached = ".keys[" in name or ".values[" in name or ".cross[" in name
+        spec = sharding.ROWS if rows else PartitionSpec()
+        if cached and leaf.ndim in (3, 4):  # the caches of a scan have an axis of layers before the others
+            spec = sharding.HEADS if leaf.ndim == 3 else sharding.STACKED_HEADS
         if leaf.ndim == 3 and name.endswith(".bias"):
             spec = sharding.BIAS
         return self.shape(leaf.shape, leaf.dtype, spec)
