@@ -142,7 +142,9 @@ def _with_layout(config: Config, scan_layers: bool | None, packs: bool, dtype: s
     """
     packed = packs and (dtype == "int8" or jax.default_backend() == "cpu")
     if packed and scan_layers:
-        raise ValueError("scan_layers=True: matrices are packed, on a CPU or in 8 bits, for separate layers only: leave it out")
+        raise ValueError(
+            "scan_layers=True: matrices are packed, on a CPU or in 8 bits, for separate layers only: leave it out"
+        )
     scanned = False if packed else config.scanned if scan_layers is None else scan_layers
     return config if scanned == config.scanned else dataclasses.replace(config, scan_layers=scanned)
 

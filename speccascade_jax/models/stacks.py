@@ -129,7 +129,9 @@ def unstack_params(params: Params) -> Params:
     """Returns nested parameters with stacked parameters separated into those of the layers; the arrays are copied."""
     out = {}
     for path, leaf in flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf)).items():
-        out |= {layer_path(path, number): leaf[number] for number in range(len(leaf))} if in_stack(path) else {path: leaf}
+        out |= (
+            {layer_path(path, number): leaf[number] for number in range(len(leaf))} if in_stack(path) else {path: leaf}
+        )
     return unflatten_dict(out, sep="/")
 
 

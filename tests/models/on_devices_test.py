@@ -11,6 +11,7 @@ GREEDY = (
     "t5 1x8", "t5 2x4", "t5 2x4 unfused", "t5 2x4 whole draft", "t5 2x4 in chunks", "decoder 2x4", "stack 2x4",
     "selection 8x1", "tree 2x4", "decoder tree 2x4",
 )  # fmt: skip
+SCANS = ("t5 scan 2x4 sampled", "t5 scan 2x4 whole draft", "decoder scan 2x4", "decoder scan tree 2x4")
 SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled", "blocks 2x4", "tree 2x4 sampled")
 
 
@@ -30,7 +31,7 @@ def test_a_pair_is_loaded_directly_into_shards():
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("cases", [GREEDY[:4], GREEDY[4:], SAMPLED])
+@pytest.mark.parametrize("cases", [GREEDY[:4], GREEDY[4:], SAMPLED, SCANS])
 def test_every_mesh_model_and_method_gives_the_outputs_of_one_device(cases):
     """Checks tokens and counters; sampled runs draw equal random numbers by row, round and slot.
 
@@ -41,7 +42,9 @@ def test_every_mesh_model_and_method_gives_the_outputs_of_one_device(cases):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("kind", "shapes"), [("t5", ("1x8", "2x4")), ("decoder", ("2x4",))])
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [("t5", ("1x8", "2x4")), ("decoder", ("2x4",)), ("decoder scan", ("2x4",))]
+)
 def test_no_step_gathers_a_cache_or_the_distributions(kind, shapes):
     """Reads the compiled programs for vocabularies of 32k and 256k entries.
 

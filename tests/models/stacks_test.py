@@ -166,8 +166,6 @@ def test_tokens_and_counters_equal_those_of_unrolled_layers(kind, name):
     assert np.sum(plain.stats["kept"])
 
 
-
-
 @pytest.mark.parametrize("layer", [0, 1, 4])
 def test_early_exits_share_the_stacks(layer):
     """An exit's arrays are the whole model's; its logits equal those of an exit of unrolled layers."""

@@ -62,6 +62,13 @@ if __name__ == "__main__":
         depths = {"target": 3, "middle": 2, "draft": 1}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
+    def with_layout(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
+        """Returns the models of a kind, such as "t5" or, with layers as a scan, "t5 scan"."""
+        family, _, layout = kind.partition(" ")
+        scan = layout == "scan"
+        known = models(family, entries).items()
+        return {name: replace(model, config=replace(model.config, scan_layers=scan)) for name, model in known}
+
     def initial(model: Any, seed: int) -> Any:
         tokens = jnp.ones((1, 2), jnp.int32)
         inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
@@ -70,13 +77,13 @@ if __name__ == "__main__":
     def prompts(kind: str) -> Prompt:
         draws = np.random.default_rng(0)
         read = draws.integers(2, VOCABULARY - 3, (ROWS, READ)).astype(np.int32)
-        if kind == "t5":
+        if kind.startswith("t5"):
             return Prompt(np.zeros((ROWS, 1), np.int32), np.ones(ROWS, np.int32), read)
         return Prompt(read, draws.integers(2, READ + 1, ROWS).astype(np.int32))
 
     def pair(kind: str, mesh: Any, fused: bool = True, whole: tuple[str, ...] = ()) -> Pair:
         bound = {}
-        for seed, (name, model) in enumerate(models(kind).items()):
+        for seed, (name, model) in enumerate(with_layout(kind).items()):
             params = initial(model, seed)
             if mesh is None:
                 bound[name] = BoundModel(fuse(params), model)
@@ -127,7 +134,7 @@ if __name__ == "__main__":
         mesh = meshes.make(shape)
         assert mesh is not None
         bound = {}
-        for name, model in models(kind, entries).items():
+        for name, model in with_layout(kind, entries).items():
             params = jax.eval_shape(lambda model=model: initial(model, 0))
             laid = jax.tree_util.tree_map_with_path(lambda path, leaf: abstract(path, leaf, mesh), params)
             # merged: weights on the mesh, and XLA has to find the layout of caches whose rows and heads are one axis
@@ -142,7 +149,7 @@ if __name__ == "__main__":
             lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype, sharding=rows), (prompts(kind), controls)
         )
         text = compiled_for(engine, params, *inputs, max_new_tokens=3 * WRITTEN).as_text()
-        target = models(kind, entries)["target"].config
+        target = with_layout(kind, entries)["target"].config
         heads = getattr(target, "num_kv_heads", target.num_heads)
         device_rows = ROWS // shape[0]  # number of rows on a device
         sizes_by_kind: dict[str, list[int]] = {}
@@ -201,6 +208,10 @@ if __name__ == "__main__":
         "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
+        "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),
+        "t5 scan 2x4 whole draft": lambda: same("t5 scan", "greedy", (2, 4), whole=("draft", "middle")),
+        "decoder scan 2x4": lambda: same("decoder scan", "greedy", (2, 4)),
+        "decoder scan tree 2x4": lambda: same("decoder scan", "tree", (2, 4)),
         "blocks 2x4": lambda: same("t5", "blocks", (2, 4)),
         "tree 2x4": lambda: same("t5", "tree", (2, 4)),
         "tree 2x4 sampled": lambda: same("t5", "sampled tree", (2, 4)),
@@ -212,7 +223,7 @@ if __name__ == "__main__":
             f"gathers {kind} {a}x{b} {entries}": lambda kind=kind, a=a, b=b, entries=entries: collectives(
                 kind, (a, b), entries
             )
-            for kind in ("t5", "decoder")
+            for kind in ("t5", "decoder", "decoder scan")
             for a, b in ((1, 8), (2, 4))
             for entries in (32_768, 262_144)
         },
