@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, native, t5x, zarr
+from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, maxtext, native, t5x, zarr
 from speccascade_jax.checkpoints.array_plan import Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.core.names import hint
@@ -31,7 +31,7 @@ from speccascade_jax.storage.files import expanded
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
     f"one *.bin file of llama2.c, a msgpack file named {t5x.MSGPACK} (T5X), {t5x.STATE}/ (T5X through Orbax), an Orbax "
-    "tree (Gemma), or checkpoint_<step> directories"
+    "tree (Gemma, MaxText), or checkpoint_<step> directories"
 )
 _OTHER_FORMATS = {
     "*.gguf": "is in llama.cpp's format, which is not read: give the model's safetensors",
@@ -64,6 +64,7 @@ def load(
             a Hugging Face directory with `config.json` and safetensors files (T5, mT5, Gemma 2, Llama, Qwen 2.5);
             a `*.bin` file of llama2.c, or the directory that holds it;
             a directory of Gemma 2 in Google's JAX releases;
+            a step of MaxText (Gemma 2, Llama), or its folder `items`;
             a T5X `checkpoint_<step>` directory (native or Orbax), or its parent, of which the newest complete step is
             loaded; or a T5X checkpoint in one msgpack file.
         vocab_size: number of real vocabulary entries. By default it is the checkpoint's own number if the format stores
@@ -303,7 +304,11 @@ def _find_in_directory(path: Path) -> Stored:
     if huggingface.model_type(path) is not None:
         return huggingface.open_directory(path)
     if (path / t5x.STATE).is_dir() or (path / zarr.METADATA).is_file():
+        if maxtext.is_maxtext(path):
+            return maxtext.open_tree(path)
         return gemma_jax.open_tree(path) if gemma_jax.is_gemma(path) else t5x.open_orbax(path)
+    if (path / maxtext.ITEMS).is_dir() and maxtext.is_maxtext(path):
+        return maxtext.open_tree(path)
     models = [file for file in path.glob("*.bin") if llama2c.is_model(file)]
     return llama2c.open_file(models[0]) if len(models) == 1 else _newest(path)
 
