@@ -1,4 +1,4 @@
-"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Google's Gemma, this package) and a writer of its own format.
+"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Google's Gemma, this package) and writers of its own and T5X's.
 
 Examples:
     >>> from importlib.resources import files
@@ -13,6 +13,8 @@ Examples:
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.native import put_back, save
 from speccascade_jax.checkpoints.reading import describe, load, model_of, named
+from speccascade_jax.checkpoints.t5x_writing import save_t5x
 from speccascade_jax.storage.errors import CheckpointError
 
-__all__ = ["CheckpointError", "describe", "load", "model_of", "named", "put_back", "save", "write_checksums"]
+__all__ = ["CheckpointError", "describe", "load", "model_of", "named", "put_back", "save", "save_t5x"]
+__all__ += ["write_checksums"]

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, describe, load
+from speccascade_jax.checkpoints import CheckpointError, describe, load, save_t5x
+from speccascade_jax.models.stacks import stack_params
 from tests.support.checkpoint_arrays import same
 from tests.support.damage import edit_json
 
@@ -109,6 +110,27 @@ def test_scanned_layers_are_unstacked(t5x, arrays, model, inner):
     loaded, params = load(t5x(scanned(arrays, inner)))
     assert loaded == model
     assert same(params, arrays)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_both_layouts_are_written(tmp_path, arrays, model, stacked):
+    """Compares the stored names and shapes with those of T5X, and reads the values back, of either layout of ours."""
+    zero = "decoder/layers_1/mlp/wo/kernel"  # chunks of zeros must not be left out
+    arrays[zero] = 0 * arrays[zero]
+    params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep="/")
+    given = stack_params(params) if stacked else params
+    for scan in (False, True):
+        path = save_t5x(tmp_path / f"{scan}", model, given, step=7, scan_layers=scan)
+        expected = scanned(arrays, "") if scan else arrays
+        folders = {entry.name for entry in path.iterdir()} - {"checkpoint"}
+        assert path.name == "checkpoint_7" and folders == {f"target.{n.replace('/', '.')}" for n in expected}
+        content = flax.serialization.msgpack_restore((path / "checkpoint").read_bytes())["optimizer"]["target"]
+        pointers = flatten_dict(content, is_leaf=lambda _, leaf: "driver" in leaf, sep="/")
+        assert {n: tuple(p["metadata"]["shape"]) for n, p in pointers.items()} == {n: a.shape for n, a in expected.items()}
+        loaded, read = load(tmp_path / f"{scan}")
+        assert loaded == model and same(read, arrays)
+    with pytest.raises(FileExistsError, match="checkpoint_7 exists: choose another path or step"):
+        save_t5x(tmp_path / "True", model, params, step=7)
 
 
 def test_relative_biases_by_layer_are_refused(t5x, arrays):
