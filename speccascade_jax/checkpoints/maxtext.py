@@ -9,7 +9,9 @@ https://github.com/AI-Hypercomputer/maxtext (checkpoint conversion).
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +43,9 @@ def is_maxtext(path: Path) -> bool:
     return (path / METADATA).is_file() and _root(tree_specs(path)) is not None
 
 
-def _root(names: object) -> str | None:
+def _root(names: Collection[str]) -> str | None:
     """Returns what the names of all parameters begin with; `None` if the tree is not MaxText's."""
-    known = set(names)  # type: ignore[call-overload]
-    return next((root for root in _ROOTS if {root + _EMBEDDING, root + _LAST_NORM} <= known), None)
+    return next((root for root in _ROOTS if root + _EMBEDDING in names and root + _LAST_NORM in names), None)
 
 
 def open_tree(path: Path) -> Stored:
@@ -56,7 +57,9 @@ def open_tree(path: Path) -> Stored:
     tree = path / ITEMS if (path / ITEMS / METADATA).is_file() else path
     specs = tree_specs(tree)
     root = _root(specs) or ""
-    tensors = open_arrays(path, {name.removeprefix(root): spec for name, spec in specs.items() if name.startswith(root)})
+    tensors = open_arrays(
+        path, {name.removeprefix(root): spec for name, spec in specs.items() if name.startswith(root)}
+    )
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config = _config(path, shapes)
     plan: Plan = {name: (_piece(name, shape, config, shapes),) for name, shape in parameter_shapes(config).items()}
@@ -92,8 +95,10 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     # The axis of layers is the second, if there is one.
     query, key, gate = (shapes[name][:1] + shapes[name][1 + stacked :] for name in names)
     if (len(query), len(key), len(gate)) != (3, 3, 2):
-        raise CheckpointError(f"{path}: {names[0]} has shape {list(shapes[names[0]])}, which MaxText's layers do not have")
-    sizes = {"num_layers": groups * (2 if kind else 1), "d_model": query[0], "num_heads": query[1]}
+        raise CheckpointError(
+            f"{path}: {names[0]} has shape {list(shapes[names[0]])}, which MaxText's layers do not have"
+        )
+    sizes: dict[str, Any] = {"num_layers": groups * (2 if kind else 1), "d_model": query[0], "num_heads": query[1]}
     sizes |= {"num_kv_heads": key[1], "head_dim": query[2], "d_ff": gate[1]}
     preset = _gemma(sizes) if kind else _llama(path, sizes)
     rows = shapes[_EMBEDDING][0]
@@ -107,7 +112,7 @@ def _numbered(shapes: Shapes) -> int:
     return 1 + max(int(number) for number in numbers if number.isdigit())
 
 
-def _gemma(sizes: dict[str, int]) -> DecoderConfig:
+def _gemma(sizes: dict[str, Any]) -> DecoderConfig:
     config = dataclasses.replace(PRESETS["gemma2_2b"], norm_offset=0.0, **sizes)
     return dataclasses.replace(config, embedding_scale=math.sqrt(config.d_model))
 
@@ -119,8 +124,8 @@ def _llama(path: Path, sizes: dict[str, int]) -> DecoderConfig:
             # MaxText rotates neighbouring coordinates in Llama 3.1, and halves of a head in Llama 2.
             return dataclasses.replace(preset, rope_pairs="adjacent" if name.startswith("llama3.1") else "halves")
     raise CheckpointError(
-        f"{path}: {sizes} are the sizes of no Llama preset, and MaxText stores no options: convert it to Hugging Face's "
-        "format with MaxText's to_huggingface"
+        f"{path}: {sizes} are the sizes of no Llama preset, and MaxText stores no options: convert it to "
+        "Hugging Face's format with MaxText's to_huggingface"
     )
 
 

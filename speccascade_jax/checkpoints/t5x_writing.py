@@ -98,7 +98,11 @@ def _write(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
     inner = "target." + name.replace("/", ".")
     metadata = {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip"}}
     store = {"driver": "file", "path": f"{folder / inner}/"}
-    spec: dict[str, Any] = {"driver": "zarr", "kvstore": store, "metadata": metadata | {"dtype": kind, "dimension_separator": "."}}
+    spec: dict[str, Any] = {
+        "driver": "zarr",
+        "kvstore": store,
+        "metadata": metadata | {"dtype": kind, "dimension_separator": "."},
+    }
     # Every chunk is written, because an absent chunk means lost data.
     spec["store_data_equal_to_fill_value"] = True
     ts.open(spec, create=True).result().write(array).result()

@@ -229,8 +229,8 @@ class Stack(nn.Module):
     def setup(self) -> None:
         c = self.config
         if c.scanned:
-            one, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
-            inputs = one, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
+            state, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
+            inputs = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
             self.stack = stack_of(self, DecoderLayer(c, parent=None, name=STACK), c.num_layers, *inputs)
         else:
             layer = nn.remat(DecoderLayer) if self.remat else DecoderLayer
@@ -249,6 +249,7 @@ class Stack(nn.Module):
         x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
         return self.decoder_norm(x), attended
 
+    @nn.nowrap
     def _unrolled(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
@@ -261,35 +262,33 @@ class Stack(nn.Module):
             attended.append(keys_values)
         return x, tuple(attended)
 
+    @nn.nowrap
     def _scan(
         self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
-        c, layer, recorded = self.config, DecoderLayer(self.config, parent=None, name=STACK), self._records()
+        c, recorded = self.config, self.is_mutable_collection(EXITS)
+        layer = DecoderLayer(c, parent=None, name=STACK)
 
         def body(carry: Any, params: Params, place: int, number: Any) -> tuple[Any, Any]:
-            x, held = carry
+            x, caches = carry
             here = None
             if slots is not None:
-                here = slots[place]._replace(keys=held[place][0], values=held[place][1], layer=number // c.period)
+                here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
             x, written = layer.apply({"params": params}, x, by, masks[place], here)
-            state = x if recorded else None
+            output = x if recorded else None
             if slots is None:
-                return (x, held), (state, written)
-            return (x, (*held[:place], written, *held[place + 1 :])), (state, None)
+                return (x, caches), (output, written)
+            return (x, (*caches[:place], written, *caches[place + 1 :])), (output, None)
 
-        held = tuple((place.keys, place.values) for place in slots or ())
+        caches = tuple((place.keys, place.values) for place in slots or ())
         # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
         body = jax.checkpoint(body, prevent_cse=False, static_argnums=(2,)) if self.remat else body
         fixed = slots is not None
-        (x, held), outputs = over_layers(body, (x, held), self.stack, c.num_layers, c.period, fixed=fixed)
+        (x, caches), outputs = over_layers(body, (x, caches), self.stack, c.num_layers, c.period, fixed=fixed)
         for state in in_order(tuple(state for state, _ in outputs), c.num_layers) if recorded else ():
             self.sow(EXITS, "hidden", state)
-        return x, held if fixed else tuple(written for _, written in outputs)
-
-    def _records(self) -> bool:
-        """Returns whether the caller wants the layers' outputs."""
-        return self.is_mutable_collection(EXITS)
+        return x, caches if fixed else tuple(written for _, written in outputs)
 
 
 @flax.struct.dataclass
@@ -305,7 +304,7 @@ class DecoderCache:
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
 
     If layers are a scan, keys, values and rings have one entry for each place in a group instead of each layer, such as
-    one for all local layers and one for all global ones. Its keys are `[L, B * n, K, S]`, with the layers of this place.
+    one for all local layers and one for all global ones. Keys are then `[L, B * n, K, S]`, with the layers of a place.
     """
 
     keys: tuple[Array, ...]

@@ -1,4 +1,4 @@
-"""Layers as a scan: stacked parameters `layers/…` `[L, …]`, and the loop that applies one compiled layer to all of them.
+"""Layers as a scan: stacked parameters `layers/…` `[L, …]`, and the loop that applies a layer to each part of them.
 
 A compiled program then holds one layer instead of `L`, so its size and compile time do not grow with depth. Layers of
 several kinds that take turns, such as Gemma 2's local and global ones, are scanned in groups: `place` is a layer's
@@ -28,7 +28,7 @@ STACK = "layers"
 
 Carry = TypeVar("Carry")
 Body = Callable[[Any, Params, int, Any], tuple[Any, Any]]
-"""Function of the carry, a layer's parameters, its place in its group (static) and its number; returns carry and output."""
+"""Function of the carry, a layer's parameters, place in its group (static) and number; returns carry and output."""
 _LAYER = re.compile(r"/layers_(\d+)/")
 
 
@@ -85,7 +85,7 @@ def separate_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[in
 
 
 def put_layer(stack: Array | None, leaf: Array, layer: int, layers: int) -> Array:
-    """Writes one layer's parameter into the device's stack of `layers` layers, in place; makes the stack if it is `None`.
+    """Writes one layer's parameter into a stack of `layers` layers, in place; makes the stack if it is `None`.
 
     The stack has the layout of `leaf` on its devices, which hold no second copy of it.
     """
@@ -100,7 +100,8 @@ def put_layer(stack: Array | None, leaf: Array, layer: int, layers: int) -> Arra
 
 @partial(jax.jit, donate_argnums=0)
 def _write(stack: Array, leaf: Array, layer: Array) -> Array:
-    return jax.lax.dynamic_update_index_in_dim(stack, leaf, layer, 0)
+    written: Array = jax.lax.dynamic_update_index_in_dim(stack, leaf, layer, 0)
+    return written
 
 
 def stack_params(params: Params) -> Params:
@@ -111,7 +112,7 @@ def stack_params(params: Params) -> Params:
     """
     flat = flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf))
     layers: dict[str, dict[int, Any]] = {}
-    out = {}
+    out: dict[str, Any] = {}
     for path, leaf in flat.items():
         if (place := stack_path(path)) is None:
             out[path] = leaf
@@ -127,7 +128,7 @@ def stack_params(params: Params) -> Params:
 
 def unstack_params(params: Params) -> Params:
     """Returns nested parameters with stacked parameters separated into those of the layers; the arrays are copied."""
-    out = {}
+    out: dict[str, Any] = {}
     for path, leaf in flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf)).items():
         out |= (
             {layer_path(path, number): leaf[number] for number in range(len(leaf))} if in_stack(path) else {path: leaf}
@@ -155,7 +156,7 @@ def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> P
     def init(key: Array) -> Params:
         # The shapes of `inputs` fit no mesh.
         with under(None):
-            return jax.vmap(lambda one: layer.init(one, *inputs)["params"])(jax.random.split(key, count))
+            return jax.vmap(lambda layer_key: layer.init(layer_key, *inputs)["params"])(jax.random.split(key, count))
 
     created: Params = module.param(STACK, init)
     return created
@@ -187,8 +188,9 @@ def over_layers(
         number, parts = turn
         outs = []
         for place in range(period):
-            params = layer_at(stack, number * period + place) if fixed else jax.tree.map(lambda x: x[place], parts)
-            carry, out = body(carry, params, place, number * period + place)
+            index = number * period + place
+            params = layer_at(stack, index) if fixed else jax.tree.map(lambda part, index=place: part[index], parts)
+            carry, out = body(carry, params, place, index)
             outs.append(out)
         return carry, tuple(outs)
 
@@ -201,7 +203,7 @@ def over_layers(
         outputs = list(stacked)
     for place in range(rest):
         number = groups * period + place
-        carry, out = body(carry, jax.tree.map(lambda x, at=number: x[at], stack), place, number)
+        carry, out = body(carry, jax.tree.map(lambda leaf, index=number: leaf[index], stack), place, number)
         out = jax.tree.map(lambda x: x[None], out)
         if groups:
             outputs[place] = jax.tree.map(lambda *pair: jnp.concatenate(pair), outputs[place], out)

@@ -397,6 +397,7 @@ class Encoder(nn.Module):
         x = self.drop(self.encoder_norm(x), deterministic=deterministic)
         return x
 
+    @nn.nowrap
     def _scan(self, x: Array, biases: Biases, deterministic: bool) -> Array:
         """Applies all layers to `x` in a loop over their stacked parameters."""
         layer, key = _detached(EncoderLayer, self.config), _dropout_key(self, deterministic)
@@ -446,9 +447,9 @@ class Decoder(nn.Module):
         c = self.config
         self.relpos_bias = RelativeBias(c, bidirectional=False)
         if c.scanned:
-            one, no_bias = _one_state(c), jnp.zeros((1, 1, 1, 1))
+            state, no_bias = _one_state(c), jnp.zeros((1, 1, 1, 1))
             self.stack = stack_of(
-                self, _detached(DecoderLayer, c), c.num_decoder_layers, one, no_bias, one, no_bias, None, True
+                self, _detached(DecoderLayer, c), c.num_decoder_layers, state, no_bias, state, no_bias, None, True
             )
         else:
             layer = nn.remat(DecoderLayer, static_argnums=(6,)) if self.remat else DecoderLayer
@@ -468,7 +469,8 @@ class Decoder(nn.Module):
         layer, depth = _detached(DecoderLayer, self.config), self.config.num_decoder_layers
 
         def project(module: Any) -> KeysValues:
-            return module.encoder_decoder_attention.keys_values(encoded)
+            keys_values: KeysValues = module.encoder_decoder_attention.keys_values(encoded)
+            return keys_values
 
         def body(_: None, params: Params, place: int, number: Any) -> tuple[None, KeysValues]:
             return None, layer.apply({"params": params}, method=project)
@@ -499,6 +501,7 @@ class Decoder(nn.Module):
         x, attended = apply(x, bias, cross, cross_bias, cache, deterministic)
         return self.drop(self.decoder_norm(x), deterministic=deterministic), attended
 
+    @nn.nowrap
     def _unrolled(
         self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
     ) -> tuple[Array, tuple[KeysValues, ...]]:
@@ -514,6 +517,7 @@ class Decoder(nn.Module):
             attended.append(keys_values)
         return x, tuple(attended)
 
+    @nn.nowrap
     def _scan(
         self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
     ) -> tuple[Array, tuple[KeysValues, ...]]:
@@ -522,19 +526,19 @@ class Decoder(nn.Module):
         layer, key = _detached(DecoderLayer, c), _dropout_key(self, deterministic)
 
         def body(carry: Any, params: Params, _: int, number: Any) -> tuple[Any, Array | None]:
-            x, held = carry
-            slots = None if cache is None else Slots(*held[0], cache.length, layer=number)
+            x, caches = carry
+            slots = None if cache is None else Slots(caches[0][0], caches[0][1], cache.length, layer=number)
             source, rngs = layer_at(cross[0], number) if isinstance(cross, tuple) else cross, _dropout_of(key, number)
             y, written = layer.apply({"params": params}, x, bias, source, cross_bias, slots, deterministic, rngs=rngs)
             x = y if deterministic else self._sometimes(number, x, y, rngs.get("dropout"))
-            return (x, (written,) if held else ()), x if recorded else None
+            return (x, (written,) if caches else ()), x if recorded else None
 
-        held = () if cache is None else tuple(zip(cache.keys, cache.values, strict=True))
+        caches = () if cache is None else tuple(zip(cache.keys, cache.values, strict=True))
         body, depth = _recomputed(body, self.remat), c.num_decoder_layers
-        (x, held), states = over_layers(body, (x, held), self.stack, depth, fixed=cache is not None)
+        (x, caches), states = over_layers(body, (x, caches), self.stack, depth, fixed=cache is not None)
         for state in in_order(states, depth) if recorded else ():
             self.sow(EXITS, "hidden", state)
-        return x, held
+        return x, caches
 
     def _sometimes(self, i: Any, before: Array, after: Array, key: Array | None = None) -> Array:
         """Skips layer `i` in randomly chosen rows: returns the layer's input there and its output elsewhere.

@@ -126,7 +126,8 @@ def test_both_layouts_are_written(tmp_path, arrays, model, stacked):
         assert path.name == "checkpoint_7" and folders == {f"target.{n.replace('/', '.')}" for n in expected}
         content = flax.serialization.msgpack_restore((path / "checkpoint").read_bytes())["optimizer"]["target"]
         pointers = flatten_dict(content, is_leaf=lambda _, leaf: "driver" in leaf, sep="/")
-        assert {n: tuple(p["metadata"]["shape"]) for n, p in pointers.items()} == {n: a.shape for n, a in expected.items()}
+        shapes = {name: tuple(pointer["metadata"]["shape"]) for name, pointer in pointers.items()}
+        assert shapes == {name: array.shape for name, array in expected.items()}
         loaded, read = load(tmp_path / f"{scan}")
         assert loaded == model and same(read, arrays)
     with pytest.raises(FileExistsError, match="checkpoint_7 exists: choose another path or step"):

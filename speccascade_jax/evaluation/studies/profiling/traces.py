@@ -167,7 +167,7 @@ _VIEWS = ("bitcast", "copy", "transpose", "convert", "reshape")
 # branches of sampling and widths have names for `preflight`, which are no parts of a model
 _BRANCHES = r"is_greedy|is_identity|identity_greedy_or_scaled|truncates|width_\d+"
 _PLUMBING = re.compile(rf"^(?:while|body|cond|branch_\d+_fun|closed_call|{_BRANCHES}|.*[(<].*)$")
-_MODEL = re.compile(r"^(?:[A-Z]\w*|model|encoder|decoder|layers_\d+)$")
+_MODEL = re.compile(r"^(?:[A-Z]\w*|model|encoder|decoder|layers(?:_\d+)?)$")
 _WRITES = ("scatter", "dynamic_update_slice")
 
 
