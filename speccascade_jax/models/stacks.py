@@ -22,7 +22,7 @@ from speccascade_jax.core.types import Array, Params, is_packed
 from speccascade_jax.models.sharding import under
 
 SCAN_FROM = 24
-"""Depth from which layers are a scan, unless a configuration's `scan_layers` says otherwise (docs/performance.md)."""
+"""Depth from which layers are a scan, unless a configuration's `scan_layers` says otherwise (docs/results/scans.md)."""
 STACK = "layers"
 """Name of the stacked parameters of an encoder or decoder, `decoder/layers/mlp/wo/kernel` `[L, F, E]`."""
 
