@@ -44,16 +44,6 @@ ORIGINS = {
 """Files and folders of the data directory, with a file's address or the repository from which a folder's data come."""
 
 
-def located(path: str | Path) -> Path:
-    """Returns a file that the user names: an existing path, or else a path inside the data directory.
-
-    Raises:
-        FileNotFoundError: neither path exists.
-    """
-    plain = expanded(path)
-    return plain if plain.is_file() else require(*plain.parts)
-
-
 def require(*parts: str, instead: str = "the shipped task tiny_translation") -> Path:
     """Returns the path of `parts` inside the data directory.
 

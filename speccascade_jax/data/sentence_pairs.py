@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from speccascade_jax.data import directory
-from speccascade_jax.data.vocabularies.load import FileVocabulary, SentencePieceVocabulary
+from speccascade_jax.data.vocabularies.load import SentencePieceVocabulary, TextVocabulary
+from speccascade_jax.storage.files import expanded
 from speccascade_jax.storage.readers import lines, parsed
 
 TextPair = tuple[str, str]
@@ -35,7 +36,8 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
         ValueError: a line is not in UTF-8, has not exactly one tab, or lacks a field (the message names the line's
             number); a gzip file is damaged.
     """
-    file = directory.located(path)
+    path = expanded(path)
+    file = path if path.is_file() else directory.require(*path.parts)
     if ".jsonl" in file.suffixes[-2:]:
         return [_fields(line, f"{file}:{number}", columns) for number, line in lines(file)]
     if set(columns) != {0, 1}:
@@ -66,7 +68,7 @@ def holds_pieces(path: str | Path) -> bool:
 
 
 def read_tokens(
-    path: str | Path, vocabulary: FileVocabulary, limit: int | None = None, columns: Columns = (0, 1)
+    path: str | Path, vocabulary: TextVocabulary, limit: int | None = None, columns: Columns = (0, 1)
 ) -> list[TokenPair]:
     """Returns the token ids of the first `limit` pairs of a file, whose columns are texts or pieces (`holds_pieces`).
 

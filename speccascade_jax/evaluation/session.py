@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from speccascade_jax import checkpoints
-from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
@@ -31,7 +30,7 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.pairs.pair import DATA_PAIRS, Pair, find_data_pair, find_pair, load_pair
-from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
+from speccascade_jax.pairs.prompts import example_ids, make_prompt, stop_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
@@ -303,21 +302,15 @@ def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Ex
     Raises:
         ValueError: too few examples remain.
     """
+    if pair.vocabulary is None:
+        raise ValueError(f"pair {pair.name!r} has no vocabulary, but task {task.name} is text")
     kept, prompts, long, wanted = list[Example](), list[list[int]](), 0, _wanted(asked)
     skip, longest = task.too_long == "skip", task.max_input_length
     for example in examples:
         if len(kept) == wanted:
             break
-        too_long = list[bool]()
-
-        def cut(ids: list[int], room: int, said: list[bool] = too_long) -> list[int]:
-            said += [True] * (len(ids) > room)
-            return task.cut(ids, room)
-
-        prompt = task.build_prompt(example)
-        check_text(f"{task.name}: the prompt of example {example.id}", prompt)
-        ids = text_ids(pair, prompt, longest, cut)
-        long += bool(too_long)
+        ids, too_long = example_ids(pair.vocabulary, pair.encoder_decoder, task, example)
+        long += too_long
         if not (skip and too_long):
             kept.append(example)
             prompts.append(ids)

@@ -10,6 +10,7 @@ from speccascade_jax.core.arrays import bucket, right_pad
 from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.names import shown
 from speccascade_jax.core.types import Prompt
+from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.pairs.pair import Pair
 
@@ -213,21 +214,21 @@ def text_ids(
     """
     if pair.vocabulary is None:
         raise ValueError("this pair has no vocabulary: give token ids, or a Pair with vocabulary=…")
-    return encoded(pair.vocabulary, pair.encoder_decoder, text, longest, cut)
+    return encode_prompt(pair.vocabulary, pair.encoder_decoder, text, longest, cut)
 
 
-def encoded(
+def encode_prompt(
     vocabulary: TextVocabulary,
     encoder_decoder: bool,
     text: str,
     longest: int | None = None,
     cut: Callable[[list[int], int], list[int]] | None = None,
 ) -> list[int]:
-    """Returns the token ids that a model reads for a text; training encodes prompts as decoding does (`text_ids`).
+    """Returns the token ids of a prompt, as `text_ids` does for a pair; training uses it without a pair.
 
     Args:
-        vocabulary: the model's vocabulary.
-        encoder_decoder: whether the model has an encoder, which reads the ids.
+        vocabulary: the vocabulary of the models.
+        encoder_decoder: whether an encoder reads the prompt; otherwise the output continues it.
         text: the text to encode.
         longest: as in `text_ids`.
         cut: as in `text_ids`.
@@ -242,6 +243,26 @@ def encoded(
         room = longest - len(begin) - len(end)
         ids = cut(ids, room) if cut else ids[:room]
     return [*begin, *ids, *end] or [eos]
+
+
+def example_ids(
+    vocabulary: TextVocabulary, encoder_decoder: bool, task: Task, example: Example
+) -> tuple[list[int], bool]:
+    """Returns the token ids of an example's prompt, and whether the prompt was cut to the task's length.
+
+    Decoding and training both call this function, so a model is trained on the prompts that it decodes.
+    """
+    was_cut = False
+
+    def cut(ids: list[int], room: int) -> list[int]:
+        nonlocal was_cut
+        was_cut = len(ids) > room
+        return task.cut(ids, room)
+
+    prompt = task.build_prompt(example)
+    check_text(f"{task.name}: the prompt of example {example.id}", prompt)
+    ids = encode_prompt(vocabulary, encoder_decoder, prompt, task.max_input_length, cut)
+    return ids, was_cut
 
 
 def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -20,6 +21,8 @@ from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 _WHOLE = "all"
+DIVIDED = ("validation", "train")
+"""The splits of a file whose rows are divided."""
 _SPLITS = "dataset_dict.json"  # `datasets` writes this file for several splits, and "state.json" for one split
 _LONGEST_FIELD = 1 << 30
 _REMEDIES = {
@@ -67,8 +70,12 @@ class FileTask(Task):
             end if it has exemplars) or "skip" (the next example replaces it). Cut and skipped prompts are counted and
             reported.
         shuffle: whether the rows are taken in a fixed random order, for sorted files.
+        held_out: share of the rows that are kept from training; 0 does not divide the rows. Otherwise the splits are
+            "validation" and "train". A hash of a row's prompt decides (`divided`), so rows with the same prompt are in
+            the same split, and the order of rows does not matter.
         name: the name in records; by default the file's name without its ending.
-        splits: the splits of a folder with several splits; otherwise "all".
+        splits: the splits of a folder with several splits; "validation" and "train" if rows are held out; otherwise
+            "all".
 
     Raises:
         ValueError: a value is invalid, before anything is read. `load` raises it if the file is damaged, a column is
@@ -97,6 +104,7 @@ class FileTask(Task):
     stop_strings: tuple[str, ...] = ()
     too_long: Literal["cut", "skip"] = "cut"
     shuffle: bool = False
+    held_out: float = 0.0
     name: str = ""
     max_input_length: int = 512
     max_output_length: int = 128
@@ -109,7 +117,11 @@ class FileTask(Task):
         fields: dict[str, Any] = {name: several(name, getattr(self, name)) for name in ("metrics", "stop_strings")}
         self._check()
         fields |= {"path": path, "name": self.name or Path(path.removesuffix(".gz")).stem}
-        for name, value in (fields | {"splits": _splits(_found(path)), "read": self._read}).items():
+        splits = _splits(_found(path))
+        if self.held_out and splits != (_WHOLE,):
+            raise ValueError(f"{path} has the splits {', '.join(splits)}: set held_out to 0, and choose one of these")
+        fields["splits"] = DIVIDED if self.held_out else splits
+        for name, value in (fields | {"read": self._read}).items():
             object.__setattr__(self, name, value)
 
     def _check(self) -> None:
@@ -119,6 +131,8 @@ class FileTask(Task):
         self._check_fields()
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} is not a share: give a number from 0 up to 1, such as 0.1")
         if self.shots and self.pool is None:
             raise ValueError(f"shots={self.shots} needs a file of exemplars: set pool to the path of that file")
         if self.too_long not in ("cut", "skip"):
@@ -150,8 +164,12 @@ class FileTask(Task):
         place = _found(path)
         if not place.exists():
             raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
-        rows = enumerate(_rows(place, split or _splits(place)[0], isinstance(self.source, str)))
-        records = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
+        part = split if self.held_out and path == self.path else None
+        name = _WHOLE if part else split or _splits(place)[0]
+        rows = enumerate(_rows(place, name, isinstance(self.source, str)))
+        records: Iterable[Record] = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
+        if part:
+            records = divided(list(records), self.held_out)[DIVIDED.index(part)]
         return shuffled(list(records)) if self.shuffle else records
 
     def _record(self, number: int, row: Row, location: str) -> Record:
@@ -183,9 +201,28 @@ class FileTask(Task):
         """Returns the beginning of a prompt; with exemplars its end, because the question comes last."""
         return self._shown.cut(ids, room) if self.shots else super().cut(ids, room)
 
+    def build_answer(self, example: Example) -> str:
+        """Returns the text after the prompt, in the form that exemplars have."""
+        if not _has_field(self.answer):
+            raise ValueError(f"answer={self.answer!r} names no column: write {{answer}} where the reference belongs")
+        return self._shown.build_answer(example)
+
     def postprocess(self, text: str) -> str:
         """Returns the output up to the first stop string."""
         return self._shown.postprocess(text)
+
+
+def divided(records: Sequence[Record], share: float) -> tuple[list[Record], list[Record]]:
+    """Returns the records for validation, and those for training, both in the order of the file.
+
+    The records whose prompts have the smallest hashes are for validation: `share` of them, but at least one. Records
+    with the same prompt have the same hash, so no prompt is in both parts.
+    """
+    hashes = [hashlib.blake2b(record.question.encode(), digest_size=8).digest() for record in records]
+    last = sorted(hashes)[max(1, round(share * len(hashes))) - 1] if hashes else b""
+    small = [number <= last for number in hashes]
+    kept = [record for record, is_small in zip(records, small, strict=True) if not is_small]
+    return [record for record, is_small in zip(records, small, strict=True) if is_small], kept
 
 
 def _is_nan(value: Any) -> bool:

@@ -310,6 +310,7 @@ _MBPP_FILES = {"test": "test_dev_half.jsonl", "validation": "valid_511-600.jsonl
 _MBPP = DataSet("mbpp", _MBPP_FILES, mbpp, "prompt_1-10.jsonl")
 _MMLU = {"test": "test_dev_half.jsonl.gz", "validation": "val.jsonl"}
 _WEB = {"test": "test_dev_half.jsonl", "validation": "val.jsonl", "devtest": "devtest.jsonl"}
+_WEB |= {"train": "trainmodel.jsonl"}
 _HALF_TEST, _HALF_VALIDATION = {"test": "dev_half.jsonl"}, {"validation": "dev_half.jsonl"}
 
 FEW_SHOT = (
@@ -318,13 +319,13 @@ FEW_SHOT = (
         template=Template(
             header=f'Answer with words of the paragraph, or with "{UNANSWERABLE}" if it does not say.',
             question="Paragraph: {question}\nAnswer:")),
-    FewShotTask(name="triviaqa", splits=("validation", "test"), records=trivia_records,
+    FewShotTask(name="triviaqa", splits=("validation", "test", "train"), records=trivia_records,
         pool=lambda: islice(trivia_records("validation"), POOL),
         shots=5, max_input_length=512, max_output_length=5, **_OPEN),
     _few_shot(DataSet("webquestions", _WEB, web_question, "trainmodel.jsonl"), shots=5, lengths=(256, 5), **_OPEN),
     _few_shot(DataSet("nq_open", _HALF_VALIDATION, nq_question, "efficientqa_dev_1.1.jsonl"),
         shots=5, lengths=(256, 5), **_OPEN),
-    _few_shot(DataSet("gsm8k", {"test": "test_dev_half.jsonl"}, gsm8k, "train.jsonl.gz"),
+    _few_shot(DataSet("gsm8k", {"test": "test_dev_half.jsonl", "train": "train.jsonl.gz"}, gsm8k, "train.jsonl.gz"),
         shots=8, lengths=(2048, 320), metrics=("final_number",), stop_strings=("\nQuestion:",)),
     # `mixed`, because the files hold one subject after the other: the first examples would cover two or three of 57
     _few_shot(DataSet("mmlu", _MMLU, mmlu, "dev.jsonl", most=None, mixed=True), shots=5, lengths=(3072, 5), **_CHOICE,
@@ -346,7 +347,7 @@ FEW_SHOT = (
         name="cnn_dailymail_few_shot", shots=1, lengths=(2048, 128), stop_strings=("\n\n", "\nArticle:"), **_ARTICLE),
     _few_shot(DataSet("xsum_1000", _HALF_TEST, article(384), most=4),
         name="xsum_few_shot", shots=1, lengths=(1536, 64), stop_strings=("\n",), **_ARTICLE),
-    _few_shot(DataSet("dialogsum", {"validation": "dev.jsonl"}, dialogue, "train.jsonl.gz"), metrics=_ROUGE,
+    _few_shot(DataSet("dialogsum", _DIALOGSUM, dialogue, "train.jsonl.gz"), metrics=_ROUGE,
         shots=2, lengths=(2048, 128), stop_strings=("\n",),
         template=Template(question="Dialogue:\n{question}\nSummary:")),
 )  # fmt: skip

@@ -33,7 +33,8 @@ class Example:
         source: the input text, without `Task.prefix`.
         reference: one text, or a tuple of several; metrics that allow several use the best one
             (`metrics.quality.Metric.several`).
-        answer: the text that a model is trained to write after the prompt; `None`: the reference, or the first of them.
+        answer: the output that a model is trained to write, if it is not the first reference: the reference of
+            HumanEval is a test, and that of GSM8K only the last number. It is no part of the example's identity.
 
     Examples:
         >>> from speccascade_jax.extend import Example
@@ -44,14 +45,12 @@ class Example:
     id: int
     source: str
     reference: str | tuple[str, ...]
-    answer: str | None = dataclasses.field(default=None, repr=False)
+    answer: str = dataclasses.field(default="", repr=False, compare=False)
 
     @property
-    def written(self) -> str:
-        """The text that a model is trained to write: the answer, or else the first reference."""
-        if self.answer is not None:
-            return self.answer
-        return self.reference if isinstance(self.reference, str) else self.reference[0]
+    def best_answer(self) -> str:
+        """The answer, or else the first reference."""
+        return self.answer or (self.reference if isinstance(self.reference, str) else self.reference[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,12 +111,9 @@ class Task:
             FileNotFoundError: the data directory, or the folder of TensorFlow Datasets, lacks the data.
             ImportError: the task is read through seqio, which is not installed.
         """
-        split = self.splits[0] if split is None else split
-        if split not in self.splits:
-            raise ValueError(f"task {self.name} has no split {split!r}; its splits: {', '.join(self.splits)}")
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit}: give at least 1, or None for all examples")
-        examples = list(_instances(self, "read", itertools.islice(self.read(split), limit), Example))
+        examples = list(itertools.islice(self.stream(split), limit))
         ids = set[int]()
         for example in examples:
             if example.id in ids:
@@ -125,9 +121,30 @@ class Task:
             ids.add(example.id)
         return examples
 
+    def stream(self, split: str | None = None) -> Iterator[Example]:
+        """Returns an iterator over the examples of `split`, by default the first split.
+
+        Millions of examples of a training split need not be in memory together.
+
+        Raises:
+            ValueError: the split is unknown, or an item is no `Example`; otherwise as `load`.
+        """
+        split = self.splits[0] if split is None else split
+        if split not in self.splits:
+            raise ValueError(f"task {self.name} has no split {split!r}; its splits: {', '.join(self.splits)}")
+        return _instances(self, "read", self.read(split), Example)
+
     def build_prompt(self, example: Example) -> str:
         """Returns the prompt of an example: the prefix and the example's source."""
         return self.prefix + example.source
+
+    def build_answer(self, example: Example) -> str:
+        """Returns the text that a model is trained to write directly after the prompt.
+
+        A space separates it from the prompt, as in the templates of few-shot tasks.
+        """
+        answer, prompt = example.best_answer, self.build_prompt(example)
+        return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
 
     def cut(self, ids: list[int], room: int) -> list[int]:
         """Returns the token ids of a prompt that are kept if there are more than `room`: its beginning."""
@@ -226,6 +243,10 @@ class FewShotTask(Task):
         several("stop_strings", self.stop_strings)
         object.__setattr__(self, "read", self._read)
 
+    def build_answer(self, example: Example) -> str:
+        """Returns the text after the question, in the form that the exemplars have."""
+        return self.template.answer.format(answer=example.best_answer)
+
     def cut(self, ids: list[int], room: int) -> list[int]:
         """Returns the end of a prompt that is too long, because the question is at the end; exemplars are cut first."""
         return ids[max(0, len(ids) - room) :]
@@ -245,8 +266,7 @@ class FewShotTask(Task):
                 if len(shown) < self.shots:
                     counted = f"{len(shown)} exemplars{record.group and f' of {record.group}'}"
                     raise ValueError(f"task {self.name} has {counted}, but shots={self.shots}; lower shots")
-                answer = self.template.answer.format(answer=record.answer) if record.answer else None
-                yield Example(record.id, self.template.prompt(shown, record), record.reference, answer)
+                yield Example(record.id, self.template.prompt(shown, record), record.reference, record.answer)
 
 
 def _spelt(question: str) -> str:

@@ -14,7 +14,7 @@ from speccascade_jax.methods.build import assemble
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import sharding
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.pairs.prompts import encoded, make_prompt
+from speccascade_jax.pairs.prompts import example_ids, make_prompt
 
 
 def decode(
@@ -88,7 +88,7 @@ def scores(bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str
     examples = task.load(split, limit=count)
     is_encoder_decoder = bool(getattr(bound.model, "is_encoder_decoder", False))
     texts = [task.build_prompt(example) for example in examples]
-    prompts = [encoded(vocabulary, is_encoder_decoder, text, task.max_input_length, task.cut) for text in texts]
+    prompts = [example_ids(vocabulary, is_encoder_decoder, task, example)[0] for example in examples]
     decoded = decode(bound, vocabulary, prompts, task.max_output_length)
     pairs = zip(prompts, decoded, strict=True)
     outputs = [vocabulary.decode(ids, after=() if is_encoder_decoder else prompt) for prompt, ids in pairs]

@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from absl import logging
 
@@ -28,7 +28,7 @@ from speccascade_jax.models import fingerprints
 from speccascade_jax.storage import files, locks
 from speccascade_jax.training.finetune import decoding
 from speccascade_jax.training.finetune import trainer as trainers
-from speccascade_jax.training.finetune.corpus import Planned
+from speccascade_jax.training.finetune.batches import PlannedData
 
 Span = tuple[int, int]
 
@@ -93,7 +93,7 @@ class Outputs:
             files.claim(claimed, self._settings(vocabulary, bound), "remove it, or name another file")
             data = self.trainer.corpus.tokens(vocabulary, True)
             examples = joined_examples(data, self.trainer.seed, self.examples)
-            longest = data.buckets.widths[-1]
+            longest = data.shapes[-1].width
             spans = [
                 (start, min(start + self.part_size, len(examples))) for start in range(0, len(examples), self.part_size)
             ]
@@ -114,7 +114,7 @@ class Outputs:
 
     def _settings(self, vocabulary: SentencePieceVocabulary, bound: BoundModel) -> dict[str, Any]:
         """Returns the settings that the outputs depend on, as values for JSON, without the number of examples."""
-        weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(self.trainer.corpus))
+        weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(cast(Any, self.trainer.corpus)))
         settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
         drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
         return settings | {"seed": self.trainer.seed} | drawn
@@ -150,8 +150,10 @@ class Outputs:
         start: int,
         longest: int,
     ) -> list[list[list[int]]]:
-        """Returns the candidates of every example; `start` is the number of the first example,
-        and `longest` the largest number of tokens of an output."""
+        """Returns the candidates of every example.
+
+        `start` is the number of the first example, and `longest` the largest number of tokens of an output.
+        """
         count = self.candidates
         sources = [[*example.source, vocabulary.eos_id] for example in examples for _ in range(count)]
         drawn: dict[str, Any] = {"temperature": self.temperature, "seed": self.trainer.seed, "first_id": start * count}
@@ -162,12 +164,12 @@ class Outputs:
         return self.parts / f"{span[0]}-{span[1]}.pieces"
 
 
-def joined_examples(data: Planned, seed: int, count: int) -> list[TokenPair]:
+def joined_examples(data: PlannedData, seed: int, count: int) -> list[TokenPair]:
     """Returns the first `count` examples of a corpus, joined epoch after epoch as in training."""
-    epochs = (data.groups(seed, epoch) for epoch in itertools.count())
-    members = (groups[row] for groups in epochs for row in range(len(groups)))
-    rows = (data.examples.row(row, (seed,)) for row in itertools.islice(members, count))
-    return [TokenPair(source[:-1], target[:-1]) for source, target in rows]
+    epochs = (data.source.examples(seed, epoch) for epoch in itertools.count())
+    rows = (examples.row(index) for examples in epochs for index in range(len(examples.lengths)))
+    chosen = itertools.islice(rows, count)
+    return [TokenPair(cast(Any, row.encoder)[:-1].tolist(), row.tokens[:-1].tolist()) for row in chosen]
 
 
 def _nearest(

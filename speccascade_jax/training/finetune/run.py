@@ -19,7 +19,7 @@ from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
 from speccascade_jax.training.finetune.acceptance import Acceptance
-from speccascade_jax.training.finetune.batches import Batch, PlannedBatch, check_rows
+from speccascade_jax.training.finetune.batches import Batch, PlannedBatch, check_data
 from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
 from speccascade_jax.training.states import States, saved_on_stop
 
@@ -49,7 +49,8 @@ class Run:
         self.model: Any = trainer.model
         self.devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
         self.data = trainer.corpus.tokens(trainer.text, self.model.is_encoder_decoder)
-        self._check_batches()
+        parts, longest = trainer.accumulate * trainer.mesh[0], getattr(self.model.config, "max_length", None)
+        check_data(self.data, parts, longest)
         self.states, layout = States(self.directory), trainer.layout()
         saved = self.states.latest(layout)
         self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
@@ -91,11 +92,7 @@ class Run:
         """Returns whole validation batches on the host."""
         assert self.trainer.validation is not None
         data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
-        return [planned.build() for planned in data.epoch(0, 0)[: self.trainer.loss_batches]]
-
-    def _check_batches(self) -> None:
-        for planned in self.data.epoch(self.trainer.seed, 0):
-            check_rows(planned.rows, self.trainer.accumulate, self.trainer.mesh[0])
+        return [planned.build(slice(None)) for planned in data.epoch(0, 0)[: self.trainer.loss_batches]]
 
     def finish(self) -> dict[str, Any]:
         """Trains until the schedule is complete, evaluates, and writes the trained model."""

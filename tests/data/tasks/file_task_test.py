@@ -111,6 +111,22 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     assert mixed == FileTask(path=path, shuffle=True).load()
 
 
+def test_held_out_rows_are_few_disjoint_and_independent_of_the_order(tmp_path):
+    path, rows = tmp_path / "a.csv", [f"s{n % 40},r{n}\n" for n in range(60)]
+    splits = []
+    for lines in (rows, rows[::-1]):
+        path.write_text("source,reference\n" + "".join(lines))
+        task = FileTask(path=path, held_out=0.2)
+        assert task.splits == ("validation", "train") and len(task.load("train")) + len(task.load()) == 60
+        splits.append([{example.source for example in task.load(split)} for split in task.splits])
+    assert splits[0] == splits[1] and not splits[0][0] & splits[0][1]
+    assert 60 * 0.2 <= len(task.load()) <= 60 * 0.2 + 1
+    path.write_text("source,reference\na,b\nc,d\n")
+    tiny = FileTask(path=path, held_out=0.01, answer=" = {answer}")
+    assert len(tiny.load("validation")) == len(tiny.load("train")) == 1
+    assert [tiny.build_answer(example) for example in FileTask(path=path).load()] == [" = b", " = d"]
+
+
 @pytest.mark.parametrize(("text", "more", "said"), [
     ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
     ("source;reference\na;b\n", {}, r"one column, 'source;reference', because semicolons separate .*or with tabs"),
@@ -127,6 +143,7 @@ def test_shuffled_files_keep_their_ids(tmp_path):
     ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is unknown"),
     ("source,reference\na,b\n", {"max_input_length": 0}, r"max_input_length=0"),
     ("source,reference\na,b\n", {"metrics": "bleu"}, r"metrics"),
+    ("source,reference\na,b\n", {"held_out": 1.0}, r"held_out=1.0 is not a share: give a number from 0 up to 1"),
 ])  # fmt: skip
 def test_wrong_files_and_settings_raise_errors_that_name_them(tmp_path, text, more, said):
     path = tmp_path / "a.csv"
@@ -178,6 +195,8 @@ def test_folders_saved_by_datasets_are_read(tmp_path, monkeypatch):
     assert [example.source for example in shown] == ["a b\n\nc"]  # the first split's first row is the exemplar
     task = FileTask(path=tmp_path)
     assert task.splits == ("train", "test")
+    with pytest.raises(ValueError, match="has the splits train, test: set held_out to 0"):
+        FileTask(path=str(tmp_path), held_out=0.1)
     assert [example.source for example in task.load("test")] == ["c"]
     assert get_task(str(tmp_path)) == FileTask(path=str(tmp_path))
     (tmp_path / "other").mkdir()

@@ -1,201 +1,324 @@
-"""Tests of training batches: every pair once, both sides aligned, a fixed number of shapes."""
+"""Tests of corpora: prompts as decoding encodes them, answers that count in the loss, joined pairs and mixtures."""
 
-import gzip
+import itertools
 from collections import Counter
+from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 
-from speccascade_jax.data import sentence_pairs
-from speccascade_jax.training.t5 import corpus as batching
+import speccascade_jax as sc
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task
+from speccascade_jax.data.vocabularies.load import load_vocabulary
+from speccascade_jax.evaluation.points import Evaluation
+from speccascade_jax.evaluation.session import fit_prompts
+from speccascade_jax.training.finetune.corpus import JoinedCorpus, MixedCorpus, SpanCorruption, TaskCorpus
+from tests.support import tokenizer_files
 
+SHIPPED = Path(sc.__file__).parent / "assets/pairs/tatoeba_en_de/vocabulary.model"
 WIDTHS = (4, 8, 16)
 
 
-def _pairs(count: int = 200) -> list[sentence_pairs.TokenPair]:
-    """Returns pairs; pair `i` has source tokens 10 + i and target tokens 1000 + i, so members can be read back."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 9, size=(count, 2)).tolist()
-    rows = enumerate(lengths)
-    return [sentence_pairs.TokenPair([10 + i] * source, [1000 + i] * target) for i, (source, target) in rows]
+@pytest.fixture(scope="module")
+def words():
+    """Returns the vocabulary of the shipped pair, of an encoder-decoder without BOS."""
+    return load_vocabulary(SHIPPED)
 
 
-def _corpus(**changes) -> batching.JoinedCorpus:
-    return batching.JoinedCorpus(**{"path": "unused", "widths": WIDTHS, "tokens_per_batch": 64, **changes})
+@pytest.fixture(scope="module")
+def continuing(tmp_path_factory):
+    """Returns a vocabulary with BOS and one without, for decoder-only models."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    (folder / "qwen").mkdir()
+    return [
+        load_vocabulary(tokenizer_files.llama2c(folder / "tok.bin")),
+        load_vocabulary(tokenizer_files.byte_level(folder / "qwen")),
+    ]
 
 
-def _tokens(batches: list[batching.Batch], side: str) -> Counter:
-    values = np.concatenate([getattr(batch, side).ravel() for batch in batches])
-    return Counter(values[values > 1].tolist())
+def read(split):
+    return [Example(n, f"Once {n} upon a time" + " there" * n, f"a time {n}" + " upon" * (n % 5)) for n in range(12)]
 
 
-@pytest.mark.parametrize("max_joined", [1, 4])
-def test_every_pair_occurs_exactly_once_in_an_epoch(max_joined):
-    pairs = _pairs()
-    batches = _corpus(max_joined=max_joined).epoch(pairs, seed=0, epoch=0)
-    assert _tokens(batches, "source") == Counter(token for pair in pairs for token in pair.source)
-    assert _tokens(batches, "target") == Counter(token for pair in pairs for token in pair.target)
+def task_of(**changes):
+    fields = {"name": "own", "splits": ("train",), "read": read, "max_input_length": 14, "max_output_length": 8}
+    return Task(**{**fields, **changes})
 
 
-def test_rows_keep_both_sides_in_the_same_order_and_end_in_eos():
-    seen = 0
-    for batch in _corpus().epoch(_pairs(), seed=0, epoch=0):
-        for source, target in zip(batch.source, batch.target, strict=True):
-            if not target.any():
-                continue
-            seen += 1
-            ids = list(dict.fromkeys(source[source > 1].tolist()))
-            assert [token + 990 for token in ids] == list(dict.fromkeys(target[target > 1].tolist()))
-            assert source[source > 0][-1] == target[target > 0][-1] == 1
-    assert seen > 10
+def rows_of(data, seed=0, number=0):
+    """Returns the rows with an example of one epoch: `(encoder ids, tokens, index of the answer)`."""
+    rows = []
+    for batch in data.epoch(seed, number):
+        built = batch.build()
+        for place in np.flatnonzero(built.lengths):
+            encoder = built.encoder_tokens
+            source = None if encoder is None else encoder[place, : built.encoder_lengths[place]].tolist()
+            rows.append((source, built.tokens[place, : built.lengths[place]].tolist(), int(built.answers[place])))
+    return rows
 
 
-def test_shapes_are_one_per_width_and_rows_fit_the_narrowest():
-    batches = _corpus().epoch(_pairs(), seed=0, epoch=0)
-    assert {batch.source.shape for batch in batches} <= {(64 // width, width) for width in WIDTHS}
-    for batch in batches:
-        used = np.maximum((batch.source > 0).sum(1), (batch.target > 0).sum(1))[batch.target.any(1)]
-        narrower = max([width for width in WIDTHS if width < batch.source.shape[1]], default=0)
-        assert (used > narrower).all()
+class Encoding:
+    """An encoder-decoder, of which prompts read only these attributes."""
+
+    is_encoder_decoder, config = True, None
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
 
 
-def test_epochs_differ_and_repeat_under_the_same_seed():
-    pairs, corpus = _pairs(), _corpus()
-    first, again, next_epoch = (corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 0), corpus.epoch(pairs, 3, 1))
-    assert all(np.array_equal(a.source, b.source) for a, b in zip(first, again, strict=True))
-    pairs_of_batches = zip(first, next_epoch, strict=False)
-    assert len(first) != len(next_epoch) or any(not np.array_equal(a.source, b.source) for a, b in pairs_of_batches)
+def decoded_prompts(task, vocabulary, encoder_decoder, count):
+    """Returns the prompts as a session decodes them."""
+    model = sc.FakeLM(vocabulary.vocab_size)
+    if encoder_decoder:
+        model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size))
+    pair = sc.Pair(target=model, draft=model, vocabulary=vocabulary)
+    asked = Evaluation(task=task, split="train", quality_examples=count, latency_examples=0)
+    with pytest.warns(UserWarning, match="were cut"):
+        return fit_prompts(pair, task, asked, task.load("train")).prompts
 
 
-def test_the_first_epochs_go_from_short_to_long_and_lose_nothing():
-    pairs = _pairs()
-    batches = _corpus(short_first=1).epoch(pairs, seed=0, epoch=0)
-    widths = [batch.source.shape[1] for batch in batches]
-    assert widths == sorted(widths)
-    assert _tokens(batches, "source") == Counter(token for pair in pairs for token in pair.source)
-    later = [batch.source.shape[1] for batch in _corpus(short_first=1).epoch(pairs, seed=0, epoch=1)]
-    assert later != sorted(later)
+@pytest.mark.parametrize("few_shot", [False, True])
+def test_prompts_are_those_of_decoding(words, continuing, few_shot):
+    task = task_of()
+    if few_shot:
+        records = [Record(id=n, question=f"Once {n} upon", answer=f"time {n}", reference=str(n)) for n in range(9)]
+        task = FewShotTask(name="shots", splits=("train",), records=lambda _: records, pool=lambda: records[:2],
+                           shots=2, max_input_length=30, max_output_length=9)  # fmt: skip
+    for vocabulary, encoder_decoder in ((words, True), *((vocabulary, False) for vocabulary in continuing)):
+        count = len(task.load("train"))
+        wanted = decoded_prompts(task, vocabulary, encoder_decoder, count)
+        data = TaskCorpus(task=task, rows=2).tokens(vocabulary, encoder_decoder)
+        rows = rows_of(data)
+        prompts = [source if encoder_decoder else tokens[:answer] for source, tokens, answer in rows]
+        assert sorted(prompts) == sorted(wanted) and len(rows) == count
+        assert data.source.counts["prompts_cut"] > 0
+        answers = [tokens[answer:] for _, tokens, answer in rows]
+        assert all(ids[-1] == vocabulary.eos_id and len(ids) <= task.max_output_length for ids in answers)
 
 
-def test_group_sizes_are_spread_over_the_whole_range():
-    groups = sentence_pairs.group(_pairs(400), 4, np.random.default_rng(0))
-    assert set(map(len, groups)) == {1, 2, 3, 4}
-    assert min(Counter(map(len, groups)).values()) > 20
+def test_answers_continue_prompts_and_are_cut_before_eos(words, continuing):
+    (example, *_) = task_of().load()
+    for vocabulary in continuing:
+        rows = rows_of(TaskCorpus(task=task_of(max_input_length=99), limit=1).tokens(vocabulary, False))
+        ((_, tokens, answer),) = rows
+        text = f"{example.source} {example.reference}"
+        whole = [*([] if vocabulary.bos_id is None else [vocabulary.bos_id]), *vocabulary.encode(text)]
+        assert tokens[: len(whole)] == whole[: len(tokens) - 1]
+        long = TaskCorpus(task=task_of(max_output_length=2), limit=1).tokens(vocabulary, False)
+        assert long.source.counts["answers_cut"] == 1
+        assert rows_of(long)[0][1][-2:] == [tokens[answer], vocabulary.eos_id]
+    ((_, tokens, answer),) = rows_of(TaskCorpus(task=task_of(), limit=1).tokens(words, True))
+    assert tokens == [*words.encode(example.reference), words.eos_id] and answer == 0
 
 
-def test_texts_are_grouped_and_joined_in_step():
-    pairs = [(f"a{i}", f"b{i}") for i in range(101)]
-    groups = sentence_pairs.group(pairs, 4, np.random.default_rng(3))
-    joined = [sentence_pairs.join_texts(pairs, members) for members in groups]
-    assert [source.replace("a", "b") for source, _ in joined] == [target for _, target in joined]
-    assert sorted(word for source, _ in joined for word in source.split()) == sorted(a for a, _ in pairs)
-    same, other_seed = (sentence_pairs.group(pairs, 4, np.random.default_rng(seed)) for seed in (3, 4))
-    assert groups == same != other_seed
+@pytest.mark.parametrize(("name", "split", "inside"), [
+    ("gsm8k", "train", "\n#### "), ("humaneval", "test", "    return "), ("mbpp", "train", "\n[DONE]"),
+    ("webquestions", "train", " "), ("dialogsum", "train", " #Person"),
+])  # fmt: skip
+def test_few_shot_answers_have_the_form_of_exemplars_not_of_references(name, split, inside):
+    task = get_task(name)
+    try:
+        answers = [task.build_answer(example) for example in task.load(split, 20)]
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert any(inside in answer for answer in answers) and "check(" not in "".join(answers)
 
 
-def test_join_tokens_keeps_the_order():
-    pairs = [sentence_pairs.TokenPair([5], [50, 51]), sentence_pairs.TokenPair([6, 7], [60])]
-    assert sentence_pairs.join_tokens(pairs, [1, 0]) == sentence_pairs.TokenPair([6, 7, 5], [60, 50, 51])
+def test_a_users_file_is_divided_into_disjoint_parts(tmp_path, words):
+    path = tmp_path / "mine.csv"
+    lines = [f"question {n % 150},answer {n}\n" for n in range(200)]
+    path.write_text("source,reference\n" + "".join(lines))
+    parts = {}
+    for split in ("train", "validation"):
+        corpus = TaskCorpus(task=str(path), split=split, held_out=0.1)
+        parts[split] = {example.source for example in corpus.resolved.load(split)}
+        assert len(rows_of(corpus.tokens(words, True))) == len(corpus.resolved.load(split))
+    assert not parts["train"] & parts["validation"] and len(parts["train"] | parts["validation"]) == 150
+    assert 5 < len(parts["validation"]) < 30
+    whole = TaskCorpus(task=str(path), split="all", held_out=0.0)
+    assert len(rows_of(whole.tokens(words, True))) == 200
+    path.write_text("source,reference\n" + "".join(reversed(lines)))
+    again = FileTask(path=str(path), held_out=0.1).load("validation")
+    assert {example.source for example in again} == parts["validation"]
 
 
-def test_filler_rows_carry_no_target():
-    batch = batching.bucketed([sentence_pairs.TokenPair([7], [8])], (4,), 12)[0]
-    assert batch.source.tolist() == [[7, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
-    assert batch.target.tolist() == [[8, 1, 0, 0], [0] * 4, [0] * 4]
+def test_tasks_without_examples_or_a_training_split_are_refused(words, tmp_path):
+    with pytest.raises(ValueError, match="^task wmt22 has no training split 'train'; its splits: test: name one"):
+        TaskCorpus(task="wmt22")
+    with pytest.raises(ValueError, match="unknown task|no task"):
+        TaskCorpus(task="wnt22")
+    for changes, said in (
+        ({"read": lambda _: []}, "own, split train has no examples: choose another split"),
+        ({"read": lambda _: [Example(0, "Once", " ")]}, "all answers are empty"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            TaskCorpus(task=task_of(**changes)).tokens(words, True)
+    path = tmp_path / "long.csv"
+    path.write_text("source,reference\n" + "Once upon a time,b\n" * 3)
+    task = FileTask(path=str(path), too_long="skip", max_input_length=3)
+    with pytest.raises(ValueError, match=r"no examples \(3 prompts are too long\)"):
+        TaskCorpus(task=task, split="all", held_out=0).tokens(words, True)
+    with pytest.raises(ValueError, match="an example has 14 encoder tokens .* the widest bucket 8"):
+        TaskCorpus(task=task_of(), widths=(8,)).tokens(words, True)
 
 
-def test_examples_that_do_not_fit_are_refused():
-    long = sentence_pairs.TokenPair([5] * 9, [5])
-    with pytest.raises(ValueError, match="needs 10 slots, but the widest bucket has 8"):
-        batching.bucketed([long], (4, 8), 64)
-    with pytest.raises(ValueError, match="is too small for a row of width 8"):
-        batching.bucketed([], (4, 8), 6)
-    with pytest.raises(ValueError, match="9 tokens; at most 7 fit"):
-        sentence_pairs.group([long], 4, np.random.default_rng(0), 7)
-
-
-def test_targets_are_padded_to_their_own_widths():
-    pairs = [sentence_pairs.TokenPair([7] * 6, [8] * length) for length in (1, 2, 3)]
-    cases = (((), 3, 8), ((4,), 3, 4), ((2, 4), 1, 2), ((2,), 2, 8))  # the source's width if no target width fits
-    for widths, count, width in cases:
-        assert batching.bucketed(pairs[:count], (8,), 32, widths)[0].target.shape == (4, width)
+def test_limit_and_every_choose_examples(words):
+    data = TaskCorpus(task=task_of(max_input_length=99), limit=7, every=3).tokens(words, True)
+    chosen = [f"Once {n} upon a time" + " there" * n for n in (0, 3, 6)]
+    assert sorted(source[:-1] for source, _, _ in rows_of(data)) == sorted(map(words.encode, chosen))
 
 
 class Numbers:
     """Vocabulary of numbers, which are their own ids."""
 
+    eos_id, bos_id, vocab_size = 1, None, 9999
+
     def encode(self, text):
         return [int(word) for word in text.split()]
 
 
-def test_a_corpus_reads_some_of_the_lines_and_cuts_sources(tmp_path):
+class Begun(Numbers):
+    """`Numbers` with a beginning of sequence."""
+
+    bos_id = 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Returns a file of 200 pairs; pair `i` has 1 to 8 source tokens 10 + i and as many target tokens 1010 + i."""
+    file = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    lengths = np.random.default_rng(0).integers(1, 9, size=(200, 2)).tolist()
+    rows = enumerate(lengths)
+    file.write_text("".join(f"{f'{10 + i} ' * a}\t{f'{1010 + i} ' * b}\n" for i, (a, b) in rows))
+    return str(file)
+
+
+def joined(path, **changes):
+    return JoinedCorpus(**{"path": path, "widths": WIDTHS, "tokens_per_batch": 64, **changes})
+
+
+@pytest.mark.parametrize("max_joined", [1, 4])
+@pytest.mark.parametrize("encoder_decoder", [True, False])
+def test_joined_pairs_occur_once_an_epoch_in_step_on_both_sides(path, max_joined, encoder_decoder):
+    vocabulary = Numbers() if encoder_decoder else Begun()
+    widths = WIDTHS if encoder_decoder else (8, 32)
+    data = joined(path, max_joined=max_joined, widths=widths).tokens(vocabulary, encoder_decoder)
+    orders = []
+    for number in (0, 1):
+        numbers, sizes = list[int](), set[int]()
+        for source, tokens, answer in rows_of(data, 3, number):
+            assert tokens[-1] == 1
+            if encoder_decoder:
+                assert source[-1] == 1 and answer == 0
+                source = source[:-1]
+            else:
+                assert tokens[0] == 2
+                source = tokens[1:answer]
+            ids = list(dict.fromkeys(source))
+            assert [token + 1000 for token in ids] == list(dict.fromkeys(tokens[answer:-1]))
+            numbers += ids
+            sizes.add(len(ids))
+        assert Counter(numbers) == Counter(range(10, 210)) and max(sizes) == max_joined
+        orders.append(numbers)
+    assert orders[0] != orders[1]
+
+
+def test_joined_corpora_read_some_of_the_lines_and_cut_sources(tmp_path):
     lines = "".join(f"{i} {' '.join(['5'] * (i % 7))}\t{i + 100}\n" for i in range(10, 40))
-    (tmp_path / "a.tsv").write_text(lines, encoding="utf-8")
-    path = str(tmp_path / "a.tsv")
-    tokens = _corpus(path=path, widths=(5,), limit=20, every=3, cut=2).tokens(Numbers())
-    assert [pair.source[0] for pair in tokens] == list(range(10, 30, 3))
-    assert [len(pair.source) for pair in tokens] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
-    whole = _corpus(path=path, widths=(5,), limit=20).tokens(Numbers())
-    assert [pair.source[0] for pair in whole] == [i for i in range(10, 30) if i % 7 < 4]  # longer ones are left out
-    swapped = _corpus(path=path, widths=(5,), columns=(1, 0), cut=2).tokens(Numbers())
-    assert swapped[0] == sentence_pairs.TokenPair([110], [10, 5, 5, 5])
+    path = tmp_path / "a.tsv"
+    path.write_text(lines, encoding="utf-8")
+
+    def sources(**changes):
+        source = joined(str(path), widths=(5,), limit=20, **changes).source(Numbers(), True)
+        return [source.sources[index].tolist() for index in range(source.size)]
+
+    cut = sources(every=3, cut=2)
+    assert [ids[0] for ids in cut] == list(range(10, 30, 3))
+    assert [len(ids) for ids in cut] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
+    assert [ids[0] for ids in sources()] == [i for i in range(10, 30) if i % 7 < 4]  # longer ones are left out
+    assert sources(columns=(1, 0), cut=2)[0] == [110]
+    with pytest.raises(ValueError, match="no pair of .* fits into 1 tokens: check the file, or raise widths"):
+        joined(str(path), widths=(1,)).source(Numbers(), True)
 
 
-def test_a_mixture_holds_all_parts_and_never_joins_two():
-    parts = tuple(_corpus(max_joined=most) for most in (1, 3))
-    mixed = batching.MixedCorpus(parts, widths=WIDTHS, tokens_per_batch=64)
-    first = _pairs(60)
-    second = [sentence_pairs.TokenPair([t + 3000 for t in p.source], [t + 3000 for t in p.target]) for p in _pairs(60)]
-    batches = mixed.epoch([first, second], seed=0, epoch=0)
-    assert _tokens(batches, "source") == Counter(token for pair in [*first, *second] for token in pair.source)
-    rows = [row[row > 1] for batch in batches for row in batch.target]
-    assert all((row > 3000).all() or (row < 3000).all() for row in rows)
+def test_a_mixture_holds_all_parts_and_never_joins_two(path):
+    mixed = MixedCorpus(parts=(joined(path), joined(path, columns=(1, 0))), widths=WIDTHS, rows=4)
+    data = mixed.tokens(Numbers(), True)
+    rows = [source[:-1] for source, _, _ in rows_of(data)]
+    assert Counter(itertools.chain(*map(dict.fromkeys, rows))) == Counter([*range(10, 210), *range(1010, 1210)])
+    assert all(min(ids) >= 1000 or max(ids) < 1000 for ids in rows)
+    first = [ids[0] >= 1000 for ids in rows[:100]]
+    assert 20 < sum(first) < 80, "batches hold the examples of all parts"
+    # two parts over one file are joined differently
+    groups = [frozenset(token % 1000 for token in ids) for ids in rows if len(set(ids)) > 1]
+    assert len(set(groups)) > 0.9 * len(groups)
 
 
-def test_the_first_examples_of_a_mixture_come_from_every_part():
-    mixed = batching.MixedCorpus((_corpus(max_joined=1), _corpus(max_joined=1)), widths=WIDTHS)
-    second_part = [sentence_pairs.TokenPair([3000], [3000])] * 200
-    first = mixed.examples([_pairs(200), second_part], np.random.default_rng(0))[:100]
-    assert 30 < sum(example.source == [3000] for example in first) < 70
+def test_rates_use_every_example_before_one_is_used_again(path, words):
+    parts = tuple(TaskCorpus(task=task_of(read=lambda _, n=n: read("")[:n])) for n in (4, 11))
+    data = MixedCorpus(parts=parts, rates=(1, 2), rows=3).tokens(words, True)
+    counts = list[int]()
+    short = {tuple(source) for source, _, _ in rows_of(parts[0].tokens(words, True))}
+    used = list[tuple[int, ...]]()
+    for number in range(12):
+        rows = [tuple(source) for source, _, _ in rows_of(data, 0, number)]
+        counts.append(len(rows))
+        used += rows
+    assert 14 <= min(counts) <= max(counts) <= 16 and abs(sum(counts) - 12 * 15) <= 2
+    # part 0 gives 5 of 15 examples an epoch: 60 of 4 texts, part 1 gives 10 of 15: 120 of 11 texts, among them these 4
+    times = Counter(used)
+    assert {times[ids] for ids in times.keys() - short} <= {10, 11}
+    assert {times[ids] for ids in short} <= {25, 26, 27}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: _corpus(widths=(8, 4)), "must increase"),
-        (lambda: _corpus(max_joined=0), "at least 1"),
-        (lambda: _corpus(every=0), "every=0"),
-        (lambda: _corpus(cut=-1), "cut=-1"),
-        (lambda: batching.MixedCorpus(()), "needs parts"),
-        (lambda: batching.MixedCorpus((_corpus(),), widths=(4, 8)), "a part has a wider bucket"),
-    ],
-)
-def test_bad_corpora_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_mixtures_take_every_kind_of_corpus_and_gin_binds_them(path, tmp_path, words):
+    (tmp_path / "text.txt").write_text("Once upon a time there was a king.\n" * 40)
+    config = f"""
+    from __gin__ import dynamic_registration
+    from speccascade_jax.training.finetune import corpus
+    corpus.MixedCorpus:
+        parts = (@corpus.TaskCorpus(), @corpus.JoinedCorpus(), @corpus.SpanCorruption())
+        rates = (1.0, 1.0, 2.0)
+        rows = 4
+    corpus.TaskCorpus.task = 'tiny_translation'
+    corpus.TaskCorpus.split = 'test'
+    corpus.JoinedCorpus.max_joined = 1
+    corpus.JoinedCorpus.path = {str(tmp_path / "pairs.tsv")!r}
+    corpus.SpanCorruption.text = {str(tmp_path / "text.txt")!r}
+    corpus.SpanCorruption.length = 64
+    """
+    (tmp_path / "pairs.tsv").write_text("Once upon\ta time\n" * 9)
+    with gin.unlock_config():
+        gin.parse_config(config)
+    mixed = gin.get_configurable(MixedCorpus)()
+    gin.clear_config()
+    assert [type(part) for part in mixed.parts] == [TaskCorpus, JoinedCorpus, SpanCorruption]
+    data = mixed.tokens(words.with_sentinels(words.vocab_size + 100), True)
+    rows = rows_of(data)
+    assert abs(len(rows) - data.source.size) <= 2
+    corrupted = sum(any(token >= words.vocab_size for token in source) for source, *_ in rows)
+    assert abs(corrupted - len(rows) / 2) <= 2, "the rates are 1 : 1 : 2"
+    assert data.source.counts["examples"] == data.source.size
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: joined("a", widths=()), "needs widths"),
+    (lambda: joined("a", max_joined=0), "max_joined=0"),
+    (lambda: joined("a", every=0), "every=0"),
+    (lambda: joined("a", cut=-1), "cut=-1"),
+    (lambda: TaskCorpus(task="tatoeba", every=0), "every=0"),
+    (lambda: MixedCorpus(parts=()), "needs parts"),
+    (lambda: MixedCorpus(parts=(joined("a"),), rates=(1, 2)), r"rates=\(1, 2\) for 1 parts"),
+    (lambda: MixedCorpus(parts=(joined("a"),), rates=(0,)), "must be positive numbers"),
+])  # fmt: skip
+def test_bad_corpora_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
         make()
 
 
-def test_read_pairs_reads_plain_and_gzipped_files(tmp_path):
-    text = "One.\tEins.\nTwo.\tZwei.\n"
-    (tmp_path / "a.tsv").write_text(text, encoding="utf-8")
-    with gzip.open(tmp_path / "a.tsv.gz", "wt", encoding="utf-8") as out:
-        out.write(text)
-    wanted = [("One.", "Eins."), ("Two.", "Zwei.")]
-    assert sentence_pairs.read_pairs(tmp_path / "a.tsv") == sentence_pairs.read_pairs(tmp_path / "a.tsv.gz") == wanted
-
-
-def test_read_pairs_takes_either_side_and_fields_of_json_lines(tmp_path):
-    (tmp_path / "broken.tsv").write_text("One.\tEins.\nTwo.\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"broken.tsv:2 has 1 columns"):
-        sentence_pairs.read_pairs(tmp_path / "broken.tsv")
-    (tmp_path / "a.tsv").write_text("One.\tEins.\n", encoding="utf-8")
-    assert sentence_pairs.read_pairs(tmp_path / "a.tsv", (1, 0)) == [("Eins.", "One.")]
-    with pytest.raises(ValueError, match=r"a.tsv is tab-separated and cannot have columns=\(0, 2\)"):
-        sentence_pairs.read_pairs(tmp_path / "a.tsv", (0, 2))
-    with gzip.open(tmp_path / "b.jsonl.gz", "wt", encoding="utf-8") as out:
-        out.write('{"id": 3, "long": "A b c.", "short": "B."}\n')
-    assert sentence_pairs.read_pairs(tmp_path / "b.jsonl.gz", ("long", "short")) == [("A b c.", "B.")]
-    with pytest.raises(
-        ValueError, match=r"b.jsonl.gz:1 has no field 'brief'; columns must name two of id, long, short"
-    ):
-        sentence_pairs.read_pairs(tmp_path / "b.jsonl.gz", ("long", "brief"))
+def test_a_part_that_is_wider_than_the_mixture_is_refused(path):
+    with pytest.raises(ValueError, match="an example has 16 encoder tokens .* the widest bucket 8"):
+        MixedCorpus(parts=(joined(path),), widths=(4, 8)).tokens(Numbers(), True)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from speccascade_jax.training.t5 import growth, loop, steps
 
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
 from speccascade_jax.training.runs import TrainState
-from speccascade_jax.training.t5 import growth, loop, steps
 from tests.support.random_t5 import parameters as _params
 
 SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)

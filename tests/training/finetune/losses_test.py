@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from speccascade_jax.training.t5.steps import smoothed_cross_entropy
 
 from speccascade_jax.training.finetune import losses
-from speccascade_jax.training.t5.steps import smoothed_cross_entropy
 
 VOCAB, ROWS = 7, 9
 SETTINGS = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.3, 1e-2)]

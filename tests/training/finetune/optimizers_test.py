@@ -7,9 +7,9 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from speccascade_jax.training.t5 import steps
 
 from speccascade_jax.training.finetune.optimizers import Adafactor, AdamW, ScaledAdam, state_specs
-from speccascade_jax.training.t5 import steps
 
 STEPS, LAYERS, RATE = 4, 3, 1e-3
 SHAPES = {

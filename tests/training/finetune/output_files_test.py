@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sacrebleu
+from speccascade_jax.training.t5 import decoding, loop
+from speccascade_jax.training.t5.corpus import JoinedCorpus
+from speccascade_jax.training.t5.outputs import Outputs, joined_examples
 
 import speccascade_jax as sc
 from speccascade_jax.data.sentence_pairs import read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.training.t5 import decoding, loop
-from speccascade_jax.training.t5.corpus import JoinedCorpus
-from speccascade_jax.training.t5.outputs import Outputs, joined_examples
 from tests.support.killing import killed_at
 
 EXAMPLES, SEED, WIDTH = 20, 3, 64

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from speccascade_jax.training.t5 import steps
 
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.models.t5 import EXITS, T5, T5Config, T5Module
-from speccascade_jax.training.t5 import steps
 from tests.support import random_t5
 
 CONFIG = T5Config(10, 12, 8, 2, 4, 8, 1, 1)

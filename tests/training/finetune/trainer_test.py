@@ -10,12 +10,12 @@ import gin
 import jax
 import numpy as np
 import pytest
+from speccascade_jax.training.t5 import loop, steps
 
 from speccascade_jax import checkpoints
 from speccascade_jax.runtime import gin_flags, paths
 from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs
-from speccascade_jax.training.t5 import loop, steps
 from tests.support.killing import KilledError
 
 
