@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from speccascade_jax.preflight import bundles, gpu, hlo, report
+from speccascade_jax.preflight import bundles, gpu, hlo, report, training
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
@@ -178,6 +178,8 @@ def analyse(
         callbacks=sum(any(sign in s.instruction.target for sign in _CALLBACKS) for s in execution.steps),
         dumped=(command_buffers if on_gpu else cycles) is not None,
         launches=gpu.launches(execution, command_buffers or ()) if on_gpu else None,
+        messages=report.messages(execution),
+        work=training.work_of(traced.job) if traced.job.part == "train" else None,
         assumed=execution.assumed,
         versions=versions(),
     )

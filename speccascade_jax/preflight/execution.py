@@ -142,12 +142,14 @@ class _Walk:
     def __init__(self, module: Module, assumptions: Assumptions, host_counts: bool = False):
         self.module, self.assumptions, self.assumed = module, assumptions, list[str]()
         self.host_counts, self.decisions = host_counts, list[Step]()
+        # a training step has no stages, and its instructions too many users to look for one
+        self.staged = any(stage_of(part.scope) for computation in module for part in computation.instructions)
 
     def computation(self, name: str, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
         computation = self.module.computations[name]
         for instruction in computation.instructions:
             named = stage_of(instruction.scope)
-            current = named or _stage_of_users(computation, instruction) or stage
+            current = named or (_stage_of_users(computation, instruction) if self.staged else "") or stage
             if _is_loop(instruction):
                 yield from self._loop(computation, instruction, times, current)
             elif instruction.opcode == "conditional":

@@ -31,16 +31,16 @@ from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Model, family_of
 from speccascade_jax.models.layers import fused_names
 from speccascade_jax.models.stacks import stacked_shapes
-from speccascade_jax.models.t5 import T5
 from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.pairs.head_files import Card, Head
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.preflight import training
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
+from speccascade_jax.preflight.training import Training
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.stopping import acceptance_head
-from speccascade_jax.training.t5.steps import Objective, Optimizer, init_state, make_train_step
 
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
 DTYPES = ("bfloat16", "float32", "int8")
@@ -65,6 +65,8 @@ class Job:
             it), "target" and "draft" (one token of the model alone), "train" (one training step of the target).
         scan_layers: whether the models' layers are scans (`models.stacks`); `None`: those of deep models are.
         settings: those of `sc.decode`.
+        training: settings of the part "train", of which `batch` is the number of rows, and the two lengths those of
+            the encoder's input and the target (of a decoder-only model: of prompt and answer).
 
     Raises:
         ValueError: a value without meaning.
@@ -84,6 +86,7 @@ class Job:
     part: str = "round"
     scan_layers: bool | None = None
     settings: Settings = field(default_factory=Settings)
+    training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh", meshes.checked(self.mesh))
@@ -98,6 +101,8 @@ class Job:
         for name in ("batch", "prompt_length", "max_new_tokens"):
             whole(name, getattr(self, name), 1)
         chip_of(self.topology)
+        if self.part == "train":
+            training.check(self)
 
     def as_values(self) -> dict[str, Any]:
         """Returns the job as values of JSON; settings that are not the usual ones, objects as texts."""
@@ -105,7 +110,8 @@ class Job:
         usual, plain = Settings(), (str, int, float, bool, type(None))
         chosen = {name: value for name, value in vars(self.settings).items() if value != getattr(usual, name)}
         settings = {name: value if isinstance(value, plain) else str(value) for name, value in chosen.items()}
-        return values | {"mesh": list(self.mesh), "others": dict(self.others), "settings": settings}
+        values |= {"settings": settings, "training": self.training.as_values()}
+        return values | {"mesh": list(self.mesh), "others": dict(self.others)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,20 +328,7 @@ class Traced:
         return jax.jit(all_rounds).lower(params, prompt, seed, ids, self.controls)
 
     def _lower_train(self) -> Any:
-        model, job = checkpoints.named(self.job.target), self.job
-        if not isinstance(model, T5) or self.mesh is not None:
-            raise ValueError("part='train' compiles the training step of a T5 on one device: choose a T5, and mesh 1,1")
-        config = dataclasses.replace(model.config, dtype=job.dtype)
-        # training keeps parameters in float32 and does not fuse kernels, as `T5Module` creates them
-        start = jax.eval_shape(lambda key: init_state(config, Optimizer(), key), jax.random.key(0))
-        state = jax.tree.map(lambda x: self.shape(x.shape, x.dtype), start)
-        source, target = ((job.batch, width) for width in (job.prompt_length, job.max_new_tokens))
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        step = make_train_step(config, Optimizer(), Objective())
-        return jax.jit(step, donate_argnums=0).lower(
-            state, self.shape(source, "int32"), self.shape(target, "int32"), self.shape((), "float32"),
-            jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding_of(job.topology, None)),
-        )  # fmt: skip
+        return training.lower(self.job, self.mesh)
 
     @cached_property
     def drafted(self) -> int:

@@ -98,6 +98,36 @@ class Launches:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of one training step, if every row of its batch is full.
+
+    Attributes:
+        tokens: target tokens of all rows.
+        flops: operations of the model by `training.finetune.watching.training_flops`.
+        devices: number of devices that share it.
+    """
+
+    tokens: int
+    flops: float
+    devices: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The collectives of one kind in one run of a program, on one device.
+
+    Attributes:
+        count: their number.
+        sent_bytes: sum of the bytes of their largest arrays.
+        largest: bytes of the largest array of any of them.
+    """
+
+    count: float = 0.0
+    sent_bytes: float = 0.0
+    largest: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Band:
     """Seconds of one run of a program: the least, and with every op's start at its highest cost.
 
@@ -148,6 +178,8 @@ class Report:
         compile_seconds: time of the compiler, without the dump if `dumped` is false.
         dumped: whether cycles were read from final schedules, and command buffers of a GPU from its dump.
         launches: the work of a GPU's host; `None` for a TPU.
+        messages: collectives by kind, such as "all-gather".
+        work: the work of a training step; `None` for other parts.
         assumed: numbers that the program does not hold, in words.
         versions: of jax and of the compiler.
     """
@@ -166,6 +198,8 @@ class Report:
     compile_memory: int = 0
     dumped: bool = True
     launches: Launches | None = None
+    messages: Mapping[str, Messages] = field(default_factory=dict)
+    work: Work | None = None
     assumed: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -189,6 +223,15 @@ class Report:
         """Bytes by which the program exceeds the chip's memory, negative where there is room."""
         return self.memory.peak - chip_of(self.chip).memory
 
+    @property
+    def utilisation(self) -> tuple[float, float] | None:
+        """The share of the devices' peak that a training step's operations are, least and most (MFU)."""
+        if self.work is None:
+            return None
+        chip = chip_of(self.chip)
+        at_peak = self.work.flops / (self.work.devices * chip.flops)
+        return at_peak / self.band.high, at_peak / self.band.low
+
     def as_json(self) -> dict[str, Any]:
         """Returns the report as values of JSON."""
         return dataclasses.asdict(self)
@@ -199,6 +242,8 @@ class Report:
         parts = dict(values) | {"memory": Memory(**values["memory"])}
         for kind in ("stages", "more"):
             parts[kind] = {name: Costs(**costs) for name, costs in values.get(kind, {}).items()}
+        parts["messages"] = {name: Messages(**costs) for name, costs in values.get("messages", {}).items()}
+        parts["work"] = Work(**values["work"]) if values.get("work") else None
         parts["launches"] = Launches(**values["launches"]) if values.get("launches") else None
         return cls(**parts)
 
@@ -246,6 +291,21 @@ def _cost(execution: Execution, step: Step, cycles: Mapping[str, int] | None) ->
         unnamed_bytes=0 if step.named else moved,
         unnamed_cycles=0 if step.named else bundles,
     )
+
+
+def messages(execution: Execution) -> dict[str, Messages]:
+    """Returns the collectives that a run executes, by kind."""
+    kinds: dict[str, Messages] = {}
+    for step in execution.steps:
+        kind = traffic.collective(step.instruction)
+        if kind is not None:
+            size, before = traffic.sent(step.instruction), kinds.get(kind, Messages())
+            kinds[kind] = Messages(
+                count=before.count + step.times,
+                sent_bytes=before.sent_bytes + step.times * size,
+                largest=max(before.largest, size),
+            )
+    return kinds
 
 
 def cache_copies(execution: Execution, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> float:

@@ -53,7 +53,12 @@ def shift_right(targets: Array, start_id: int = 0) -> Array:
 
 
 def predict(
-    model: Any, params: Params, batch: Batch, dropout: Array | None = None, layers: bool = False
+    model: Any,
+    params: Params,
+    batch: Batch,
+    dropout: Array | None = None,
+    layers: bool = False,
+    remat: bool = False,
 ) -> Predictions:
     """Returns a model's predictions of a batch's tokens, in one pass.
 
@@ -63,6 +68,7 @@ def predict(
         batch: `[B, …]`.
         dropout: the key of dropout; `None`: no dropout.
         layers: whether to return the decoder layers' outputs.
+        remat: whether gradients recompute each layer instead of keeping its intermediate values.
     """
     inputs: tuple[Any, ...]
     if model.is_encoder_decoder:
@@ -75,8 +81,9 @@ def predict(
         counted = counted_positions(batch.lengths, batch.answers, batch.tokens.shape[1])[:, 1:]
     rngs = {} if dropout is None else {"dropout": dropout}
     mutable = [EXITS] if layers else False
+    module = model.module.clone(remat=True) if remat else model.module
     with sharding.under(model.mesh, gathers=True):
-        output = model.module.apply({"params": params}, *inputs, rngs=rngs, mutable=mutable)
+        output = module.apply({"params": params}, *inputs, rngs=rngs, mutable=mutable)
     logits, hidden = (output[0], output[1][EXITS]["decoder"]["hidden"]) if layers else (output, None)
     return Predictions(logits, targets, counted, hidden)
 
@@ -86,13 +93,41 @@ def make_train_step(
     optimizer: Optimizer,
     objective: Objective,
     *,
-    distillation: Distillation | None = None,
     teacher: BoundModel | None = None,
-    stop_ids: tuple[int, ...] = (),
-    accumulate: int = 1,
-    layout: TrainState | None = None,
+    **options: Any,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns `step(state, batch, rate, seed) -> (state, metrics)`, which donates the old state's buffers.
+
+    Args:
+        model: the model.
+        optimizer: the optimiser.
+        objective: the loss.
+        teacher: the teacher, with distillation.
+        options: further arguments of `jitted_step`.
+
+    Raises:
+        ValueError: as `jitted_step`.
+    """
+    compiled = jitted_step(model, optimizer, objective, teacher=None if teacher is None else teacher.model, **options)
+    teacher_params = None if teacher is None else teacher.params
+    return lambda state, *rest: compiled(state, teacher_params, *rest)
+
+
+def jitted_step(
+    model: Any,
+    optimizer: Optimizer,
+    objective: Objective,
+    *,
+    distillation: Distillation | None = None,
+    teacher: Any = None,
+    stop_ids: tuple[int, ...] = (),
+    accumulate: int = 1,
+    remat: bool = False,
+    layout: TrainState | None = None,
+) -> Any:
+    """Returns the jitted function `step(state, teacher_params, batch, rate, seed) -> (state, metrics)`.
+
+    The function donates the buffers of the old state.
 
     Random bits (dropout, sampled outputs) depend on the uint32 `seed` and the step number in the state, so a resumed
     run draws the same bits as an uninterrupted one, on any mesh.
@@ -102,10 +137,11 @@ def make_train_step(
         optimizer: the optimiser.
         objective: the loss.
         distillation: the loss of the difference from a teacher, if any.
-        teacher: the teacher, with distillation.
+        teacher: the teacher's model, with distillation; its parameters are an argument of the step.
         stop_ids: token ids that end sampled outputs.
         accumulate: number of parts that a batch is divided into; their gradients are added up, so that memory holds the
             activations of one part.
+        remat: whether gradients recompute each layer instead of keeping its intermediate values (rematerialisation).
         layout: the state's shapes and layout on a mesh (`partition.state_layout`); `None`: one device.
 
     Raises:
@@ -113,15 +149,13 @@ def make_train_step(
     """
     objective.check(model)
     if teacher is not None:
-        check_teacher(teacher.model, model)
+        check_teacher(teacher, model)
     leaves, structure = jax.tree.flatten(None if layout is None else shardings(layout))
     source = None
     if distillation is not None and teacher is not None:
-        source = OutputSource(distillation, model, teacher.model, stop_ids)
-    program: Any = Program(model, objective, source, accumulate)
-    compiled = _train_step(program, cast(Any, optimizer), (tuple(leaves), structure) if leaves else None)
-    teacher_params = None if teacher is None else teacher.params
-    return lambda state, *rest: compiled(state, teacher_params, *rest)
+        source = OutputSource(distillation, model, teacher, stop_ids)
+    program: Any = Program(model, objective, source, accumulate, remat)
+    return _train_step(program, cast(Any, optimizer), (tuple(leaves), structure) if leaves else None)
 
 
 @dataclass(frozen=True)
@@ -132,6 +166,7 @@ class Program:
     objective: Objective
     source: OutputSource | None
     accumulate: int
+    remat: bool = False
 
     @property
     def drops(self) -> bool:
@@ -149,11 +184,11 @@ class Program:
     ) -> Array:
         """Returns the loss in nats, summed over the tokens of `batch` that count."""
         vocab_size, dropout = self.model.config.vocab_size, key if self.drops else None
-        made = predict(self.model, params, batch, dropout, layers=bool(self.objective.exit_weight))
+        made = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
         loss = self.objective.total(made, vocab_size, step, partial(_exit_logits, self.model, params))
         if self.source is None:
             return loss
-        student = made if drawn is None else predict(self.model, params, drawn, dropout)
+        student = made if drawn is None else predict(self.model, params, drawn, dropout, remat=self.remat)
         teacher = predict(self.source.teacher, teacher_params, batch if drawn is None else drawn)
         distillation = self.source.distillation
         pulled = student.total(distillation.divergences(teacher.logits, student.logits, vocab_size))

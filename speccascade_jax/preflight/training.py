@@ -1,0 +1,167 @@
+"""The training step as a program to compile: its settings, its arguments as shapes, and the work that it does.
+
+The step is that of `training.finetune.steps`, and its state is spread over the mesh as `training.finetune.partition`
+spreads it. No parameter, checkpoint or text is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, PartitionSpec
+
+from speccascade_jax import checkpoints
+from speccascade_jax.core.checks import whole
+from speccascade_jax.core.types import Params
+from speccascade_jax.models import sharding
+from speccascade_jax.models.families import Config, Model, family_of, model_from
+from speccascade_jax.models.stacks import stacked_shapes
+from speccascade_jax.preflight.report import Work
+from speccascade_jax.preflight.topologies import sharding_of
+from speccascade_jax.training.finetune.batches import Batch, check_rows
+from speccascade_jax.training.finetune.distillation import Distillation
+from speccascade_jax.training.finetune.objective import Objective
+from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
+from speccascade_jax.training.finetune.partition import state_layout
+from speccascade_jax.training.finetune.steps import jitted_step
+from speccascade_jax.training.finetune.watching import training_flops
+
+if TYPE_CHECKING:
+    from speccascade_jax.preflight.programs import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of a training step, besides those that it shares with decoding; defaults are T5's recipe.
+
+    Attributes:
+        config: configuration of the model, in place of that of the job's target.
+        dropout: rate of dropout; `None`: that of the configuration.
+        optimizer, objective, distillation, accumulate, remat: as in `training.finetune.trainer.Trainer`. Of a teacher,
+            only the name and the shapes are read.
+    """
+
+    config: Config | None = None
+    dropout: float | None = None
+    optimizer: Optimizer = Adafactor()
+    objective: Objective = Objective(z_loss=1e-4)
+    distillation: Distillation | None = None
+    accumulate: int = 1
+    remat: bool = False
+
+    def __post_init__(self) -> None:
+        whole("accumulate", self.accumulate, 1)
+
+    def as_values(self) -> dict[str, str]:
+        """Returns the settings that are not the usual ones, as texts."""
+        usual = Training()
+        return {name: str(value) for name, value in vars(self).items() if value != getattr(usual, name)}
+
+
+def check(job: Job) -> None:
+    """Raises a ValueError if a job's values make no training step."""
+    if job.dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype={job.dtype!r}: training computes in float32 or bfloat16")
+    check_rows(job.batch, job.training.accumulate, job.mesh[0])
+
+
+def model_of(job: Job, mesh: Mesh | None) -> Model:
+    """Returns the model that is trained.
+
+    Raises:
+        ValueError: the mesh does not fit the model, or a decoder-only model is to have dropout.
+    """
+    config: Any = job.training.config or checkpoints.named(job.target).config
+    changes: dict[str, Any] = {"dtype": job.dtype}
+    if job.scan_layers is not None:
+        changes["scan_layers"] = job.scan_layers
+    if job.training.dropout is not None and hasattr(config, "dropout_rate"):
+        changes["dropout_rate"] = job.training.dropout
+    return _on_mesh(dataclasses.replace(config, **changes), job, mesh)
+
+
+def _on_mesh(config: Any, job: Job, mesh: Mesh | None) -> Model:
+    model: Any = model_from(config)
+    if mesh is not None:
+        sharding.check(config, job.mesh, job.target)
+        model = dataclasses.replace(model, mesh=mesh)
+    return cast(Model, model)
+
+
+def shapes_of(model: Model) -> Params:
+    """Returns the shapes of a model's parameters in training: float32, kernels not fused, layers stacked in a scan."""
+    shapes = dict(family_of(model.config).shapes(model.config))
+    shapes = stacked_shapes(shapes) if model.config.scanned else shapes
+    leaves = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+    return unflatten_dict(leaves, sep="/")
+
+
+def lower(job: Job, mesh: Mesh | None) -> jax.stages.Lowered:
+    """Returns a job's training step, lowered for its devices.
+
+    Raises:
+        ValueError: the mesh does not fit the models, or the teacher does not fit the model.
+    """
+    training, model = job.training, model_of(job, mesh)
+    layout = state_layout(shapes_of(model), training.optimizer, mesh)
+    teacher, teacher_params = _teacher(job, mesh)
+    step = jitted_step(
+        model, training.optimizer, training.objective, distillation=training.distillation, teacher=teacher,
+        accumulate=training.accumulate, remat=training.remat, layout=None if mesh is None else layout,
+    )  # fmt: skip
+    state = layout if mesh is not None else jax.tree.map(lambda leaf: _shape(job, mesh, leaf.shape, leaf.dtype), layout)
+    numbers = (_shape(job, mesh, (), dtype) for dtype in ("float32", "uint32"))
+    lowered: jax.stages.Lowered = step.lower(state, teacher_params, _batch(job, mesh, model), *numbers)
+    return lowered
+
+
+def _teacher(job: Job, mesh: Mesh | None) -> tuple[Model | None, Params | None]:
+    """Returns the teacher and the shapes of its parameters, float32 with the layout of decoding."""
+    if job.training.distillation is None:
+        return None, None
+    model = _on_mesh(checkpoints.named(job.training.distillation.teacher).config, job, mesh)
+
+    def laid_out(path: Any, leaf: Any) -> Any:
+        name = "/".join(key.key for key in path)
+        return _shape(job, mesh, leaf.shape, leaf.dtype, PartitionSpec() if mesh is None else sharding.spec_of(name))
+
+    return model, jax.tree_util.tree_map_with_path(laid_out, shapes_of(model))
+
+
+def _batch(job: Job, mesh: Mesh | None, model: Any) -> Batch:
+    rows, spec = job.batch, sharding.ROWS if mesh is not None else PartitionSpec()
+    lengths = _shape(job, mesh, (rows,), "int32", spec)
+    if not model.is_encoder_decoder:
+        tokens = _shape(job, mesh, (rows, job.prompt_length + job.max_new_tokens), "int32", spec)
+        return Batch(tokens, lengths, lengths, None, None)
+    source, target = (
+        _shape(job, mesh, (rows, width), "int32", spec) for width in (job.prompt_length, job.max_new_tokens)
+    )
+    return Batch(target, lengths, lengths, source, lengths)
+
+
+def _shape(
+    job: Job, mesh: Mesh | None, shape: Sequence[int], dtype: Any, spec: PartitionSpec | None = None
+) -> jax.ShapeDtypeStruct:
+    layout = sharding_of(job.topology, mesh, PartitionSpec() if spec is None else spec)
+    return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype), sharding=layout)
+
+
+def work_of(job: Job) -> Work:
+    """Returns the work of a job's training step, if every row is full."""
+    model: Any = model_of(job, None)
+    prompts, answers = (np.full(job.batch, width) for width in (job.prompt_length, job.max_new_tokens))
+    lengths = (answers, prompts) if model.is_encoder_decoder else (prompts + answers, None)
+    return Work(
+        tokens=job.batch * job.max_new_tokens,
+        flops=float(training_flops(model.config, *lengths)),
+        devices=math.prod(job.mesh),
+    )
