@@ -132,8 +132,10 @@ MOVED = {
     "training.heads.blocks": "training.heads.report",
     "training.heads.making": "training.heads.make_data",
     "training.scalars": "training.runs",
-    "training.t5.export": "training.t5.loop",
-    "training.t5.schedule": "training.t5.steps",
+    "training.t5": "training.finetune",
+    "training.t5.export": "training.finetune.trainer",
+    "training.t5.loop": "training.finetune.trainer",
+    "training.t5.outputs": "training.finetune.output_files",
 }
 """New path by old path, both relative to the package, for modules and whole subpackages."""
 

@@ -11,10 +11,9 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.infer import expected_shapes
-from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import killed_jobs, tiny_pair
-from tests.training.conftest import PAIRS
+from tests.training.conftest import write_corpus
 
 pytestmark = pytest.mark.laws
 KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6"))
@@ -46,9 +45,7 @@ def shared(tmp_path_factory, start):
     (folder / "pair").mkdir()
     tiny_pair.write(folder / "pair")
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
-    texts = [text for pair in PAIRS for text in pair]
-    (folder / "corpus" / "vocabulary.model").write_bytes(load.train(texts, 290))
+    write_corpus(folder / "corpus")
     config = T5Config(24, 24, 8, 2, 4, 8, 1, 1)
     for seed, name in enumerate(("old", "new")):
         draws = np.random.default_rng(seed)

@@ -126,8 +126,8 @@ def _heads(shared: Path, folder: Path) -> None:
 
 
 def _t5(shared: Path, folder: Path) -> None:
-    trainer = micro._trainer(shared / "corpus", folder / "run", dropout_rate=0.1)
-    dataclasses.replace(trainer, log_every=5, evaluate_every=6, bleu_examples=1, save_every_minutes=0.0).run()
+    often = {"log_every": 5, "evaluate_every": 6, "examples": 1, "save_every_minutes": 0.0}
+    micro.micro_trainer(shared / "corpus", folder / "run", dropout=0.1, **often).run()
 
 
 def _convert(shared: Path, folder: Path) -> None:

@@ -42,7 +42,7 @@ def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> P
     Raises:
         ValueError: the models differ in more than `GROWING`, or the wanted model is smaller.
     """
-    _check(stored, wanted)
+    check(stored, wanted)
     grown = {}
     for part, tree in params.items():
         layers = {} if part == "token_embedder" else _stack(part, tree, fresh[part], stored, wanted)
@@ -94,7 +94,8 @@ def _silent(tree: Any, name: str = "") -> Any:
     return jnp.zeros_like(tree) if name in ENDING else jnp.array(tree)
 
 
-def _check(stored: T5Config, wanted: T5Config) -> None:
+def check(stored: T5Config, wanted: T5Config) -> None:
+    """Raises ValueError if no `wanted` model can be grown from a `stored` one."""
     free = {name: getattr(wanted, name) for name in (*FREE, *GROWING)}
     smaller = [name for name in GROWING if getattr(wanted, name) < getattr(stored, name)]
     # every new layer is made from an old one, so a stack without layers cannot grow

@@ -19,7 +19,7 @@ from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
 from speccascade_jax.training.finetune.acceptance import Acceptance
-from speccascade_jax.training.finetune.batches import Batch, PlannedBatch, check_data
+from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
 from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
 from speccascade_jax.training.states import States, saved_on_stop
 
@@ -49,8 +49,9 @@ class Run:
         self.model: Any = trainer.model
         self.devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
         self.data = trainer.corpus.tokens(trainer.text, self.model.is_encoder_decoder)
-        parts, longest = trainer.accumulate * trainer.mesh[0], getattr(self.model.config, "max_length", None)
-        check_data(self.data, parts, longest)
+        self.validation = self._planned_validation()
+        longest = getattr(self.model.config, "max_length", None)
+        check_data(self.data, trainer.accumulate * trainer.mesh[0], longest)
         self.states, layout = States(self.directory), trainer.layout()
         saved = self.states.latest(layout)
         self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
@@ -86,13 +87,16 @@ class Run:
         target = self._beside(trainer.acceptance_of) if trainer.acceptance_of else teacher
         if target is None or trainer.validation is None:
             return None
-        return Acceptance(target, self._validation(), trainer.text.stop_ids, rows=max(64, trainer.mesh[0]))
+        whole = [planned.build(slice(None)) for planned in self.validation]
+        return Acceptance(target, whole, trainer.text.stop_ids, rows=max(64, trainer.mesh[0]))
 
-    def _validation(self) -> list[Batch]:
-        """Returns whole validation batches on the host."""
-        assert self.trainer.validation is not None
+    def _planned_validation(self) -> list[PlannedBatch]:
+        """Returns the batches of the validation loss, none without a validation corpus."""
+        if self.trainer.validation is None:
+            return []
         data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
-        return [planned.build(slice(None)) for planned in data.epoch(0, 0)[: self.trainer.loss_batches]]
+        check_data(data, self.trainer.mesh[0], getattr(self.model.config, "max_length", None))
+        return list(data.epoch(0, 0)[: self.trainer.loss_batches])
 
     def finish(self) -> dict[str, Any]:
         """Trains until the schedule is complete, evaluates, and writes the trained model."""
@@ -187,7 +191,7 @@ class Run:
         The loss has no smoothing; the metrics are those of greedy decoding.
         """
         trainer, evaluation = self.trainer, dict[str, Any]({"step": step})
-        if trainer.validation is not None:
+        if self.validation:
             evaluation["validation_loss"] = round(self._validation_loss(), 4)
         bound = BoundModel(params=partition.for_decoding(self.state.params, self.mesh), model=self.model)
         if self.acceptance is not None:
@@ -201,9 +205,7 @@ class Run:
 
     def _validation_loss(self) -> float:
         evaluate, total, tokens = steps.make_eval_step(self.model), 0.0, 0
-        assert self.trainer.validation is not None
-        data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
-        for planned in data.epoch(0, 0)[: self.trainer.loss_batches]:
+        for planned in self.validation:
             host = planned.build(partition.host_rows(planned.rows, self.mesh))
             losses, counted = evaluate(self.state.params, partition.on_mesh(host, planned.rows, self.mesh))
             total, tokens = total + float(losses), tokens + int(counted)

@@ -103,8 +103,8 @@ class Trainer:
             raise ValueError(
                 "there is no model: give init_from (a checkpoint), or config (a preset or a configuration)"
             )
-        if self.task:
-            table.get_task(self.task)
+        if self.task and self.split not in (None, *(task := table.get_task(self.task)).splits):
+            raise ValueError(f"task {task.name} has no split {self.split!r}; its splits: {', '.join(task.splits)}")
 
     @functools.cached_property
     def model(self) -> Model:
@@ -165,13 +165,13 @@ class Trainer:
         """Returns the parameters that a new run starts from, float32: random, or those of `init_from`, or grown."""
         if not self.init_from:
             return self._random()
-        bound = load_float32(self.init_from)
-        stored, wanted = bound.model.config, self.model.config
         if self.config is None:
-            return bound.params
+            return load_float32(self.init_from).params
+        stored, wanted = checkpoints.named(self.init_from).config, self.model.config
         if not isinstance(stored, T5Config) or not isinstance(wanted, T5Config):
             raise ValueError(f"only a T5 can grow: leave config out, so that it is that of {self.init_from}")
-        return growth.grow(bound.params, stored, wanted, self._random())
+        growth.check(stored, wanted)
+        return growth.grow(load_float32(self.init_from).params, stored, wanted, self._random())
 
     def _random(self) -> Params:
         model: Any = dataclasses.replace(cast(Any, self.model), mesh=None)
@@ -246,9 +246,14 @@ def write_model(folder: Path, model: Model, params: Params, vocabulary: FileVoca
         params: arrays of NumPy.
         vocabulary: the vocabulary, whose file is copied.
     """
+    contents = {folder / file.name: file.read_bytes() for file in beside(vocabulary.path)}
+    for path, content in contents.items():
+        # a checkpoint with foreign files beside it is not replaced, but the files of an earlier call are not foreign
+        if path.is_file() and path.read_bytes() == content:
+            path.unlink()
     checkpoints.save(folder, model, params, overwrite=True)
-    for file in beside(vocabulary.path):
-        write_atomically(folder / file.name, file.read_bytes())
+    for path, content in contents.items():
+        write_atomically(path, content)
 
 
 def beside(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Tests of training a micro model: learning, resumption bit for bit, distillation; the shipped gin files."""
+"""Tests of training micro models: learning, resumption bit for bit, refused input in one line; the shipped gin files."""
 
 import dataclasses
 import itertools
@@ -10,13 +10,25 @@ import gin
 import jax
 import numpy as np
 import pytest
-from speccascade_jax.training.t5 import loop, steps
+from flax.traverse_util import unflatten_dict
 
 from speccascade_jax import checkpoints
+from speccascade_jax.models.decoder import DecoderLM, tiny
+from speccascade_jax.models.t5 import T5
 from speccascade_jax.runtime import gin_flags, paths
 from speccascade_jax.storage.locks import LockedError
-from speccascade_jax.training import runs
+from speccascade_jax.training import runs, states
+from speccascade_jax.training.finetune import run as running
+from speccascade_jax.training.finetune import partition, steps
+from speccascade_jax.training.finetune import trainer as trainers
+from speccascade_jax.training.finetune.corpus import JoinedCorpus, TaskCorpus
+from speccascade_jax.training.finetune.distillation import Distillation
+from speccascade_jax.training.finetune.schedule import Schedule
+from tests.support import random_t5, tiny_decoders, tokenizer_files
 from tests.support.killing import KilledError
+from tests.training.conftest import CONFIG, PAIRS, micro_trainer
+
+CLOCK = ("minutes", "tokens_per_second", "mfu")
 
 
 def _leaves(state):
@@ -27,14 +39,14 @@ def _left(trainer):
     """Returns a run's results: the leaves of its state, and its log without values that depend on the clock."""
     text = (Path(trainer.run_dir) / runs.METRICS_FILE).read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    metrics = [{k: v for k, v in line.items() if k not in ("minutes", "tokens_per_second")} for line in lines]
-    return [leaf.tolist() for leaf in _leaves(loop.Run(trainer).state)], metrics
+    metrics = [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
+    return [leaf.tolist() for leaf in _leaves(running.Run(trainer).state)], metrics
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("deaths", [(1,), (9,), (14, 3), (20, 12), (31, 2, 5), (34,)])
+@pytest.mark.parametrize("deaths", [(1,), (14, 3), (20, 12), (31, 2, 5), (34,)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
-    """Kills each process before its n-th step, save or record, with reports and evaluations of odd lengths."""
+    """Ends each process before its n-th step, save or record, with dropout and reports of odd lengths."""
     whole = dataclasses.replace(trainer, log_every=5, evaluate_every=6, save_every_minutes=0.0)
     result, traces = whole.run(), _left(whole)
     assert [line["step"] for line in traces[1]] == [5, 6, 10, 12, 12]
@@ -43,16 +55,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
         seen = itertools.count(1)
 
         def watched(plain, seen=seen, death=death):
-            def call(*args):
+            def call(*args, **more):
                 if next(seen) == death:
                     raise KilledError
                 taken.append(plain.__name__)
-                return plain(*args)
+                return plain(*args, **more)
 
             return call
 
         with monkeypatch.context() as patch:
-            for owner, name in ((loop.Run, "_step"), (loop.Run, "save"), (runs.MetricsLog, "append")):
+            for owner, name in ((running.Run, "_step"), (running.Run, "save"), (runs.MetricsLog, "append")):
                 patch.setattr(owner, name, watched(getattr(owner, name)))
             try:
                 final = broken.run()
@@ -61,6 +73,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
     assert final == result and _left(broken) == traces
     assert taken.count("_step") <= 12 + len(deaths), "a resumed run begins at the last save"
     assert broken.run() == result and _left(broken) == traces  # a finished run does not train or log again
+
+
+@pytest.mark.laws
+def test_another_seed_gives_other_masks_of_dropout_and_dropout_acts(trainer, tmp_path):
+    """Keeps the data and the initial parameters, and changes only the bits of dropout."""
+    once = dataclasses.replace(trainer, schedule=Schedule(peak=1e-2, max_steps=1))
+    made = [running.Run(dataclasses.replace(once, run_dir=str(tmp_path / name))) for name in "abcd"]
+    (planned, *_), rate = made[0].remaining(), 1e-2
+    other, without = dataclasses.replace(once, seed=1), dataclasses.replace(once, dropout=0.0)
+    made[1].trainer = other
+    made[2] = running.Run(dataclasses.replace(without, run_dir=str(tmp_path / "e")))
+    losses = [run._step(1, planned, rate)["loss"] for run in made]
+    assert losses[0] == losses[3] and len(set(losses)) == 3
 
 
 def test_a_second_trainer_of_a_folder_is_refused(trainer):
@@ -72,62 +97,186 @@ def test_a_second_trainer_of_a_folder_is_refused(trainer):
 
 @pytest.mark.laws
 def test_the_loss_falls(trainer):
-    schedule = steps.Schedule(peak=3e-2, warmup_steps=5, max_steps=60)
-    run = loop.Run(dataclasses.replace(trainer, schedule=schedule, objective=steps.Objective(smoothing=0.0)))
+    run = running.Run(dataclasses.replace(trainer, schedule=Schedule(peak=3e-2, warmup_steps=5, max_steps=60)))
     before = run.evaluate(0)["validation_loss"]
     assert run.finish()["validation_loss"] < 0.7 * before
 
 
 @pytest.mark.laws
 def test_a_time_plan_ends_the_run(trainer):
-    schedule = steps.Schedule(peak=1e-3, warmup_steps=1, max_minutes=0.05)
-    run = loop.Run(dataclasses.replace(trainer, schedule=schedule))
+    run = running.Run(dataclasses.replace(trainer, schedule=Schedule(peak=1e-3, warmup_steps=1, max_minutes=0.05)))
     run.finish()
     assert 0.05 <= run.minutes() < 1.0
     assert int(run.state.step) > 0
 
 
-def test_exports_hold_the_saved_state(finished):
+def test_exports_and_the_finished_model_hold_the_saved_state(finished):
     trainer, _, exported = finished
-    model, params = checkpoints.load(exported)
-    bound, step = loop.trained(trainer)
-    assert (model.config, step) == (trainer.config, 12)
-    for wanted, leaf in zip(_leaves(bound.params), _leaves(params), strict=True):
-        np.testing.assert_array_equal(wanted, leaf)
-    assert loop.evaluate(trainer, str(exported), 2) == loop.evaluate(trainer, "", 2)
+    bound, step = trainers.trained(trainer)
+    assert step == 12
+    folder = Path(trainer.run_dir) / trainers.MODEL
+    for path in (exported, folder):
+        model, params = checkpoints.load(path)
+        assert model.config == CONFIG
+        for wanted, leaf in zip(_leaves(bound.params), _leaves(params), strict=True):
+            np.testing.assert_array_equal(wanted, leaf)
+    assert (folder / "vocabulary.model").read_bytes() == Path(trainer.vocabulary).read_bytes()
+    assert trainers.evaluate(trainer, str(exported), 2) == trainers.evaluate(trainer, "", 2)
 
 
 def test_a_run_without_saved_state_cannot_be_exported(trainer):
     with pytest.raises(FileNotFoundError, match="train first"):
-        loop.trained(trainer)
+        trainers.trained(trainer)
 
 
 def test_a_student_that_starts_as_its_teacher_has_nothing_to_learn(finished, tmp_path):
     trainer, _, exported = finished
-    objective = steps.Objective(distill_from=str(exported), distill_weight=1.0)
-    changes = {"run_dir": str(tmp_path / "student"), "objective": objective, "init_from": str(exported)}
-    run = loop.Run(dataclasses.replace(trainer, **changes))
-    assert run._step(next(run.batches()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
+    teaching = Distillation(teacher=str(exported), weight=1.0)
+    changes = {"run_dir": str(tmp_path / "student"), "distillation": teaching, "init_from": str(exported)}
+    run = running.Run(dataclasses.replace(trainer, **changes))
+    assert run._step(1, next(run.remaining()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
+    found = run.evaluate(0)
+    assert (found["acceptance_greedy"], found["acceptance_sampled"]) == pytest.approx((1.0, 1.0), abs=1e-3)
 
 
 def test_a_diverged_run_raises_an_error(finished, tmp_path):
-    run = loop.Run(dataclasses.replace(finished[0], run_dir=str(tmp_path / "run")))
+    run = running.Run(dataclasses.replace(finished[0], run_dir=str(tmp_path / "run")))
     run.state = run.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, run.state.params))
-    with pytest.raises(FloatingPointError, match="lower the schedule's peak"):
-        run._step(next(run.batches()), 1e-3)
+    with pytest.raises(FloatingPointError, match="at step 1, learning rate 1.00e-03; lower the schedule's peak"):
+        run._step(1, next(run.remaining()), 1e-3)
 
 
-def test_mismatches_are_refused(finished):
-    trainer = finished[0]
-    with pytest.raises(ValueError, match="has 290 pieces, but the model's vocab_size is 300"):
-        dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, vocab_size=300, num_embeddings=300))
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        steps.Objective(distill_weight=1.5)
+def _unfused(config):
+    return unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """Returns the checkpoint of a micro decoder-only model with its vocabulary, and a file of examples."""
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "text").mkdir()
+    path = tokenizer_files.llama2c(folder / "text" / "tok.bin")
+    size = trainers.load_vocabulary(path).vocab_size
+    config = tiny("llama2_7b", vocab_size=size)
+    checkpoints.save(folder / "model", DecoderLM(config), _unfused(config))
+    (folder / "model" / "tok.bin").write_bytes(path.read_bytes())
+    lines = [f"{source},{target}\n" for source, target in PAIRS]
+    (folder / "mine.csv").write_text("source,reference\n" + "".join(lines), encoding="utf-8")
+    return folder
+
+
+def _decoder_trainer(decoder, run_dir, **changes):
+    corpus = TaskCorpus(task=str(decoder / "mine.csv"), rows=4, widths=(96,))
+    settings = {"init_from": str(decoder / "model"), "corpus": corpus, "schedule": Schedule(peak=1e-3, max_steps=2)}
+    return trainers.Trainer(run_dir=str(run_dir), **settings | changes)
+
+
+def test_a_decoder_only_model_learns_answers_only(decoder, tmp_path):
+    run = running.Run(_decoder_trainer(decoder, tmp_path / "run"))
+    (planned, *_) = run.data.epoch(0, 0)
+    batch = planned.build()
+    assert (0 < batch.answers).all() and (batch.answers < batch.lengths).all()
+    evaluate = steps.make_eval_step(run.model)
+    total, count = evaluate(run.state.params, batch)
+    assert int(count) == (batch.lengths - batch.answers).sum()
+    # what is predicted inside a prompt does not count: the loss is that of the answers after the prompts
+    logits = jax.jit(lambda params: steps.predict(run.model, params, batch).logits)(run.state.params)
+    logs = np.asarray(jax.nn.log_softmax(logits[..., : run.model.config.vocab_size]))
+    by_hand = -sum(
+        logs[row, place - 1, batch.tokens[row, place]]
+        for row in range(4) for place in range(batch.answers[row], batch.lengths[row])
+    )  # fmt: skip
+    assert float(total) == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.laws
+def test_a_decoder_only_model_is_trained_and_loads_as_a_target(decoder, tmp_path):
+    trainer = _decoder_trainer(decoder, tmp_path / "run")
+    trainer.run()
+    model, _ = checkpoints.load(tmp_path / "run" / trainers.MODEL)
+    assert isinstance(model, DecoderLM)
+    assert (tmp_path / "run" / trainers.MODEL / "tok.bin").is_file()
+
+
+@pytest.fixture
+def no_compiling(monkeypatch):
+    """Fails a test that compiles or draws parameters before it refuses its input."""
+    for owner, name in ((steps, "make_train_step"), (trainers, "load_float32"), (partition, "fresh_state")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("too late"))
+
+
+def _refused(trainer, said):
+    with pytest.raises((ValueError, OSError), match=said) as raised:
+        trainer().run()
+    assert "\n" not in str(raised.value)
+
+
+def _of(trainer, **changes):
+    return lambda: dataclasses.replace(trainer, **changes)
+
+
+def _wider(trainer, **changes):
+    return dataclasses.replace(trainer.corpus, **changes)
+
+
+def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, decoder, tmp_path, no_compiling):
+    cases = [
+        (lambda: _of(trainer, corpus=TaskCorpus(task="mmlu"))(), "task mmlu has no .*split 'train'.*test, validation"),
+        (lambda: _of(trainer, corpus=TaskCorpus(task="wnt22"))(), "unknown task 'wnt22'"),
+        (_of(trainer, corpus=_wider(trainer, path=str(tmp_path / "none.tsv"))), "none.tsv"),
+        (_of(trainer, corpus=_wider(trainer, widths=(2,))), "no pair of .*pairs.tsv fits into 2 tokens"),
+        (_of(trainer, config="t5_1_1_smal"), "'t5_1_1_smal' is neither a preset nor a checkpoint.*t5_1_1_small"),
+        (_of(trainer, config=None), "there is no model: give init_from"),
+        (_of(trainer, init_from=str(tmp_path / "nothing"), config=None), "is neither a preset nor a checkpoint"),
+        (_of(trainer, init_from=str(decoder / "model")), "only a T5 can grow: leave config out.*decoder/model|only a T5"),
+        (_of(trainer, accumulate=3), "a batch of 4 rows is not divisible by accumulate=3 .*: give a multiple of 3"),
+        (_of(trainer, dropout=1.0), r"dropout=1.0 is not a rate: give a number in \[0, 1\)"),
+        (_of(trainer, dtype="float16"), "dtype='float16': training computes in float32 or bfloat16"),
+        (_of(trainer, vocabulary=""), "there is no vocabulary"),
+        (_of(trainer, mesh=(64, 1)), "64"),
+        (_of(trainer, config=dataclasses.replace(CONFIG, vocab_size=291)), "has 290 pieces, but .* vocab_size is 291"),
+        (_of(trainer, task="tiny_translations"), "unknown task 'tiny_translations'"),
+        (_of(trainer, split="train"), "task tiny_translation has no split 'train'; its splits: test"),
+    ]  # fmt: skip
+    for make, said in cases:
+        _refused(make, said)
+    for changes, said in (
+        ({"dropout": 0.1}, "dropout=0.1: decoder-only models have no dropout; leave it out"),
+        ({"corpus": trainer.corpus}, "holds sources and targets for an encoder-decoder: use a TaskCorpus"),
+        ({"config": CONFIG}, "only a T5 can grow: leave config out, so that it is that of .*model"),
+    ):
+        _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
+    # nothing was left behind that a later run with right settings would resume
+    assert not list(Path(trainer.run_dir).glob(f"{states.FOLDER}/*"))
+
+
+def test_sequences_that_are_longer_than_the_model_are_refused(decoder, tmp_path, no_compiling):
+    config = dataclasses.replace(checkpoints.named(str(decoder / "model")).config, max_length=48)
+    checkpoints.save(tmp_path / "short", DecoderLM(config), _unfused(config))
+    (tmp_path / "short" / "tok.bin").write_bytes((decoder / "model" / "tok.bin").read_bytes())
+    said = "a batch has rows of up to 96 tokens, but the model reads 48: lower the task's lengths, or give narrower"
+    _refused(lambda: _decoder_trainer(decoder, tmp_path / "run", init_from=str(tmp_path / "short")), said)
+
+
+def test_the_state_of_an_older_version_or_another_model_is_refused(finished, trainer, folder, tmp_path, no_compiling):
+    old = tmp_path / "old"
+    runs.save_state(old, {"params": np.zeros(3)}, {})
+    _refused(_of(trainer, run_dir=str(old)), "state.msgpack was written by an older version")
+    deeper = dataclasses.replace(CONFIG, num_decoder_layers=2)
+    _refused(_of(finished[0], config=deeper), "12 does not fit this configuration .*name another run_dir")
+
+
+@pytest.mark.laws
+def test_another_size_of_t5_checkpoint_is_refused_or_grown(trainer, tmp_path):
+    large = dataclasses.replace(CONFIG, d_ff=64)
+    checkpoints.save(tmp_path / "large", T5(large), random_t5.parameters(large))
+    _refused(_of(trainer, init_from=str(tmp_path / "large")), "which cannot grow to .*: only d_model")
+    assert dataclasses.replace(trainer, init_from=str(tmp_path / "large"), config=None).model.config.d_ff == 64
 
 
 def test_settings_become_bindings():
-    argv = ["train", "--gin_file=a.gin", "--gin.MINUTES=5", "--gin.loop.Trainer.seed=3"]
-    wanted = ["train", "--gin_file=a.gin", "--gin_bindings=MINUTES = 5", "--gin_bindings=loop.Trainer.seed = 3"]
+    argv = ["train", "--gin_file=a.gin", "--gin.MINUTES=5", "--gin.trainer.Trainer.seed=3"]
+    wanted = ["train", "--gin_file=a.gin", "--gin_bindings=MINUTES = 5", "--gin_bindings=trainer.Trainer.seed = 3"]
     assert gin_flags.rewrite_arguments(argv) == wanted
 
 
@@ -136,35 +285,33 @@ def test_a_setting_without_a_value_is_refused():
         gin_flags.rewrite_arguments(["train", "--gin.MINUTES"])
 
 
-def _shipped(name, bindings, monkeypatch):
-    # The configurations name a vocabulary that exists only after its training.
-    monkeypatch.setattr(loop.Trainer, "__post_init__", lambda self: None)
+def _shipped(name, *bindings):
     gin.clear_config()
     try:
-        gin_flags.parse_gin([str(paths.repository_root() / "gin" / f"{name}.gin")], bindings)
-        return gin.get_configurable(loop.Trainer)()
+        gin_flags.parse_gin([str(paths.repository_root() / "gin" / f"{name}.gin")], list(bindings))
+        return gin.get_configurable(trainers.Trainer)()
     finally:
         gin.clear_config()
 
 
 @pytest.mark.parametrize("name", ["train_target", "train_draft"])
-def test_shipped_configurations_resolve(name, monkeypatch):
-    trainer = _shipped(name, ["STEPS = 7", "MINUTES = 3", "loop.Trainer.seed = 5"], monkeypatch)
+def test_shipped_configurations_resolve(name):
+    trainer = _shipped(name, "STEPS = 7", "MINUTES = 3", "trainer.Trainer.seed = 5")
     assert (trainer.schedule.max_steps, trainer.schedule.max_minutes, trainer.seed) == (7, 3, 5)
-    assert trainer.objective.smoothing == 0.0 and not trainer.objective.distill_from
+    assert trainer.objective.smoothing == 0.0 and trainer.distillation is None
     assert trainer.corpus.tokens_per_batch == trainer.validation.tokens_per_batch
     assert trainer.corpus.max_joined == trainer.validation.max_joined == 4
 
 
-def test_the_draft_is_narrower_than_the_target_and_shares_its_vocabulary(monkeypatch):
-    target, draft = (_shipped(name, [], monkeypatch).config for name in ("train_target", "train_draft"))
+def test_the_draft_is_narrower_than_the_target_and_shares_its_vocabulary():
+    target, draft = (_shipped(name).config for name in ("train_target", "train_draft"))
     assert (draft.vocab_size, draft.num_embeddings) == (target.vocab_size, target.num_embeddings)
     assert draft.d_model < target.d_model and draft.num_decoder_layers < target.num_decoder_layers
 
 
-def test_a_draft_can_learn_from_outputs_and_a_teacher(monkeypatch):
-    bindings = ["CORPUS = 'x.pieces.gz'", "MAX_JOINED = 1", "TEACHER = 'target'"]
-    trainer = _shipped("train_draft", bindings, monkeypatch)
+def test_a_draft_can_learn_from_outputs_and_a_teacher():
+    taught = ("TEACHER = 'target'", "DISTILLATION = @distillation.Distillation()")
+    trainer = _shipped("train_draft", "CORPUS = 'x.pieces.gz'", "MAX_JOINED = 1", *taught)
     assert (trainer.corpus.path, trainer.corpus.max_joined) == ("x.pieces.gz", 1)
-    assert trainer.objective.distill_from == "target"
+    assert (trainer.distillation.teacher, trainer.distillation.weight) == ("target", 0.8)
     assert trainer.validation.path.endswith("valid.en-de.tsv")
