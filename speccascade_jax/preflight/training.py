@@ -70,7 +70,7 @@ def check(job: Job) -> None:
     """Raises a ValueError if a job's values make no training step."""
     if job.dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype={job.dtype!r}: training computes in float32 or bfloat16")
-    check_rows(job.batch, job.training.accumulate, job.mesh[0])
+    check_rows(job.batch, job.training.accumulate * job.mesh[0])
 
 
 def model_of(job: Job, mesh: Mesh | None) -> Model:

@@ -229,7 +229,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         (_of(trainer, config=None), "there is no model: give init_from"),
         (_of(trainer, init_from=str(tmp_path / "nothing"), config=None), "is neither a preset nor a checkpoint"),
         (_of(trainer, init_from=str(decoder / "model")), "only a T5 can grow: leave config out.*decoder/model|only a T5"),
-        (_of(trainer, accumulate=3), "a batch of 4 rows is not divisible by accumulate=3 .*: give a multiple of 3"),
+        (_of(trainer, accumulate=3), "a batch of 4 rows does not divide into 3 equal parts .*: set the corpus's rows=3 or 6"),
         (_of(trainer, dropout=1.0), r"dropout=1.0 is not a rate: give a number in \[0, 1\)"),
         (_of(trainer, dtype="float16"), "dtype='float16': training computes in float32 or bfloat16"),
         (_of(trainer, vocabulary=""), "there is no vocabulary"),
@@ -254,7 +254,7 @@ def test_sequences_that_are_longer_than_the_model_are_refused(decoder, tmp_path,
     config = dataclasses.replace(checkpoints.named(str(decoder / "model")).config, max_length=48)
     checkpoints.save(tmp_path / "short", DecoderLM(config), _unfused(config))
     (tmp_path / "short" / "tok.bin").write_bytes((decoder / "model" / "tok.bin").read_bytes())
-    said = "a batch has rows of up to 96 tokens, but the model reads 48: lower the task's lengths, or give narrower"
+    said = "sequences have up to 96 tokens, but the model has 48 positions: lower the corpus's widths"
     _refused(lambda: _decoder_trainer(decoder, tmp_path / "run", init_from=str(tmp_path / "short")), said)
 
 
