@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from speccascade_jax.training.t5 import growth, loop, steps
 
 from speccascade_jax.models.t5 import T5, T5Config, teacher_forced_logits
-from speccascade_jax.training.runs import TrainState
+from speccascade_jax.training.finetune import growth, partition, steps
+from speccascade_jax.training.finetune import run as running
+from speccascade_jax.training.finetune.batches import Batch
+from speccascade_jax.training.finetune.objective import Objective
+from speccascade_jax.training.finetune.optimizers import ScaledAdam
+from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support.random_t5 import parameters as _params
 
 SMALL = T5Config(290, 292, 16, 2, 8, 16, 1, 2)
@@ -65,14 +69,16 @@ def test_new_layers_follow_the_layer_that_they_copy(small, grown):
 @pytest.mark.laws
 @pytest.mark.parametrize("wanted", [LARGE, WIDER])
 def test_two_steps_change_every_added_parameter(small, wanted):
-    """Checks that new zeros move; every array has its own buffer here, because steps donate buffers."""
-    optimizer = steps.Optimizer(min_scale=1e-2)
-    step = steps.make_train_step(wanted, optimizer, steps.Objective(smoothing=0.0))
+    """Checks that new zeros move."""
+    optimizer = ScaledAdam(min_scale=1e-2)
+    step = steps.make_train_step(T5(wanted), optimizer, Objective())
     grown = growth.grow(small, SMALL, wanted, _params(wanted, 1))
     before = jax.tree.map(np.array, grown)
-    state = TrainState.fresh(jax.tree.map(jnp.array, grown), optimizer.transformation())
+    state = partition.fresh_state(grown, optimizer, None)
+    sizes = [np.array([(row > 0).sum() for row in side], np.int32) for side in (TARGET, SOURCE)]
+    batch = Batch(TARGET, sizes[0], np.zeros(2, np.int32), SOURCE, sizes[1])
     for _ in range(2):  # input arrays get gradients only after the output arrays leave zero
-        state, _ = step(state, SOURCE, TARGET, np.float32(1e-2), jax.random.key(0, impl="rbg"))
+        state, _ = step(state, batch, np.float32(1e-2), np.uint32(0))
     for old, new in zip(_written(before), _written(state.params), strict=True):
         moved = np.asarray(old) != np.asarray(new)
         assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))  # every unit, head and dimension
@@ -101,18 +107,18 @@ def test_impossible_growth_is_refused(small, changes):
 def test_a_run_starts_from_a_smaller_model_and_resumes_to_the_same_weights(finished, tmp_path):
     """Checks that the first evaluation is the smaller model's, and that a killed run ends with the same bits."""
     trainer, result, exported = finished
-    config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3, dropout_rate=0.1)
-    changes = {"run_dir": str(tmp_path / "larger"), "config": config, "init_from": str(exported)}
-    larger = dataclasses.replace(trainer, schedule=steps.Schedule(max_steps=6), **changes)
-    whole = loop.Run(larger)
+    config = dataclasses.replace(trainer.config, d_ff=24, num_encoder_layers=2, num_decoder_layers=3)
+    changes = {"run_dir": str(tmp_path / "larger"), "config": config, "init_from": str(exported), "dropout": 0.1}
+    larger = dataclasses.replace(trainer, schedule=Schedule(max_steps=6), **changes)
+    whole = running.Run(larger)
     assert whole.evaluate(0)["validation_loss"] == pytest.approx(result["validation_loss"], abs=1e-4)
     whole.finish()
     broken = dataclasses.replace(larger, run_dir=str(tmp_path / "broken"))
-    killed = loop.Run(broken)
-    for _, batch in zip(range(3), killed.batches(), strict=False):
-        killed._step(batch, larger.schedule.rate(int(killed.state.step), 0.0))
-    killed.save()
-    resumed = loop.Run(dataclasses.replace(broken, init_from=""))  # its saved state replaces init_from
+    killed = running.Run(broken)
+    for step, planned in zip(range(1, 4), killed.remaining(), strict=False):
+        killed.take(step, planned)
+    killed.save(wait=True)
+    resumed = running.Run(dataclasses.replace(broken, init_from=""))  # its saved state replaces init_from
     resumed.finish()
     for wanted, leaf in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(wanted, leaf)

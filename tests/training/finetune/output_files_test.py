@@ -3,17 +3,17 @@
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sacrebleu
-from speccascade_jax.training.t5 import decoding, loop
-from speccascade_jax.training.t5.corpus import JoinedCorpus
-from speccascade_jax.training.t5.outputs import Outputs, joined_examples
 
 import speccascade_jax as sc
 from speccascade_jax.data.sentence_pairs import read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.training.finetune import decoding
+from speccascade_jax.training.finetune import trainer as trainers
+from speccascade_jax.training.finetune.corpus import JoinedCorpus
+from speccascade_jax.training.finetune.output_files import Outputs, joined_examples
 from tests.support.killing import killed_at
 
 EXAMPLES, SEED, WIDTH = 20, 3, 64
@@ -36,8 +36,9 @@ def make(finished, tmp_path):
 def alone(finished):
     """Returns source and output ids of every example, each decoded alone by `sc.decode`."""
     trainer, vocabulary = finished[0], Vocabulary(finished[0].vocabulary)
-    bound, _ = loop.trained(trainer)
-    sources = [example.source for example in joined_examples(trainer.corpus, vocabulary, SEED, EXAMPLES)]
+    bound, _ = trainers.trained(trainer)
+    data = trainer.corpus.tokens(vocabulary, True)
+    sources = [example.source for example in joined_examples(data, SEED, EXAMPLES)]
     decoded = []
     for number, source in enumerate(sources):
         decoded.append((source, sampled(bound, vocabulary, source, [number])[0]))
@@ -70,8 +71,8 @@ def test_training_reads_the_file_without_joining(make, alone):
     outputs = make("outputs.pieces.gz")
     outputs.write()
     corpus = JoinedCorpus(outputs.path, max_joined=1, widths=(WIDTH,), tokens_per_batch=256)
-    batches = corpus.epoch(corpus.tokens(Vocabulary(outputs.trainer.vocabulary)), 0, 0)
-    rows = [row[row > 0].tolist() for batch in batches for row in batch.target if row.any()]
+    data = corpus.tokens(Vocabulary(outputs.trainer.vocabulary), True)
+    rows = [target for _, target in _rows(data, 0, 0)]
     assert sorted(rows) == sorted(ids for _, ids in alone if ids[-1] == 1)
 
 
@@ -90,12 +91,20 @@ def test_a_killed_translation_continues_with_the_next_part(make):
     assert not broken.parts.exists()
 
 
+def _rows(data, seed, number):
+    """Returns the encoder's input and the target of every example of an epoch."""
+    batches = [planned.build() for planned in data.epoch(seed, number)]
+    return [
+        (batch.encoder_tokens[row, : batch.encoder_lengths[row]].tolist(), batch.tokens[row, :length].tolist())
+        for batch in batches for row, length in enumerate(batch.lengths) if length
+    ]  # fmt: skip
+
+
 def test_sources_are_joined_as_in_training_and_continue_into_the_next_epoch(finished):
     corpus, vocabulary = finished[0].corpus, Vocabulary(finished[0].vocabulary)
-    pairs = corpus.tokens(vocabulary)
-    epochs = [[b.source[b.target.any(1)] for b in corpus.epoch(pairs, SEED, epoch)] for epoch in (0, 1)]
-    rows = [[tuple(row[row > 1].tolist()) for row in np.concatenate(epoch)] for epoch in epochs]
-    sources = [tuple(example.source) for example in joined_examples(corpus, vocabulary, SEED, sum(map(len, rows)))]
+    data = corpus.tokens(vocabulary, True)
+    rows = [[source[:-1] for source, _ in _rows(data, SEED, epoch)] for epoch in (0, 1)]
+    sources = [example.source for example in joined_examples(data, SEED, sum(map(len, rows)))]
     assert sorted(sources[: len(rows[0])]) == sorted(rows[0])
     assert sorted(sources[len(rows[0]) :]) == sorted(rows[1])
 
@@ -104,9 +113,10 @@ def test_sources_are_joined_as_in_training_and_continue_into_the_next_epoch(fini
 def test_the_candidate_nearest_to_the_reference_is_written(make, finished, least):
     outputs, vocabulary = make(candidates=4, examples=6, least=least), Vocabulary(finished[0].vocabulary)
     outputs.write()
-    bound, _ = loop.trained(finished[0])
+    bound, _ = trainers.trained(finished[0])
+    data = outputs.trainer.corpus.tokens(vocabulary, True)
     expected, chosen = [], []
-    for number, example in enumerate(joined_examples(outputs.trainer.corpus, vocabulary, SEED, 6)):
+    for number, example in enumerate(joined_examples(data, SEED, 6)):
         rows = sampled(bound, vocabulary, example.source, range(4 * number, 4 * number + 4))
         texts = [vocabulary.decode(ids[:-1]) for ids in rows if ids[-1] == 1]
         reference = vocabulary.decode(example.target)
@@ -133,7 +143,6 @@ def test_unusable_names_and_existing_files_are_refused(make, finished):
 
 def test_a_checkpoint_with_another_vocabulary_is_refused(finished):
     trainer, _, exported = finished
-    wider = dataclasses.replace(trainer.config, vocab_size=289, num_embeddings=292)
-    object.__setattr__(trainer_copy := dataclasses.replace(trainer), "config", wider)
+    wider = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, vocab_size=289))
     with pytest.raises(ValueError, match="has 290 tokens, but .* has 289 pieces"):
-        loop.model_of(trainer_copy, str(exported))
+        trainers.model_of(wider, str(exported))

@@ -161,7 +161,7 @@ def curve(model, params, shape, accumulate=1):
     return losses, largest.size // largest.addressable_shards[0].data.size
 
 found = {}
-t5 = T5(T5Config(96, 96, 32, 4, 8, 64, 2, 2, dropout_rate=0.1))
+t5 = T5(T5Config(96, 96, 32, 4, 8, 64, 1, 1, dropout_rate=0.1))
 decoder = DecoderLM(dataclasses.replace(tiny("llama2_7b", vocab_size=96), num_heads=4))
 for name, model, runs in (
     ("t5", t5, [((1, 1), 1), ((2, 4), 1), ((8, 1), 1)]), ("parts", t5, [((1, 1), 2), ((2, 4), 2)]),

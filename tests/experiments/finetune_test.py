@@ -1,0 +1,157 @@
+"""Real fine-tuning runs by the command, killed again and again on one process and on two: they end as without kills."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from speccascade_jax.runtime import compilation_cache, hosts, interrupts
+from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.training import runs
+from speccascade_jax.training.finetune.optimizers import Adafactor
+from speccascade_jax.training.states import States
+from tests.training import conftest as micro
+from tests.training.states_test import ended, stop
+
+ROOT = repository_root()
+STEPS, DELAY = 300, 0.6
+KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6")) // 2
+"""Number of kills, on one process and again on two."""
+PER_RUN = 3
+GIN = f"""
+from __gin__ import dynamic_registration
+from speccascade_jax.models import t5
+from speccascade_jax.training.finetune import corpus
+from speccascade_jax.training.finetune import objective
+from speccascade_jax.training.finetune import schedule
+from speccascade_jax.training.finetune import trainer
+
+trainer.Trainer:
+    config = @t5.T5Config()
+    dropout = 0.1
+    corpus = @corpus.JoinedCorpus()
+    validation = @corpus.JoinedCorpus()
+    schedule = @schedule.Schedule()
+    objective = @objective.Objective()
+    log_every = 1
+    evaluate_every = 1000
+    save_every_minutes = 0.002
+corpus.JoinedCorpus:
+    max_joined = 2
+    widths = (64,)
+    tokens_per_batch = 256
+schedule.Schedule:
+    peak = 1e-2
+    warmup_steps = 5
+    max_steps = {STEPS}
+objective.Objective.z_loss = 1e-4
+t5.T5Config:
+    vocab_size = 290
+    num_embeddings = 292
+    d_model = 16
+    num_heads = 2
+    head_dim = 8
+    d_ff = 16
+    num_encoder_layers = 1
+    num_decoder_layers = 1
+"""
+UNEQUAL = {"minutes", "tokens_per_second", "mfu"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Returns `start(run_dir, count)`, which starts the processes of a run; each has a device of its own."""
+    folder = tmp_path_factory.mktemp("finetune")
+    micro.write_corpus(folder)
+    (folder / "micro.gin").write_text(GIN)
+
+    def start(run_dir, count=1):
+        settings = {
+            "trainer.Trainer.run_dir": repr(str(run_dir)),
+            "trainer.Trainer.vocabulary": repr(str(folder / "vocabulary.model")),
+            "corpus.JoinedCorpus.path": repr(str(folder / "pairs.tsv")), "trainer.Trainer.mesh": repr((count, 1)),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "experiments.finetune", f"--gin_file={folder / 'micro.gin'}"]
+        command += [f"--gin.{name}={value}" for name, value in settings.items()]
+        env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        env[compilation_cache.VARIABLE] = str(folder / "cache")
+        env.pop("XLA_FLAGS", None)
+        pipes = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        if count == 1:
+            return [subprocess.Popen(command, **pipes)]
+        with socket.create_server(("localhost", 0)) as free:
+            command += [f"--coordinator_address=localhost:{free.getsockname()[1]}", f"--process_count={count}"]
+        return [subprocess.Popen([*command, f"--process_index={index}"], **pipes) for index in range(count)]
+
+    return start
+
+
+def finished(start, run_dir, count):
+    """Lets a run go on to its end; returns the bits of its state, and its records without the clock's."""
+    done = ended(start(run_dir, count))
+    assert [status for status, *_ in done] == [0] * count, done
+    lines = [json.loads(line) for line in (run_dir / runs.METRICS_FILE).read_text().splitlines()]
+    records = [{name: value for name, value in line.items() if name not in UNEQUAL} for line in lines]
+    assert [record["step"] for record in records] == [*range(1, STEPS + 1), STEPS]
+    like = micro.micro_trainer(run_dir, run_dir, optimizer=Adafactor(), dropout=0.1).layout()
+    state, _ = States(run_dir).latest(like)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], records
+
+
+@pytest.fixture(scope="module")
+def unbroken(start, tmp_path_factory):
+    """Returns a function from the number of processes to the result of a run without kills."""
+    results = {}
+
+    def unbroken(count):
+        if count not in results:
+            results[count] = finished(start, tmp_path_factory.mktemp("unbroken") / "run", count)
+        return results[count]
+
+    return unbroken
+
+
+def killed(start, run_dir, count, draws):
+    """Starts or resumes a run, and ends it at a random moment of its training; returns whether it was ended."""
+    number, victim = draws.choice((signal.SIGKILL, signal.SIGTERM)), draws.randrange(count)
+    running = start(run_dir, count)
+    stop(run_dir, running, victim, number, draws.uniform(0, DELAY))
+    done = ended(running)
+    statuses = [status for status, *_ in done]
+    assert not any("damaged" in said for *_, said in done), done
+    if statuses == [0] * count:
+        return False
+    if number == signal.SIGTERM:
+        assert statuses == [143] * count, done
+        assert f"stopped: {interrupts.SAVED}" in done[0][2]
+        assert max(map(int, os.listdir(run_dir / "states"))) == len((run_dir / runs.METRICS_FILE).read_text().splitlines())
+    else:
+        assert statuses[victim] == -9 and {*statuses} <= {-9, hosts.STATUS}, done
+    return True
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.mark.parity)])
+def test_runs_that_are_killed_again_and_again_end_as_without(count, start, unbroken, tmp_path):
+    draws, kills, run = random.Random(count), 0, 0
+    while kills < KILLS:
+        run_dir, run = tmp_path / f"run_{run}", run + 1
+        kills += sum(killed(start, run_dir, count, draws) for _ in range(min(PER_RUN, KILLS - kills)))
+        assert finished(start, run_dir, count) == unbroken(count)
+    print(f"{kills} kills of {run} runs on {count} processes")
+
+
+@pytest.mark.parity
+def test_two_processes_train_as_one(unbroken):
+    (_, alone), (_, together) = unbroken(1), unbroken(2)
+    for name in ("loss", "gradient_norm", "validation_loss"):
+        wanted, found = ([record[name] for record in records[:20] + records[-1:] if name in record]
+                         for records in (alone, together))  # fmt: skip
+        # records are rounded to four decimals, and small differences grow from step to step
+        np.testing.assert_allclose(found[:20], wanted[:20], atol=1.01e-4)
