@@ -9,12 +9,12 @@ on with another number of hosts at any batch.
 Grain, the reader of T5X's successors, is not used. Its release 0.2.18 was compared:
 
 - It has no buckets of lengths. Its batches hold a fixed number of consecutive examples, which are padded to one length
-  or packed. Three quarters of the tokens of WMT14's pairs would be padding at T5's lengths, and packing needs
-  attention masks of segments, which the models of this package do not have.
+  or packed. Of pairs with 28 tokens a side on average, 65% is padding at T5's 80 tokens, and 37% in five buckets.
+  Packing needs attention masks of segments, which the models of this package do not have.
 - Its `ElasticIterator` (experimental) goes on with another number of hosts, but drops the last examples of an epoch
   that do not fill a batch, and takes no iterator of several lengths.
-- Its strength, reading and processing records in many processes, is not needed: texts are encoded once (WMT14 in four
-  minutes on one core), and one batch of 128 rows is built in half a millisecond.
+- Its strength, reading and processing records in many processes, is not needed: texts are encoded once, at 27,000
+  sentence pairs a second on one core, and then a batch of 128 rows is built in a millisecond.
 
 seqio's reader is one of the sources of tasks (`data.tasks.seqio_task`). Its own batches go through tf.data, whose
 shuffling cannot be resumed without its checkpoints, and these belong to one number of hosts.
@@ -194,7 +194,7 @@ def plan(examples: Examples, shapes: Sequence[Shape], rng: np.random.Generator, 
         full = len(members) // shape.rows * shape.rows
         end = len(members) if number == widest else full
         starts = range(0, end, shape.rows)
-        batches += [Planned(shape, examples, members[start : min(start + shape.rows, end)], eos_id) for start in starts]
+        batches += [Planned(shape, examples, members[start : start + shape.rows], eos_id) for start in starts]
         waiting = members[end:]
     return [batches[index] for index in rng.permutation(len(batches))]
 

@@ -46,6 +46,16 @@ def by_hosts(batch, hosts: int) -> list[int]:
     return [index for host in range(hosts) for index in seen(batch.build(slice(host * share, (host + 1) * share)))]
 
 
+def test_an_iterator_goes_from_one_epoch_to_the_next_from_any_position():
+    data = data_of([(3, 3)] * 50)
+    epochs = [data.epoch(7, number) for number in range(3)]
+    assert len(epochs[0]) == 7
+    places = [(epoch, index) for epoch, index, _ in itertools.islice(data.from_position(7, 1, 5), 10)]
+    assert places == [(1, 5), (1, 6), *((2, index) for index in range(7)), (3, 0)]
+    _, _, batch = next(data.from_position(7, 1, 5))
+    assert np.array_equal(batch.build().tokens, epochs[1][5].build().tokens)
+
+
 PAIRS = st.lists(st.tuples(st.integers(1, 16), st.integers(1, 6)), min_size=1, max_size=70)
 
 
@@ -69,16 +79,6 @@ def test_no_example_is_lost_or_doubled_over_two_epochs_two_kills_and_other_hosts
         assert Counter(itertools.chain(*epoch)) == Counter(range(len(lengths)))
     unbroken = itertools.islice(data_of(lengths).from_position(seed, 0, 0), steps)
     assert trained == [by_hosts(batch, 1) for _, _, batch in unbroken]
-
-
-def test_an_iterator_goes_from_one_epoch_to_the_next_from_any_position():
-    data = data_of([(3, 3)] * 50)
-    epochs = [data.epoch(7, number) for number in range(3)]
-    assert len(epochs[0]) == 7
-    places = [(epoch, index) for epoch, index, _ in itertools.islice(data.from_position(7, 1, 5), 10)]
-    assert places == [(1, 5), (1, 6), *((2, index) for index in range(7)), (3, 0)]
-    _, _, batch = next(data.from_position(7, 1, 5))
-    assert np.array_equal(batch.build().tokens, epochs[1][5].build().tokens)
 
 
 def test_epochs_differ_and_repeat_under_the_same_seed():

@@ -226,6 +226,16 @@ def test_joined_pairs_occur_once_an_epoch_in_step_on_both_sides(path, max_joined
     assert orders[0] != orders[1]
 
 
+def test_both_sides_of_a_decoders_pair_share_one_width(path):
+    source = joined(path, widths=(12,)).source(Begun(), False)
+    sums = [
+        len(side[0].split()) + len(side[1].split())
+        for side in (line.split("\t") for line in Path(path).read_text().splitlines())
+    ]
+    assert source.size == sum(total <= 10 for total in sums) < 200
+    assert max(len(tokens) for _, tokens, _ in rows_of(joined(path, widths=(12,)).tokens(Begun(), False))) == 12
+
+
 def test_joined_corpora_read_some_of_the_lines_and_cut_sources(tmp_path):
     lines = "".join(f"{i} {' '.join(['5'] * (i % 7))}\t{i + 100}\n" for i in range(10, 40))
     path = tmp_path / "a.tsv"

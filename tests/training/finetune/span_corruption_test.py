@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,12 +87,12 @@ def test_no_token_is_lost_and_spans_differ_between_epochs(text, vocabulary, plai
 
 
 def test_all_masks_are_equally_likely():
-    rng, draws = np.random.default_rng(0), 4000
-    masks = Counter(tuple(span_corruption.noise_mask(8, 0.5, 2.0, rng).tolist()) for _ in range(draws))
-    # 4 kept and 4 replaced tokens in 2 spans each: 3 x 3 divisions
-    assert len(masks) == 9 and all(sum(mask) == 4 and not mask[0] and mask[-1] for mask in masks)
-    deviation = math.sqrt(draws / 9 * 8 / 9)
-    assert all(abs(count - draws / 9) < 4.5 * deviation for count in masks.values())
+    rng, draws = np.random.default_rng(0), 9000
+    masks = Counter(tuple(span_corruption.noise_mask(10, 0.5, 1.7, rng).tolist()) for _ in range(draws))
+    # 5 kept and 5 replaced tokens in 3 spans each: 6 x 6 divisions
+    assert len(masks) == 36 and all(sum(mask) == 5 and not mask[0] and mask[-1] for mask in masks)
+    deviation = math.sqrt(draws / 36 * 35 / 36)
+    assert all(abs(count - draws / 36) < 4.5 * deviation for count in masks.values())
 
 
 def test_spans_become_sentinels():
@@ -109,6 +110,14 @@ def test_decoders_read_plain_text_with_eos_after_every_text(text, tmp_path):
     assert all(ids[0] == llama.bos_id and len(ids) <= 32 for ids in rows)
     assert sorted(token for ids in rows for token in ids[1:]) in (sorted(wanted), sorted(wanted[:-1]))
     assert data.epoch(0, 0)[0].build().answers[0] == 1
+
+
+@pytest.mark.parametrize(("words", "last"), [(20, 10), (21, 10), (22, 2), (29, 9)])
+def test_only_a_single_last_token_is_left_out(words, last, tmp_path):
+    task = Task(name="own", splits=("train",), read=lambda _: [Example(0, "a " * words, "")])
+    letters = SimpleNamespace(encode=lambda text: [7] * text.count("a"), bos_id=None, eos_id=1, vocab_size=20)
+    corpus = SpanCorruption(text=task, side="source", length=10, sentinels=(8, 9, 10))
+    assert corpus.source(letters, True).chunks.lengths.tolist() == [10, 10, *([last] if last < 10 else [])]
 
 
 def test_texts_of_a_task_can_be_sources_references_or_both(vocabulary, plain):
