@@ -87,8 +87,9 @@ class Run:
         target = self._beside(trainer.acceptance_of) if trainer.acceptance_of else teacher
         if target is None or trainer.validation is None:
             return None
+        rows = -(-64 // trainer.mesh[0]) * trainer.mesh[0]  # the mesh's `data` axis must divide a batch
         whole = [planned.build(slice(None)) for planned in self.validation]
-        return Acceptance(target, whole, trainer.text.stop_ids, rows=max(64, trainer.mesh[0]))
+        return Acceptance(target, whole, trainer.text.stop_ids, rows=rows)
 
     def _planned_validation(self) -> list[PlannedBatch]:
         """Returns the batches of the validation loss, none without a validation corpus."""

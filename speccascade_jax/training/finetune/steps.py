@@ -25,6 +25,9 @@ from speccascade_jax.training.runs import TrainState
 Metrics = dict[str, Array]
 """Numbers of a step: `loss` per target token (the objective), `tokens` that count, `gradient_norm`."""
 
+Batches = tuple[Batch, Batch | None]
+"""The data's batch, and the batch of sampled outputs, if any."""
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -145,11 +148,14 @@ def jitted_step(
         layout: the state's shapes and layout on a mesh (`partition.state_layout`); `None`: one device.
 
     Raises:
-        ValueError: the teacher does not fit the model, or the model has no early exit to train.
+        ValueError: the teacher does not fit the model, the model has no early exit to train, or the weight of
+            distillation leaves early exits untrained.
     """
     objective.check(model)
     if teacher is not None:
         check_teacher(teacher, model)
+    if distillation is not None and distillation.weight == 1 and objective.exit_weight:
+        raise ValueError("distillation of weight 1 trains no early exit: lower its weight, or set exit_weight to 0")
     leaves, structure = jax.tree.flatten(None if layout is None else shardings(layout))
     source = None
     if distillation is not None and teacher is not None:
@@ -180,21 +186,40 @@ class Program:
         return self.source(params, teacher_params, batch, seed, step)
 
     def loss(
-        self, params: Params, teacher_params: Params, batch: Batch, drawn: Batch | None, step: Array, key: Array
+        self,
+        params: Params,
+        teacher_params: Params,
+        batches: Batches,
+        totals: tuple[Array, Array],
+        step: Array,
+        key: Array,
     ) -> Array:
-        """Returns the loss in nats, summed over the tokens of `batch` that count."""
-        vocab_size, dropout = self.model.config.vocab_size, key if self.drops else None
-        made = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
-        loss = self.objective.total(made, vocab_size, step, partial(_exit_logits, self.model, params))
+        """Returns the share of a part of the batch in the loss, in nats per token.
+
+        Args:
+            params: parameters of the model.
+            teacher_params: parameters of the teacher.
+            batches: the data's part, and the part of `outputs`.
+            totals: number of tokens that count, in the whole batch and in the whole of `outputs`.
+            step: number of the step, from 0.
+            key: key of dropout.
+        """
+        (batch, drawn), vocab_size, dropout = batches, self.model.config.vocab_size, key if self.drops else None
+        weight = 0.0 if self.source is None else self.source.distillation.weight
+        loss, made = jnp.float32(0), None
+        # The divergence alone, on other sequences than the data's, needs no pass over the data.
+        if weight < 1 or drawn is None:
+            made = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
+        if made is not None and weight < 1:
+            exit_logits = partial(_exit_logits, self.model, params)
+            loss = self.objective.total(made, vocab_size, step, exit_logits) / jnp.maximum(totals[0], 1)
         if self.source is None:
             return loss
         student = made if drawn is None else predict(self.model, params, drawn, dropout, remat=self.remat)
         teacher = predict(self.source.teacher, teacher_params, batch if drawn is None else drawn)
-        distillation = self.source.distillation
-        pulled = student.total(distillation.divergences(teacher.logits, student.logits, vocab_size))
-        # per token of its own sequences, as the cross-entropy is per token of the data
-        pulled *= jnp.sum(made.counted) / jnp.maximum(jnp.sum(student.counted), 1)
-        return (1.0 - distillation.weight) * loss + distillation.weight * pulled
+        assert student is not None
+        divergences = self.source.distillation.divergences(teacher.logits, student.logits, vocab_size)
+        return (1.0 - weight) * loss + weight * student.total(divergences) / jnp.maximum(totals[1], 1)
 
 
 @cache
@@ -205,18 +230,18 @@ def _train_step(program: Any, optimizer: Any, layout: Any) -> Any:
     def step(
         state: TrainState, teacher_params: Params, batch: Batch, rate: Array, seed: Array
     ) -> tuple[TrainState, Metrics]:
-        first = jnp.maximum(batch.answers, 0 if model.is_encoder_decoder else 1)
-        tokens = jnp.sum(counted_positions(batch.lengths, first, batch.tokens.shape[1]))
         # threefry draws the same bits on every mesh; masks of dropout are broadcast over tokens, so they need few
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
         drawn = program.outputs(state.params, teacher_params, batch, seed, state.step)
+        tokens = _tokens(model, batch)
+        totals = tokens, tokens if drawn is None else _tokens(model, drawn)
 
-        def part(number: Array, batches: tuple[Batch, Batch | None]) -> tuple[Array, Params]:
-            def mean_loss(params: Params) -> Array:
+        def part(number: Array, batches: Batches) -> tuple[Array, Params]:
+            def share(params: Params) -> Array:
                 own_key = key if program.accumulate == 1 else jax.random.fold_in(key, number)
-                return program.loss(params, teacher_params, *batches, state.step, own_key) / jnp.maximum(tokens, 1)
+                return program.loss(params, teacher_params, batches, totals, state.step, own_key)
 
-            return jax.value_and_grad(mean_loss)(state.params)
+            return jax.value_and_grad(share)(state.params)
 
         loss, grads = _accumulated(part, (batch, drawn), program.accumulate, state.params, model.mesh)
         updates, opt_state = direction.update(grads, state.opt_state, state.params)
@@ -227,6 +252,13 @@ def _train_step(program: Any, optimizer: Any, layout: Any) -> Any:
     if layout is None:
         return jax.jit(step, donate_argnums=0)
     return jax.jit(step, donate_argnums=0, out_shardings=(jax.tree.unflatten(layout[1], layout[0]), None))
+
+
+def _tokens(model: Any, batch: Batch) -> Array:
+    """Returns the number of tokens of a batch that count."""
+    # A decoder-only model predicts no row's first token.
+    first = jnp.maximum(batch.answers, 0 if model.is_encoder_decoder else 1)
+    return jnp.sum(counted_positions(batch.lengths, first, batch.tokens.shape[1]))
 
 
 def _exit_logits(model: Any, params: Params, hidden: Array) -> Array:

@@ -195,24 +195,32 @@ def test_mixed_outputs_take_rows_of_the_student_with_its_share(others):
     assert (is_student != np.roll(is_student, 1)).any(), "the choice is made for every row"
 
 
-@pytest.mark.parametrize(("weight", "outputs_name"), [(0.25, "data"), (0.25, "student"), (1.0, "student")])
-def test_the_loss_of_a_step_mixes_cross_entropy_on_the_data_with_divergence_on_the_outputs(weight, outputs_name):
-    chosen = settings(weight=weight, outputs=outputs_name, divergence="reverse_kl")
-    optimizer = ScaledAdam()
-    made = {"teacher": TEACHER, "stop_ids": (EOS,), "seed": 7}
-    step = make_train_step(STUDENT.model, optimizer, Objective(distillation=chosen), **made)
+@pytest.mark.parametrize(
+    ("weight", "outputs_name", "parts"), [(0.25, "data", 1), (0.25, "student", 2), (1.0, "student", 1)]
+)
+def test_the_loss_of_a_step_mixes_cross_entropy_on_the_data_with_divergence_on_the_outputs(weight, outputs_name, parts):
+    batch = Batch(*(np.concatenate([field, field[:1]]) for field in BATCH))
+    chosen, optimizer = settings(weight=weight, outputs=outputs_name, divergence="reverse_kl"), ScaledAdam()
+    models = {"distillation": chosen, "teacher": TEACHER, "stop_ids": (EOS,), "accumulate": parts}
+    step = make_train_step(STUDENT.model, optimizer, Objective(), **models)
     copied = jax.tree.map(lambda x: jnp.asarray(np.array(x)), STUDENT.params)  # the step donates its state
     state = TrainState.fresh(copied, optimizer.transformation())
-    _, metrics = step(state, BATCH, np.float32(0), jax.random.key(0))
+    _, metrics = step(state, batch, np.float32(0), np.uint32(7))
 
-    sequences = redrawn(seed=7, outputs=outputs_name) if outputs_name == "student" else BATCH
-    logs, targets, counted = log_law(STUDENT, BATCH)
+    sequences = redrawn(seed=7, batch=batch, outputs=outputs_name) if outputs_name == "student" else batch
+    logs, targets, counted = log_law(STUDENT, batch)
     entropies = -np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0][counted]
     (logs, _, counted), (taught, _, _) = log_law(STUDENT, sequences), log_law(TEACHER, sequences)
     divergences = (np.exp(logs) * (logs - taught)).sum(-1)[counted]
     total = (1 - weight) * entropies.mean() + weight * divergences.mean()
     assert float(metrics["loss"]) == pytest.approx(total, rel=1e-5)
-    assert int(metrics["tokens"]) == 7
+    assert int(metrics["tokens"]) == 12
+
+
+def test_distillation_that_leaves_early_exits_untrained_is_refused():
+    model, models = T5(T5Config(VOCAB, 16, 8, 2, 4, 8, 1, 2)), {"distillation": settings(), "teacher": TEACHER}
+    with pytest.raises(ValueError, match="distillation of weight 1 trains no early exit"):
+        make_train_step(model, ScaledAdam(), Objective(exit_weight=0.5), **models)
 
 
 def test_a_limit_shortens_outputs():
