@@ -274,7 +274,8 @@ def test_these_tests_know_every_gin_file():
     known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
     known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
     files = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
-    assert files == known
+    elsewhere = ("gin/finetune/", "configs/paper1/")  # tests/configs_finetuning_test.py
+    assert {file for file in files if not file.startswith(elsewhere)} == known
 
 
 @pytest.mark.parametrize("table", ["table3", "table4"])

@@ -151,12 +151,28 @@ def _reading_files() -> Iterator[None]:
     verbosity, readers = logging.get_verbosity(), gin.config._FILE_READERS
     logging.set_verbosity(logging.FATAL)
     # `gin.register_file_reader` would put this reader after gin's own, which would read the file first
-    readers.insert(0, (legacy_gin.opened, os.path.isfile))
+    safe = [(reader, _without_error(exists)) for reader, exists in readers]
+    gin.config._FILE_READERS = [(legacy_gin.opened, os.path.isfile), *safe]
     try:
         yield
     finally:
-        readers.pop(0)
+        gin.config._FILE_READERS = readers
         logging.set_verbosity(verbosity)
+
+
+def _without_error(exists: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Returns gin's check whether a file exists in a package; it is False for a folder without `__init__.py`.
+
+    Gin's own check raises a TypeError for such a folder, so the next search folder would not be tried.
+    """
+
+    def check(path: str) -> bool:
+        try:
+            return exists(path)
+        except TypeError:
+            return False
+
+    return check
 
 
 @contextlib.contextmanager

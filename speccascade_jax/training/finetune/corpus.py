@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from speccascade_jax.core.checks import check_text, whole
-from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.file_task import DIVIDED, FileTask
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
@@ -24,7 +24,11 @@ from speccascade_jax.training.finetune.ragged import Ragged
 from speccascade_jax.training.finetune.span_corruption import SpanCorruption
 
 __all__ = ["Corpus", "Data", "JoinedCorpus", "MixedCorpus", "PlannedBatch", "SpanCorruption", "TaskCorpus"]
-__all__ += ["training_task"]
+__all__ += ["examples_of", "training_task"]
+
+
+HELD_OUT = 0.05
+"""Share of the rows of a user's file that training leaves to validation, unless a corpus sets another one."""
 
 
 def training_task(task: str | Task, held_out: float) -> Task:
@@ -37,6 +41,25 @@ def training_task(task: str | Task, held_out: float) -> Task:
     if isinstance(task, FileTask) and task.splits == ("all",) and held_out:
         return dataclasses.replace(task, held_out=held_out)
     return task
+
+
+def examples_of(task: Task, split: str | None, limit: int, held_out: float = HELD_OUT) -> list[Example]:
+    """Returns the first `limit` examples of a split, or of a part of a user's file (`training_task`).
+
+    Args:
+        task: the task.
+        split: a split, or "validation" or "train" of a file that has only one; `None`: the task's first split.
+        limit: largest number of examples.
+        held_out: as in `training_task`.
+
+    Raises:
+        ValueError: the task has no such split, or no example in it.
+    """
+    divided = training_task(task, held_out) if split in DIVIDED and split not in task.splits else task
+    examples = divided.load(split, limit=limit)
+    if not examples:
+        raise ValueError(f"task {task.name} has no examples in split {split!r}: check the data")
+    return examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +86,7 @@ class TaskCorpus(Batching):
 
     task: str | Task
     split: str = "train"
-    held_out: float = 0.05
+    held_out: float = HELD_OUT
     limit: int = 0
     every: int = 1
 

@@ -15,6 +15,7 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.models import sharding
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import example_ids, make_prompt
+from speccascade_jax.training.finetune.corpus import examples_of
 
 
 def decode(
@@ -82,10 +83,10 @@ def scores(bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str
         bound: the model and its parameters.
         vocabulary: encodes prompts and decodes outputs.
         task: the task.
-        split: a split of the task; `None`: its first.
+        split: a split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first.
         count: number of examples; all if the split has fewer.
     """
-    examples = task.load(split, limit=count)
+    examples = examples_of(task, split, count)
     is_encoder_decoder = bool(getattr(bound.model, "is_encoder_decoder", False))
     texts = [task.build_prompt(example) for example in examples]
     prompts = [example_ids(vocabulary, is_encoder_decoder, task, example)[0] for example in examples]

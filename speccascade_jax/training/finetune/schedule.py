@@ -22,6 +22,8 @@ class Schedule:
         decay: "constant", "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which does not depend on the
             plan).
         final: fraction of `peak` at the end (for linear and cosine).
+        first_step: number of steps that the checkpoint was trained for before; warm-up and "rsqrt" count them too, so
+            that pre-training continues with its own rate (T5: `peak = 1e-2`, `warmup_steps = 10_000`, "rsqrt").
     """
 
     peak: float = 1e-3
@@ -30,6 +32,7 @@ class Schedule:
     max_minutes: float = 0.0
     decay: str = "linear"
     final: float = 0.02
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         if self.decay not in DECAYS:
@@ -45,11 +48,12 @@ class Schedule:
 
     def rate(self, step: int, minutes: float) -> float:
         """Returns the learning rate of step `step` (from 0), `minutes` into the run."""
-        warmup = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        counted = self.first_step + step + 1
+        warmup = min(1.0, counted / max(1, self.warmup_steps))
         if self.decay == "constant":
             return self.peak * warmup
         if self.decay == "rsqrt":
-            return self.peak * warmup * math.sqrt(max(1, self.warmup_steps) / max(step + 1, self.warmup_steps, 1))
+            return self.peak * warmup * math.sqrt(max(1, self.warmup_steps) / max(counted, self.warmup_steps))
         done = self.progress(step, minutes)
         remaining = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.peak * warmup * (self.final + (1.0 - self.final) * remaining)

@@ -14,6 +14,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import check_seed, whole
 from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.data.tasks import table
+from speccascade_jax.data.tasks.task import Task
 from speccascade_jax.data.vocabularies.load import FileVocabulary, load_vocabulary
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, model_from
@@ -23,7 +24,7 @@ from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, growth, partition
-from speccascade_jax.training.finetune.corpus import Corpus
+from speccascade_jax.training.finetune.corpus import Corpus, examples_of
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
@@ -59,8 +60,8 @@ class Trainer:
         loss_batches: number of batches of `validation` for the validation loss.
         acceptance_of: checkpoint of the target under which the trained model will draft; its acceptance rate on
             `loss_batches` batches is logged at every evaluation. Empty: the teacher's, or none.
-        task: name of the task whose metrics are computed on its first `examples` examples; empty: none.
-        split: the split of the task; `None`: its first.
+        task: the task, or its name, whose metrics are computed on its first `examples` examples; empty: none.
+        split: the split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first.
         examples: number of its examples; shown: number of outputs that are printed at every evaluation.
     """
 
@@ -84,7 +85,7 @@ class Trainer:
     save_every_minutes: float = 3.0
     loss_batches: int = 8
     acceptance_of: str = ""
-    task: str = ""
+    task: str | Task = ""
     split: str | None = None
     examples: int = 128
     shown: int = 3
@@ -269,4 +270,4 @@ def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, Any]
     """
     task = table.get_task(trainer.task)
     scores = decoding.scores(model_of(trainer, checkpoint), trainer.text, task, trainer.split, examples).metrics
-    return {**scores, "examples": len(task.load(trainer.split, limit=examples))}
+    return {**scores, "examples": len(examples_of(task, trainer.split, examples))}
