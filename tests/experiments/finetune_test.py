@@ -131,7 +131,9 @@ def killed(start, run_dir, count, draws):
     if number == signal.SIGTERM:
         assert statuses == [143] * count, done
         assert f"stopped: {interrupts.SAVED}" in done[0][2]
-        assert max(map(int, os.listdir(run_dir / "states"))) == len((run_dir / runs.METRICS_FILE).read_text().splitlines())
+        assert max(map(int, os.listdir(run_dir / "states"))) == len(
+            (run_dir / runs.METRICS_FILE).read_text().splitlines()
+        )
     else:
         assert statuses[victim] == -9 and {*statuses} <= {-9, hosts.STATUS}, done
     return True

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from speccascade_jax.training.t5.steps import smoothed_cross_entropy
 
 from speccascade_jax.training.finetune import losses
 

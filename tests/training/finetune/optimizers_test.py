@@ -7,7 +7,6 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from speccascade_jax.training.t5 import steps
 
 from speccascade_jax.training.finetune.optimizers import Adafactor, AdamW, ScaledAdam, state_specs
 

@@ -26,8 +26,10 @@ TARGET = np.array([[6, 7, 8, 1], [9, 1, 0, 0]], np.int32)
 BATCH = Batch(TARGET, np.array([4, 2], np.int32), np.zeros(2, np.int32), SOURCE, np.array([3, 2], np.int32))
 RATE, SEED = np.float32(0.01), np.uint32(0)
 
+PLAIN = Objective()
 
-def _stepped(config, batch=BATCH, step=0, objective=Objective(), accumulate=1):
+
+def _stepped(config, batch=BATCH, step=0, objective=PLAIN, accumulate=1):
     """Returns the state after one step, and its metrics."""
     take = steps.make_train_step(T5(config), ScaledAdam(), objective, accumulate=accumulate)
     state = partition.fresh_state(random_t5.parameters(config, 1), ScaledAdam(), None).replace(step=jnp.int32(step))

@@ -1,4 +1,4 @@
-"""Tests of training micro models: learning, resumption bit for bit, refused input in one line; the shipped gin files."""
+"""Tests of training micro models: learning, resumption bit for bit, refused input in one line; shipped gin files."""
 
 import dataclasses
 import itertools
@@ -18,15 +18,15 @@ from speccascade_jax.models.t5 import T5
 from speccascade_jax.runtime import gin_flags, paths
 from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs, states
-from speccascade_jax.training.finetune import run as running
 from speccascade_jax.training.finetune import partition, steps
+from speccascade_jax.training.finetune import run as running
 from speccascade_jax.training.finetune import trainer as trainers
-from speccascade_jax.training.finetune.corpus import JoinedCorpus, TaskCorpus
+from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support import random_t5, tiny_decoders, tokenizer_files
 from tests.support.killing import KilledError
-from tests.training.conftest import CONFIG, PAIRS, micro_trainer
+from tests.training.conftest import CONFIG, PAIRS
 
 CLOCK = ("minutes", "tokens_per_second", "mfu")
 
@@ -175,7 +175,7 @@ def test_a_decoder_only_model_learns_answers_only(decoder, tmp_path):
     run = running.Run(_decoder_trainer(decoder, tmp_path / "run"))
     (planned, *_) = run.data.epoch(0, 0)
     batch = planned.build()
-    assert (0 < batch.answers).all() and (batch.answers < batch.lengths).all()
+    assert (batch.answers > 0).all() and (batch.answers < batch.lengths).all()
     evaluate = steps.make_eval_step(run.model)
     total, count = evaluate(run.state.params, batch)
     assert int(count) == (batch.lengths - batch.answers).sum()
@@ -228,8 +228,8 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         (_of(trainer, config="t5_1_1_smal"), "'t5_1_1_smal' is neither a preset nor a checkpoint.*t5_1_1_small"),
         (_of(trainer, config=None), "there is no model: give init_from"),
         (_of(trainer, init_from=str(tmp_path / "nothing"), config=None), "is neither a preset nor a checkpoint"),
-        (_of(trainer, init_from=str(decoder / "model")), "only a T5 can grow: leave config out.*decoder/model|only a T5"),
-        (_of(trainer, accumulate=3), "a batch of 4 rows does not divide into 3 equal parts .*: set the corpus's rows=3 or 6"),
+        (_of(trainer, init_from=str(decoder / "model")), "only a T5 can grow: leave config out"),
+        (_of(trainer, accumulate=3), "a batch of 4 rows does not divide into 3 equal parts"),
         (_of(trainer, dropout=1.0), r"dropout=1.0 is not a rate: give a number in \[0, 1\)"),
         (_of(trainer, dtype="float16"), "dtype='float16': training computes in float32 or bfloat16"),
         (_of(trainer, vocabulary=""), "there is no vocabulary"),
