@@ -36,7 +36,7 @@ LONGEST_FIRST = (
     "laws_test", "configs_selection_test", "configs_test", "benchmarks/command_test", "tests/trees_test",
     "methods/stacks_test", "drafters/planned_test", "hierarchy/optimizing_test", "tests/afternoon_test",
     "engine/t5_test", "stopping/policies_test", "methods/table_test", "engine/edges_test", "stories_test",
-    "docs_test", "t5/loop_test", "experiments/hosts_test", "drafters/nested_test",
+    "docs_test", "finetune/trainer_test", "experiments/hosts_test", "drafters/nested_test",
 )  # fmt: skip
 """Files that should start first, so that no process is still busy with one when the other has finished.
 
@@ -49,8 +49,8 @@ CEILINGS = {
     "acceptance_head_test": 400, "heads/train_test": 400, "t5_golden_test": 400, "divergences_test": 400,
     "models/decoder_test": 320, "models/t5_test": 320, "drafters/protocol_test": 300, "rules/verification_test": 400,
     "checkpoints/t5x_test": 260, "models/teacher_forcing_test": 240, "heads/report_test": 240,
-    "rules/deferral_test": 380, "evaluation/code_digests_test": 200, "t5/steps_test": 200, "drafters/planned_test": 200,
-    "rules/block_wise_test": 290, "models/branching_test": 300, "tests/api_test": 320,
+    "rules/deferral_test": 380, "evaluation/code_digests_test": 200, "finetune/steps_test": 200,
+    "drafters/planned_test": 200, "rules/block_wise_test": 290, "models/branching_test": 300, "tests/api_test": 320,
     "parity/transformers_test": 950,
     "parity/peers_test": 240, "benchmarks/command_test": 240,
 }  # fmt: skip
