@@ -150,8 +150,11 @@ def test_every_page_names_files_that_exist():
             assert exists or path.startswith(IDEAS), f"{page.name} names {path}"
 
 
-WORDS = 15_500
-"""The most words that the pages of docs/ may have together; measurements in docs/results/ are not counted."""
+WORDS = 16_200
+"""The most words that the pages of docs/ may have together; measurements in docs/results/ are not counted.
+
+Raised by 700 for finetuning.md, because fine-tuning had no page before.
+"""
 UNWANTED = {
     r"\blaws?\b": "'distribution', or 'exactness tests'",
     r"\bpapers? [1-5]\b": "authors and year, with a link on the first mention",

@@ -49,3 +49,9 @@ def test_schedules_without_an_end_or_with_an_unknown_decay_are_refused():
         Schedule()
     with pytest.raises(ValueError, match="'exponential' is not one of constant, linear, cosine, rsqrt"):
         Schedule(max_steps=1, decay="exponential")
+
+
+def test_pre_training_continues_with_its_own_rate():
+    whole = Schedule(peak=1e-2, warmup_steps=100, max_steps=2000, decay="rsqrt")
+    rest = Schedule(peak=1e-2, warmup_steps=100, max_steps=1000, decay="rsqrt", first_step=1000)
+    assert [rest.rate(step, 0.0) for step in (0, 1, 999)] == [whole.rate(step, 0.0) for step in (1000, 1001, 1999)]
