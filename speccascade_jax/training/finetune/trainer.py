@@ -24,7 +24,7 @@ from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, growth, partition
-from speccascade_jax.training.finetune.corpus import Corpus, examples_of
+from speccascade_jax.training.finetune.corpus import HELD_OUT, Corpus, examples_of, training_task
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
@@ -104,8 +104,11 @@ class Trainer:
             raise ValueError(
                 "there is no model: give init_from (a checkpoint), or config (a preset or a configuration)"
             )
-        if self.task and self.split not in (None, *(task := table.get_task(self.task)).splits):
-            raise ValueError(f"task {task.name} has no split {self.split!r}; its splits: {', '.join(task.splits)}")
+        if self.task:
+            task = table.get_task(self.task)
+            splits = dict.fromkeys((*task.splits, *training_task(task, HELD_OUT).splits))
+            if self.split not in (None, *splits):
+                raise ValueError(f"task {task.name} has no split {self.split!r}; its splits: {', '.join(splits)}")
 
     @functools.cached_property
     def model(self) -> Model:
