@@ -76,7 +76,7 @@ class TaskCorpus(Batching):
         task: a name of `data.tasks.table`, a path of a file, or a `Task`.
         split: the split to train on.
         held_out: share of the rows of a file with one split that its split "validation" holds, which the split "train"
-            then lacks (`training_task`); 0 leaves the one split "all". Other tasks ignore it.
+            then lacks (`training_task`). The split "all" has all rows. Other tasks ignore it.
         limit: number of examples to use, from the first on; 0 uses all. every: use only one example in `every`.
         Otherwise as in `Batching`; the largest lengths are those of the task.
 
@@ -104,7 +104,7 @@ class TaskCorpus(Batching):
     @property
     def resolved(self) -> Task:
         """The task, with a training split if it is a user's file (`training_task`)."""
-        return training_task(self.task, self.held_out)
+        return training_task(self.task, 0 if self.split == "all" else self.held_out)
 
     def source(self, vocabulary: TextVocabulary, encoder_decoder: bool) -> "TaskSource":
         """Reads and encodes the examples of the split; logs how many were cut.

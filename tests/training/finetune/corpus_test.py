@@ -138,7 +138,7 @@ def test_a_users_file_is_divided_into_disjoint_parts(tmp_path, words):
         assert len(rows_of(corpus.tokens(words, True))) == len(corpus.resolved.load(split))
     assert not parts["train"] & parts["validation"] and len(parts["train"] | parts["validation"]) == 150
     assert 5 < len(parts["validation"]) < 30
-    whole = TaskCorpus(task=str(path), split="all", held_out=0.0)
+    whole = TaskCorpus(task=str(path), split="all")
     assert len(rows_of(whole.tokens(words, True))) == 200
     path.write_text("source,reference\n" + "".join(reversed(lines)))
     again = FileTask(path=str(path), held_out=0.1).load("validation")
@@ -160,7 +160,7 @@ def test_tasks_without_examples_or_a_training_split_are_refused(words, tmp_path)
     path.write_text("source,reference\n" + "Once upon a time,b\n" * 3)
     task = FileTask(path=str(path), too_long="skip", max_input_length=3)
     with pytest.raises(ValueError, match=r"no examples \(3 prompts are too long\)"):
-        TaskCorpus(task=task, split="all", held_out=0).tokens(words, True)
+        TaskCorpus(task=task, split="all").tokens(words, True)
     with pytest.raises(ValueError, match="an example has 14 encoder tokens .* the widest bucket 8"):
         TaskCorpus(task=task_of(), widths=(8,)).tokens(words, True)
 
