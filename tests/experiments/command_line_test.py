@@ -28,7 +28,7 @@ FLAGS = dict.fromkeys((
     "train_exit_heads", "optimize_hierarchy", "make_selection_data", "compare_drafters", "serve_online",
 ), "gin_file") | {
     "tables": "format", "plots": "format", "show": "alpha", "convert": "dry-run", "describe": "block-size",
-    "train_acceptance_head": "mode", "train_t5": "mode", "train_vocab": "output", "count_bigrams": "output",
+    "train_acceptance_head": "mode", "finetune": "mode", "train_vocab": "output", "count_bigrams": "output",
     "train_policy": "mode", "launch": "dry_run", "report": "most", "compare": "most", "score": "metrics",
     "preflight": "topology",
 }  # fmt: skip

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -16,15 +17,15 @@ from speccascade_jax.runtime import compilation_cache, hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune.optimizers import Adafactor
-from speccascade_jax.training.states import States
+from speccascade_jax.training.states import FOLDER, States
 from tests.training import conftest as micro
-from tests.training.states_test import ended, stop
 
 ROOT = repository_root()
-STEPS, DELAY = 300, 0.6
+STEPS, SECONDS = 80, 400
 KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6")) // 2
 """Number of kills, on one process and again on two."""
-PER_RUN = 3
+PER_RUN, MOST = 5, 10
+"""Number of kills of a run, and the most steps that it takes before each."""
 GIN = f"""
 from __gin__ import dynamic_registration
 from speccascade_jax.models import t5
@@ -93,9 +94,23 @@ def start(tmp_path_factory):
     return start
 
 
+def _ended(processes):
+    try:
+        said = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *words) for process, words in zip(processes, said, strict=True)]
+
+
+def _logged(run_dir):
+    path = run_dir / runs.METRICS_FILE
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def finished(start, run_dir, count):
     """Lets a run go on to its end; returns the bits of its state, and its records without the clock's."""
-    done = ended(start(run_dir, count))
+    done = _ended(start(run_dir, count))
     assert [status for status, *_ in done] == [0] * count, done
     lines = [json.loads(line) for line in (run_dir / runs.METRICS_FILE).read_text().splitlines()]
     records = [{name: value for name, value in line.items() if name not in UNEQUAL} for line in lines]
@@ -121,9 +136,16 @@ def unbroken(start, tmp_path_factory):
 def killed(start, run_dir, count, draws):
     """Starts or resumes a run, and ends it at a random moment of its training; returns whether it was ended."""
     number, victim = draws.choice((signal.SIGKILL, signal.SIGTERM)), draws.randrange(count)
-    running = start(run_dir, count)
-    stop(run_dir, running, victim, number, draws.uniform(0, DELAY))
-    done = ended(running)
+    before, steps, running = _logged(run_dir), draws.randint(1, MOST), start(run_dir, count)
+    # a resumed run drops the records after its state before it begins
+    while all(process.poll() is None for process in running) and not 0 < _logged(run_dir) != before:
+        time.sleep(0.01)
+    begun = _logged(run_dir)
+    while all(process.poll() is None for process in running) and _logged(run_dir) < begun + steps:
+        time.sleep(0.001)
+    time.sleep(draws.uniform(0, 0.05))
+    running[victim].send_signal(number)
+    done = _ended(running)
     statuses = [status for status, *_ in done]
     assert not any("damaged" in said for *_, said in done), done
     if statuses == [0] * count:
@@ -131,9 +153,7 @@ def killed(start, run_dir, count, draws):
     if number == signal.SIGTERM:
         assert statuses == [143] * count, done
         assert f"stopped: {interrupts.SAVED}" in done[0][2]
-        assert max(map(int, os.listdir(run_dir / "states"))) == len(
-            (run_dir / runs.METRICS_FILE).read_text().splitlines()
-        )
+        assert max(map(int, os.listdir(run_dir / FOLDER))) == _logged(run_dir)
     else:
         assert statuses[victim] == -9 and {*statuses} <= {-9, hosts.STATUS}, done
     return True

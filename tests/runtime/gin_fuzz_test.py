@@ -22,8 +22,8 @@ from speccascade_jax.selection import make_data as selection_data
 from speccascade_jax.selection import report, serving
 from speccascade_jax.selection import train as policies
 from speccascade_jax.training import exits
+from speccascade_jax.training.finetune import trainer
 from speccascade_jax.training.heads import make_data, train
-from speccascade_jax.training.t5 import loop
 
 pytestmark = pytest.mark.laws
 
@@ -47,8 +47,8 @@ WHOLE = [
     (report.compare, ["configs/paper5_table1.gin", "configs/sizes/tiny.gin"]),
     (serving.serve, ["configs/paper5_online.gin", "configs/sizes/tiny.gin"]),
     (policies.PolicyTrainer, ["gin/train_policy.gin"]),
-    (loop.Trainer, ["gin/train_draft.gin"]),
-    (loop.Trainer, ["gin/train_target.gin"]),
+    (trainer.Trainer, ["gin/train_draft.gin"]),
+    (trainer.Trainer, ["gin/train_target.gin"]),
 ]
 VALUES = """
 None|True|False|'False'|'True'|nan|inf|-inf|1e999|1e308|-1e308|1e9|-1|0|0.5|3.0|10**9|1_000|99999999999999999999999|

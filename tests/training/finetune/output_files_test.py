@@ -70,7 +70,7 @@ def test_the_file_holds_the_tokens_of_finished_outputs_and_counts_the_others(mak
 def test_training_reads_the_file_without_joining(make, alone):
     outputs = make("outputs.pieces.gz")
     outputs.write()
-    corpus = JoinedCorpus(outputs.path, max_joined=1, widths=(WIDTH,), tokens_per_batch=256)
+    corpus = JoinedCorpus(path=outputs.path, max_joined=1, widths=(WIDTH,), tokens_per_batch=256)
     data = corpus.tokens(Vocabulary(outputs.trainer.vocabulary), True)
     rows = [target for _, target in _rows(data, 0, 0)]
     assert sorted(rows) == sorted(ids for _, ids in alone if ids[-1] == 1)
@@ -111,12 +111,12 @@ def test_sources_are_joined_as_in_training_and_continue_into_the_next_epoch(fini
 
 @pytest.mark.parametrize("least", [0.0, 1.0])
 def test_the_candidate_nearest_to_the_reference_is_written(make, finished, least):
-    outputs, vocabulary = make(candidates=4, examples=6, least=least), Vocabulary(finished[0].vocabulary)
+    outputs, vocabulary = make(candidates=4, examples=12, least=least), Vocabulary(finished[0].vocabulary)
     outputs.write()
     bound, _ = trainers.trained(finished[0])
     data = outputs.trainer.corpus.tokens(vocabulary, True)
     expected, chosen = [], []
-    for number, example in enumerate(joined_examples(data, SEED, 6)):
+    for number, example in enumerate(joined_examples(data, SEED, 12)):
         rows = sampled(bound, vocabulary, example.source, range(4 * number, 4 * number + 4))
         texts = [vocabulary.decode(ids[:-1]) for ids in rows if ids[-1] == 1]
         reference = vocabulary.decode(example.target)
