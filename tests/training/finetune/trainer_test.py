@@ -242,7 +242,6 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         _refused(make, said)
     for changes, said in (
         ({"dropout": 0.1}, "dropout=0.1: decoder-only models have no dropout; leave it out"),
-        ({"corpus": trainer.corpus}, "holds sources and targets for an encoder-decoder: use a TaskCorpus"),
         ({"config": CONFIG}, "only a T5 can grow: leave config out, so that it is that of .*model"),
     ):
         _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
