@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
         os.environ[compilation_cache.VARIABLE] = COMPILATION_CACHE.value
     if MODE.value in ("export", "translate") and not OUTPUT.value:
         raise app.UsageError(f"--mode={MODE.value} needs --output=PATH")
-    with hosts.together(), gin_flags.one_line_errors():
+    with hosts.together(interrupts.SAVED), gin_flags.one_line_errors():
         gin_flags.join(MODE.value == "train", "python -m experiments.finetune")
         compilation_cache.switch_on()
         gin_flags.read("python -m experiments.finetune --gin_file=gin/train_target.gin")

@@ -194,11 +194,14 @@ def check_alone(command: str, words: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together(how: str = interrupts.SAME) -> Iterator[None]:
     """Ends all processes if the block raises an error; otherwise tells the other processes that this one is done.
 
     If the error is only a consequence of another process's death, the message about that process appears instead. In a
     single process, errors pass through.
+
+    Args:
+        how: the printed advice on how to continue after a signal.
     """
     try:
         yield
@@ -209,7 +212,7 @@ def together() -> Iterator[None]:
             _say_done()  # all processes end here, so no process may report this one as dead
         time.sleep(NOTICED)
         # a normal exit would wait for the other processes, which may be waiting for this one
-        status = _status(error)
+        status = _status(error, how)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
@@ -223,14 +226,14 @@ def _say_done() -> None:
             connection.sendall(_DONE)
 
 
-def _status(error: BaseException) -> int:
+def _status(error: BaseException, how: str) -> int:
     """Prints why this process ends, and returns its exit status."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if isinstance(error, KeyboardInterrupt | interrupts.Terminated):
-        return interrupts.status(error, interrupts.SAME)
+        return interrupts.status(error, how)
     traceback.print_exception(error)  # without --debug, `one_line_errors` has replaced this error by SystemExit
     return 1
 
