@@ -4,10 +4,12 @@ r"""Compile every program of a sweep for TPUs or GPUs that are not there: what f
     python -m experiments.preflight --gin_file=configs/paper1_table2.gin --gin_file=configs/sizes/published.gin \
         --gin_file=gin/tasks/xsum.gin --gin_file=gin/models/two_checkpoints.gin --gin.PAIR="'t5'" \
         --gin.TARGET="'t5_1_1_xl'" --gin.DRAFT="'t5_1_1_small'" --gin.DTYPE="'bfloat16'" --topology=v5e:2x2 --mesh=1,4
+    python -m experiments.preflight --gin_file=gin/finetune/t5_xl.gin --gin_file=gin/finetune/wmt14_en_de.gin \
+        --gin.MODEL="'t5_1_1_xl'" --gin.RUN_DIR="''" --part=train --topology=v5e:4x4      a step of fine-tuning
     python -m experiments.preflight … --topology=v5p:2x2x1 --output=results/preflight.json     keeps the reports
     python -m experiments.preflight … --save=programs      keeps the compiled programs
 
-The gin files are those of the sweep. A model may be a preset's name (t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a
+The gin files are those of the sweep, or of `experiments.finetune` with --part=train. A model may be a preset's name (t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a
 checkpoint, of which only names and shapes are read. Nothing runs: the figures are compiled for the devices. The command
 ends with status 3 if a program does not fit. A small program takes 10 s to compile, a large one several minutes.
 """
@@ -18,7 +20,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,13 +34,15 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation.environment import package
 from speccascade_jax.pairs.derived import is_derived
-from speccascade_jax.preflight import compiling, sweeps
+from speccascade_jax.preflight import compiling, sweeps, training
 from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.preflight.topologies import mesh_of
+from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.runtime import gin_flags, interrupts, own_files
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
+from speccascade_jax.training.finetune import trainer
 
 EXAMPLE = "python -m experiments.preflight --gin_file=configs/quickstart.gin --topology=v5e"
 DOES_NOT_FIT = 3
@@ -51,6 +55,8 @@ def main() -> None:
     flags.DEFINE_string("topology", "v5e", "devices: CHIP or CHIP:SIZES, such as v5e:2x4", module_name=sys.argv[0])
     flags.DEFINE_list("mesh", None, "devices for rows and for the model: 1,4 (the gin files' mesh)",
                       module_name=sys.argv[0])  # fmt: skip
+    flags.DEFINE_enum("part", "sweep", ["sweep", "train"], "sweep: the programs of the gin files' sweep; train: one "
+                      "step of their trainer.Trainer, of its widest batch", module_name=sys.argv[0])  # fmt: skip
     flags.DEFINE_integer("prompt_length", None, "tokens of a prompt (the task's longest)", module_name=sys.argv[0])
     flags.DEFINE_bool("schedules", True, "read compute from final schedules; without, compiling is faster, compute is "
                       "unknown, and small instructions count as ops", module_name=sys.argv[0])  # fmt: skip
@@ -65,7 +71,8 @@ def main() -> None:
 def _run(argv: list[str]) -> None:
     with gin_flags.one_line_errors():
         gin_flags.read_alone(EXAMPLE)
-        status = preflight(flags.FLAGS.topology, _mesh(flags.FLAGS.mesh), flags.FLAGS.prompt_length, flags.FLAGS.output)
+        entry = preflight_training if flags.FLAGS.part == "train" else preflight
+        status = entry(flags.FLAGS.topology, _mesh(flags.FLAGS.mesh), flags.FLAGS.prompt_length, flags.FLAGS.output)
     sys.exit(status)
 
 
@@ -85,13 +92,36 @@ def preflight(topology: str, mesh: tuple[int, int] | None, prompt_length: int | 
     mesh_of(topology, shape)  # refuses unknown devices, or too few, before anything is compiled
     if prompt_length is not None:
         whole("--prompt_length", prompt_length, 1)
+    programs = sweeps.planned(points, topology, shape, prompt_length)
+    results = sweeps.run(programs, _reporter(output), _progress)
+    table = sweeps.grid(results, topology, shape, sweeps.left_out(points))
+    return _shown(results, table)
+
+
+def preflight_training(
+    topology: str, mesh: tuple[int, int] | None, prompt_length: int | None, output: str | None
+) -> int:
+    """Compiles a step of the training that gin configured, prints its table, and returns the exit status."""
+    fields = training.fields_of(gin.get_configurable(trainer.Trainer)())
+    changes = {"mesh": mesh, "prompt_length": prompt_length}
+    fields |= {name: value for name, value in changes.items() if value is not None}
+    job = Job(topology=topology, **fields)
+    mesh_of(topology, job.mesh)
+    results = sweeps.run([sweeps.Planned("training", job, 1)], _reporter(output), _progress)
+    return _shown(results, training.grid(results[0]))
+
+
+def _reporter(output: str | None) -> Callable[[Job], Report]:
+    """Returns the function that reports on a job, as the flags say, and keeps its reports in the file `output`."""
     folder = None if flags.FLAGS.save is None else expanded(flags.FLAGS.save)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ValueError(f"--save={folder} is a file: name a folder")
-    programs = sweeps.planned(points, topology, shape, prompt_length)
     kept = Kept(None if output is None else expanded(output))
-    results = sweeps.run(programs, partial(kept.report, dump=flags.FLAGS.schedules, folder=folder), _progress)
-    table = sweeps.grid(results, topology, shape, sweeps.left_out(points))
+    return partial(kept.report, dump=flags.FLAGS.schedules, folder=folder)
+
+
+def _shown(results: Sequence[sweeps.Result], table: Grid) -> int:
+    """Prints the table and what does not fit; returns the exit status."""
     Console(width=None if sys.stdout.isatty() else 140).print(table.rich())
     for line in sweeps.refusals(results):
         print(f"error: {line}", file=sys.stderr)
@@ -147,7 +177,8 @@ class Kept:
 
     def _key(self, job: Job, dump: bool) -> str:
         """Returns what a report depends on: the program, the models' shapes, and the code of ours and of the user's."""
-        sources = (job.target, job.draft, *dict(job.others).values())
+        trained = job.part == "train"  # the values of a training step hold its configuration
+        sources = () if trained else (job.target, job.draft, *dict(job.others).values())
         models = [str(checkpoints.named(s).config) for s in sources if s is not None and not is_derived(s)]
         files = {name: Path(path).read_text() for name, path in own_files.loaded().items()}
         values = sweeps.kind_of(job).as_values()

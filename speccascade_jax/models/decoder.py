@@ -26,7 +26,7 @@ from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeSc
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, STACKED_HEADS, Mesh, P, local, shards, under
-from speccascade_jax.models.stacks import STACK, in_order, over_layers, stack_of
+from speccascade_jax.models.stacks import STACK, in_order, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.runtime.mesh import DATA
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
@@ -233,7 +233,7 @@ class Stack(nn.Module):
             inputs = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
             self.stack = stack_of(self, DecoderLayer(c, parent=None, name=STACK), c.num_layers, *inputs)
         else:
-            layer = nn.remat(DecoderLayer) if self.remat else DecoderLayer
+            layer = recomputed_layer(DecoderLayer, self.remat)
             self.layers = [layer(c) for _ in range(c.num_layers)]
         self.decoder_norm = norm(c)
         if not c.tied:
@@ -282,8 +282,7 @@ class Stack(nn.Module):
             return (x, (*caches[:place], written, *caches[place + 1 :])), (output, None)
 
         caches = tuple((place.keys, place.values) for place in slots or ())
-        # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
-        body = jax.checkpoint(body, prevent_cse=False, static_argnums=(2,)) if self.remat else body
+        body = recomputed(body, self.remat)
         fixed = slots is not None
         (x, caches), outputs = over_layers(body, (x, caches), self.stack, c.num_layers, c.period, fixed=fixed)
         for state in in_order(tuple(state for state, _ in outputs), c.num_layers) if recorded else ():

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh as Mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -36,6 +37,8 @@ STACKED_HEADS = P(None, (DATA, MODEL))
 COLUMNS = P(DATA, None, MODEL)
 """Layout of the result of a matrix product: `[B, T, heads · K]`, `[B, T, F]` or `[B, T, V]`."""
 BIAS = P(DATA, MODEL)
+GATHERED = "gathered"
+"""Name of gathered parameters for policies of `jax.checkpoint`."""
 
 LOGICAL_AXES = (
     (r"token_embedder/embedding", ("vocab", "embed")),
@@ -118,7 +121,23 @@ def gathered(parameter: Array, dtype: str, path: Sequence[str], name: str) -> Ar
     if _MESH.get() is None or not _GATHERS.get():
         return parameter
     # the cast comes first, so that devices send 16 bits, not 32; without the constraint, XLA may gather activations
-    return constrain(jnp.asarray(parameter, dtype), spec_of("/".join((*path, name))))
+    return checkpoint_name(constrain(jnp.asarray(parameter, dtype), spec_of("/".join((*path, name)))), GATHERED)
+
+
+def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
+    """Returns the options of `jax.checkpoint` for a layer; `None` if its gradients recompute nothing.
+
+    While parameters are gathered, gradients gather them again: kept from the forward pass, the gathered parameters of
+    all layers would fill the memory that spreading them saves.
+
+    Args:
+        remat: whether gradients recompute the whole layer.
+    """
+    if remat:
+        return {}
+    if _MESH.get() is None or not _GATHERS.get():
+        return None
+    return {"policy": jax.checkpoint_policies.save_anything_except_these_names(GATHERED)}
 
 
 def spec_of(path: str) -> P:

@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from speccascade_jax.core.types import Array, Params, is_packed
-from speccascade_jax.models.sharding import under
+from speccascade_jax.models.sharding import kept_for_gradients, under
 
 SCAN_FROM = 24
 """Depth from which layers are a scan, unless a configuration's `scan_layers` says otherwise (docs/results/scans.md)."""
@@ -160,6 +160,30 @@ def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> P
 
     created: Params = module.param(STACK, init)
     return created
+
+
+def recomputed(body: Any, remat: bool) -> Any:
+    """Returns the body of a loop over layers so that gradients recompute each layer, or gather its parameters again.
+
+    Args:
+        body: as in `over_layers`.
+        remat: whether gradients recompute the whole layer.
+    """
+    options = kept_for_gradients(remat)
+    # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
+    return body if options is None else jax.checkpoint(body, prevent_cse=False, static_argnums=(2,), **options)
+
+
+def recomputed_layer(layer: Any, remat: bool, static_argnums: tuple[int, ...] = ()) -> Any:
+    """Returns the class of an unrolled layer so that gradients recompute it, or gather its parameters again.
+
+    Args:
+        layer: the class of Flax.
+        remat: whether gradients recompute the whole layer.
+        static_argnums: indices of arguments that are no arrays, `self` included.
+    """
+    options = kept_for_gradients(remat)
+    return layer if options is None else nn.remat(layer, static_argnums=static_argnums, **options)
 
 
 def layer_at(stack: Any, number: Any) -> Any:

@@ -28,7 +28,7 @@ from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
-from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, stack_of
+from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.runtime.mesh import AXES
 
@@ -380,7 +380,7 @@ class Encoder(nn.Module):
                 self, _detached(EncoderLayer, c), c.num_encoder_layers, _one_state(c), (no_bias,), True
             )
         else:
-            layer = nn.remat(EncoderLayer, static_argnums=(3,)) if self.remat else EncoderLayer
+            layer = recomputed_layer(EncoderLayer, self.remat, (3,))
             self.layers = [layer(c) for _ in range(c.num_encoder_layers)]
         self.encoder_norm = norm(c)
         self.drop = dropout(c)
@@ -405,7 +405,7 @@ class Encoder(nn.Module):
         def body(x: Array, params: Params, _: int, number: Any) -> tuple[Array, None]:
             return layer.apply({"params": params}, x, biases, deterministic, rngs=_dropout_of(key, number)), None
 
-        return over_layers(_recomputed(body, self.remat), x, self.stack, self.config.num_encoder_layers)[0]
+        return over_layers(recomputed(body, self.remat), x, self.stack, self.config.num_encoder_layers)[0]
 
 
 def _detached(layer: type[Any], config: T5Config) -> Any:
@@ -428,12 +428,6 @@ def _dropout_of(key: Array | None, layer: Any) -> dict[str, Array]:
     return {} if key is None else {"dropout": jax.random.fold_in(key, layer)}
 
 
-def _recomputed(body: Any, remat: bool) -> Any:
-    """Returns the body of a loop over layers so that gradients recompute each layer, if `remat` is true."""
-    # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
-    return jax.checkpoint(body, prevent_cse=False, static_argnums=(2,)) if remat else body
-
-
 class Decoder(nn.Module):
     """Decoder: a stack of causal layers with cross-attention, a last norm and, if not tied, the output layer.
 
@@ -452,7 +446,7 @@ class Decoder(nn.Module):
                 self, _detached(DecoderLayer, c), c.num_decoder_layers, state, no_bias, state, no_bias, None, True
             )
         else:
-            layer = nn.remat(DecoderLayer, static_argnums=(6,)) if self.remat else DecoderLayer
+            layer = recomputed_layer(DecoderLayer, self.remat, (6,))
             self.layers = [layer(c) for _ in range(c.num_decoder_layers)]
         self.decoder_norm = norm(c)
         self.drop = dropout(c)
@@ -534,7 +528,7 @@ class Decoder(nn.Module):
             return (x, (written,) if caches else ()), x if recorded else None
 
         caches = () if cache is None else tuple(zip(cache.keys, cache.values, strict=True))
-        body, depth = _recomputed(body, self.remat), c.num_decoder_layers
+        body, depth = recomputed(body, self.remat), c.num_decoder_layers
         (x, caches), states = over_layers(body, (x, caches), self.stack, depth, fixed=cache is not None)
         for state in in_order(states, depth) if recorded else ():
             self.sow(EXITS, "hidden", state)

@@ -276,7 +276,7 @@ def _cost(execution: Execution, step: Step, cycles: Mapping[str, int] | None) ->
     instruction = step.instruction
     computation = execution.module.computations[step.computation]
     moved = traffic.hbm_bytes(execution.module, computation, instruction)
-    message = traffic.collective(instruction)
+    message = traffic.message(execution.module, instruction)
     transfer = message is None and instruction.opcode.endswith("-start")
     bundles = (cycles or {}).get(instruction.name, 0)
     alone = not transfer and (cycles is None or instruction.name in cycles or message is not None)
@@ -287,7 +287,7 @@ def _cost(execution: Execution, step: Step, cycles: Mapping[str, int] | None) ->
         transfers=float(transfer),
         scalar_ops=float(not alone and not transfer),
         collectives=float(message is not None),
-        sent_bytes=traffic.sent(instruction) if message else 0,
+        sent_bytes=message[1] if message else 0,
         unnamed_bytes=0 if step.named else moved,
         unnamed_cycles=0 if step.named else bundles,
     )
@@ -297,9 +297,10 @@ def messages(execution: Execution) -> dict[str, Messages]:
     """Returns the collectives that a run executes, by kind."""
     kinds: dict[str, Messages] = {}
     for step in execution.steps:
-        kind = traffic.collective(step.instruction)
-        if kind is not None:
-            size, before = traffic.sent(step.instruction), kinds.get(kind, Messages())
+        message = traffic.message(execution.module, step.instruction)
+        if message is not None:
+            kind, size = message
+            before = kinds.get(kind, Messages())
             kinds[kind] = Messages(
                 count=before.count + step.times,
                 sent_bytes=before.sent_bytes + step.times * size,

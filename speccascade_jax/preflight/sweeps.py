@@ -250,13 +250,16 @@ def refusals(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         job = result.planned.job
+        smaller = "a smaller batch, or dtype bfloat16 or int8"
+        if job.part == "train":
+            smaller = "a higher Trainer.accumulate, or Trainer.remat = True"
         place = f"{result.planned.method} ({job.part}, batch {job.batch})"
         if result.report is None:
             lines.append(f"{place}: {result.error}")
         elif not result.report.fits:
             lines.append(
                 f"{place} needs {result.report.memory.peak:,} bytes on each device of {job.topology}, "
-                f"{result.report.missing:,} more than it has: use more devices along the model axis (--mesh), a "
-                f"smaller batch, or dtype bfloat16 or int8"
+                f"{result.report.missing:,} more than it has: use more devices along the model axis (--mesh), "
+                f"{smaller}"
             )
     return lines

@@ -24,6 +24,29 @@ def collective(instruction: Instruction) -> str | None:
     return kind if kind in COLLECTIVES else None
 
 
+def message(module: Module, instruction: Instruction) -> tuple[str, int] | None:
+    """Returns the kind and the bytes of a collective, alone or in a fusion; `None` for anything else.
+
+    On a TPU, a collective that runs beside products is a chain of fusions, of which the first one starts it, and
+    gradients are added up and scattered in a fusion of an all-reduce with slices.
+    """
+    kind = collective(instruction)
+    if kind is not None:
+        return kind, sent(instruction)
+    called = instruction.called("calls") if instruction.opcode == "fusion" else None
+    if called is None:
+        return None
+    inside = module.computations[called].instructions
+    scatters = called.startswith("all-reduce-scatter")
+    if not scatters and not any(part.target == "AsyncCollectiveStart" for part in inside):
+        return None
+    fused = next((part for part in inside if collective(part)), None)
+    if fused is None:
+        return None
+    size = sum(array.bytes for array in fused.results)  # one message for several arrays
+    return "reduce-scatter" if scatters else str(collective(fused)), size
+
+
 def sent(instruction: Instruction) -> int:
     """Returns the bytes of a collective's largest array: what a device receives, or adds up."""
     return max((array.bytes for array in instruction.results), default=0)

@@ -21,12 +21,17 @@ from jax.sharding import Mesh, PartitionSpec
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import Params
+from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, family_of, model_from
 from speccascade_jax.models.stacks import stacked_shapes
-from speccascade_jax.preflight.report import Work
+from speccascade_jax.models.t5_config import T5Config
+from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.preflight.report import Report, Work
 from speccascade_jax.preflight.topologies import sharding_of
+from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.training.finetune.batches import Batch, check_rows
+from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
@@ -36,6 +41,10 @@ from speccascade_jax.training.finetune.watching import training_flops
 
 if TYPE_CHECKING:
     from speccascade_jax.preflight.programs import Job
+    from speccascade_jax.preflight.sweeps import Result
+    from speccascade_jax.training.finetune.trainer import Trainer
+
+GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +72,47 @@ class Training:
     def as_values(self) -> dict[str, str]:
         """Returns the settings that are not the usual ones, as texts."""
         usual = Training()
-        return {name: str(value) for name, value in vars(self).items() if value != getattr(usual, name)}
+        chosen = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
+        return {name: _text(value) for name, value in chosen.items()}
+
+
+def _text(value: Any) -> str:
+    """Returns a setting with all its fields, of which a configuration's `repr` omits some."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({dataclasses.asdict(value)})"
+    return str(value)
+
+
+def fields_of(trainer: Trainer) -> dict[str, Any]:
+    """Returns the fields of a `Job` that a training run's settings decide; no text and no array is read.
+
+    The batch is the widest one of the corpus.
+    """
+    config = trainer.configuration
+    rows, prompt_length, max_new_tokens = widest(trainer.corpus, isinstance(config, T5Config))
+    settings = {name: getattr(trainer, name) for name in ("optimizer", "objective", "distillation", "accumulate")}
+    return {
+        "target": trainer.init_from or "the model", "part": "train", "mesh": trainer.mesh, "dtype": trainer.dtype,
+        "batch": rows, "prompt_length": prompt_length, "max_new_tokens": max_new_tokens,
+        "training": Training(config=config, remat=trainer.remat, **settings),
+    }  # fmt: skip
+
+
+def widest(corpus: Any, encoder_decoder: bool) -> tuple[int, int, int]:
+    """Returns the number of rows of a corpus's widest batch, its tokens of a prompt, and its tokens of an answer.
+
+    Raises:
+        ValueError: the corpus does not say how wide its batches are.
+    """
+    task = get_task(corpus.task) if isinstance(corpus, TaskCorpus) else None
+    lengths = (task.max_input_length, task.max_output_length) if task else (getattr(corpus, "length", 0),)
+    width = max(corpus.widths, default=max(lengths) if encoder_decoder else sum(lengths))
+    if not width:
+        raise ValueError(f"{type(corpus).__name__} has no widths: set them, to say how wide its batches are")
+    if encoder_decoder:
+        return corpus.rows_at(width), width, max(corpus.target_widths, default=width)
+    answer = min(task.max_output_length if task else width, width - 1)
+    return corpus.rows_at(width), width - answer, answer
 
 
 def check(job: Job) -> None:
@@ -77,7 +126,7 @@ def model_of(job: Job, mesh: Mesh | None) -> Model:
     """Returns the model that is trained.
 
     Raises:
-        ValueError: the mesh does not fit the model, or a decoder-only model is to have dropout.
+        ValueError: the mesh does not fit the model.
     """
     config: Any = job.training.config or checkpoints.named(job.target).config
     changes: dict[str, Any] = {"dtype": job.dtype}
@@ -165,3 +214,52 @@ def work_of(job: Job) -> Work:
         flops=float(training_flops(model.config, *lengths)),
         devices=math.prod(job.mesh),
     )
+
+
+def grid(result: Result) -> Grid:
+    """Returns the table of a training step: memory, time, speed and messages, each for one device."""
+    job, report = result.planned.job, result.report
+    rows = [["fits", result.fits]]
+    if report is not None:
+        rows += [*_memory_rows(report), *_time_rows(report), *_message_rows(report)]
+    chip = chip_of(job.topology)
+    training = job.training
+    notes = [
+        f"Compiled for {job.topology}, mesh {job.mesh}; nothing ran. A device has {chip.memory / GB:.1f} GB.",
+        f"{job.batch} rows of {job.prompt_length} + {job.max_new_tokens} tokens, accumulate {training.accumulate}, remat "
+        f"{training.remat}, dtype {job.dtype}.",
+        "Speeds are compiled for the devices, not measured: the first figure has every start of an op at its highest "
+        "cost, the second has no starts. Messages are counted as if no computation ran beside them.",
+    ]
+    return Grid(title=f"Training step of {job.target}", header=["of one device", ""], rows=rows, notes=notes)
+
+
+def _memory_rows(report: Report) -> list[list[str]]:
+    memory = report.memory
+    return [
+        ["memory, GB", f"{memory.peak / GB:.2f}"],
+        ["parameters, optimiser state and batch, GB", f"{memory.arguments / GB:.2f}"],
+        ["temporary arrays, GB", f"{memory.temporaries / GB:.2f}"],
+    ]
+
+
+def _time_rows(report: Report) -> list[list[str]]:
+    band, work, shares = report.band, report.work, report.utilisation
+    assert work is not None and shares is not None
+    speeds = sorted(work.tokens / seconds for seconds in (band.low, band.high))
+    return [
+        ["HBM traffic, ms", f"{band.memory * 1e3:.3g}"],
+        ["compute, ms", f"{band.compute * 1e3:.3g}" if band.compute else NONE],
+        ["messages, ms", f"{band.collectives * 1e3:.3g}"],
+        ["a step, ms", f"{band.low * 1e3:.3g} to {band.high * 1e3:.3g}"],
+        ["bound by", band.bound],
+        ["target tokens/s of all devices", f"{speeds[0]:,.0f} to {speeds[1]:,.0f}"],
+        ["MFU", f"{shares[0]:.0%} to {shares[1]:.0%}" if band.compute else NONE],
+    ]
+
+
+def _message_rows(report: Report) -> list[list[str]]:
+    return [
+        [kind, f"{parts.count:,.0f}, {parts.sent_bytes / GB:.2f} GB, the largest {parts.largest / GB:.3f} GB"]
+        for kind, parts in sorted(report.messages.items())
+    ]

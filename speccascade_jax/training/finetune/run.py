@@ -69,7 +69,7 @@ class Run:
         teacher = self._beside(trainer.distillation.teacher) if trainer.distillation else None
         self.take_step = steps.make_train_step(
             self.model, trainer.optimizer, trainer.objective, distillation=trainer.distillation, teacher=teacher,
-            stop_ids=tuple(trainer.text.stop_ids), accumulate=trainer.accumulate,
+            stop_ids=tuple(trainer.text.stop_ids), accumulate=trainer.accumulate, remat=trainer.remat,
             layout=None if self.mesh is None else layout,
         )  # fmt: skip
         self.acceptance = self._acceptance(teacher)

@@ -50,6 +50,8 @@ class Trainer:
         mesh: numbers of devices (data, model) that the batch, and heads, units and vocabulary are split over. The
             training state is spread over all of them (`partition`).
         accumulate: number of parts that a batch is divided into, one after the other, to save memory.
+        remat: whether gradients recompute each layer instead of keeping its intermediate values, to save memory.
+        scan_layers: whether layers are a scan over stacked parameters; `None`: as the configuration says.
         corpus, validation: the training corpus, and the corpus of the validation loss and of the acceptance rate;
             without `validation` neither is computed.
         schedule, optimizer, objective: settings of learning rate, optimiser and loss.
@@ -73,6 +75,8 @@ class Trainer:
     dtype: str = "float32"
     mesh: tuple[int, int] = (1, 1)
     accumulate: int = 1
+    remat: bool = False
+    scan_layers: bool | None = None
     corpus: Corpus
     validation: Corpus | None = None
     schedule: Schedule
@@ -117,19 +121,30 @@ class Trainer:
         Raises:
             ValueError: the model has no dropout but `dropout` is set, or the mesh does not fit it.
         """
-        config = self.config
-        if config is None or isinstance(config, str):
-            config = checkpoints.named(config or self.init_from).config
-        changes: dict[str, Any] = {"dtype": self.dtype}
-        if self.dropout is not None:
-            if not hasattr(config, "dropout_rate"):
-                raise ValueError(f"dropout={self.dropout}: decoder-only models have no dropout; leave it out")
-            changes["dropout_rate"] = self.dropout
-        model: Any = model_from(dataclasses.replace(cast(Any, config), **changes))
+        model: Any = model_from(self.configuration)
         if self.devices is not None:
             sharding.check(model.config, self.mesh, self.init_from or "the model")
             model = dataclasses.replace(model, mesh=self.devices)
         return cast(Model, model)
+
+    @functools.cached_property
+    def configuration(self) -> Config:
+        """The configuration of the model to train; of a checkpoint, only names and shapes are read.
+
+        Raises:
+            ValueError: the model has no dropout but `dropout` is set.
+        """
+        config = self.config
+        if config is None or isinstance(config, str):
+            config = checkpoints.named(config or self.init_from).config
+        changes: dict[str, Any] = {"dtype": self.dtype}
+        if self.scan_layers is not None:
+            changes["scan_layers"] = self.scan_layers
+        if self.dropout is not None:
+            if not hasattr(config, "dropout_rate"):
+                raise ValueError(f"dropout={self.dropout}: decoder-only models have no dropout; leave it out")
+            changes["dropout_rate"] = self.dropout
+        return cast(Config, dataclasses.replace(cast(Any, config), **changes))
 
     @functools.cached_property
     def devices(self) -> Mesh | None:
@@ -170,12 +185,12 @@ class Trainer:
         if not self.init_from:
             return self._random()
         if self.config is None:
-            return load_float32(self.init_from).params
+            return load_float32(self.init_from, self.scan_layers).params
         stored, wanted = checkpoints.named(self.init_from).config, self.model.config
         if not isinstance(stored, T5Config) or not isinstance(wanted, T5Config):
             raise ValueError(f"only a T5 can grow: leave config out, so that it is that of {self.init_from}")
         growth.check(stored, wanted)
-        return growth.grow(load_float32(self.init_from).params, stored, wanted, self._random())
+        return growth.grow(load_float32(self.init_from, False).params, stored, wanted, self._random())
 
     def _random(self) -> Params:
         model: Any = dataclasses.replace(cast(Any, self.model), mesh=None)
@@ -198,9 +213,9 @@ def random_params(model: Any, key: jax.Array) -> Params:
     return params
 
 
-def load_float32(path: str) -> BoundModel:
-    """Returns the model of a checkpoint, with its parameters cast to float32."""
-    model, params = checkpoints.load(path)
+def load_float32(path: str, scan_layers: bool | None = None) -> BoundModel:
+    """Returns the model of a checkpoint, with its parameters cast to float32; `scan_layers` is that of `Trainer`."""
+    model, params = checkpoints.load(path, scan_layers=scan_layers)
     return BoundModel(params=params, model=model)
 
 
