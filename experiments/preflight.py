@@ -9,9 +9,10 @@ r"""Compile every program of a sweep for TPUs or GPUs that are not there: what f
     python -m experiments.preflight … --topology=v5p:2x2x1 --output=results/preflight.json     keeps the reports
     python -m experiments.preflight … --save=programs      keeps the compiled programs
 
-The gin files are those of the sweep, or of `experiments.finetune` with --part=train. A model may be a preset's name (t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a
-checkpoint, of which only names and shapes are read. Nothing runs: the figures are compiled for the devices. The command
-ends with status 3 if a program does not fit. A small program takes 10 s to compile, a large one several minutes.
+The gin files are those of the sweep, or of `experiments.finetune` with --part=train. A model may be a preset's name
+(t5_1_1_small … t5_1_1_xxl, gemma2_2b …) or a checkpoint, of which only names and shapes are read. Nothing runs: the
+figures are compiled for the devices. The command ends with status 3 if a program does not fit. A small program takes
+10 s to compile, a large one several minutes.
 """
 
 from __future__ import annotations

@@ -150,10 +150,10 @@ def test_every_page_names_files_that_exist():
             assert exists or path.startswith(IDEAS), f"{page.name} names {path}"
 
 
-WORDS = 16_200
+WORDS = 16_950
 """The most words that the pages of docs/ may have together; measurements in docs/results/ are not counted.
 
-Raised by 700 for finetuning.md, because fine-tuning had no page before.
+Raised by 1,450 for finetuning.md and reproduce_t5.md, because training had no page before.
 """
 UNWANTED = {
     r"\blaws?\b": "'distribution', or 'exactness tests'",

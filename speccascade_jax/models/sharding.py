@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh as Mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -37,8 +37,6 @@ STACKED_HEADS = P(None, (DATA, MODEL))
 COLUMNS = P(DATA, None, MODEL)
 """Layout of the result of a matrix product: `[B, T, heads · K]`, `[B, T, F]` or `[B, T, V]`."""
 BIAS = P(DATA, MODEL)
-GATHERED = "gathered"
-"""Name of gathered parameters for policies of `jax.checkpoint`."""
 
 LOGICAL_AXES = (
     (r"token_embedder/embedding", ("vocab", "embed")),
@@ -120,8 +118,43 @@ def gathered(parameter: Array, dtype: str, path: Sequence[str], name: str) -> Ar
     """
     if _MESH.get() is None or not _GATHERS.get():
         return parameter
+    full = "/".join((*path, name))
+    layouts = spec_of(full), spread(full, parameter.shape, _MESH.get().shape[DATA])
+    return _gather(parameter, str(dtype), *layouts)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> Array:
     # the cast comes first, so that devices send 16 bits, not 32; without the constraint, XLA may gather activations
-    return checkpoint_name(constrain(jnp.asarray(parameter, dtype), spec_of("/".join((*path, name)))), GATHERED)
+    return constrain(jnp.asarray(parameter, dtype), gathered_spec)
+
+
+def _gather_forward(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> tuple[Array, None]:
+    return _gather(parameter, dtype, gathered_spec, spread_spec), None
+
+
+def _gather_backward(dtype: str, gathered_spec: P, spread_spec: P, _: None, gradient: Array) -> tuple[Array]:
+    # added up in float32 and scattered; the transpose of the constraint would give every device all of the sum
+    # (XLA's all-reduce: twice the bytes of a reduce-scatter, and rounded to 16 bits)
+    return (constrain(gradient.astype(jnp.float32), spread_spec),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)
+
+
+def spread(path: str, shape: Sequence[int], parts: int) -> P:
+    """Returns the layout of a parameter in training: that of `spec_of`, and its largest free axis is split on `data`.
+
+    Args:
+        path: the parameter's path.
+        shape: the parameter's shape; an axis is free if `model` does not split it and `parts` divides it.
+        parts: number of devices along `data`.
+    """
+    spec = [*spec_of(path)] + [None] * (len(shape) - len(spec_of(path)))
+    free = [axis for axis, name in enumerate(spec) if name is None and shape[axis] % parts == 0 and shape[axis] > 1]
+    if free and parts > 1:
+        spec[max(free, key=lambda axis: shape[axis])] = DATA
+    return P(*spec)
 
 
 def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
@@ -133,11 +166,18 @@ def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
     Args:
         remat: whether gradients recompute the whole layer.
     """
+    # an empty policy keeps the layer's inputs only
     if remat:
         return {}
     if _MESH.get() is None or not _GATHERS.get():
         return None
-    return {"policy": jax.checkpoint_policies.save_anything_except_these_names(GATHERED)}
+    return {"policy": _all_but_gathered}
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Returns whether the forward pass keeps an operation's result for the gradients (`jax.checkpoint`)."""
+    # a constraint on activations costs nothing to repeat
+    return str(primitive.name) != "sharding_constraint"
 
 
 def spec_of(path: str) -> P:

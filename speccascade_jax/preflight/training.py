@@ -226,8 +226,8 @@ def grid(result: Result) -> Grid:
     training = job.training
     notes = [
         f"Compiled for {job.topology}, mesh {job.mesh}; nothing ran. A device has {chip.memory / GB:.1f} GB.",
-        f"{job.batch} rows of {job.prompt_length} + {job.max_new_tokens} tokens, accumulate {training.accumulate}, remat "
-        f"{training.remat}, dtype {job.dtype}.",
+        f"{job.batch} rows of {job.prompt_length} + {job.max_new_tokens} tokens, accumulate {training.accumulate}, "
+        f"remat {training.remat}, dtype {job.dtype}.",
         "Speeds are compiled for the devices, not measured: the first figure has every start of an op at its highest "
         "cost, the second has no starts. Messages are counted as if no computation ran beside them.",
     ]

@@ -3,7 +3,6 @@
 import jax
 import pytest
 from jax.sharding import SingleDeviceSharding
-from tests.support.compiling import needs_tpu_compiler
 
 from speccascade_jax import preflight
 from speccascade_jax.models.families import model_from
@@ -13,6 +12,7 @@ from speccascade_jax.preflight.training import Training
 from speccascade_jax.training.finetune.corpus import JoinedCorpus, SpanCorruption, TaskCorpus
 from speccascade_jax.training.finetune.schedule import Schedule
 from speccascade_jax.training.finetune.trainer import Trainer, random_params
+from tests.support.compiling import needs_tpu_compiler
 
 TINY = T5Config(
     vocab_size=512, num_embeddings=512, d_model=64, num_heads=4, head_dim=16, d_ff=128, num_encoder_layers=2,

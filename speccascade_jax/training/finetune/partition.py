@@ -6,7 +6,6 @@ partition of parameters). Each layer gathers its parameters before it uses them,
 gradients.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,26 +21,11 @@ from speccascade_jax.training.finetune.optimizers import Optimizer, state_specs
 from speccascade_jax.training.runs import TrainState
 
 
-def spread(path: str, shape: Sequence[int], parts: int) -> PartitionSpec:
-    """Returns the layout of a parameter: that of decoding, and its largest free axis that divides is split on `data`.
-
-    Args:
-        path: the parameter's path.
-        shape: the parameter's shape.
-        parts: number of devices along `data`.
-    """
-    spec = [*sharding.spec_of(path)] + [None] * (len(shape) - len(sharding.spec_of(path)))
-    free = [axis for axis, name in enumerate(spec) if name is None and shape[axis] % parts == 0 and shape[axis] > 1]
-    if free and parts > 1:
-        spec[max(free, key=lambda axis: shape[axis])] = DATA
-    return PartitionSpec(*spec)
-
-
 def param_specs(params: Params, mesh: Mesh) -> Any:
     """Returns the layout of every parameter of a tree of arrays or shapes."""
     flat = flatten_dict(params, sep="/")
     parts = mesh.shape[DATA]
-    return unflatten_dict({path: spread(path, leaf.shape, parts) for path, leaf in flat.items()}, sep="/")
+    return unflatten_dict({path: sharding.spread(path, leaf.shape, parts) for path, leaf in flat.items()}, sep="/")
 
 
 def state_layout(params: Params, optimizer: Optimizer, mesh: Mesh | None) -> TrainState:
