@@ -125,12 +125,17 @@ def gathered(parameter: Array, dtype: str, path: Sequence[str], name: str) -> Ar
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gather(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> Array:
+    return _gathered(parameter, dtype, gathered_spec, spread_spec)
+
+
+def _gathered(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> Array:
     # the cast comes first, so that devices send 16 bits, not 32; without the constraint, XLA may gather activations
-    return constrain(jnp.asarray(parameter, dtype), gathered_spec)
+    return constrain(constrain(jnp.asarray(parameter, dtype), spread_spec), gathered_spec)
 
 
 def _gather_forward(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> tuple[Array, None]:
-    return _gather(parameter, dtype, gathered_spec, spread_spec), None
+    # no call of `_gather`, whose result a policy could not tell from others (`kept_for_gradients`)
+    return _gathered(parameter, dtype, gathered_spec, spread_spec), None
 
 
 def _gather_backward(dtype: str, gathered_spec: P, spread_spec: P, _: None, gradient: Array) -> tuple[Array]:
