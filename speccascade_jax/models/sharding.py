@@ -116,10 +116,11 @@ def gathered(parameter: Array, dtype: str, path: Sequence[str], name: str) -> Ar
         path: the path of the Flax module that owns the parameter.
         name: the parameter's name in this module.
     """
-    if _MESH.get() is None or not _GATHERS.get():
+    mesh = _MESH.get()
+    if mesh is None or not _GATHERS.get():
         return parameter
     full = "/".join((*path, name))
-    layouts = spec_of(full), spread(full, parameter.shape, _MESH.get().shape[DATA])
+    layouts = spec_of(full), spread(full, parameter.shape, mesh.shape[DATA])
     return _gather(parameter, str(dtype), *layouts)
 
 
