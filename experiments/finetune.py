@@ -29,6 +29,7 @@ from absl import app, flags, logging
 
 from speccascade_jax.runtime import compilation_cache, gin_flags, hosts, interrupts, malloc
 from speccascade_jax.training.finetune import output_files, trainer
+from speccascade_jax.training.finetune.run import train
 
 gin_flags.define_flags()
 MODE = flags.DEFINE_enum(
@@ -87,7 +88,7 @@ def run(chosen: trainer.Trainer) -> dict[str, float]:
         return trainer.evaluate(chosen, CHECKPOINT.value, EXAMPLES.value)
     if hosts.first():
         logging.info("%s", gin.config_str())
-    return chosen.run()
+    return train(chosen)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from jax.sharding import Mesh, PartitionSpec
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import Params
-from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, family_of, model_from
 from speccascade_jax.models.stacks import stacked_shapes
@@ -31,18 +30,15 @@ from speccascade_jax.preflight.report import Report, Work
 from speccascade_jax.preflight.topologies import sharding_of
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.training.finetune.batches import Batch, check_rows
-from speccascade_jax.training.finetune.corpus import TaskCorpus
+from speccascade_jax.training.finetune.corpus import SpanCorruption, TaskCorpus
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
 from speccascade_jax.training.finetune.partition import state_layout
+from speccascade_jax.training.finetune.span_corruption import chunk_length, noise_counts
 from speccascade_jax.training.finetune.steps import jitted_step
+from speccascade_jax.training.finetune.trainer import Trainer
 from speccascade_jax.training.finetune.watching import training_flops
-
-if TYPE_CHECKING:
-    from speccascade_jax.preflight.programs import Job
-    from speccascade_jax.preflight.sweeps import Result
-    from speccascade_jax.training.finetune.trainer import Trainer
 
 GB = 1e9
 
@@ -104,25 +100,38 @@ def widest(corpus: Any, encoder_decoder: bool) -> tuple[int, int, int]:
     Raises:
         ValueError: the corpus does not say how wide its batches are.
     """
-    task = get_task(corpus.task) if isinstance(corpus, TaskCorpus) else None
-    lengths = (task.max_input_length, task.max_output_length) if task else (getattr(corpus, "length", 0),)
-    width = max(corpus.widths, default=max(lengths) if encoder_decoder else sum(lengths))
-    if not width:
-        raise ValueError(f"{type(corpus).__name__} has no widths: set them, to say how wide its batches are")
+    encoder, width = _limits(corpus, encoder_decoder)
+    if isinstance(corpus, SpanCorruption) and not corpus.widths:
+        corpus = dataclasses.replace(corpus, widths=(encoder or width,), target_widths=(width,) if encoder else ())
+    shape = corpus.shapes((encoder, width))[-1]
     if encoder_decoder:
-        return corpus.rows_at(width), width, max(corpus.target_widths, default=width)
-    answer = min(task.max_output_length if task else width, width - 1)
-    return corpus.rows_at(width), width - answer, answer
+        return shape.rows, shape.encoder, shape.width
+    answer = min(corpus.resolved.max_output_length if isinstance(corpus, TaskCorpus) else width, shape.width - 1)
+    return shape.rows, shape.width - answer, answer
 
 
-def check(job: Job) -> None:
+def _limits(corpus: Any, encoder_decoder: bool) -> tuple[int, int]:
+    """Returns the largest numbers of encoder tokens (0: no encoder) and of tokens that a corpus allows."""
+    if isinstance(corpus, TaskCorpus):
+        inputs, outputs = corpus.resolved.max_input_length, corpus.resolved.max_output_length
+        return (inputs, outputs) if encoder_decoder else (0, inputs + outputs)
+    if isinstance(corpus, SpanCorruption):
+        chunk = chunk_length(corpus.length, corpus.noise_density, corpus.mean_span)
+        removed, spans = noise_counts(chunk, corpus.noise_density, corpus.mean_span)
+        return (chunk - removed + spans + 1, removed + spans + 1) if encoder_decoder else (0, corpus.length)
+    if not corpus.widths:
+        raise ValueError(f"{type(corpus).__name__} has no widths: set them, to say how wide its batches are")
+    return (corpus.widths[-1] if encoder_decoder else 0), corpus.widths[-1]
+
+
+def check(job: Any) -> None:
     """Raises a ValueError if a job's values make no training step."""
     if job.dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype={job.dtype!r}: training computes in float32 or bfloat16")
     check_rows(job.batch, job.training.accumulate * job.mesh[0])
 
 
-def model_of(job: Job, mesh: Mesh | None) -> Model:
+def model_of(job: Any, mesh: Mesh | None) -> Model:
     """Returns the model that is trained.
 
     Raises:
@@ -137,7 +146,7 @@ def model_of(job: Job, mesh: Mesh | None) -> Model:
     return _on_mesh(dataclasses.replace(config, **changes), job, mesh)
 
 
-def _on_mesh(config: Any, job: Job, mesh: Mesh | None) -> Model:
+def _on_mesh(config: Any, job: Any, mesh: Mesh | None) -> Model:
     model: Any = model_from(config)
     if mesh is not None:
         sharding.check(config, job.mesh, job.target)
@@ -153,7 +162,7 @@ def shapes_of(model: Model) -> Params:
     return unflatten_dict(leaves, sep="/")
 
 
-def lower(job: Job, mesh: Mesh | None) -> jax.stages.Lowered:
+def lower(job: Any, mesh: Mesh | None) -> jax.stages.Lowered:
     """Returns a job's training step, lowered for its devices.
 
     Raises:
@@ -172,7 +181,7 @@ def lower(job: Job, mesh: Mesh | None) -> jax.stages.Lowered:
     return lowered
 
 
-def _teacher(job: Job, mesh: Mesh | None) -> tuple[Model | None, Params | None]:
+def _teacher(job: Any, mesh: Mesh | None) -> tuple[Model | None, Params | None]:
     """Returns the teacher and the shapes of its parameters, float32 with the layout of decoding."""
     if job.training.distillation is None:
         return None, None
@@ -185,7 +194,7 @@ def _teacher(job: Job, mesh: Mesh | None) -> tuple[Model | None, Params | None]:
     return model, jax.tree_util.tree_map_with_path(laid_out, shapes_of(model))
 
 
-def _batch(job: Job, mesh: Mesh | None, model: Any) -> Batch:
+def _batch(job: Any, mesh: Mesh | None, model: Any) -> Batch:
     rows, spec = job.batch, sharding.ROWS if mesh is not None else PartitionSpec()
     lengths = _shape(job, mesh, (rows,), "int32", spec)
     if not model.is_encoder_decoder:
@@ -198,13 +207,13 @@ def _batch(job: Job, mesh: Mesh | None, model: Any) -> Batch:
 
 
 def _shape(
-    job: Job, mesh: Mesh | None, shape: Sequence[int], dtype: Any, spec: PartitionSpec | None = None
+    job: Any, mesh: Mesh | None, shape: Sequence[int], dtype: Any, spec: PartitionSpec | None = None
 ) -> jax.ShapeDtypeStruct:
     layout = sharding_of(job.topology, mesh, PartitionSpec() if spec is None else spec)
     return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype), sharding=layout)
 
 
-def work_of(job: Job) -> Work:
+def work_of(job: Any) -> Work:
     """Returns the work of a job's training step, if every row is full."""
     model: Any = model_of(job, None)
     prompts, answers = (np.full(job.batch, width) for width in (job.prompt_length, job.max_new_tokens))
@@ -216,7 +225,7 @@ def work_of(job: Job) -> Work:
     )
 
 
-def grid(result: Result) -> Grid:
+def grid(result: Any) -> Grid:
     """Returns the table of a training step: memory, time, speed and messages, each for one device."""
     job, report = result.planned.job, result.report
     rows = [["fits", result.fits]]

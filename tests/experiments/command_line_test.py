@@ -25,7 +25,7 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
 
 FLAGS = dict.fromkeys((
     "run", "sweep", "profiling", "survey", "calibrate", "spec_bench", "make_acceptance_data",
-    "train_exit_heads", "optimize_hierarchy", "make_selection_data", "compare_drafters", "serve_online",
+    "train_exit_heads", "optimize_hierarchy", "make_selection_data", "compare_drafters", "serve_online", "recipe",
 ), "gin_file") | {
     "tables": "format", "plots": "format", "show": "alpha", "convert": "dry-run", "describe": "block-size",
     "train_acceptance_head": "mode", "finetune": "mode", "train_vocab": "output", "count_bigrams": "output",

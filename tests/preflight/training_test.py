@@ -37,7 +37,7 @@ def job(**arguments):
         (TaskCorpus(task="xsum", rows=128, target_widths=(64,)), (128, 1024, 64)),
         (TaskCorpus(task="wmt14_en_de", rows=128, widths=(32, 80), target_widths=(32, 80)), (128, 80, 80)),
         (JoinedCorpus(path="none", tokens_per_batch=1280, widths=(16, 64)), (20, 64, 64)),
-        (SpanCorruption(path="none.txt", rows=4, target_widths=(114,)), (4, 512, 114)),
+        (SpanCorruption(text="none.txt", rows=4), (4, 512, 114)),
     ],
 )
 def test_the_widest_batch_of_a_corpus_is_compiled_and_no_text_is_read(corpus, expected):
@@ -54,8 +54,8 @@ def test_the_widest_batch_of_a_corpus_is_compiled_and_no_text_is_read(corpus, ex
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch": 6, "mesh": (4, 1)}, "6 rows is not divisible"),
-        ({"training": Training(config=TINY, accumulate=3)}, "8 rows is not divisible by accumulate=3"),
+        ({"batch": 6, "mesh": (4, 1)}, "6 rows does not divide"),
+        ({"training": Training(config=TINY, accumulate=3)}, "8 rows does not divide into 3"),
         ({"dtype": "int8"}, "training computes in float32 or bfloat16"),
     ],
 )

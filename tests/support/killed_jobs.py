@@ -23,6 +23,7 @@ from speccascade_jax.evaluation.points import Evaluation, ModelPair, Settings
 from speccascade_jax.evaluation.studies.calibration import calibrating
 from speccascade_jax.runtime import compilation_cache
 from speccascade_jax.training import runs
+from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.heads import make_data
 from speccascade_jax.training.heads.train import HeadTrainer
 from tests.support import calibration_fakes
@@ -127,7 +128,7 @@ def _heads(shared: Path, folder: Path) -> None:
 
 def _t5(shared: Path, folder: Path) -> None:
     often = {"log_every": 5, "evaluate_every": 6, "examples": 1, "save_every_minutes": 0.0}
-    micro.micro_trainer(shared / "corpus", folder / "run", dropout=0.1, **often).run()
+    train(micro.micro_trainer(shared / "corpus", folder / "run", dropout=0.1, **often))
 
 
 def _convert(shared: Path, folder: Path) -> None:

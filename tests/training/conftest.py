@@ -9,6 +9,7 @@ from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import JoinedCorpus
 from speccascade_jax.training.finetune.optimizers import ScaledAdam
+from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
 
 NAMES = {"Tom": "Tim", "Mary": "Maria", "Bob": "Robert", "Kim": "Karl"}
@@ -36,7 +37,7 @@ def finished(folder, tmp_path_factory):
     """Returns a finished run without dropout, its result, and the folder of its export."""
     path = tmp_path_factory.mktemp("finished")
     trainer = micro_trainer(folder, path / "run")
-    result = trainer.run()
+    result = train(trainer)
     trainers.export(trainer, path / "exported", "float32")
     return trainer, result, path / "exported"
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.training.finetune.batches import Batching, PlannedData, Selected, Source, concatenated
 
 
+@runtime_checkable
 class Part(Protocol):
     """Corpus that can be a part of a mixture; all corpora of the package can."""
 

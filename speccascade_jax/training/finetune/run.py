@@ -24,6 +24,19 @@ from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float
 from speccascade_jax.training.states import States, saved_on_stop
 
 
+def train(trainer: Trainer) -> dict[str, Any]:
+    """Trains to the end of the schedule, from the saved state if there is one; returns the last evaluation.
+
+    Args:
+        trainer: the settings.
+
+    Raises:
+        LockedError: another process trains in `run_dir`.
+    """
+    with runs.alone(expanded(trainer.run_dir)):
+        return Run(trainer).finish()
+
+
 @dataclasses.dataclass
 class Position:
     """Position of a run: the next batch (`epoch`, and `index` in it), training `minutes`, and target `tokens` so far.

@@ -169,17 +169,6 @@ class Trainer:
             raise ValueError(f"{source} has {pieces} pieces, but the model's vocab_size is {entries}")
         return vocabulary
 
-    def run(self) -> dict[str, Any]:
-        """Trains to the end of the schedule, from the saved state if there is one; returns the last evaluation.
-
-        Raises:
-            LockedError: another process trains in `run_dir`.
-        """
-        from speccascade_jax.training.finetune.run import Run
-
-        with runs.alone(expanded(self.run_dir)):
-            return Run(self).finish()
-
     def initial(self) -> Params:
         """Returns the parameters that a new run starts from, float32: random, or those of `init_from`, or grown."""
         if not self.init_from:

@@ -23,6 +23,7 @@ from speccascade_jax.training.finetune import run as running
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.distillation import Distillation
+from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support import random_t5, tiny_decoders, tokenizer_files
 from tests.support.killing import KilledError
@@ -48,7 +49,7 @@ def _left(trainer):
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
     """Ends each process before its n-th step, save or record, with dropout and reports of odd lengths."""
     whole = dataclasses.replace(trainer, log_every=5, evaluate_every=6, save_every_minutes=0.0)
-    result, traces = whole.run(), _left(whole)
+    result, traces = train(whole), _left(whole)
     assert [line["step"] for line in traces[1]] == [5, 6, 10, 12, 12]
     broken, taken = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), []
     for death in (*deaths, None):
@@ -67,12 +68,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
             for owner, name in ((running.Run, "_step"), (running.Run, "save"), (runs.MetricsLog, "append")):
                 patch.setattr(owner, name, watched(getattr(owner, name)))
             try:
-                final = broken.run()
+                final = train(broken)
             except KilledError:
                 continue
     assert final == result and _left(broken) == traces
     assert taken.count("_step") <= 12 + len(deaths), "a resumed run begins at the last save"
-    assert broken.run() == result and _left(broken) == traces  # a finished run does not train or log again
+    assert train(broken) == result and _left(broken) == traces  # a finished run does not train or log again
 
 
 @pytest.mark.laws
@@ -91,7 +92,7 @@ def test_another_seed_gives_other_masks_of_dropout_and_dropout_acts(trainer, tmp
 def test_a_second_trainer_of_a_folder_is_refused(trainer):
     said = rf"run is being written by process {os.getpid()} .*: wait for it, end it, or name another run_dir"
     with runs.alone(Path(trainer.run_dir)), pytest.raises(LockedError, match=said):
-        trainer.run()
+        train(trainer)
     assert not Path(trainer.run_dir, runs.METRICS_FILE).exists()
 
 
@@ -192,7 +193,7 @@ def test_a_decoder_only_model_learns_answers_only(decoder, tmp_path):
 @pytest.mark.laws
 def test_a_decoder_only_model_is_trained_and_loads_as_a_target(decoder, tmp_path):
     trainer = _decoder_trainer(decoder, tmp_path / "run")
-    trainer.run()
+    train(trainer)
     model, _ = checkpoints.load(tmp_path / "run" / trainers.MODEL)
     assert isinstance(model, DecoderLM)
     assert (tmp_path / "run" / trainers.MODEL / "tok.bin").is_file()
@@ -207,7 +208,7 @@ def no_compiling(monkeypatch):
 
 def _refused(trainer, said):
     with pytest.raises((ValueError, OSError), match=said) as raised:
-        trainer().run()
+        train(trainer())
     assert "\n" not in str(raised.value)
 
 
