@@ -5,15 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array
 from speccascade_jax.training.finetune.losses import token_losses
 
-if TYPE_CHECKING:
-    from speccascade_jax.training.finetune.steps import Predictions
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's logits for the tokens of a batch that count.
+
+    Attributes:
+        logits: float32 `[B, T, num_embeddings]`, each predicting the token of `targets` at its position.
+        targets: int32 `[B, T]`.
+        counted: bool `[B, T]`, which positions count.
+        hidden: for each decoder layer its output `[B, T, E]`; `None` unless asked for.
+    """
+
+    logits: Array
+    targets: Array
+    counted: Array
+    hidden: Sequence[Array] | None = None
+
+    def total(self, values: Array) -> Array:
+        """Returns the sum of `values` `[B, T]` over the positions that count."""
+        return jnp.sum(jnp.where(self.counted, values, 0.0))
 
 
 @dataclass(frozen=True)

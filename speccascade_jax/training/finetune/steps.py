@@ -1,6 +1,6 @@
 """Training and evaluation steps, each compiled as one program for a device or a mesh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ from speccascade_jax.models.layers import EXITS
 from speccascade_jax.training.finetune.batches import Batch
 from speccascade_jax.training.finetune.distillation import Distillation, OutputSource, check_teacher
 from speccascade_jax.training.finetune.losses import counted_positions, token_losses
-from speccascade_jax.training.finetune.objective import Objective
+from speccascade_jax.training.finetune.objective import Objective, Predictions
 from speccascade_jax.training.finetune.optimizers import Optimizer
 from speccascade_jax.training.finetune.partition import shardings
 from speccascade_jax.training.finetune.watching import gradient_norm
@@ -27,27 +27,6 @@ Metrics = dict[str, Array]
 
 Batches = tuple[Batch, Batch | None]
 """The data's batch, and the batch of sampled outputs, if any."""
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """A model's logits for the tokens of a batch that count.
-
-    Attributes:
-        logits: float32 `[B, T, num_embeddings]`, each predicting the token of `targets` at its position.
-        targets: int32 `[B, T]`.
-        counted: bool `[B, T]`, which positions count.
-        hidden: for each decoder layer its output `[B, T, E]`; `None` unless asked for.
-    """
-
-    logits: Array
-    targets: Array
-    counted: Array
-    hidden: Sequence[Array] | None = None
-
-    def total(self, values: Array) -> Array:
-        """Returns the sum of `values` `[B, T]` over the positions that count."""
-        return jnp.sum(jnp.where(self.counted, values, 0.0))
 
 
 def shift_right(targets: Array, start_id: int = 0) -> Array:
