@@ -131,7 +131,4 @@ def test_a_step_on_a_mesh_gathers_parameters_and_scatters_gradients():
         "tiny", topology="v5e:2x2", mesh=(2, 2), part="train", batch=8, prompt_length=16, max_new_tokens=8, dump=False,
         training=Training(config=TINY),
     )  # fmt: skip
-    arrays = sum(leaf.size for leaf in jax.tree.leaves(training.shapes_of(model_from(TINY))))
     assert report.fits and report.messages["all-gather"].count and report.messages["reduce-scatter"].count
-    # a quarter of the parameters, and Adam-free moments that are at most as large where a side is below 128
-    assert arrays <= report.memory.arguments <= 2.5 * arrays
