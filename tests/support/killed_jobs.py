@@ -150,12 +150,16 @@ The names of TensorBoard's event files (`runs.FOLDER`), of which a resumed job b
 """
 
 
+ORBAX = ("out/", "run/model/", "run/states/")
+"""Folders that Orbax writes, in which equal arrays have different bytes."""
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     """Returns a job's files without time-dependent entries: records and settings as JSON, states, models."""
     contents: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
-        if file.is_dir() or name.startswith("out/") or file.suffix in LEFT or runs.FOLDER in file.parts:
+        if file.is_dir() or name.startswith(ORBAX) or file.suffix in LEFT or runs.FOLDER in file.parts:
             continue
         if file.name == "state.msgpack":
             contents[name] = True  # the heads and the metrics show its content
@@ -163,8 +167,9 @@ def outcome(folder: Path) -> dict[str, Any]:
             contents[name] = [_plain(json.loads(line)) for line in file.read_text().splitlines()]
         else:
             contents[name] = file.read_bytes()
-    if (folder / "out").is_dir():
-        contents["out"] = model(folder / "out")
+    for name in ("out", "run/model"):
+        if (folder / name).is_dir():
+            contents[name] = model(folder / name)
     return contents
 
 
