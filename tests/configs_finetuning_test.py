@@ -1,5 +1,6 @@
 """Tests that every gin file of fine-tuning resolves: families with data, and recipes with every command of theirs."""
 
+import dataclasses
 import itertools
 import re
 import shlex
@@ -57,6 +58,18 @@ def test_t5s_recipe_is_the_published_one():
 def test_a_teacher_is_added_by_one_file():
     chosen = resolved("t5_small", "xsum", "distillation", bindings=["TEACHER='target'", "OUTPUTS='mixed'"])
     assert (chosen.distillation.teacher, chosen.distillation.outputs) == ("target", "mixed")
+
+
+def test_a_draft_is_distilled_and_fine_tuned_alone_by_one_file():
+    runs = []
+    for bindings in ([], ["DISTILLATION=@distillation.Distillation()"]):
+        gin.clear_config()
+        gin_flags.parse_gin([str(ROOT / "gin/finetune/distill_draft.gin")], ["RUN_DIR='run'", *bindings])
+        runs.append(gin.get_configurable(trainer.Trainer)())
+    alone, distilled = runs
+    assert distilled.distillation.outputs == "student"
+    assert distilled.distillation.teacher == distilled.acceptance_of
+    assert dataclasses.replace(distilled, distillation=None) == alone, "both ways differ in the teacher only"
 
 
 @pytest.mark.parametrize(("task", "size"), itertools.product(TASKS, ("", REHEARSAL)))

@@ -91,7 +91,7 @@ def test_divergences_and_gradients_are_finite_where_a_model_excludes_tokens(name
         return settings(divergence=name).divergences(teacher, student, 4).sum()
 
     value, (of_teacher, of_student) = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(teacher, student)
-    assert np.isfinite(value)
+    assert abs(value) < 1e4, "an excluded token costs a moderate number of nats"
     assert np.isfinite(of_student).all()
     assert not np.any(of_teacher), "the teacher is fixed"
     if name != "tvd":  # at these positions the total variation is at its largest, where it is flat
