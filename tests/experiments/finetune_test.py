@@ -22,7 +22,7 @@ from tests.training import conftest as micro
 
 ROOT = repository_root()
 STEPS, SECONDS = 80, 400
-KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6")) // 2
+KILLS = int(os.environ.get("SPECCASCADE_KILLS", "2")) // 2
 """Number of kills, on one process and again on two."""
 PER_RUN, MOST = 5, 10
 """Number of kills of a run, and the most steps that it takes before each."""
