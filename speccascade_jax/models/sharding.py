@@ -317,10 +317,16 @@ def replicate(tree: Tree) -> Tree:
         sharding = getattr(x, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
             return x
-        return jax.jit(_same, out_shardings=NamedSharding(sharding.mesh, P()))(x)
+        return laid_out(x, NamedSharding(sharding.mesh, P()))
 
     return cast(Tree, jax.tree.map(gathered, tree))
 
 
-def _same(x: Array) -> Array:
-    return x
+def laid_out(tree: Tree, layout: Any) -> Tree:
+    """Returns arrays with other layouts on the same devices; `layout` is one sharding, or a tree of them."""
+    # one function for all calls, so that the same shapes and layouts compile once
+    return cast(Tree, jax.jit(_same, out_shardings=layout)(tree))
+
+
+def _same(tree: Any) -> Any:
+    return tree

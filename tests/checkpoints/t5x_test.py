@@ -118,9 +118,9 @@ def test_both_layouts_are_written(tmp_path, arrays, model, stacked):
     zero = "decoder/layers_1/mlp/wo/kernel"  # chunks of zeros must not be left out
     arrays[zero] = 0 * arrays[zero]
     params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep="/")
-    given = stack_params(params) if stacked else params
+    saved_params = stack_params(params) if stacked else params
     for scan in (False, True):
-        path = save_t5x(tmp_path / f"{scan}", model, given, step=7, scan_layers=scan)
+        path = save_t5x(tmp_path / f"{scan}", model, saved_params, step=7, scan_layers=scan)
         expected = scanned(arrays, "") if scan else arrays
         folders = {entry.name for entry in path.iterdir()} - {"checkpoint"}
         assert path.name == "checkpoint_7" and folders == {f"target.{n.replace('/', '.')}" for n in expected}

@@ -173,7 +173,7 @@ def test_runs_that_are_killed_again_and_again_end_as_without(count, start, unbro
 def test_two_processes_train_as_one(unbroken):
     (_, alone), (_, together) = unbroken(1), unbroken(2)
     for name in ("loss", "gradient_norm", "validation_loss"):
-        wanted, found = ([record[name] for record in records[:20] + records[-1:] if name in record]
+        wanted, curve = ([record[name] for record in records[:20] + records[-1:] if name in record]
                          for records in (alone, together))  # fmt: skip
         # records are rounded to four decimals, and small differences grow from step to step
-        np.testing.assert_allclose(found[:20], wanted[:20], atol=1.01e-4)
+        np.testing.assert_allclose(curve[:20], wanted[:20], atol=1.01e-4)

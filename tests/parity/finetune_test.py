@@ -49,12 +49,12 @@ def _assert_equal(ours, theirs):
     """Compares losses, and each array of gradients relative to its largest entry."""
     (loss, gradients), (their_loss, their_gradients) = ours, theirs
     assert float(loss) == pytest.approx(their_loss, rel=WITHIN)
-    found, wanted = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (gradients, their_gradients))
-    assert found.keys() == wanted.keys()
+    our_gradients, wanted = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (gradients, their_gradients))
+    assert our_gradients.keys() == wanted.keys()
     for name, array in wanted.items():
         largest = float(np.abs(array).max())
         assert largest > 0, name
-        np.testing.assert_allclose(found[name], array, atol=WITHIN * largest, rtol=0, err_msg=name)
+        np.testing.assert_allclose(our_gradients[name], array, atol=WITHIN * largest, rtol=0, err_msg=name)
 
 
 def _mean(losses, counted):

@@ -386,7 +386,7 @@ import json, pathlib, sys
 import jax, numpy as np
 from speccascade_jax.training.states import States
 from tests.support import toy_run
-folder, found = pathlib.Path(sys.argv[1]), {}
+folder, outcomes = pathlib.Path(sys.argv[1]), {}
 small = jax.jit(toy_run.make)()
 digest = toy_run.digest(small)
 for number, (wrote, reads) in enumerate([((8, 1), (2, 4)), ((2, 4), (8, 1)), ((2, 4), (1, 1)), ((1, 1), (4, 2))]):
@@ -397,13 +397,13 @@ for number, (wrote, reads) in enumerate([((8, 1), (2, 4)), ((2, 4), (8, 1)), ((2
     state, _ = States(folder / str(number)).latest(wanted)
     placed = jax.tree.map(lambda a, b: a.sharding == b.sharding, state, wanted)
     parts = len({str(shard.index) for shard in state.params["kernel"].addressable_shards})
-    found[str((wrote, reads))] = [toy_run.digest(state) == digest, all(jax.tree.leaves(placed)), parts]
-print(json.dumps(found))
+    outcomes[str((wrote, reads))] = [toy_run.digest(state) == digest, all(jax.tree.leaves(placed)), parts]
+print(json.dumps(outcomes))
 """
 
 
 @pytest.mark.parity
 def test_another_mesh_resumes(tmp_path):
     flags = "--xla_force_host_platform_device_count=8"
-    found = new_process.answer(MESHES, tmp_path, XLA_FLAGS=flags)
-    assert [*found.values()] == [[True, True, 8], [True, True, 8], [True, True, 1], [True, True, 8]]
+    outcomes = new_process.answer(MESHES, tmp_path, XLA_FLAGS=flags)
+    assert [*outcomes.values()] == [[True, True, 8], [True, True, 8], [True, True, 1], [True, True, 8]]

@@ -34,7 +34,7 @@ def decode(
     Args:
         bound: the model and its parameters.
         vocabulary: provides the ids that end an output.
-        prompts: token ids as the model reads them (`pairs.prompts.encoded`).
+        prompts: token ids as the model reads them (`pairs.prompts.encode_prompt`).
         max_new: the largest number of new tokens, EOS included.
         batch_size: number of rows decoded together, a multiple of the mesh's `data` axis.
         temperature: 0 decodes greedily, 1 samples from the model's own distribution.

@@ -66,25 +66,27 @@ class Objective:
                 "a decoder of one layer has no early exit: set exit_weight to 0, or num_decoder_layers to 2 or more"
             )
 
-    def total(self, made: Predictions, vocab_size: int, step: Array, exit_logits: Callable[[Array], Array]) -> Array:
+    def total(
+        self, predictions: Predictions, vocab_size: int, step: Array, exit_logits: Callable[[Array], Array]
+    ) -> Array:
         """Returns the loss in nats, summed over the tokens of a batch that count.
 
         Args:
-            made: the model's predictions.
+            predictions: the model's predictions.
             vocab_size: number of real vocabulary entries.
             step: number of the step, from 0.
             exit_logits: function from a layer's output to logits.
         """
-        loss = self._cross_entropy(made, made.logits, vocab_size)
+        loss = self._cross_entropy(predictions, predictions.logits, vocab_size)
         if self.exit_weight:
-            assert made.hidden is not None
-            hidden, weight = exit_in_turn(made.hidden, step, self.exit_weight)
-            early = self._cross_entropy(made, exit_logits(hidden), vocab_size)
+            assert predictions.hidden is not None
+            hidden, weight = exit_in_turn(predictions.hidden, step, self.exit_weight)
+            early = self._cross_entropy(predictions, exit_logits(hidden), vocab_size)
             loss = (loss + weight * early) / (1.0 + weight)
         return loss
 
-    def _cross_entropy(self, made: Predictions, logits: Array, vocab_size: int) -> Array:
-        return made.total(token_losses(logits, made.targets, vocab_size, self.smoothing, self.z_loss))
+    def _cross_entropy(self, predictions: Predictions, logits: Array, vocab_size: int) -> Array:
+        return predictions.total(token_losses(logits, predictions.targets, vocab_size, self.smoothing, self.z_loss))
 
 
 def exit_in_turn(hidden: Sequence[Array], step: Array, weight: float) -> tuple[Array, Array]:

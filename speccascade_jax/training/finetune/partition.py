@@ -99,7 +99,7 @@ def for_decoding(params: Params, mesh: Mesh | None) -> Params:
         return params
     flat = flatten_dict(params, sep="/")
     layout = {path: NamedSharding(mesh, sharding.spec_of(path)) for path in flat}
-    return jax.jit(lambda params: params, out_shardings=unflatten_dict(layout, sep="/"))(params)
+    return sharding.laid_out(params, unflatten_dict(layout, sep="/"))
 
 
 def placed(params: Params, mesh: Mesh) -> Params:

@@ -20,6 +20,7 @@ from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
 from speccascade_jax.training.finetune.acceptance import Acceptance
 from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
+from speccascade_jax.training.finetune.distillation import check_teacher
 from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
 from speccascade_jax.training.states import States, saved_on_stop
 
@@ -67,6 +68,11 @@ class Run:
         check_data(self.data, trainer.accumulate * trainer.mesh[0], longest)
         self.states, layout = States(self.directory), trainer.layout()
         saved = self.states.latest(layout)
+        if saved is None and (self.directory / MODEL).exists():
+            raise ValueError(
+                f"{self.directory / MODEL} is not the model of a run in this folder, which has no state, and would be "
+                "replaced: name another run_dir, or move it"
+            )
         self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
         self.position = Position(**saved[1]) if saved else Position()
         if saved:
@@ -100,6 +106,7 @@ class Run:
         target = self._beside(trainer.acceptance_of) if trainer.acceptance_of else teacher
         if target is None or trainer.validation is None:
             return None
+        check_teacher(target.model, self.model)
         rows = -(-64 // trainer.mesh[0]) * trainer.mesh[0]  # the mesh's `data` axis must divide a batch
         whole = [planned.build(slice(None)) for planned in self.validation]
         return Acceptance(target, whole, trainer.text.stop_ids, rows=rows)
@@ -187,7 +194,7 @@ class Run:
         minutes = self.minutes()
         tokens, flops = (sum(metrics[name] for metrics in window) for name in ("tokens", "flops"))
         done = self.trainer.schedule.progress(step, minutes)
-        left = minutes * (1 - done) / done if done else float("nan")
+        minutes_left = minutes * (1 - done) / done if done else float("nan")
         loss = round(sum(metrics["loss"] * metrics["tokens"] for metrics in window) / max(1.0, tokens), 4)
         norm = round(sum(metrics["gradient_norm"] for metrics in window) / len(window), 4)
         speeds = watching.speeds(tokens, flops, seconds, self.devices)
@@ -195,7 +202,7 @@ class Run:
         self.log.append(record | {"epoch": self.position.epoch, "minutes": round(minutes, 2)})
         self.position.window, self.reported_at = [], time.monotonic()
         mfu = f"  MFU {speeds['mfu']:.1%}" if speeds["mfu"] is not None else ""
-        shown = (step, 100 * done, left, loss, norm, rate, speeds["tokens_per_second"], mfu)
+        shown = (step, 100 * done, minutes_left, loss, norm, rate, speeds["tokens_per_second"], mfu)
         if hosts.first():
             logging.info("step %d  %.1f%%, %.0f min left  loss %.3f  gradient %.2f  rate %.2e  %d tokens/s%s", *shown)
 

@@ -185,16 +185,16 @@ class Program:
         """
         (batch, drawn), vocab_size, dropout = batches, self.model.config.vocab_size, key if self.drops else None
         weight = 0.0 if self.source is None else self.source.distillation.weight
-        loss, made = jnp.float32(0), None
+        loss, predictions = jnp.float32(0), None
         # The divergence alone, on other sequences than the data's, needs no pass over the data.
         if weight < 1 or drawn is None:
-            made = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
-        if made is not None and weight < 1:
+            predictions = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
+        if predictions is not None and weight < 1:
             exit_logits = partial(_exit_logits, self.model, params)
-            loss = self.objective.total(made, vocab_size, step, exit_logits) / jnp.maximum(totals[0], 1)
+            loss = self.objective.total(predictions, vocab_size, step, exit_logits) / jnp.maximum(totals[0], 1)
         if self.source is None:
             return loss
-        student = made if drawn is None else predict(self.model, params, drawn, dropout, remat=self.remat)
+        student = predictions if drawn is None else predict(self.model, params, drawn, dropout, remat=self.remat)
         teacher = predict(self.source.teacher, teacher_params, batch if drawn is None else drawn)
         assert student is not None
         divergences = self.source.distillation.divergences(teacher.logits, student.logits, vocab_size)
@@ -274,8 +274,8 @@ def make_eval_step(model: Any) -> Callable[..., tuple[Array, Array]]:
 
     @jax.jit
     def evaluate(params: Params, batch: Batch) -> tuple[Array, Array]:
-        made = predict(model, params, batch)
-        losses = token_losses(made.logits, made.targets, model.config.vocab_size)
-        return made.total(losses), jnp.sum(made.counted)
+        predictions = predict(model, params, batch)
+        losses = token_losses(predictions.logits, predictions.targets, model.config.vocab_size)
+        return predictions.total(losses), jnp.sum(predictions.counted)
 
     return evaluate

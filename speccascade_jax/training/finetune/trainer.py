@@ -16,6 +16,7 @@ from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.data.tasks import table
 from speccascade_jax.data.tasks.task import Task
 from speccascade_jax.data.vocabularies.load import FileVocabulary, load_vocabulary
+from speccascade_jax.data.vocabularies.tokenizer_files import ADDED, NAMING, NUMBERING
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, model_from
 from speccascade_jax.models.t5 import T5Config
@@ -266,7 +267,8 @@ def write_model(folder: Path, model: Model, params: Params, vocabulary: FileVoca
 
 def beside(path: Path) -> list[Path]:
     """Returns a vocabulary's file, and the files in its folder that name its special tokens and stop ids."""
-    names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
+    # not `config.json`, which is the model's own
+    names = (*NAMING, ADDED, NUMBERING[0])
     return [path, *(file for name in names if (file := path.parent / name).is_file())]
 
 

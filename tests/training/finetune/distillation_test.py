@@ -45,8 +45,8 @@ def _program(source):
 
 @functools.partial(jax.jit, static_argnums=0)
 def forced(model, params, batch):
-    made = predict(model, params, batch)
-    return made.logits, made.targets, made.counted
+    predictions = predict(model, params, batch)
+    return predictions.logits, predictions.targets, predictions.counted
 
 
 def log_law(bound, batch):

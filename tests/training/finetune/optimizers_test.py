@@ -178,6 +178,6 @@ def test_every_array_of_a_state_fits_its_layout(optimizer):
     state = jax.eval_shape(transformation.init, SHARDED)
     specs = state_specs(transformation, SHARDED, SPECS)
     assert jax.tree.structure(specs) == jax.tree.structure(state)
-    held = jax.tree.map(lambda leaf, spec: np.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape)), state, specs)
+    sizes = jax.tree.map(lambda leaf, spec: np.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape)), state, specs)
     # the moments of the layers' scales stay whole, because the scales do
-    assert sum(jax.tree.leaves(held)) < 0.5 * sum(leaf.size for leaf in jax.tree.leaves(state))
+    assert sum(jax.tree.leaves(sizes)) < 0.5 * sum(leaf.size for leaf in jax.tree.leaves(state))

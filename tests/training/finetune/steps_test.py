@@ -162,7 +162,7 @@ def curve(model, params, shape, accumulate=1):
     largest = max(jax.tree.leaves(state), key=lambda leaf: leaf.size)
     return losses, largest.size // largest.addressable_shards[0].data.size
 
-found = {}
+curves = {}
 t5 = T5(T5Config(96, 96, 32, 4, 8, 64, 1, 1, dropout_rate=0.1))
 decoder = DecoderLM(dataclasses.replace(tiny("llama2_7b", vocab_size=96), num_heads=4))
 for name, model, runs in (
@@ -170,20 +170,20 @@ for name, model, runs in (
     ("decoder", decoder, [((1, 1), 1), ((2, 4), 1)]),
 ):
     params = random_params(model, jax.random.key(0))
-    found[name] = [curve(model, params, *run) for run in runs]
-print(json.dumps(found))
+    curves[name] = [curve(model, params, *run) for run in runs]
+print(json.dumps(curves))
 """
 
 
 @pytest.mark.parity
 def test_every_mesh_gives_the_loss_curve_of_one_device():
     """Compares 20 steps of Adafactor with dropout, on (2, 4) and (8, 1) devices; parameters are spread over all."""
-    found = new_process.answer(CURVES, XLA_FLAGS="--xla_force_host_platform_device_count=8")
-    for name, runs in found.items():
+    curves = new_process.answer(CURVES, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    for name, runs in curves.items():
         (wanted, whole), *others = runs
         assert whole == 1 and np.array(wanted)[-1, 0] < np.array(wanted)[0, 0], name
         for curve, parts in others:
             np.testing.assert_allclose(curve, wanted, rtol=1e-5, err_msg=name)
             assert parts == 8, name
     # another number of parts has other masks of dropout, so the comparison above is no comparison with itself
-    assert found["t5"][0][0] != found["parts"][0][0]
+    assert curves["t5"][0][0] != curves["parts"][0][0]

@@ -80,12 +80,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
 def test_another_seed_gives_other_masks_of_dropout_and_dropout_acts(trainer, tmp_path):
     """Keeps the data and the initial parameters, and changes only the bits of dropout."""
     once = dataclasses.replace(trainer, schedule=Schedule(peak=1e-2, max_steps=1))
-    made = [running.Run(dataclasses.replace(once, run_dir=str(tmp_path / name))) for name in "abcd"]
-    (planned, *_), rate = made[0].remaining(), 1e-2
+    started = [running.Run(dataclasses.replace(once, run_dir=str(tmp_path / name))) for name in "abcd"]
+    (planned, *_), rate = started[0].remaining(), 1e-2
     other, without = dataclasses.replace(once, seed=1), dataclasses.replace(once, dropout=0.0)
-    made[1].trainer = other
-    made[2] = running.Run(dataclasses.replace(without, run_dir=str(tmp_path / "e")))
-    losses = [run._step(1, planned, rate)["loss"] for run in made]
+    started[1].trainer = other
+    started[2] = running.Run(dataclasses.replace(without, run_dir=str(tmp_path / "e")))
+    losses = [run._step(1, planned, rate)["loss"] for run in started]
     assert losses[0] == losses[3] and len(set(losses)) == 3
 
 
@@ -136,8 +136,8 @@ def test_a_student_that_starts_as_its_teacher_has_nothing_to_learn(finished, tmp
     changes = {"run_dir": str(tmp_path / "student"), "distillation": teaching, "init_from": str(exported)}
     run = running.Run(dataclasses.replace(trainer, **changes))
     assert run._step(1, next(run.remaining()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
-    found = run.evaluate(0)
-    assert (found["acceptance_greedy"], found["acceptance_sampled"]) == pytest.approx((1.0, 1.0), abs=1e-3)
+    evaluation = run.evaluate(0)
+    assert (evaluation["acceptance_greedy"], evaluation["acceptance_sampled"]) == pytest.approx((1.0, 1.0), abs=1e-3)
 
 
 def test_a_diverged_run_raises_an_error(finished, tmp_path):
@@ -248,6 +248,11 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
     # nothing was left behind that a later run with right settings would resume
     assert not list(Path(trainer.run_dir).glob(f"{states.FOLDER}/*"))
+
+
+def test_a_model_that_the_run_did_not_write_is_refused_before_training(trainer, no_compiling):
+    (Path(trainer.run_dir) / trainers.MODEL).mkdir(parents=True)
+    _refused(lambda: trainer, "is not the model of a run in this folder")
 
 
 def test_sequences_that_are_longer_than_the_model_are_refused(decoder, tmp_path, no_compiling):
