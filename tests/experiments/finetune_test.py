@@ -21,11 +21,12 @@ from speccascade_jax.training.states import FOLDER, States
 from tests.training import conftest as micro
 
 ROOT = repository_root()
-STEPS, SECONDS = 80, 400
+SECONDS = 400
 KILLS = int(os.environ.get("SPECCASCADE_KILLS", "2")) // 2
 """Number of kills, on one process and again on two."""
 PER_RUN, MOST = 5, 10
 """Number of kills of a run, and the most steps that it takes before each."""
+STEPS = 20 + MOST * min(KILLS, PER_RUN)
 GIN = f"""
 from __gin__ import dynamic_registration
 from speccascade_jax.models import t5

@@ -339,8 +339,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
 def test_two_processes_stop_together_and_any_number_resumes(victim, number, unbroken, tmp_path):
     folder = tmp_path / "run"
     running = start(folder, 2)
