@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -55,6 +55,15 @@ class Position:
     seconds: float = 0.0
 
 
+class Started(NamedTuple):
+    """A step that devices may still compute: its number, its learning rate, its metrics, and its operations."""
+
+    step: int
+    rate: float
+    metrics: dict[str, jax.Array]
+    flops: float
+
+
 class Run:
     """Run of a `Trainer`, with its arrays, its position in the data, and its clock."""
 
@@ -79,6 +88,7 @@ class Run:
             logging.info("resuming %s at step %d", self.directory, int(self.state.step))
         self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), self.position.logged)
         self._build(layout)
+        self.started: Started | None = None
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
 
@@ -145,6 +155,7 @@ class Run:
 
     def save(self, wait: bool = False) -> None:
         """Writes the resumable state."""
+        self._settle()
         seconds = time.monotonic() - self.reported_at
         position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
         self.states.save(int(self.state.step), self.state, dataclasses.asdict(position), wait)
@@ -167,29 +178,42 @@ class Run:
             self.position.epoch, self.position.index = self.position.epoch + 1, 0
 
     def take(self, step: int, planned: PlannedBatch) -> None:
-        """Takes step number `step` (from 1); logs metrics and evaluates if it is their turn."""
+        """Starts step number `step` (from 1); logs metrics and evaluates if it is their turn."""
         rate = self.trainer.schedule.rate(step - 1, self.minutes())
-        self.position.window.append(self._step(step, planned, rate))
+        started = self._start(step, planned, rate)
+        self._settle()  # the devices compute the new step while the host waits for the metrics of the one before
+        self.started = started
         if step % self.trainer.log_every == 0:
             self._report(step, rate)
         if step % self.trainer.evaluate_every == 0:
             self.evaluate(step)
 
-    def _step(self, step: int, planned: PlannedBatch, rate: float) -> dict[str, float]:
+    def _start(self, step: int, planned: PlannedBatch, rate: float) -> Started:
         host = planned.build(partition.host_rows(planned.rows, self.mesh))
         batch = partition.on_mesh(host, planned.rows, self.mesh)
-        seed = np.uint32(self.trainer.seed)
-        self.state, metrics = self.take_step(self.state, batch, np.float32(rate), seed)
+        self.state, metrics = self.take_step(self.state, batch, np.float32(rate), np.uint32(self.trainer.seed))
+        flops = watching.training_flops(self.model.config, host.lengths, host.encoder_lengths)
+        return Started(step, rate, metrics, float(flops) * planned.rows / len(host.lengths))
+
+    def _settle(self) -> None:
+        """Waits for the started step, and adds its metrics to the window; does nothing if none is started.
+
+        Raises:
+            FloatingPointError: its loss is not finite.
+        """
+        if self.started is None:
+            return
+        (step, rate, metrics, flops), self.started = self.started, None
         values = {name: float(value) for name, value in metrics.items()}
         if not np.isfinite(values["loss"]):
             place = f"at step {step}, learning rate {rate:.2e}"
             raise FloatingPointError(f"the loss is {values['loss']} {place}; lower the schedule's peak")
         self.position.tokens += int(values["tokens"])
-        flops = watching.training_flops(self.model.config, host.lengths, host.encoder_lengths)
-        return values | {"flops": float(flops) * planned.rows / len(host.lengths)}
+        self.position.window.append(values | {"flops": flops})
 
     def _report(self, step: int, rate: float) -> None:
         """Logs the means of the metrics over the steps since the last report."""
+        self._settle()
         window, seconds = self.position.window, time.monotonic() - self.reported_at
         minutes = self.minutes()
         tokens, flops = (sum(metrics[name] for metrics in window) for name in ("tokens", "flops"))

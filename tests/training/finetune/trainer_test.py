@@ -44,6 +44,25 @@ def _left(trainer):
     return [leaf.tolist() for leaf in _leaves(running.Run(trainer).state)], metrics
 
 
+def _loss(run, planned, rate):
+    """Takes the first step of a run, and returns its loss."""
+    run.started = run._start(1, planned, rate)
+    run._settle()
+    return run.position.window[-1]["loss"]
+
+
+def test_the_next_step_starts_before_the_metrics_of_the_last_one_are_read(trainer, monkeypatch):
+    """The host prepares and starts a step while the devices compute the one before."""
+    run, order = running.Run(dataclasses.replace(trainer, log_every=3, schedule=Schedule(peak=1e-3, max_steps=4))), []
+    start, settle = run._start, run._settle
+    monkeypatch.setattr(run, "_start", lambda step, *rest: (order.append(f"start {step}"), start(step, *rest))[1])
+    monkeypatch.setattr(
+        run, "_settle", lambda: (run.started and order.append(f"read {run.started.step}"), settle())[1]
+    )
+    run.finish()
+    assert order == ["start 1", "start 2", "read 1", "start 3", "read 2", "read 3", "start 4", "read 4"]
+
+
 @pytest.mark.laws
 @pytest.mark.parametrize("deaths", [(1,), (14, 3), (20, 12), (31, 2, 5), (34,)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypatch, tmp_path, deaths):
@@ -65,14 +84,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
             return call
 
         with monkeypatch.context() as patch:
-            for owner, name in ((running.Run, "_step"), (running.Run, "save"), (runs.MetricsLog, "append")):
+            for owner, name in ((running.Run, "_start"), (running.Run, "save"), (runs.MetricsLog, "append")):
                 patch.setattr(owner, name, watched(getattr(owner, name)))
             try:
                 final = train(broken)
             except KilledError:
                 continue
     assert final == result and _left(broken) == traces
-    assert taken.count("_step") <= 12 + len(deaths), "a resumed run begins at the last save"
+    assert taken.count("_start") <= 12 + len(deaths), "a resumed run begins at the last save"
     assert train(broken) == result and _left(broken) == traces  # a finished run does not train or log again
 
 
@@ -85,7 +104,7 @@ def test_another_seed_gives_other_masks_of_dropout_and_dropout_acts(trainer, tmp
     other, without = dataclasses.replace(once, seed=1), dataclasses.replace(once, dropout=0.0)
     started[1].trainer = other
     started[2] = running.Run(dataclasses.replace(without, run_dir=str(tmp_path / "e")))
-    losses = [run._step(1, planned, rate)["loss"] for run in started]
+    losses = [_loss(run, planned, rate) for run in started]
     assert losses[0] == losses[3] and len(set(losses)) == 3
 
 
@@ -135,7 +154,7 @@ def test_a_student_that_starts_as_its_teacher_has_nothing_to_learn(finished, tmp
     teaching = Distillation(teacher=str(exported), weight=1.0)
     changes = {"run_dir": str(tmp_path / "student"), "distillation": teaching, "init_from": str(exported)}
     run = running.Run(dataclasses.replace(trainer, **changes))
-    assert run._step(1, next(run.remaining()), 0.0)["loss"] == pytest.approx(0.0, abs=1e-5)
+    assert _loss(run, next(run.remaining()), 0.0) == pytest.approx(0.0, abs=1e-5)
     evaluation = run.evaluate(0)
     assert (evaluation["acceptance_greedy"], evaluation["acceptance_sampled"]) == pytest.approx((1.0, 1.0), abs=1e-3)
 
@@ -144,7 +163,7 @@ def test_a_diverged_run_raises_an_error(finished, tmp_path):
     run = running.Run(dataclasses.replace(finished[0], run_dir=str(tmp_path / "run")))
     run.state = run.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, run.state.params))
     with pytest.raises(FloatingPointError, match="at step 1, learning rate 1.00e-03; lower the schedule's peak"):
-        run._step(1, next(run.remaining()), 1e-3)
+        _loss(run, next(run.remaining()), 1e-3)
 
 
 def _unfused(config):
