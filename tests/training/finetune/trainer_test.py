@@ -56,9 +56,7 @@ def test_the_next_step_starts_before_the_metrics_of_the_last_one_are_read(traine
     run, order = running.Run(dataclasses.replace(trainer, log_every=3, schedule=Schedule(peak=1e-3, max_steps=4))), []
     start, settle = run._start, run._settle
     monkeypatch.setattr(run, "_start", lambda step, *rest: (order.append(f"start {step}"), start(step, *rest))[1])
-    monkeypatch.setattr(
-        run, "_settle", lambda: (run.started and order.append(f"read {run.started.step}"), settle())[1]
-    )
+    monkeypatch.setattr(run, "_settle", lambda: (run.started and order.append(f"read {run.started.step}"), settle())[1])
     run.finish()
     assert order == ["start 1", "start 2", "read 1", "start 3", "read 2", "read 3", "start 4", "read 4"]
 
