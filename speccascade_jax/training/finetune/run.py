@@ -235,6 +235,7 @@ class Run:
 
         The loss has no smoothing; the metrics are those of greedy decoding.
         """
+        self._settle()  # parameters of a step whose loss is not finite are not evaluated
         trainer, evaluation = self.trainer, dict[str, Any]({"step": step})
         if self.validation:
             evaluation["validation_loss"] = round(self._validation_loss(), 4)

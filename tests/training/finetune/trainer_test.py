@@ -164,6 +164,17 @@ def test_a_diverged_run_raises_an_error(finished, tmp_path):
         _loss(run, next(run.remaining()), 1e-3)
 
 
+def test_a_diverged_step_is_neither_saved_nor_evaluated(finished, tmp_path):
+    run = running.Run(dataclasses.replace(finished[0], run_dir=str(tmp_path / "run")))
+    run.state = run.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, run.state.params))
+    started = run._start(1, next(run.remaining()), 1e-3)
+    for write in (lambda: run.evaluate(1), run.save):
+        run.started = started
+        with pytest.raises(FloatingPointError, match="at step 1"):
+            write()
+    assert run.log.logged == 0 and run.states.latest(run.trainer.layout()) is None
+
+
 def _unfused(config):
     return unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
 
