@@ -53,6 +53,7 @@ def close(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-4), left, right)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_gradients_and_logits_equal_those_of_unrolled_layers(kind, remat):
@@ -109,6 +110,7 @@ def test_blocks_after_rollbacks_equal_those_of_unrolled_layers(kind, room):
     close(*outputs)
 
 
+@pytest.mark.laws
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trees_are_fed_and_their_paths_kept(kind):
     tree, outputs = Tree((-1, -1, 0, 0, 1)), []
