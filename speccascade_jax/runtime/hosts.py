@@ -6,8 +6,8 @@ process prints. In a single process, the functions of this module do nothing.
 
 Without further measures, a process that waits for a killed process would wait until JAX's heartbeat fails and then
 abort with a page of traces. For this reason, every process keeps a connection to the first process and sends a byte
-when it is done. A connection that closes without this byte means that the process at its other end has died. If the
-first process dies, all others notice.
+when it is done, or the error that ends it. A connection that closes without a word means that the process at its other
+end has died. If the first process dies, all others notice.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ NOTICED = 2.0
 _SYNC_POINTS = itertools.count()
 """Counter of the points at which all processes may end together; every process counts the same points."""
 _DONE = b"."
+_FAILED = b"!"
+"""First byte of an error message, which ends with the connection."""
+_ENDING = threading.Lock()
+"""Held by the thread that says why this process ends; it is never released, so that only one thread does."""
 _CONNECTIONS: dict[int, socket.socket] = {}
 """Open sockets, by the index of the process at the other end."""
 _ALL = "--coordinator_address, --process_count and --process_index"
@@ -197,8 +201,9 @@ def check_alone(command: str, words: Mapping[str, Any]) -> None:
 def together(how: str = interrupts.SAME) -> Iterator[None]:
     """Ends all processes if the block raises an error; otherwise tells the other processes that this one is done.
 
-    If the error is only a consequence of another process's death, the message about that process appears instead. In a
-    single process, errors pass through.
+    If the error is only a consequence of another process's end, the message about that process appears instead. The
+    other processes end with this process's error, since running the same command again would not help. In a single
+    process, errors pass through.
 
     Args:
         how: the printed advice on how to continue after a signal.
@@ -211,6 +216,8 @@ def together(how: str = interrupts.SAME) -> Iterator[None]:
         if isinstance(error, interrupts.Terminated):
             _say_done()  # all processes end here, so no process may report this one as dead
         time.sleep(NOTICED)
+        _ENDING.acquire()
+        _say_failed(error)
         # a normal exit would wait for the other processes, which may be waiting for this one
         status = _status(error, how)
         for stream in (sys.stdout, sys.stderr):
@@ -221,9 +228,21 @@ def together(how: str = interrupts.SAME) -> Iterator[None]:
 
 def _say_done() -> None:
     """Tells the other processes that this one ends without an error."""
+    _say(_DONE)
+
+
+def _say_failed(error: BaseException) -> None:
+    """Tells the other processes the error that ends this one; signals and bare exit statuses have no words to tell."""
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        _say(_FAILED + error.code.removeprefix("error: ").encode())
+    elif isinstance(error, Exception):
+        _say(_FAILED + f"{type(error).__name__}: {error}".encode())
+
+
+def _say(words: bytes) -> None:
     for connection in _CONNECTIONS.values():
         with contextlib.suppress(OSError):  # that process has ended already, and its `_listen` thread reports this
-            connection.sendall(_DONE)
+            connection.sendall(words)
 
 
 def _status(error: BaseException, how: str) -> int:
@@ -280,8 +299,23 @@ def _connect(index: int, count: int, first_host: str | None) -> None:
 
 
 def _listen(other: int, count: int, connection: socket.socket) -> None:
+    words = _last_words(connection)
+    if words == _DONE:
+        return
+    _ENDING.acquire()
+    if words.startswith(_FAILED):
+        _say(words)  # only the first process is connected to all
+        reason, status = f": {words[len(_FAILED) :].decode(errors='replace')}", 1
+    else:
+        reason, status = f"; on all hosts, {interrupts.SAME}", STATUS
+    print(f"error: process {other} of {count} has ended{reason}", file=sys.stderr, flush=True)
+    os._exit(status)  # nothing else interrupts a collective operation that waits for the dead process
+
+
+def _last_words(connection: socket.socket) -> bytes:
+    """Returns `_DONE` as soon as it arrives, or all that was sent before the connection closed."""
+    words = b""
     with contextlib.suppress(OSError):
-        if connection.recv(1) == _DONE:
-            return
-    print(f"error: process {other} of {count} has ended; on all hosts, {interrupts.SAME}", file=sys.stderr, flush=True)
-    os._exit(STATUS)  # nothing else interrupts a collective operation that waits for the dead process
+        while words != _DONE and (received := connection.recv(4096)):
+            words += received
+    return words

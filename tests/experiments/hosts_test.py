@@ -153,4 +153,6 @@ def test_four_processes_write_the_outputs_of_two(folder, unbroken):
 def test_an_error_in_all_processes_is_one_line_each_without_waiting(folder):
     done = ended(start(folder, folder / "wrong.jsonl", 2, (1, 1)), timeout=60)
     for status, _, said in done:
-        assert status == 1 and "mesh=(1, 1) needs 1 devices, but the 2 processes have 2: use all of them" in said
+        lines = [line for line in said.splitlines() if line.startswith("error:")]
+        assert (status, len(lines)) == (1, 1), said
+        assert "mesh=(1, 1) needs 1 devices, but the 2 processes have 2: use all of them" in lines[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -45,16 +46,40 @@ def test_a_command_of_one_process_refuses_others(monkeypatch):
         hosts.check_alone("train", {})
 
 
-@pytest.mark.parametrize(("word", "ends"), [(b".", []), (b"", [hosts.STATUS])])
-def test_a_connection_closed_without_a_goodbye_ends_the_process(word, ends, monkeypatch, capsys):
+AGAIN = "error: process 1 of 4 has ended; on all hosts, run the same command again"
+NO_MESH = "error: process 1 of 4 has ended: mesh=(1, 1) needs 1 devices\n"
+
+
+@pytest.mark.parametrize(("words", "status", "said"), [
+    ([b"."], None, ""), ([], hosts.STATUS, AGAIN), ([b"!mesh=(1, 1)", b" needs 1 devices"], 1, NO_MESH),
+])  # fmt: skip
+def test_a_process_ends_with_another_ones_death_or_error_but_not_with_its_goodbye(
+    words, status, said, monkeypatch, capsys
+):
     ended = []
     monkeypatch.setattr(hosts.os, "_exit", ended.append)
+    monkeypatch.setattr(hosts, "_ENDING", threading.Lock())
     own_end, remote_end = socket.socketpair()
     listening = threading.Thread(target=hosts._listen, args=(1, 4, own_end))
     listening.start()
-    remote_end.sendall(word)
+    for word in words:
+        remote_end.sendall(word)
+        time.sleep(0.05)
     remote_end.close()
     listening.join(10)
-    assert ended == ends
-    said = "error: process 1 of 4 has ended; on all hosts, run the same" if ends else ""
-    assert capsys.readouterr().err.startswith(said)
+    assert ended == [status][: status is not None]
+    printed = capsys.readouterr().err
+    assert printed.startswith(said) and (said or not printed)
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (SystemExit("error: mesh=(1, 1) needs 1 devices"), b"!mesh=(1, 1) needs 1 devices"),
+    (OSError("disk full"), b"!OSError: disk full"),
+    (SystemExit(2), b""), (KeyboardInterrupt(), b""),
+])  # fmt: skip
+def test_an_error_reaches_the_other_processes_in_words(error, words, monkeypatch):
+    own_end, remote_end = socket.socketpair()
+    monkeypatch.setattr(hosts, "_CONNECTIONS", {1: own_end})
+    hosts._say_failed(error)
+    own_end.close()
+    assert remote_end.recv(100) == words
