@@ -99,6 +99,25 @@ def programs_are_given_back():
     program_memory.release_when_crowded(CROWDED)
 
 
+@pytest.fixture(scope="session")
+def _bucket_server():
+    from tests.support import bucket_server
+
+    with bucket_server.serving() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(bucket_server.URL, server.url)
+        patch.setenv(bucket_server.TOKEN, "a-token")
+        yield server
+
+
+@pytest.fixture
+def bucket(_bucket_server):
+    """Returns the server of an empty bucket, which answers for every `gs://` address of this process."""
+    yield _bucket_server
+    _bucket_server.objects.clear()
+    _bucket_server.asked.clear()
+    _bucket_server.fault = lambda method, name: None
+
+
 def _as_users_compile():
     before = jax.config.read(QUICKLY)
     jax.config.update(QUICKLY, False)

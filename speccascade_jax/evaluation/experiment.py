@@ -30,7 +30,7 @@ from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.panels import SHARES
 from speccascade_jax.results.report import page, printing
 from speccascade_jax.results.report.figures import FIGURE
-from speccascade_jax.results.store import outputs, result_store, shards
+from speccascade_jax.results.store import bucket_store, lines, outputs, result_store, shards
 from speccascade_jax.results.store.record import Record, Row
 from speccascade_jax.results.store.record_key import is_stale
 from speccascade_jax.results.store.result_store import ResultStore
@@ -179,7 +179,7 @@ def sweep(
         print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
         return None
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
-    with opened(path) as store:
+    with opened(path, f"{shard_id}-of-{num_shards}") as store:
         result_store.check_format(store.records, path)
         if workers:
             started = pool.Pool(points, workers, ray_address, worker_device)
@@ -405,7 +405,7 @@ class Follower:
     """In-memory replacement of `ResultStore` for all processes but the first, with the methods that sweeps use."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = expanded(path)
         self.records: list[Record] = []
         self.keys: set[str] = set()
 
@@ -424,9 +424,9 @@ class Follower:
         return set(self.keys)
 
 
-def opened(path: str | Path) -> Any:
-    """Opens the store at a path in the first process, and a `Follower` in the others."""
-    return ResultStore(path) if hosts.first() else nullcontext(Follower(path))
+def opened(path: str | Path, part: str = "whole") -> Any:
+    """Opens a part of the store at a path in the first process, and a `Follower` in the others."""
+    return bucket_store.open_store(path, part) if hosts.first() else nullcontext(Follower(path))
 
 
 def _agree(store: Any, keys: list[str]) -> None:
@@ -475,7 +475,7 @@ def find_record(key: str, store: str | None = None) -> tuple[Record, Path]:
     for path in [expanded(store)] if store else stores:
         try:
             records = result_store.read_records(path)
-        except result_store.NotAStoreError:
+        except lines.NotAStoreError:
             if store:
                 raise
             continue

@@ -25,7 +25,8 @@ from speccascade_jax.methods.settings import Arm, Level, sampling_of
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.selection import selection_grids
-from speccascade_jax.results.store.result_store import ResultStore, check_format, check_name
+from speccascade_jax.results.store.bucket_store import open_store
+from speccascade_jax.results.store.result_store import check_format, check_name
 from speccascade_jax.storage.files import expanded
 
 
@@ -105,7 +106,7 @@ def compare(
         for domain in domains:
             rehearse(pair, domain)
         return None
-    with ResultStore(output) as store:
+    with open_store(output) as store:
         check_format(store.records, output)
         # Opening a session checks its domain, so all sessions are opened before the first domain runs.
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]

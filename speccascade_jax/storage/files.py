@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from speccascade_jax.core.names import shown
+from speccascade_jax.storage import buckets
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.readers import json_object
 
 # A URL scheme has at least two letters, because C:/ is a drive. One slash is enough, because `Path` merges slashes.
@@ -22,16 +24,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with `~` or `~name` replaced by the user's home folder.
+    """Returns a path with `~` or `~name` replaced by the user's home folder, or the place of a `gs://` address.
 
     Raises:
-        ValueError: the value is not a path; it is a URL, which would become a folder such as `gs:`; or there is no such
-            home folder.
+        ValueError: the value is not a path; it is a URL of another kind, which would become a folder such as `s3:`; or
+            there is no such home folder.
     """
     try:
+        if buckets.is_bucket(path):
+            return buckets.checked(path)
         if scheme := _SCHEME.match(os.fspath(path)):
             url = f"{path}: {scheme[1]} is not read or written"
-            raise ValueError(f"{url}; copy or mount it here, and give a local path")
+            raise ValueError(f"{url}; copy or mount it here, and give a local path or one in gs://")
         return Path(path).expanduser()
     except TypeError as error:
         raise ValueError(f"{shown(path)} is not a path: give a text or a Path") from error
@@ -90,7 +94,8 @@ def plain(value: Any) -> Any:
 def write_atomically(path: str | Path, *content: str | bytes) -> None:
     """Writes a file so that it holds the old or the new content at any moment, even if the process is killed.
 
-    Temporary files that killed writers of the same path left behind are removed first.
+    An object in a bucket is written as a whole by its server. On a disk, temporary
+    files that killed writers of the same path left behind are removed first.
 
     Args:
         path: the file to write; missing parents are created.
@@ -100,6 +105,8 @@ def write_atomically(path: str | Path, *content: str | bytes) -> None:
         OSError: the file cannot be written; names the file, and the remedy for a full disk.
     """
     path = expanded(path)
+    if isinstance(path, BucketPath):
+        return path.write(b"".join(part.encode() if isinstance(part, str) else part for part in content))
     with naming(path):
         make_folder(path.parent)
         _remove_leftovers(path)

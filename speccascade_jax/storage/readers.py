@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -85,10 +86,11 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             file and the line.
     """
     unpacked, number = 0, 0
-    packed = path.stat().st_size
-    longest = max(PLAUSIBLE, RATIO * packed) + 1
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+            packed = raw.seek(0, os.SEEK_END)
+            raw.seek(0)
+            longest = max(PLAUSIBLE, RATIO * packed) + 1
             while line := file.readline(longest):
                 unpacked, number = unpacked + len(line), number + 1
                 check_unpacked(unpacked, packed)

@@ -18,6 +18,7 @@ from speccascade_jax.results.report.tables.grid import NONE
 from speccascade_jax.results.store.record import Point, get_entry
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
+from speccascade_jax.storage.buckets import BucketPath
 
 
 class Progress:
@@ -126,6 +127,9 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     ends = [panel.target.records[0]["key"][:8] for panel in panels if panel.target]
     print("\nnext:")
     store_words, python = shlex.quote(str(store)), interpreter()
+    if isinstance(report, BucketPath):
+        print(f"  gcloud storage cp {report} .     copies the report")
+        report = Path(report.name)
     print(f"  open {report} in a browser to see every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:
         print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     compare two points")

@@ -20,10 +20,13 @@ from speccascade_jax.results.store import shards
 from speccascade_jax.results.store.record import Record, Row, get_entry
 from speccascade_jax.results.store.trace import Trace
 from speccascade_jax.storage import readers
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, write_atomically
 
 ENTRY: Final = "outputs"
 """Name of a record's entry for its `Output`s, which are stored in these files instead of in the record's line."""
+FILE: Final = "outputs_file"
+"""Name of a record's entry for the file of its outputs; only records that were written into a bucket have it."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
 """Source of a token, by the letter that represents it in the files."""
 GIVEN, WRITTEN = ("id", "prompt", "reference"), ("id", "output", "tokens", "pieces", "sources", "rounds")
@@ -67,23 +70,49 @@ def _beside(path: Path) -> Path:
 def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
     """Writes a record's outputs; each file is written completely or not at all."""
     outputs_folder = folder(store)
-    shared = outputs_folder / _examples(record)
-    known = _read_examples(shared) if shared.exists() else {}
-    if not shared.exists() or not {output.id for output in outputs} <= set(known):
-        known |= {output.id: {name: getattr(output, name) for name in GIVEN} for output in outputs}
-        _write(shared, known.values())
-    _write(outputs_folder / _files_of(record)[0], map(_to_entry, outputs))
+    while not _add_examples(outputs_folder / _examples(record), outputs):
+        pass  # another process added examples to the same object
+    path = outputs_folder / _files_of(record)[0]
+    write_atomically(path, *_sealed(path, map(_to_entry, outputs)))
 
 
-def _write(path: Path, entries: Iterable[Row]) -> None:
+def named(store: str | Path, record: Record) -> Record:
+    """Returns a record that names the file of its outputs by their content, if the store is in a bucket.
+
+    Two processes that measure one point at the same time then write two files, and each record names its own.
+    """
+    if not isinstance(folder(store), BucketPath):
+        return record
+    digest = _digest([_line(_to_entry(output)) for output in record[ENTRY]])
+    return record | {FILE: f"{record['key']}-{digest}.jsonl"}
+
+
+def _add_examples(path: Path, outputs: Sequence[Output]) -> bool:
+    """Adds the examples of some outputs to the file of examples; returns whether the file holds them now."""
+    generation = path.read()[1] if isinstance(path, BucketPath) else b""
+    known = _read_examples(path) if path.exists() else {}
+    if known and {output.id for output in outputs} <= set(known):
+        return True
+    known |= {output.id: {name: getattr(output, name) for name in GIVEN} for output in outputs}
+    lines = _sealed(path, known.values())
+    if isinstance(path, BucketPath):
+        return path.swap("".join(lines).encode(), generation)
+    write_atomically(path, *lines)
+    return True
+
+
+def _sealed(path: Path, entries: Iterable[Row]) -> list[str]:
+    """Returns the lines of a file with its seal, which shows later whether they are complete and belong to it."""
     lines = [_line(entry) for entry in entries]
-    write_atomically(path, *lines, _line({SEAL: _seal(path, lines)}))
+    return [*lines, _line({SEAL: _seal(path, lines)})]
 
 
 def _seal(path: Path, lines: Sequence[str]) -> Row:
-    """Returns the seal of a file, which shows later whether its lines are complete and belong to this file."""
-    checksum = hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
-    return {"file": path.stem, "lines": len(lines), "checksum": checksum}
+    return {"file": path.stem, "lines": len(lines), "checksum": _digest(lines)}
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def _to_entry(output: Output) -> Row:
@@ -97,6 +126,8 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 def _files_of(record: Record) -> list[str]:
     """Returns the possible names of a record's file; a new file gets the first name."""
+    if FILE in record:
+        return [record[FILE]]
     # A record that supersedes another has its own file. The former record's file is still needed until the new record
     # is written, and other parts of the store may read it.
     if "supersedes" in record:

@@ -163,6 +163,7 @@ class Record(TypedDict, total=False):
         head, selection: description of the acceptance head, and of the choice among drafters, if the method has them.
         outputs: outputs of the examples; `results.store.outputs` writes them to files of their own, not to the record's
             line.
+        outputs_file: the name of the file with these outputs, in records that were written into a bucket.
         counts, measures: the engine's counts and their ratios; by_position: counts by position in the block.
         per_example: counts of each example, with the examples' `ids`.
         inconclusive: whether nothing was drafted.
@@ -196,6 +197,7 @@ class Record(TypedDict, total=False):
     head: Row
     selection: Row
     outputs: list[Any]
+    outputs_file: str
     counts: dict[str, int]
     measures: Row
     by_position: dict[str, list[float]]

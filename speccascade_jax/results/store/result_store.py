@@ -10,7 +10,6 @@ when they are read.
 import contextlib
 import csv
 import errno
-import hashlib
 import io
 import json
 import os
@@ -18,101 +17,26 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
-from speccascade_jax.results.store import outputs, shards
-from speccascade_jax.results.store.migration import migrated
+from speccascade_jax.results.store import bucket_records, outputs, shards
+from speccascade_jax.results.store.lines import (
+    DamagedLine,
+    NotAStoreError,
+    numbered_lines,
+    parse_store,
+    report_damaged,
+    supersedes,
+    to_line,
+)
 from speccascade_jax.results.store.record import FORMAT, Record
 from speccascade_jax.storage import locks
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
 
 StoreLockedError = locks.LockedError
 """Error raised because another process is writing the same store."""
 Job = TypeVar("Job")
-CHECKSUM = "checksum"
-BEGIN = b'{"key":"'
-"""Beginning of every line. It distinguishes a store whose first line is torn from a file that is not a store."""
-
-
-class NotAStoreError(ValueError):
-    """Error raised for a file that is not empty and contains no record."""
-
-
-class DamagedLine(NamedTuple):
-    """A line of a store without a valid record: its number (from 1), the error, and its bytes with the line end."""
-
-    number: int
-    reason: str
-    content: bytes
-
-
-def parse_lines(content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Returns the migrated records in the bytes of a store, and the damaged lines.
-
-    A line is damaged if it is torn, is not JSON, has no key, has the key of an earlier line, or does not match its
-    checksum. A record that supersedes an earlier record replaces it at the same position of the list.
-    """
-    records, damaged = dict[str, Record](), list[DamagedLine]()
-    first = dict[str, int]()  # number of the first line with each key
-    for number, line in numbered_lines(content):
-        if not line.strip():
-            continue
-        record, wrong = _parsed(line)
-        key = record["key"]
-        if not wrong and key in records and not _is_later(record, records[key]):
-            wrong = f"the same key as line {first[key]}"
-        if wrong:
-            damaged.append(DamagedLine(number, wrong, line))
-        else:
-            first.setdefault(key, number)
-            records[key] = record
-    return list(records.values()), damaged
-
-
-def _is_later(record: Record, former: Record) -> bool:
-    """Returns whether a line replaces an earlier line with the same key.
-
-    A line with `supersedes` always replaces the earlier line. The digests are not compared, because a line between the
-    two may be damaged. Two records with different keys in format 2 may have the same key today, if the code changed
-    between them. In this case the later record was measured by newer code, so it replaces the earlier one.
-    """
-    migrated_keys = former.get("former_key"), record.get("former_key")
-    return "supersedes" in record or (None not in migrated_keys and migrated_keys[0] != migrated_keys[1])
-
-
-def supersedes(record: Record, former: Record) -> bool:
-    """Returns whether `record` states that it replaces `former`, a record with the same key."""
-    return "supersedes" in record and record["supersedes"] == former.get("provenance", {}).get("code")
-
-
-def numbered_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the number (from 1) of each line, and the line with its line end."""
-    return enumerate(io.BytesIO(content), start=1)
-
-
-def _parsed(line: bytes) -> tuple[Record, str]:
-    """Returns the migrated record of a line, without its checksum, and an error message (empty for a valid line)."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return {"key": ""}, f"not JSON: {error}"
-    if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
-        return {"key": ""}, "not a record with a key"
-    if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
-        return {"key": ""}, "its checksum does not match"
-    return cast(Record, migrated(record)), ""
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    """Returns the hash of a record's canonical JSON, as 16 hexadecimal digits."""
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def to_line(record: Record) -> str:
-    """Returns a record as a line of a store, with its checksum and a line end."""
-    whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
-    return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def check_name(output: str | Path) -> None:
@@ -163,11 +87,11 @@ class ResultStore:
         if self._place.exists() and not self._place.is_file():
             raise NotAStoreError(f"{self._place} is not a file that results can be written to: name another output")
         content = self._place.read_bytes() if self._place.exists() else b""
-        records, damaged = _parse_store(self.path, content)
+        records, damaged = parse_store(self.path, content)
         if damaged:
             aside = self._place.with_name(self._place.name + ".damaged")
             _set_aside(aside, damaged)
-            _report(self.path, damaged, f"set aside in {aside}")
+            report_damaged(self.path, damaged, f"set aside in {aside}")
         if damaged or (content and not content.endswith(b"\n")):
             bad = {line.number for line in damaged}
             kept = b"".join(line for number, line in numbered_lines(content) if number not in bad)
@@ -206,17 +130,24 @@ class ResultStore:
             raise ValueError(f"a record needs a non-empty string 'key', got {key!r}")
         if not self._lacks(record):
             raise ValueError(f"{self.path} already holds a record with key {key}")
-        if self._file < 0:
+        if not self._is_open():
             raise ValueError(f"{self.path} is closed: open it again to add a record")
         # outputs are written before the record, because a sweep skips a point as soon as its record exists
         if kept := record.get(outputs.ENTRY):
+            record = outputs.named(self.path, record)
             outputs.write(self.path, record, kept)
-        record = plain({name: value for name, value in record.items() if name != outputs.ENTRY})
+        self._store(plain({name: value for name, value in record.items() if name != outputs.ENTRY}))
+
+    def _store(self, record: Record) -> None:
+        """Writes one record and adds it to `records`, unless the file holds it by now."""
         if self._changed():
             self._restore(record)
         if self._lacks(record):  # the file that replaced this one may contain the record already
             self._write(to_line(record).encode())
             self._add(record)
+
+    def _is_open(self) -> bool:
+        return self._file >= 0
 
     def _write(self, lines: bytes) -> None:
         with naming(self.path):
@@ -277,7 +208,7 @@ class ResultStore:
             paths: the other stores; paths that do not exist are skipped.
         """
         wanted = set(keys)
-        stores = [path for path in _with_parts(paths) if path.is_file()]
+        stores = [path for path in _with_parts(paths) if _exists(path)]
         records = [record for record in read_records(*stores) if record["key"] in wanted and self._lacks(record)]
         for record in records:
             outputs.adopt(self.path, record, stores)
@@ -373,15 +304,26 @@ def read_records(*paths: str | Path) -> list[Record]:
     """
     merged: dict[str, Record] = {}
     for path in _with_parts(paths):
-        if not path.is_file():
-            raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
-        records, damaged = _parse_store(path, path.read_bytes())
-        if damaged:
-            _report(path, damaged, "left out")
-        for record in records:
+        for record in _read_one(path):
             if record["key"] not in merged or supersedes(record, merged[record["key"]]):
                 merged[record["key"]] = record
     return list(merged.values())
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() or (isinstance(path, BucketPath) and path.is_dir())
+
+
+def _read_one(path: Path) -> list[Record]:
+    """Returns the records of a store: a file (or its copy in a bucket), or a store of objects in a bucket."""
+    if path.is_file():
+        records, damaged = parse_store(path, path.read_bytes())
+        if damaged:
+            report_damaged(path, damaged, "left out")
+        return records
+    if isinstance(path, BucketPath) and _exists(path):
+        return bucket_records.read_new(path)[0]
+    raise FileNotFoundError(f"no results at {path}: experiments/sweep.py and experiments/run.py write them")
 
 
 def _with_parts(paths: Iterable[str | Path]) -> Iterator[Path]:
@@ -411,27 +353,6 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flatten(item, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", json.dumps(item) if isinstance(item, list) else item
-
-
-def _report(path: Path, damaged: Sequence[DamagedLine], fate: str) -> None:
-    listed = [f"line {line.number} ({line.reason})" for line in damaged[:5]]
-    more = [f"and {len(damaged) - 5} more"] * (len(damaged) > 5)
-    warnings.warn(f"{path}: {len(damaged)} damaged line(s) {fate}: {'; '.join(listed + more)}", stacklevel=3)
-
-
-def _parse_store(path: Path, content: bytes) -> tuple[list[Record], list[DamagedLine]]:
-    """Returns the records and damaged lines of a store; raises NotAStoreError for any other file.
-
-    A file that ends within its first record counts as a store.
-    """
-    records, damaged = parse_lines(content)
-    torn = b"\n" not in content and BEGIN.startswith(content[: len(BEGIN)])
-    if content.strip() and not records and not torn:
-        raise NotAStoreError(
-            f"{path} holds no record: it is not a store of results, or all its lines are damaged. Name another file, "
-            f"or move this one away"
-        )
-    return records, damaged
 
 
 def _set_aside(path: Path, damaged: Sequence[DamagedLine]) -> None:

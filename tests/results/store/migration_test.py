@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccascade_jax.results.store import migration, outputs
+from speccascade_jax.results.store.lines import to_line
 from speccascade_jax.results.store.record import FORMAT
 from speccascade_jax.results.store.record_key import canonical, is_stale
-from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records, to_line
+from speccascade_jax.results.store.result_store import ResultStore, check_format, fill, read_records
 from tests.support import golden_points
 
 OLD = golden_points.old_records()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from speccascade_jax.results.store import result_store as results
 from speccascade_jax.results.store import shards
-from speccascade_jax.results.store.result_store import CHECKSUM, ResultStore, StoreLockedError, fill, read_records
+from speccascade_jax.results.store.lines import CHECKSUM, parse_lines
+from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
 from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
 from tests.support.stores import filled, record, written
@@ -132,7 +133,7 @@ def test_a_superseding_line_torn_anywhere_keeps_the_former_record(path):
     whole = path.read_bytes()
     start = whole.index(b"\n") + 1
     for cut in range(start + 1, len(whole) - 1):
-        records, damaged = results.parse_lines(whole[:cut])
+        records, damaged = parse_lines(whole[:cut])
         assert _codes(records) == [(0, "a")] and [line.number for line in damaged] == [2]
         if cut % 9:
             continue  # stores are slow to open and append to, because every write goes to the disk
@@ -312,7 +313,7 @@ def _killed(path: Path, count: int, times: int, longest: float, code: str = "x")
         assert child.stdout.readline() == "open\n"
         time.sleep(chance.uniform(0.0, longest))
         stored |= set(_kill(child))
-        records, damaged = results.parse_lines(path.read_bytes())
+        records, damaged = parse_lines(path.read_bytes())
         assert len(damaged) <= 1  # at most a torn last line, which the next start sets aside
         yield records, stored
     assert times < len(stored) < count, f"the kills were to hit a running sweep ({len(stored)} of {count} points)"
@@ -322,7 +323,7 @@ def _whole(path: Path, count: int, code: str = "x") -> list[dict]:
     """Runs a sweep to its end; returns its records."""
     child = _spawn(path, count, code)
     child.communicate(timeout=60)
-    records, damaged = results.parse_lines(path.read_bytes())
+    records, damaged = parse_lines(path.read_bytes())
     assert child.returncode == 0 and damaged == []
     return records
 

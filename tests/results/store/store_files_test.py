@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speccascade_jax.results.store import result_store as results
+from speccascade_jax.results.store.lines import NotAStoreError
 from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, read_records
 from tests.support.stores import filled, record, written
 
@@ -83,14 +83,14 @@ def test_a_file_that_is_not_a_store_is_refused_and_left_unchanged(path, content)
     path.parent.mkdir()
     path.write_bytes(content)
     for read in (ResultStore, read_records):
-        with pytest.raises(results.NotAStoreError, match=r"sweep\.jsonl holds no record: .* Name another"):
+        with pytest.raises(NotAStoreError, match=r"sweep\.jsonl holds no record: .* Name another"):
             read(path)
     assert path.read_bytes() == content and list(path.parent.iterdir()) == [path]
 
 
 def test_a_folder_and_a_foreign_lock_file_are_refused_and_left_unchanged(path):
     path.mkdir(parents=True)
-    with pytest.raises(results.NotAStoreError, match="is not a file .* name another output"):
+    with pytest.raises(NotAStoreError, match="is not a file .* name another output"):
         ResultStore(path)
     lock = path.with_name("poetry.lock")
     lock.write_text("[[package]]\n")

@@ -26,7 +26,8 @@ from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval
 from speccascade_jax.results.report.tables.grid import NONE, Grid
-from speccascade_jax.results.store.result_store import ResultStore, check_format, check_name
+from speccascade_jax.results.store.bucket_store import open_store
+from speccascade_jax.results.store.result_store import check_format, check_name
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 MODES = ("halving", "appendix_d")
@@ -128,7 +129,7 @@ def calibrate(
         procedure, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
         thresholds.check(base, procedure)
         find = partial(_climb, base, procedure, split)
-    with ResultStore(output) as store:
+    with open_store(output) as store:
         check_format(store.records, output)
         loaded = replace(split.search, judged=split.held_out.end - split.search.first)
         result = find(Bench(store, Session(pair, loaded.of(evaluation)), seeds))

@@ -41,9 +41,11 @@ from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import excess, stop_ids, text_ids
 from speccascade_jax.results.store import record_key
+from speccascade_jax.results.store.bucket_store import open_store
+from speccascade_jax.results.store.lines import parse_lines
 from speccascade_jax.results.store.record import Record
 from speccascade_jax.results.store.record import Row as JsonRow
-from speccascade_jax.results.store.result_store import ResultStore, parse_lines
+from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.storage.files import expanded, point_key
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -223,7 +225,7 @@ def run(
     files = [_answer_file(output, pair, speaker.settings) for speaker in speakers]
     for file in files:
         check_file(file, [_key(question, file, identity) for question in asked])
-    with ResultStore(files[0]) as ours, ResultStore(files[1]) as theirs:
+    with open_store(files[0]) as ours, open_store(files[1]) as theirs:
         sides = [Side(*item, identity) for item in zip(speakers, (ours, theirs), strict=True)]
         left_out = answer_all(sides, chosen)
         answers = [{q.question_id: answer for q in chosen if (answer := side.answer_to(q))} for side in sides]

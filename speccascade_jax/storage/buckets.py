@@ -1,0 +1,239 @@
+"""Objects in Google Cloud Storage, as paths that begin with `gs://`.
+
+A bucket has no folders, no append, no rename and no locks. An object is written as a whole, so readers see its old or
+its new content. Every content has a generation, a number that the server gives it. `create` and `swap` write an object
+only if it is absent, or still has a known generation. On these two rest all agreements between writers.
+
+Failed requests are repeated for about a minute; then an error names the object. Access is that of
+`gcloud auth application-default login`, of a service account's key, or of a machine in Google's cloud.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PosixPath
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+SCHEME = "gs://"
+RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay": "16s"}
+"""Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
+ABSENT = b"\x02"
+"""The generation that tensorstore gives to an absent object."""
+_REMEDIES = (
+    ("UNAUTHENTICATED|401", "run gcloud auth application-default login, or renew the key of the service account"),
+    ("PERMISSION_DENIED|403", "give this account the role Storage Object User for the bucket"),
+    ("NOT_FOUND|404", "create the bucket, or name another one"),
+    ("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", "the server failed several times; run the same command again"),
+)  # fmt: skip
+"""Remedies, by a pattern of tensorstore's message."""
+
+
+class Stat(NamedTuple):
+    """Size of an object in bytes."""
+
+    st_size: int
+
+
+class BucketPath(PosixPath):
+    """Path of an object, or of the objects below it, in a bucket.
+
+    It is a `Path`, so that code which only reads and writes whole files works on both. It has no file descriptor: code
+    that asks the operating system for the file gets an error that says so.
+
+    Example:
+        >>> BucketPath("gs://bucket/runs/a.jsonl").with_suffix(".png")
+        BucketPath('gs://bucket/runs/a.png')
+    """
+
+    def __str__(self) -> str:
+        return SCHEME + "/".join(self.parts[1:])
+
+    def __fspath__(self) -> str:
+        raise ValueError(f"{self}: this step works on local files only; copy it here, and give a local path")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket."""
+        return self.parts[1]
+
+    @property
+    def key(self) -> str:
+        """Name of the object in its bucket, without a slash at its ends."""
+        return "/".join(self.parts[2:])
+
+    def read(self) -> tuple[bytes | None, bytes]:
+        """Returns the object's content (`None` if it is absent) and its generation."""
+        result = self._ask(_opened(self.bucket).read(self.key))
+        return (None, ABSENT) if result.state == "missing" else (result.value, result.stamp.generation)
+
+    def write(self, content: bytes) -> None:
+        """Writes the object, whether it exists or not."""
+        self._ask(_opened(self.bucket).write(self.key, content))
+
+    def create(self, content: bytes) -> bool:
+        """Writes the object if it is absent; returns whether it now has this content."""
+        return self.swap(content, ABSENT)
+
+    def swap(self, content: bytes | None, generation: bytes) -> bool:
+        """Writes the object, or deletes it if `content` is `None`, if its generation is still the given one.
+
+        Returns:
+            Whether the object has this content now. A request whose answer was lost is repeated, and then finds the
+            generation changed by itself; for this reason, a refused write compares the contents.
+        """
+        stamp = self._ask(_opened(self.bucket).write(self.key, content, if_equal=generation))
+        return bool(stamp.generation) or self.read()[0] == content
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Returns the bytes from `start` to `stop` of the object."""
+        result = self._ask(_opened(self.bucket).read(self.key, byte_range=slice(start, stop)))
+        if result.state == "missing":
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        return bytes(result.value)
+
+    def below(self) -> list[str]:
+        """Returns the names of all objects below this path, relative to it, sorted."""
+        prefix = f"{self.key}/" if self.key else ""
+        last = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
+        store = _opened(self.bucket)
+        names = self._ask(store.list(store.KeyRange(prefix, last)))
+        self.is_file()  # fails without access to the bucket, where tensorstore lists nothing instead of failing
+        return sorted(name.decode()[len(prefix) :] for name in names)
+
+    def read_below(self, names: list[str]) -> list[bytes | None]:
+        """Returns the contents of several objects below this path, read at the same time."""
+        store = _opened(self.bucket)
+        results = [store.read((self / name).key) for name in names]
+        values = [(self / name)._ask(result) for name, result in zip(names, results, strict=True)]
+        return [None if value.state == "missing" else value.value for value in values]
+
+    def _ask(self, answer: Any) -> Any:
+        try:
+            return answer.result()
+        except ValueError as error:
+            raise OSError(f"{self}: {_reason(str(error))}") from error
+
+    def read_bytes(self) -> bytes:
+        """Returns the object's content; raises FileNotFoundError if it is absent."""
+        content, _ = self.read()
+        if content is None:
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        return content
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, newline: str | None = None) -> str:
+        """Returns the object's content as text, in UTF-8 unless another encoding is given."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:  # type: ignore[override]
+        """Opens the object for reading; its content is held in memory."""
+        if mode not in ("r", "rt", "rb"):
+            raise ValueError(f"{self}: an object can't be opened with mode {mode!r}; write a local file, and copy it")
+        content = io.BytesIO(self.read_bytes())
+        return content if mode == "rb" else io.TextIOWrapper(content, kwargs.get("encoding") or "utf-8")
+
+    def write_bytes(self, data: Any) -> int:
+        """Writes the object; returns its size."""
+        self.write(bytes(data))
+        return len(data)
+
+    def write_text(self, data: str, *args: Any, **kwargs: Any) -> int:
+        """Writes the object in UTF-8; returns its number of characters."""
+        self.write(data.encode())
+        return len(data)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Deletes the object."""
+        if not missing_ok and not self.is_file():
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        self._ask(_opened(self.bucket).write(self.key, None))
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing, because a bucket has no folders."""
+
+    def is_file(self, **kwargs: Any) -> bool:
+        """Returns whether there is an object of this name."""
+        answer = self._ask(_opened(self.bucket).read(self.key or "-", byte_range=slice(0, 0)))
+        return bool(self.key) and answer.state == "value"
+
+    def is_dir(self, **kwargs: Any) -> bool:
+        """Returns whether there are objects below this path."""
+        return bool(self.below())
+
+    def exists(self, **kwargs: Any) -> bool:
+        """Returns whether there is an object of this name, or one below it."""
+        return self.is_file() or self.is_dir()
+
+    def is_symlink(self) -> bool:
+        """Returns False."""
+        return False
+
+    def stat(self, **kwargs: Any) -> Any:
+        """Returns the object's size as `st_size`."""
+        return Stat(len(self.read_bytes()))
+
+    def iterdir(self) -> Iterator[BucketPath]:  # type: ignore[override]
+        """Yields the paths directly below this one, in sorted order."""
+        for name in dict.fromkeys(name.split("/")[0] for name in self.below()):
+            yield self / name
+
+    def glob(self, pattern: str, **kwargs: Any) -> Iterator[BucketPath]:  # type: ignore[override]
+        """Yields the objects below this path whose relative names match a pattern without `**`."""
+        parts = pattern.split("/")
+        for name in dict.fromkeys("/".join(name.split("/")[: len(parts)]) for name in self.below()):
+            if len(names := name.split("/")) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts)):
+                yield self / name
+
+    def expanduser(self) -> BucketPath:
+        """Returns the path itself; `~` has no meaning in a bucket."""
+        return self
+
+    def resolve(self, strict: bool = False) -> BucketPath:
+        """Returns the path itself, because a bucket has no links."""
+        return self
+
+    absolute = resolve
+
+
+def is_bucket(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path leads into a bucket; `Path` merges the slashes of an address to one."""
+    return isinstance(path, BucketPath) or (isinstance(path, str | Path) and bool(re.match("gs:/", str(path))))
+
+
+def checked(path: str | os.PathLike[str]) -> BucketPath:
+    """Returns the place of an address `gs://BUCKET/NAME`.
+
+    Raises:
+        ValueError: the address names no bucket, or leads out of it.
+    """
+    place = BucketPath(str(path))
+    if len(place.parts) < 2 or not re.fullmatch(r"[a-z0-9][\w.-]{1,220}", place.parts[1]):
+        raise ValueError(f"{path} names no bucket: give gs://BUCKET/NAME")
+    if {".", ".."} & set(place.parts):
+        raise ValueError(f"{path}: a bucket has no folder above another; write the whole name")
+    return place
+
+
+@functools.cache
+def _opened(bucket: str) -> ts.KvStore:
+    import tensorstore as ts  # takes a tenth of a second, which only those who use buckets should wait
+
+    context = {"gcs_request_retries": RETRIES}
+    return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "context": context}).result()
+
+
+def _reason(message: str) -> str:
+    """Returns the first words of tensorstore's message, without what it repeats in brackets, and a remedy."""
+    plain = message.split(" [")[0].splitlines()[0]
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, message)), "")
+    return f"{plain}; {remedy}" if remedy else plain

@@ -1,0 +1,104 @@
+"""Leases: objects by which writers in a bucket see each other, where locks do not exist.
+
+A writer creates the object and renews it. Whoever finds it unchanged for `seconds`, by their own clock, takes it over:
+its writer has died. Clocks of different hosts are never compared. A lease only saves double work. A writer that was
+suspended and lost its lease may still write, so what is written must be correct without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+import warnings
+from types import TracebackType
+
+from speccascade_jax.storage.buckets import BucketPath
+from speccascade_jax.storage.locks import LockedError
+
+SECONDS = 30.0
+"""Time after which a lease that was not renewed counts as left behind."""
+
+
+class Lease:
+    """The right to write an output, held until `release` or until this process dies.
+
+    Args:
+        place: the lease's object.
+        output: the output that it protects, for messages.
+        seconds: time after which another writer may take it over.
+
+    Raises:
+        LockedError: a living writer holds it; names the writer.
+    """
+
+    def __init__(self, place: BucketPath, output: BucketPath, seconds: float = SECONDS):
+        self.place, self.output, self.seconds = place, output, seconds
+        self._writer = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
+        self._renewals = 0
+        self._ended = threading.Event()
+        self._take()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread.start()
+
+    def _content(self) -> bytes:
+        return json.dumps(self._writer | {"renewals": self._renewals}).encode()
+
+    def _take(self) -> None:
+        """Takes the lease as soon as it is free, or once it has stayed unchanged for `seconds`."""
+        seen, since = self.place.read(), time.monotonic()
+        while seen[0] is not None and time.monotonic() - since < self.seconds:
+            time.sleep(min(1.0, self.seconds / 20))
+            now = self.place.read()
+            if now[0] is not None and now[1] != seen[1]:
+                raise LockedError(
+                    f"{self.output} is being written by {_named(now[0])} (lease {self.place}): wait for it, end it, or "
+                    "name another output"
+                )
+            seen = now
+        if not self.place.swap(self._content(), seen[1]):
+            self._take()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self.seconds / 3):
+            try:
+                content, generation = self.place.read()
+                if content != self._content():
+                    holder = "nobody" if content is None else _named(content)
+                    words = f"the lease {self.place} belongs to {holder} now: some points may be measured twice"
+                    warnings.warn(words, stacklevel=1)
+                    return
+                self._renewals += 1
+                if not self.place.swap(self._content(), generation):
+                    self._renewals -= 1
+            except OSError:
+                continue  # the next renewal tries again, and the records themselves report a lasting failure
+
+    def release(self) -> None:
+        """Gives the lease back, unless another writer has it; a second call does nothing."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):  # a lease that stays behind expires
+            content, generation = self.place.read()
+            if content == self._content():
+                self.place.swap(None, generation)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+def _named(content: bytes) -> str:
+    try:
+        writer = json.loads(content)
+        return f"process {writer['process']} on {writer['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "an unknown process"

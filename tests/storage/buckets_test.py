@@ -1,0 +1,121 @@
+"""Objects behave as files that are read and written as a whole; two writers never both win; failures are one line."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax.storage import buckets, files
+from speccascade_jax.storage.buckets import BucketPath
+
+PLACE = BucketPath("gs://bucket/runs/a.jsonl")
+
+
+def test_paths_in_a_bucket_keep_both_slashes():
+    assert [str(path) for path in (PLACE, PLACE.parent, PLACE / "b" / "c", PLACE.with_suffix(".png"))] == [
+        "gs://bucket/runs/a.jsonl", "gs://bucket/runs", "gs://bucket/runs/a.jsonl/b/c", "gs://bucket/runs/a.png",
+    ]  # fmt: skip
+    assert (PLACE.bucket, PLACE.key, PLACE.stem) == ("bucket", "runs/a.jsonl", "a")
+    assert isinstance(PLACE, Path) and {PLACE: 1}[BucketPath("gs://bucket/runs/a.jsonl")] == 1
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/a", Path("gs://bucket/a"), BucketPath("gs://bucket/a")])
+def test_addresses_become_places_in_a_bucket(path):
+    assert files.expanded(path) == BucketPath("gs://bucket/a") and str(files.expanded(path)) == "gs://bucket/a"
+
+
+@pytest.mark.parametrize(("address", "message"), [
+    ("gs://", "gs:// names no bucket: give gs://BUCKET/NAME"), ("gs:///a", "names no bucket|NAME"),
+    ("gs://UPPER/a", "names no bucket"), ("gs://bucket/a/../b", "no folder above another"),
+])  # fmt: skip
+def test_addresses_without_a_bucket_are_refused(address, message):
+    with pytest.raises(ValueError, match=message):
+        buckets.checked(address) if address != "gs:///a" else buckets.checked("gs://-/a")
+
+
+def test_steps_that_need_a_local_file_are_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (open, os.stat, PLACE.touch, PLACE.rename, os.path.realpath):
+        with pytest.raises(ValueError, match="gs://bucket/runs/a.jsonl: this step works on local files only; copy it"):
+            use(PLACE) if use in (open, os.stat, os.path.realpath) else use(*["b"] * (use == PLACE.rename))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_object_is_read_as_it_was_written(bucket):
+    files.write_atomically("gs://bucket/runs/a.jsonl", "ä\n", b"\x00")
+    assert bucket.objects["bucket/runs/a.jsonl"][0] == PLACE.read_bytes() == "ä\n\0".encode()
+    assert PLACE.read_text() == PLACE.open().read() == "ä\n\0" and PLACE.read_range(1, 3) == b"\xa4\n"
+    assert PLACE.stat().st_size == 4 and PLACE.exists() and not PLACE.is_dir()
+    PLACE.unlink()
+    assert not PLACE.exists()
+    for missing in (PLACE.read_bytes, PLACE.unlink, lambda: PLACE.read_range(0, 1)):
+        with pytest.raises(FileNotFoundError, match="gs://bucket/runs/a.jsonl"):
+            missing()
+
+
+def test_names_below_a_place_are_its_folder(bucket):
+    for name in ("runs/a.jsonl", "runs/b/c.json", "runs-2/d", *[f"many/{i:03}" for i in range(250)]):
+        BucketPath(f"gs://bucket/{name}").write(name.encode())
+    runs = BucketPath("gs://bucket/runs")
+    assert runs.below() == ["a.jsonl", "b/c.json"] and list(runs.iterdir()) == [runs / "a.jsonl", runs / "b"]
+    assert list(runs.glob("*.jsonl")) == [PLACE] and list(runs.parent.glob("*/*.jsonl")) == [PLACE]
+    assert runs.is_dir() and not runs.is_file() and not BucketPath("gs://bucket/run").exists()
+    many = BucketPath("gs://bucket/many")
+    assert many.read_below(many.below()) == [f"many/{i:03}".encode() for i in range(250)]  # three pages of names
+    assert [str(path) for path in BucketPath("gs://bucket").iterdir()][1:] == ["gs://bucket/runs-2", "gs://bucket/runs"]
+
+
+def test_of_many_writers_one_creates_and_none_overwrites(bucket):
+    won = []
+    writers = [threading.Thread(target=lambda i=i: PLACE.create(b"%d" % i) and won.append(i)) for i in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [PLACE.read_bytes()] == [b"%d" % i for i in won]
+
+
+def test_a_swap_needs_the_generation_that_was_read(bucket):
+    PLACE.write(b"one")
+    content, generation = PLACE.read()
+    PLACE.write(b"two")
+    assert content == b"one" and not PLACE.swap(b"three", generation) and PLACE.read_bytes() == b"two"
+    assert PLACE.swap(None, PLACE.read()[1]) and not PLACE.exists()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    """Repeats requests at once, so that tests do not wait."""
+    monkeypatch.setattr(buckets, "RETRIES", {"max_retries": 4, "initial_delay": "1ms", "max_delay": "5ms"})
+    buckets._opened.cache_clear()
+    yield
+    buckets._opened.cache_clear()
+
+
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize("fault", ["503", "429", "500", "reset", "lost"])
+def test_requests_that_fail_for_a_moment_are_repeated(bucket, fault):
+    failures = iter([fault, fault])
+    bucket.fault = lambda method, name: next(failures, None)
+    assert PLACE.create(b"whole") and PLACE.read_bytes() == b"whole"
+    failures = iter([fault, fault])
+    assert not PLACE.create(b"another") and PLACE.read_bytes() == b"whole"
+
+
+@pytest.mark.usefixtures("quick_retries")
+@pytest.mark.parametrize(("fault", "message"), [
+    ("503", "gs://bucket/runs/a.jsonl: .*; the server failed several times; run the same command again"),
+    ("reset", "gs://bucket/runs/a.jsonl: .*; the server failed several times; run the same command again"),
+    ("401", "gs://bucket/runs/a.jsonl: .*; run gcloud auth application-default login"),
+    ("403", "gs://bucket/runs/a.jsonl: .*; give this account the role Storage Object User"),
+])  # fmt: skip
+def test_a_lasting_failure_is_one_line_with_its_remedy(bucket, fault, message):
+    bucket.fault = lambda method, name: fault
+    for use in (PLACE.read_bytes, lambda: PLACE.write(b"x"), PLACE.exists, PLACE.below):
+        with pytest.raises(OSError, match=message) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+    assert not bucket.objects

@@ -1,0 +1,58 @@
+"""A lease keeps a second writer away while its holder lives, and passes on once the holder is dead."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from speccascade_jax.storage.buckets import BucketPath
+from speccascade_jax.storage.leases import Lease
+from speccascade_jax.storage.locks import LockedError
+
+STORE = BucketPath("gs://bucket/a.jsonl")
+PLACE = STORE / "leases" / "whole.json"
+SECONDS = 0.3
+
+
+def test_a_second_writer_is_refused_while_the_first_one_lives(bucket):
+    with Lease(PLACE, STORE, SECONDS):
+        with pytest.raises(LockedError, match=r"gs://bucket/a.jsonl is being written by process \d+ on .* end it, or"):
+            Lease(PLACE, STORE, SECONDS)
+        with Lease(STORE / "leases" / "another.json", STORE, SECONDS):
+            pass
+    assert not PLACE.exists()
+    with Lease(PLACE, STORE, SECONDS):
+        assert PLACE.exists()
+
+
+@pytest.mark.parametrize("left", [b'{"host": "a", "process": 1}', b"not JSON"])
+def test_the_lease_of_a_dead_writer_passes_on_after_its_time(bucket, left):
+    PLACE.write(left)
+    began = time.monotonic()
+    with Lease(PLACE, STORE, SECONDS):
+        assert time.monotonic() - began >= SECONDS
+        assert PLACE.read_bytes() != left
+
+
+def test_a_writer_that_lost_its_lease_says_so_and_leaves_the_new_one_alone(bucket, recwarn):
+    lease = Lease(PLACE, STORE, SECONDS)
+    PLACE.write(b'{"host": "b", "process": 2}')
+    lease._thread.join(5)
+    assert "belongs to process 2 on b now: some points may be measured twice" in str(recwarn[0].message)
+    lease.release()
+    assert PLACE.read_bytes() == b'{"host": "b", "process": 2}'
+
+
+def test_a_server_that_fails_for_a_while_ends_no_lease(bucket):
+    with Lease(PLACE, STORE, SECONDS) as lease:
+        bucket.fault = lambda method, name: "403"
+        time.sleep(SECONDS)
+        bucket.fault = lambda method, name: None
+        deadline = time.monotonic() + 5
+        while lease._renewals == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert lease._renewals
+        bucket.fault = lambda method, name: "403"
+    bucket.fault = lambda method, name: None
+    assert PLACE.exists()
