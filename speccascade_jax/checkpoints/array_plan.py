@@ -92,7 +92,7 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> n
     buffer = array.reshape(-1).view(np.uint8).data
     done = 0
     try:
-        with open(file, "rb", buffering=0) as opened:
+        with file.open("rb", buffering=0) as opened:
             opened.seek(offset)
             while done < len(buffer) and (count := opened.readinto(buffer[done:])):
                 done += count

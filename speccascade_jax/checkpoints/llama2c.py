@@ -81,7 +81,7 @@ def _rope_shape(c: DecoderConfig) -> tuple[int, int]:
 
 
 def _config(file: Path) -> DecoderConfig:
-    with open(file, "rb") as opened:
+    with file.open("rb", buffering=0) as opened:
         header = opened.read(_HEADER.size)
     if len(header) < _HEADER.size:
         raise CheckpointError(f"{file} has {len(header)} bytes: too short for llama2.c's header; {COPY_AGAIN}")

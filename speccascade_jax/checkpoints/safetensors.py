@@ -7,9 +7,10 @@ offsets from the header, and reads each tensor alone.
 Source: the format's description, https://github.com/huggingface/safetensors#format.
 """
 
+import io
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -29,7 +30,7 @@ def open_file(file: Path) -> Tensors:
             truncated (names the lost tensors).
     """
     size = file.stat().st_size
-    with open(file, "rb") as opened:
+    with file.open("rb", buffering=0) as raw, io.BufferedReader(cast(io.RawIOBase, raw)) as opened:
         if opened.read(len(POINTER)) == POINTER:
             raise CheckpointError(f"{file} {PULL}")
         opened.seek(0)

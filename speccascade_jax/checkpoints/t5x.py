@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, Tensor, Tensors, inline, shape_of, whole
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count, infer_config
 from speccascade_jax.checkpoints.zarr import Spec, open_arrays, tree_specs
+from speccascade_jax.storage.buckets import kvstore
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 MSGPACK = "checkpoint"
@@ -139,7 +140,7 @@ def _zarr(directory: Path, name: str, pointer: Mapping[str, Any]) -> Spec:
     path = store if isinstance(store, str) else store.get("path") or pointer.get("path")
     # Only the last component of the path is used, because it may be an absolute path of the machine that wrote it.
     folder = PurePosixPath(path or "target." + name.replace("/", ".")).name
-    base = {"driver": "file", "path": f"{(directory / folder).absolute()}/"}
+    base = kvstore(directory / folder)
     # T5X writes every chunk, so an absent chunk means lost data; it must not be read as zeros.
     return {"driver": "zarr", "kvstore": base, "fill_missing_data_reads": False}
 

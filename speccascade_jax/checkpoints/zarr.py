@@ -14,6 +14,7 @@ import tensorstore as ts
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints.array_plan import Arrays, Tensor, Tensors, as_bfloat16, empty
+from speccascade_jax.storage.buckets import BucketPath, kvstore
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
 from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_object
 
@@ -63,7 +64,7 @@ def _result(future: Any) -> Any:
 
 def _check_size(path: Path, size: int) -> None:
     """Raises a `CheckpointError` if arrays claim far more bytes than compressed weights in these files can have."""
-    if size <= PLAUSIBLE:
+    if size <= PLAUSIBLE or isinstance(path, BucketPath):  # a bucket does not tell the sizes of its objects
         return
     folder = path if path.is_dir() else path.parent
     try:
@@ -110,11 +111,11 @@ def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]
 
 
 def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
-    base: Spec = {"driver": "file", "path": f"{directory.absolute()}/"}
+    base: Spec = kvstore(directory)
     if metadata.get("use_ocdbt", True):
         store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
     else:
-        store = base | {"path": f"{directory.absolute()}/{name}/"}
+        store = kvstore(directory / name)
     return {
         "driver": "zarr3" if metadata.get("use_zarr3") else "zarr",
         "kvstore": store,

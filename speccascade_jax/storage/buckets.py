@@ -13,11 +13,12 @@ from __future__ import annotations
 import fnmatch
 import functools
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PosixPath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 SCHEME = "gs://"
 RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay": "16s"}
 """Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
+_PART, _PARTS = 1 << 24, 8
+"""Bytes of a part of an object, and number of parts, that are read at the same time."""
+_LARGEST, _PROBES = 44, 32
+"""Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
 ABSENT = b"\x02"
 """The generation that tensorstore gives to an absent object."""
 _REMEDIES = (
@@ -135,10 +140,12 @@ class BucketPath(PosixPath):
         """Returns the object's content as text, in UTF-8 unless another encoding is given."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
-    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:  # type: ignore[override]
-        """Opens the object for reading; its content is held in memory."""
+    def open(self, mode: str = "r", buffering: int = -1, **kwargs: Any) -> IO[Any]:  # type: ignore[override]
+        """Opens the object for reading; its content is held in memory, unless `buffering` is 0 (as for weights)."""
         if mode not in ("r", "rt", "rb"):
             raise ValueError(f"{self}: an object can't be opened with mode {mode!r}; write a local file, and copy it")
+        if buffering == 0 and mode == "rb":
+            return cast(IO[bytes], _Ranges(self))
         content = io.BytesIO(self.read_bytes())
         return content if mode == "rb" else io.TextIOWrapper(content, kwargs.get("encoding") or "utf-8")
 
@@ -179,8 +186,35 @@ class BucketPath(PosixPath):
         return False
 
     def stat(self, **kwargs: Any) -> Any:
-        """Returns the object's size as `st_size`."""
-        return Stat(len(self.read_bytes()))
+        """Returns the object's size as `st_size`, without reading it."""
+        return Stat(self._size())
+
+    def _size(self) -> int:
+        """Returns the number of bytes of the object, which tensorstore does not tell.
+
+        Bytes are read at several places at once: first at powers of two, then between the last that exists and the
+        first that does not.
+        """
+        if not self.is_file():
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        store, low, high = _opened(self.bucket), 0, 1 << _LARGEST
+        places = [1 << power for power in range(_LARGEST)]
+        while places:
+            answers = [store.read(self.key, byte_range=slice(place - 1, place)) for place in places]
+            inside = [self._is_inside(answer) for answer in answers]
+            low = max([low, *itertools.compress(places, inside)])
+            high = min([high, *itertools.compress(places, (not is_inside for is_inside in inside))])
+            step = max(1, (high - low) // _PROBES)
+            places = list(range(low + step, high, step))
+        return low
+
+    def _is_inside(self, answer: Any) -> bool:
+        try:
+            return bool(self._ask(answer).value)
+        except OSError as error:
+            if "OUT_OF_RANGE" in str(error) or "InvalidRange" in str(error):
+                return False
+            raise
 
     def iterdir(self) -> Iterator[BucketPath]:  # type: ignore[override]
         """Yields the paths directly below this one, in sorted order."""
@@ -203,6 +237,40 @@ class BucketPath(PosixPath):
         return self
 
     absolute = resolve
+
+
+class _Ranges(io.RawIOBase):
+    """An object that is read by parts, several at the same time, so that memory never holds all of it twice."""
+
+    def __init__(self, path: BucketPath):
+        self._path, self._place, self._size = path, 0, path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._place + len(buffer), self._size, self._place + _PARTS * _PART)
+        store, begin = _opened(self._path.bucket), self._place
+        parts = [slice(start, min(start + _PART, stop)) for start in range(begin, stop, _PART)]
+        answers = [store.read(self._path.key, byte_range=part) for part in parts]
+        for part, answer in zip(parts, answers, strict=True):
+            buffer[part.start - begin : part.stop - begin] = self._path._ask(answer).value
+        self._place = max(begin, stop)
+        return self._place - begin
+
+
+def kvstore(folder: Path) -> dict[str, Any]:
+    """Returns tensorstore's specification of the files below a folder, on a disk or in a bucket."""
+    if isinstance(folder, BucketPath):
+        return {"driver": "gcs", "bucket": folder.bucket, "path": f"{folder.key}/"}
+    return {"driver": "file", "path": f"{folder.absolute()}/"}
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
