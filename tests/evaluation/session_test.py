@@ -245,6 +245,30 @@ def test_an_interrupted_sweep_resumes_and_repeats_nothing(pair, tmp_path, monkey
     assert "part 8 of 9 has nothing to measure" in capsys.readouterr().out
 
 
+def test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one(pair, tmp_path, monkeypatch, capsys, bucket):
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    arguments = {
+        "pair": SOURCE, "evaluation": replace(SMALL, keep_outputs=True), "methods": ["opt"], "alphas": {"opt": [0.4]},
+        "block_sizes": [2], "temperatures": [1.0], "cooler": (),
+    }  # fmt: skip
+    local = experiment.sweep(**arguments, output=str(tmp_path / "a.jsonl"))
+    parts = [
+        experiment.sweep(**arguments, output="gs://bucket/a.jsonl", num_shards=2, shard_id=part) for part in (1, 0)
+    ]
+    assert {str(path) for path in parts} == {"gs://bucket/a.jsonl"}
+    capsys.readouterr()
+    there = experiment.sweep(**arguments, output="gs://bucket/a.jsonl")
+    said = capsys.readouterr().out
+    assert "3 points, 3 of them already in gs://bucket/a.jsonl" in said and "report: gs://bucket/a.html" in said
+    measured = [{r["key"]: (r["counts"], r["quality"]) for r in read_records(path)} for path in (local, there)]
+    assert measured[0] == measured[1] and len(measured[0]) == 3
+    beside = {name for name in there.parent.below() if "/" not in name}
+    assert {"a.png", "a.html"} <= beside and all(outputs.kept(there, r) for r in read_records(there))
+    copied = experiment.sweep(**arguments, output="gs://bucket/b.jsonl", reuse=[str(local)])
+    tables = [panels.panels(read_records(path)) for path in (local, copied)]
+    assert [p.target.records[0]["latency"] for p in tables[0]] == [p.target.records[0]["latency"] for p in tables[1]]
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"together": ("block_sizes",)}, "together: did you mean block_size.*'block_sizes' is not one of"),
     ({"share": "draft"}, "share: .*'draft' is not one of rejection_rate, "),
