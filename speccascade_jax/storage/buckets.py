@@ -18,10 +18,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PosixPath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
-
-if TYPE_CHECKING:
-    import tensorstore as ts
+from typing import IO, Any, NamedTuple, cast
 
 SCHEME = "gs://"
 RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay": "16s"}
@@ -293,7 +290,7 @@ def checked(path: str | os.PathLike[str]) -> BucketPath:
 
 
 @functools.cache
-def _opened(bucket: str) -> ts.KvStore:
+def _opened(bucket: str) -> Any:
     import tensorstore as ts  # takes a tenth of a second, which only those who use buckets should wait
 
     context = {"gcs_request_retries": RETRIES}
