@@ -79,10 +79,9 @@ test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the n
 test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
-parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; then the next two
+parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; then the next one
 	$(BIN)/python -m pytest -rs -m parity $(IN_PROCESSES)
 	$(MAKE) --no-print-directory tools
-	$(MAKE) --no-print-directory newest
 
 tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised, every --help; many programs in one process
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
@@ -93,7 +92,7 @@ accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs that are 
 accelerators-gpu: $(ACCELERATORS)-gpu/.ready  ## the same for GPUs (5 GB), by hand
 	JAX_PLATFORMS=cpu $(ACCELERATORS)-gpu/bin/python -m pytest -rs -m accelerators_gpu $(IN_PROCESSES) tests/preflight
 
-newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12
+newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12; weekly, as its releases must block no other change
 	$(if $(NEWER),$(MAKE) --no-print-directory $(NEWEST)/.ready,@echo "skipped: no Python 3.12 or 3.13 here, name one as NEWER=path")
 	$(if $(NEWER),$(NEWEST)/bin/python -m pytest -m "$(FAST)" $(IN_PROCESSES) $(SMOKE))
 
