@@ -7,7 +7,8 @@ begins with a digest of its remaining content: a damaged file is deleted before 
 No other file is ever deleted. Users may delete the folder at any time.
 
 Programs that are read from the folder are executed. For this reason the folder must belong to the user alone; a folder
-that others can write to is not used.
+that others can write to is not used. A place in a bucket (`gs://…`) outlives machines that vanish; there, the
+bucket's own permissions decide who can write.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from typing import Any
 
 import jax
 
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded
 
 # JAX has no public way to verify the files that it reads, so a private module is patched. If a version of JAX has no
@@ -38,10 +40,9 @@ def switch_on() -> None:
     The folder is the first of these that is set:
 
     * the folder that the user has given to JAX (`JAX_COMPILATION_CACHE_DIR`, `jax.config`); JAX's settings do not
-    change;
-    * the folder in the environment variable `SPECCASCADE_COMPILATION_CACHE`; with an empty value or `off`, programs are
-    not
-      stored;
+      change;
+    * the folder, or the place in a bucket, in the environment variable `SPECCASCADE_COMPILATION_CACHE`; with an empty
+      value or `off`, programs are not stored;
     * `speccascade_jax/xla` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`).
 
     If the folder cannot be written, or another user owns it or can write to it, programs are not stored, and a warning
@@ -55,8 +56,9 @@ def switch_on() -> None:
         if path is None:
             return
         # private, because whoever can write to this folder determines the code that we execute
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_unsafe(path)
+        if not isinstance(path, BucketPath):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_unsafe(path)
     except (OSError, RuntimeError, ValueError) as error:
         remedy = f"Set the environment variable {VARIABLE} to a folder, or to 'off'"
         said = f"compiled programs are not cached ({error}), so every start compiles them again. {remedy}"
@@ -102,6 +104,9 @@ class _Checked:
 
     def put(self, key: str, value: bytes) -> None:
         """Writes an entry after its digest to a file, atomically."""
+        if isinstance(self._path, BucketPath):
+            self._file(key).write_bytes(_digest(value) + value)
+            return
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
         try:

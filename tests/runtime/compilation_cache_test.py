@@ -164,3 +164,16 @@ def test_folders_that_the_user_chose_are_read_by_jax_itself(tmp_path):
     compilation_cache._check_what_is_read(tmp_path / "ours")
     ours, theirs = (compilation_cache.jaxs_own.get_file_cache(str(tmp_path / name))[0] for name in ("ours", "theirs"))
     assert isinstance(ours, compilation_cache._Checked) and not isinstance(theirs, compilation_cache._Checked)
+
+
+@pytest.mark.laws
+def test_a_bucket_keeps_programs_for_the_next_machine(bucket):
+    place = "gs://bucket/cache"
+    assert decode(place)[1:] == [[], [[0, 1, 0]]]
+    entries = dict(bucket.objects)
+    assert entries and all(name.startswith("bucket/cache/jit_") for name in entries)
+    assert decode(place)[1:] == [[], [[0, 1, 0]]]
+    assert bucket.objects == entries  # nothing was compiled and written again
+    bucket.fault = lambda method, name: "403"
+    _, warned, tokens = decode(place)
+    assert tokens == [[0, 1, 0]] and any("persistent compilation cache" in text for text in warned)
