@@ -88,6 +88,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_string, "coordinator_address", None, "host:port of the first process, if there are several"),
     (flags.DEFINE_integer, "process_count", None, "number of processes"),
     (flags.DEFINE_integer, "process_index", None, "number of this process, from 0"),
+    (flags.DEFINE_string, "host_logs", None, "folder for what all processes but the first print: host-<index>.log"),
 )  # fmt: skip
 
 
@@ -95,10 +96,14 @@ def join(together: bool, example: str) -> None:
     """Connects this process to the other processes that the flags or the environment name.
 
     Raises:
-        ValueError: there are several processes, but `together` is False.
+        ValueError: there are several processes, but `together` is False; if the flags or the environment name them,
+            before this process waits for the others.
     """
+    if not together:
+        _check_alone(example)
     asked = flags.FLAGS.multiprocess or flags.FLAGS.multiprocess_gpu
-    hosts.begin(*(flags.FLAGS[name].value for name in _PROCESSES), asked=asked)
+    words = [flags.FLAGS[name].value for name in _PROCESSES]
+    hosts.begin(*words, asked=asked, logs=flags.FLAGS.host_logs)
     if hosts.many() and not together:
         raise ValueError(f"{example.partition(' --')[0]} runs in one process only: start one")
 
@@ -208,9 +213,13 @@ def read_alone(example: str) -> None:
     Raises:
         ValueError: flags or the environment name other processes, or `read` raises it.
     """
+    _check_alone(example)
+    read(example)
+
+
+def _check_alone(example: str) -> None:
     names = ("multiprocess", "multiprocess_gpu", *_PROCESSES)
     hosts.check_alone(example.partition(" --")[0], {name: flags.FLAGS[name].value for name in names})
-    read(example)
 
 
 def read(example: str, recorded: Callable[[], str] | None = None) -> None:

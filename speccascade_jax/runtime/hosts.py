@@ -25,13 +25,14 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage.files import expanded, make_folder
 
 HEARTBEAT = 30
 """Seconds without a heartbeat after which JAX considers a process dead. This module notices a broken connection at
@@ -55,7 +56,12 @@ _ALL = "--coordinator_address, --process_count and --process_index"
 
 
 def begin(
-    coordinator: str | None = None, count: int | None = None, index: int | None = None, *, asked: bool = False
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    asked: bool = False,
+    logs: str | None = None,
 ) -> None:
     """Connects this process to the other processes; must be called before any code uses a JAX device.
 
@@ -67,6 +73,8 @@ def begin(
         count: the number of processes.
         index: the index of this process.
         asked: whether the user requests several processes; it is then an error to find no others.
+        logs: local folder in which each process but the first writes what it prints, to `host-<index>.log`; `None`:
+            only the first process prints. Every process prints its errors.
 
     Raises:
         ValueError: only some of the three arguments are given, the address or index is invalid, or no other process is
@@ -85,10 +93,20 @@ def begin(
             return  # a TPU machine that is not part of a pod
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
-        warnings.simplefilter("ignore")
+        sys.stdout = _log(logs)
+        if logs is None:
+            warnings.simplefilter("ignore")
     host = None if coordinator is None else coordinator.rpartition(":")[0]
     _watch(jax.process_index(), jax.process_count(), host)
+
+
+def _log(folder: str | None) -> TextIO:
+    """Opens the file for what a process other than the first prints; earlier runs' lines are kept."""
+    if folder is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    path = expanded(folder)
+    make_folder(path)
+    return open(path / f"host-{jax.process_index()}.log", "a", buffering=1, encoding="utf-8")
 
 
 def _check(coordinator: str | None, count: int | None, index: int | None) -> None:

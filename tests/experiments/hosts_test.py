@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def start(folder, output, count=1, mesh=(1, 1)):
+def start(folder, output, count=1, mesh=(1, 1), *flags):
     """Starts the processes of one sweep of six points, each with a device of its own."""
     settings = {
         "sweep.methods": "('spec_decode', 'chow')", "sweep.alphas": "{'chow': (0.2, 0.5, 0.8)}",
@@ -40,7 +40,7 @@ def start(folder, output, count=1, mesh=(1, 1)):
         "ModelPair.draft_dtype": "None", "Evaluation.max_new_tokens": "6", "Evaluation.quality_examples": "3",
         "Evaluation.latency_examples": "0", "Evaluation.resamples": "10",
     }  # fmt: skip
-    command = [sys.executable, "-m", "experiments.sweep", "--gin_file=configs/quickstart.gin"]
+    command = [sys.executable, "-m", "experiments.sweep", "--gin_file=configs/quickstart.gin", *flags]
     command += [f"--gin.{name}={value}" for name, value in settings.items()]
     env = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", compilation_cache.VARIABLE: str(folder / "cache")}
     kwargs = {"cwd": ROOT, "env": os.environ | env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -143,8 +143,11 @@ def test_sigterm_to_one_process_ends_all_at_the_same_point_and_the_sweep_goes_on
 @pytest.mark.parity
 def test_four_processes_write_the_outputs_of_two(folder, unbroken):
     """Splits rows over two and heads over two: the keys differ, the outputs do not."""
-    done = ended(start(folder, folder / "four.jsonl", 4, (2, 2)))
+    done = ended(start(folder, folder / "four.jsonl", 4, (2, 2), f"--host_logs={folder / 'logs'}"))
     assert [status for status, *_ in done] == [0] * 4, done
+    logs = {path.name: path.read_text() for path in (folder / "logs").iterdir()}
+    assert sorted(logs) == ["host-1.log", "host-2.log", "host-3.log"]
+    assert all("6 points measured" in text for text in logs.values())
     measured = [[record["counts"], record["quality"]] for record in records(folder / "four.jsonl").values()]
     assert measured == [[record["counts"], record["quality"]] for record in unbroken.values()]
 
