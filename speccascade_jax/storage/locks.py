@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import make_folder
 
 
@@ -41,8 +42,11 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
 
     Raises:
         LockedError: another process holds the lock; names the process.
-        ValueError: the file exists and is not a lock; the file stays unchanged.
+        ValueError: the file exists and is not a lock; the file stays unchanged. Or the lock would be in a bucket, which
+            has none.
     """
+    if isinstance(lock, BucketPath):
+        raise ValueError(f"{output}: this command writes to local folders only; name one, and copy the result")
     make_folder(lock.parent)
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)

@@ -36,15 +36,18 @@ FLAGS = dict.fromkeys((
 
 
 # one process imports the modules of all scripts, and each script runs in a fork of it
-ALL_HELP = """
+EACH = """
 import os, runpy, sys
 import speccascade_jax.evaluation.experiment
-for name in sys.argv[1:]:
+separator = sys.argv.index("--")
+for name in sys.argv[1:separator]:
     print(f"@@{name}", flush=True)
     if not os.fork():
-        sys.argv = [name, "--help"]
+        sys.argv = [name, *sys.argv[separator + 1 :]]
         try:
             runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            print(end.code)
         finally:
             sys.stdout.flush()
             os._exit(0)
@@ -52,11 +55,16 @@ for name in sys.argv[1:]:
 """
 
 
+def _pages(names, *flags):
+    """Returns what each script prints with the same flags, and its exit code or error, by name."""
+    pages = _call("-c", EACH, *names, "--", *flags).stdout.split("@@")[1:]
+    return {page.partition("\n")[0]: page for page in pages}
+
+
 @pytest.fixture(scope="module")
 def said():
     """Returns the text that each script prints under --help, by name."""
-    pages = _call("-c", ALL_HELP, *FLAGS).stdout.split("@@")[1:]
-    return {page.partition("\n")[0]: page for page in pages}
+    return _pages(FLAGS, "--help")
 
 
 @pytest.mark.tools
@@ -67,6 +75,22 @@ def test_help_explains_the_script_with_an_example(name, said):
     if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # it has its own main
         assert "Settings, each as --gin.NAME=VALUE" in said[name]
         assert {"recipe": "Step.command"}.get(name, "ModelPair.draft_dtype") in said[name]  # a field of a field
+
+
+TOGETHER = {"run", "sweep", "finetune"}
+"""Commands that several processes may run together (docs/pods.md)."""
+ALONE = [name for name, flag in FLAGS.items() if flag in ("gin_file", "mode") and name not in TOGETHER]
+OTHERS = "--coordinator_address=localhost:1", "--process_count=2", "--process_index=1"
+
+
+@pytest.mark.tools
+def test_commands_of_one_process_refuse_others_without_waiting_for_them():
+    pages = _pages(ALONE, "--gin_file=gin/run.gin", *OTHERS)
+    assert list(pages) == ALONE
+    for page in pages.values():
+        said = [line for line in page.splitlines() if line.startswith("error:")]
+        assert len(said) == 1, page
+        assert "runs in one process: leave --coordinator_address=localhost:1, --process_count=2" in said[0]
 
 
 def test_every_script_is_tested():

@@ -6,11 +6,13 @@ import sys
 import pytest
 
 from speccascade_jax.storage import locks
+from speccascade_jax.storage.buckets import BucketPath
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from speccascade_jax.storage import locks
+from speccascade_jax.storage.buckets import BucketPath
 with locks.held(Path(sys.argv[1]), "runs/x"):
     print("held", flush=True)
     time.sleep(60)
@@ -61,3 +63,9 @@ def test_a_removed_lock_is_not_held_and_the_next_lock_stays(tmp_path):
     assert (tmp_path / "lock").exists()
     locks.release(second, tmp_path / "lock")
     assert not (tmp_path / "lock").exists()
+
+
+def test_an_output_in_a_bucket_has_no_lock():
+    place = BucketPath("gs://bucket/run")
+    with pytest.raises(ValueError, match="gs://bucket/run: this command writes to local folders only"):
+        locks.acquire(place / "lock", place)
