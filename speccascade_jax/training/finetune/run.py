@@ -91,6 +91,7 @@ class Run:
         self.started: Started | None = None
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
+        self.progress = watching.Progress(trainer.schedule, self.position.minutes)
 
     def _build(self, layout: runs.TrainState) -> None:
         """Prepares the programs of a step and of an evaluation."""
@@ -146,6 +147,7 @@ class Run:
             for planned in self.remaining():
                 step += 1
                 self.take(step, planned)
+                self.progress.tell(step)
                 # saved after the step is logged, so that a resumed run does not log it again
                 if hosts.agreed(time.monotonic() - saved_at > 60 * trainer.save_every_minutes):
                     self.save()
@@ -225,6 +227,7 @@ class Run:
         record = {"step": step, "loss": loss, "gradient_norm": norm, "learning_rate": rate, **speeds}
         self.log.append(record | {"epoch": self.position.epoch, "minutes": round(minutes, 2)})
         self.position.window, self.reported_at = [], time.monotonic()
+        self.progress.told_at = self.reported_at
         mfu = f"  MFU {speeds['mfu']:.1%}" if speeds["mfu"] is not None else ""
         shown = (step, 100 * done, minutes_left, loss, norm, rate, speeds["tokens_per_second"], mfu)
         if hosts.first():

@@ -1,15 +1,19 @@
-"""Numbers to watch while training: norm of the gradient, tokens per second, and model FLOPs utilisation (MFU)."""
+"""What to watch while training: progress, norm of the gradient, tokens per second, model FLOPs utilisation (MFU)."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.t5_config import T5Config
+from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.peaks import peak_flops
+from speccascade_jax.training.finetune.schedule import Schedule
 
 FORWARD_AND_BACKWARD = 3
 """A training step's products, in forward passes: the backward pass multiplies by inputs and by weights."""
@@ -74,3 +78,35 @@ def speeds(tokens: float, flops: float, seconds: float, devices: Sequence[Any]) 
     peak = peak_flops(devices[0])
     mfu = None if peak is None else flops / (seconds * peak * len(devices))
     return {"tokens_per_second": tokens / seconds, "mfu": mfu}
+
+
+TELL_EVERY = 30.0
+"""Seconds without a report after which a line shows that training goes on."""
+
+
+class Progress:
+    """Lines that show that training goes on where reports are far apart: after the first step, then twice a minute.
+
+    Args:
+        schedule: the run's schedule.
+        minutes: minutes that the run has taken before this process began.
+    """
+
+    def __init__(self, schedule: Schedule, minutes: float):
+        self.schedule, self.minutes = schedule, minutes
+        self.began = self.told_at = time.monotonic()
+        self.first: tuple[float, float] | None = None
+
+    def tell(self, step: int) -> None:
+        """Logs a line if it is time for one, in the first process; `step` is the number of a step that has started."""
+        now = time.monotonic()
+        # the clock of this process alone: agreeing on it would need all processes at the same time
+        done = self.schedule.progress(step, self.minutes + (now - self.began) / 60)
+        if self.first is None:
+            self.first, self.told_at = (now, done), now
+            if hosts.first():
+                logging.info("the training step was compiled; %.0f s since the start", now - self.began)
+        elif now - self.told_at > TELL_EVERY and hosts.first():
+            self.told_at, (began, before) = now, self.first
+            left = (now - began) * (1 - done) / (done - before) if done > before else float("nan")
+            logging.info("step %d  %.1f%%, %.1f min left", step, 100 * done, left / 60)

@@ -13,6 +13,7 @@ from speccascade_jax.models.t5 import T5Config, T5Module
 from speccascade_jax.preflight.chips import CHIPS
 from speccascade_jax.runtime.peaks import PEAK_FLOPS, peak_flops
 from speccascade_jax.training.finetune import watching
+from speccascade_jax.training.finetune.schedule import Schedule
 
 ROWS, SOURCE, TARGET = 2, 48, 80
 T5S = {
@@ -87,3 +88,19 @@ def test_the_norm_is_that_of_all_gradients_together():
     # 301 + 18^2 = 25^2; bfloat16 has no 301
     gradients = {"a": jnp.ones(301, jnp.bfloat16), "b": jnp.array([18.0])}
     assert float(watching.gradient_norm(gradients)) == 25.0
+
+
+def test_progress_is_told_after_the_first_step_and_twice_a_minute(monkeypatch):
+    clock, said = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watching.logging, "info", lambda text, *values: said.append(text % values))
+    progress = watching.Progress(Schedule(peak=1e-3, max_steps=101, warmup_steps=0), 0.0)
+    for step in range(1, 42):
+        clock.now = 50.0 + 2.0 * step
+        if step == 20:
+            progress.told_at = clock.now  # the run has reported this step
+        progress.tell(step)
+    assert said == [
+        "the training step was compiled; 52 s since the start", "step 17  16.8%, 2.8 min left",
+        "step 36  35.6%, 2.2 min left",
+    ]  # fmt: skip
