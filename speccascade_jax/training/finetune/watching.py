@@ -1,4 +1,4 @@
-"""What to watch while training: progress, norm of the gradient, tokens per second, model FLOPs utilisation (MFU)."""
+"""Progress of training, norm of the gradient, tokens per second, and model FLOPs utilisation (MFU)."""
 
 import time
 from collections.abc import Sequence
