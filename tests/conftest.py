@@ -67,11 +67,10 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
-def pytest_collection_finish(session):
-    """Ends a run whose groups pytest 9.2 ignores (pytest-xdist#1386): each process would compile the same programs."""
-    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
-    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
-        pytest.exit("groups of tests are ignored: install the pytest of constraints.txt", returncode=4)
+def pytest_configure(config):
+    """Refuses to group tests with a pytest whose groups xdist ignores: each process would compile the same programs."""
+    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
+        raise pytest.UsageError("this pytest ignores groups (pytest-xdist#1386): install that of constraints.txt")
 
 
 _COMPILED = Counter[str]()
