@@ -5,6 +5,8 @@ import io
 
 import pytest
 
+from speccascade_jax.results.report import printing
+from speccascade_jax.results.store.result_store import read_records
 from tests.support import measured_records as made
 
 
@@ -105,3 +107,15 @@ def test_a_failed_table_does_not_hide_the_others(script, write, capsys):
     assert not said.out and [line.split(",")[0] for line in said.err.splitlines()] == [
         "error: throughput", "error: dominance",
     ]  # fmt: skip
+
+
+def test_everything_is_shown_for_records_of_an_accelerator(script, write, records, tmp_path, capsys):
+    """Records of a TPU name no processor and no cores, unlike those of a CPU."""
+    device = {"platform": "tpu", "kind": "TPU v5 lite", "count": 4, "system": "Linux"}
+    store = write([record | {"device": device} for record in records], "tpu")
+    for command in (["tables"], ["tables", "--points"], ["plots"], ["report"]):
+        assert script(command[0]).main([str(store), *command[1:]]) == 0
+    assert "Device: TPU v5 lite." in capsys.readouterr().out
+    assert "TPU v5 lite × 4" in (tmp_path / "tpu.html").read_text()
+    printing.print_record(read_records(store)[0])
+    assert "TPU v5 lite × 4" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
 from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.store.record import Bounds, Record, get_entry
+from speccascade_jax.results.store.record import Bounds, Record, get_entry, hardware_name
 from speccascade_jax.results.store.result_store import check_format, read_records
 
 _SHARED = (
@@ -287,7 +287,7 @@ def panels(records: Iterable[Record], together: Sequence[str] = ()) -> list[Pane
     for record in records:
         values = {name: get_entry(record["point"], name) for name in _SHARED if name not in together}
         values |= {name: record["fingerprints"][name] for name in ("weights", "examples")}
-        values["device"] = f"{record['device']['kind']} ({record['device']['processor']})"
+        values["device"] = hardware_name(record["device"])
         shared[tuple(values.items())].append(record)
     all_panels = [panel for values, members in shared.items() for panel in _of_blocks(dict(values), members, together)]
     return [replace(panel, cooler=_cooler(panel, all_panels)) for panel in all_panels]

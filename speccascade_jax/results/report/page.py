@@ -14,7 +14,7 @@ from speccascade_jax.results.report import charts, templates
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.store import outputs, shards
 from speccascade_jax.results.store.outputs import LETTERS, Output
-from speccascade_jax.results.store.result_store import Record
+from speccascade_jax.results.store.record import Record, hardware_text
 from speccascade_jax.runtime import paths
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
@@ -201,8 +201,7 @@ def _verdict(panel: Panel, places: Places) -> str:
 
 def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:
     records = [record for panel in panels for record in panel.records]
-    device = records[0]["device"]
-    yield "device", f"{device['kind']} × {device['count']} ({device['processor']}, {device['cpus']} CPUs)"
+    yield "device", hardware_text(records[0]["device"])
     yield "versions", ", ".join(f"{name} {version}" for name, version in records[0]["versions"].items())
     yield "package", ", ".join(sorted({provenance.package(record) or "–" for record in records}))
     yield "measured", " to ".join(f(r.get("started", "–")[:16].replace("T", " ") for r in records) for f in (min, max))

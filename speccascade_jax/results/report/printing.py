@@ -15,7 +15,7 @@ from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.report.tables.grid import NONE
-from speccascade_jax.results.store.record import Point, get_entry
+from speccascade_jax.results.store.record import Point, get_entry, hardware_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
 from speccascade_jax.storage.buckets import BucketPath
@@ -95,7 +95,7 @@ def _numbers(point: Point) -> list[str]:
 def print_record(record: Record) -> None:
     """Prints a record as a list: the point, quality, latency, measures, counts, the device."""
     table = Table(title=one_line(record).strip(), show_header=False, title_justify="left")
-    quality, machine = record["quality"], record["device"]
+    quality = record["quality"]
     table.add_row(quality["metric"], _spread(value_of(quality), quality["interval"]))
     table.add_row("examples", f"{quality['examples']}, {quality['tokens_per_example']:.1f} tokens each")
     if timed := record.get("latency"):
@@ -107,7 +107,7 @@ def print_record(record: Record) -> None:
         table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
     for name, value in {**record["measures"], **record["counts"]}.items():
         table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")
-    table.add_row("device", f"{machine['kind']} × {machine['count']} ({machine['platform']}, {machine['cpus']} CPUs)")
+    table.add_row("device", hardware_text(record["device"]))
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
     table.add_row("package", provenance.package(record) or NONE)
     table.add_row("key", record["key"])

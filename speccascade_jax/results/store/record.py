@@ -139,6 +139,24 @@ class Latency(TypedDict):
     trials: int
 
 
+def hardware_name(device: Row) -> str:
+    """Returns the name of a record's hardware: the kind of its devices and, as JAX calls all CPUs "cpu", the processor.
+
+    Records that an accelerator measured name no processor, because their times do not depend on it.
+
+    Example:
+        >>> hardware_name({"kind": "TPU v5 lite", "count": 4})
+        'TPU v5 lite'
+    """
+    return f"{device['kind']} ({device['processor']})" if "processor" in device else str(device["kind"])
+
+
+def hardware_text(device: Row) -> str:
+    """Returns the name of a record's hardware with the number of devices and, for a CPU, of its cores."""
+    cores = f" ({device['processor']}, {device['cpus']} CPUs)" if "processor" in device else ""
+    return f"{device['kind']} × {device['count']}{cores}"
+
+
 Timed = Literal["latency", "target_latency"]
 """Name of a record's entry with times (`TIMES`)."""
 TIMES: tuple[Timed, ...] = ("latency", "target_latency")
