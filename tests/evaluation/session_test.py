@@ -246,7 +246,9 @@ def test_an_interrupted_sweep_resumes_and_repeats_nothing(pair, tmp_path, monkey
 
 
 def test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one(pair, tmp_path, monkeypatch, capsys, bucket):
+    """Its records are those of a TPU, where buckets are used; they name no processor."""
     monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    monkeypatch.setattr(environment, "hardware", lambda mesh=None: {"platform": "tpu", "kind": "TPU v5 lite"})
     arguments = {
         "pair": SOURCE, "evaluation": replace(SMALL, keep_outputs=True), "methods": ["opt"], "alphas": {"opt": [0.4]},
         "block_sizes": [2], "temperatures": [1.0], "cooler": (),
@@ -259,7 +261,11 @@ def test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one(pair, tmp_path, m
     capsys.readouterr()
     there = experiment.sweep(**arguments, output="gs://bucket/a.jsonl")
     said = capsys.readouterr().out
-    assert "3 points, 3 of them already in gs://bucket/a.jsonl" in said and "report: gs://bucket/a.html" in said
+    assert (
+        "Device: TPU v5 lite." in said
+        and "3 points, 3 of them already in gs://bucket/a.jsonl" in said
+        and "report: gs://bucket/a.html" in said
+    )
     measured = [{r["key"]: (r["counts"], r["quality"]) for r in read_records(path)} for path in (local, there)]
     assert measured[0] == measured[1] and len(measured[0]) == 3
     beside = {name for name in there.parent.below() if "/" not in name}
