@@ -51,6 +51,11 @@ class Lease:
     def _take(self) -> None:
         """Takes the lease as soon as it is free, or once it has stayed unchanged for `seconds`."""
         seen, since = self.place.read(), time.monotonic()
+        if seen[0] is not None:
+            words = (
+                f"{self.output} was being written by {_named(seen[0])}: waiting {self.seconds:.0f} s whether it lives"
+            )
+            warnings.warn(words, stacklevel=4)
         while seen[0] is not None and time.monotonic() - since < self.seconds:
             time.sleep(min(1.0, self.seconds / 20))
             now = self.place.read()

@@ -93,7 +93,7 @@ def test_dropout_follows_the_key_and_leaves_out_the_last_layer_most():
     assert not np.allclose(dropped[0], dropped[2])
 
 
-@pytest.mark.parametrize(("kind", "room"), [("t5", None), ("gemma", None), ("gemma", 3)])
+@pytest.mark.parametrize(("kind", "room"), [("t5", None), ("gemma", 3)])
 def test_blocks_after_rollbacks_equal_those_of_unrolled_layers(kind, room):
     """Feeds blocks to caches of rows of different lengths; with `room`, local layers have ring buffers that wrap."""
     outputs = []
@@ -147,12 +147,11 @@ SETTINGS = {
     "cascade": {"block_size": 2, "temperature": 0.8, "rule": "token_v3", "alpha": 0.3},
     "tree": {"tree": (2, 2), "temperature": 1.0},
 }
-QUICK = (("gemma", "exit"), ("t5", "sampled"))
-CASES = [(kind, name) for kind in CONFIGS for name in SETTINGS]
+CASES = [("t5", "sampled"), ("t5", "cascade"), ("gemma", "sampled"), ("gemma", "exit"), ("gemma", "tree")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [case if case in QUICK else pytest.param(*case, marks=pytest.mark.laws) for case in CASES]
+    ("kind", "name"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.laws) for case in CASES[1:])]
 )
 def test_tokens_and_counters_equal_those_of_unrolled_layers(kind, name):
     """An early exit writes into the target's own caches; otherwise the draft is another model, with a scan too."""

@@ -87,7 +87,7 @@ def test_of_two_records_of_a_point_the_first_one_stays(bucket):
 
 
 def test_a_second_writer_of_the_same_part_is_refused(bucket):
-    with open_store(STORE), pytest.raises(LockedError, match="is being written by process"):
+    with open_store(STORE), pytest.warns(UserWarning), pytest.raises(LockedError, match="is being written by process"):
         open_store(STORE)
     store = open_store(STORE)
     store.close()
