@@ -16,11 +16,9 @@ SECONDS = 0.3
 
 
 def test_a_second_writer_is_refused_while_the_first_one_lives(bucket):
+    refused = r"gs://bucket/a.jsonl is being written by process \d+ on .* end it, or"
     with Lease(PLACE, STORE, SECONDS):
-        with (
-            pytest.warns(UserWarning),
-            pytest.raises(LockedError, match=r"gs://bucket/a.jsonl is being written by process \d+ on .* end it, or"),
-        ):
+        with pytest.warns(UserWarning), pytest.raises(LockedError, match=refused):
             Lease(PLACE, STORE, SECONDS)
         with Lease(STORE / "leases" / "another.json", STORE, SECONDS):
             pass
