@@ -1,0 +1,101 @@
+"""Types of TPUs as Google Cloud names them: the software of their machines, and their topology for `preflight`.
+
+Sources: docs.cloud.google.com/tpu/docs/runtimes (software), and the tables of types and default topologies of xpk
+(github.com/AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, version 1.16).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """A generation of TPUs.
+
+    Attributes:
+        chip: its name in `preflight`; cores: units of a type's number that one chip counts as.
+        software: the runtime version of its machines; empty if the Cloud TPU API does not offer them.
+        cube: whether its chips form a torus of three dimensions; otherwise of two.
+    """
+
+    chip: str
+    cores: int
+    software: str
+    cube: bool
+
+
+FAMILIES = {
+    "v4": Family("v4", 2, "tpu-ubuntu2204-base", True),
+    "v5litepod": Family("v5e", 1, "v2-alpha-tpuv5-lite", False),
+    "v5p": Family("v5p", 2, "v2-alpha-tpuv5", True),
+    "v6e": Family("v6e", 1, "v2-alpha-tpuv6e", False),
+    "tpu7x": Family("tpu7x", 2, "", True),
+}
+"""First part of a type's name -> its family."""
+_SMALL_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
+"""Topologies below one cube of 4x4x4 chips, by the number of chips."""
+_LARGEST_SQUARE = 256
+
+
+def family_of(accelerator_type: str) -> tuple[Family, int]:
+    """Returns the family of a type such as "v5litepod-16", and its number of chips.
+
+    Raises:
+        ValueError: no such type; names the known ones.
+    """
+    name, _, number = accelerator_type.partition("-")
+    known = ", ".join(f"{family}-N" for family in FAMILIES)
+    if name not in FAMILIES or not re.fullmatch(r"[1-9]\d*", number):
+        raise ValueError(f"accelerator type {accelerator_type!r} is not known: give one of {known}")
+    chips, rest = divmod(int(number), FAMILIES[name].cores)
+    if rest or not chips:
+        raise ValueError(f"accelerator type {accelerator_type!r}: N counts cores, {FAMILIES[name].cores} on each chip")
+    return FAMILIES[name], chips
+
+
+def software_of(accelerator_type: str) -> str:
+    """Returns the runtime version of a type's machines.
+
+    Raises:
+        ValueError: as `family_of`; the Cloud TPU API does not offer the type.
+    """
+    family, _ = family_of(accelerator_type)
+    if not family.software:
+        raise ValueError(f"accelerator type {accelerator_type!r} is offered on GKE only: use the launcher gke")
+    return family.software
+
+
+def topology_of(accelerator_type: str) -> str:
+    """Returns a type's default topology for `preflight`, such as "v5e:4x4" of "v5litepod-16".
+
+    Raises:
+        ValueError: as `family_of`; no default topology has this number of chips.
+    """
+    family, chips = family_of(accelerator_type)
+    if chips == 1:
+        return family.chip
+    sizes = _cube(chips) if family.cube else _square(chips)
+    if not sizes:
+        raise ValueError(f"accelerator type {accelerator_type!r}: no slice has {chips} chips")
+    return f"{family.chip}:{sizes}"
+
+
+def _square(chips: int) -> str:
+    """Returns the two sizes of a slice of 4 to 256 chips, the smaller one first, or an empty text."""
+    if chips & (chips - 1) or not 4 <= chips <= _LARGEST_SQUARE:
+        return ""
+    smaller = 1 << ((chips.bit_length() - 1) // 2)
+    return f"{smaller}x{chips // smaller}"
+
+
+def _cube(chips: int) -> str:
+    """Returns the three sizes of a slice, as equal as possible, in ascending order, or an empty text."""
+    if chips < 64 or chips % 64:
+        return _SMALL_CUBES.get(chips, "")
+    cubes = chips // 64
+    pairs = ((a, b) for a in range(1, cubes + 1) for b in range(a, math.isqrt(cubes // a) + 1) if cubes % (a * b) == 0)
+    a, b = min(pairs, key=lambda pair: sum(pair) + cubes // math.prod(pair))
+    return "x".join(str(4 * size) for size in (a, b, cubes // (a * b)))

@@ -1,0 +1,112 @@
+"""Steps of a launcher: commands to run and files to write, which can also be printed for a shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to run, with its input and environment.
+
+    Attributes:
+        words: the program and its arguments; stdin: text for its standard input, such as a script.
+        env: additional environment variables.
+    """
+
+    words: tuple[str, ...]
+    stdin: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def shown(self, ending: str) -> str:
+        """Returns the command as a line for a shell that ends in `ending`, with its input below."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return _with_document(" ".join([*variables, shlex.join(self.words)]), self.stdin, ending)
+
+    def __str__(self) -> str:
+        """Returns the command as one line, without its input."""
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to write on this machine, such as a script that a later command sends."""
+
+    path: str
+    text: str
+
+    def shown(self, ending: str) -> str:
+        """Returns a line for a shell that writes the file and ends in `ending`, with the content below."""
+        folder, path = shlex.quote(os.path.dirname(self.path)), shlex.quote(self.path)
+        return _with_document(f"mkdir -p {folder} && cat > {path}", self.text, ending)
+
+    def write(self) -> None:
+        """Writes the file, and creates its folder if needed."""
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.path).write_text(self.text, encoding="utf-8")
+
+
+Step = Command | File
+
+
+def _with_document(line: str, document: str | None, ending: str) -> str:
+    return f"{line}{ending}\n" if document is None else f"{line} <<'END'{ending}\n{document}END\n"
+
+
+def shown(steps: Sequence[Step], together: bool) -> str:
+    """Returns the steps as lines for a shell: all at the same time, or one after another until one fails."""
+    if together and len(steps) > 1:
+        return "".join(step.shown(" &") for step in steps) + "wait\n"
+    return "".join(step.shown(" &&") for step in steps[:-1]) + steps[-1].shown("")
+
+
+def check_programs(steps: Sequence[Step]) -> None:
+    """Raises ValueError if a program that a step runs is not installed."""
+    programs = dict.fromkeys(step.words[0] for step in steps if isinstance(step, Command))
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise ValueError(f"not installed here: {', '.join(missing)}; --dry_run prints what to run elsewhere")
+
+
+def run(steps: Sequence[Step], together: bool) -> int:
+    """Runs the steps: all at the same time, or one after another until one fails.
+
+    Returns:
+        The first exit status that is not 0, or 0.
+    """
+    if together:
+        return _run_commands([step for step in steps if isinstance(step, Command)])
+    for step in steps:
+        if isinstance(step, File):
+            step.write()
+        elif status := _run_commands([step]):
+            return status
+    return 0
+
+
+def _run_commands(commands: Sequence[Command]) -> int:
+    running = [
+        subprocess.Popen(
+            command.words, env=os.environ | dict(command.env), text=True,
+            stdin=None if command.stdin is None else subprocess.PIPE,
+        )
+        for command in commands
+    ]  # fmt: skip
+    try:
+        for command, process in zip(commands, running, strict=True):
+            if command.stdin is not None:
+                process.communicate(command.stdin)
+        statuses = [process.wait() for process in running]
+    finally:
+        for process in running:  # after an interrupt, no process may keep running
+            process.terminate()
+    for command, status in zip(commands, statuses, strict=True):
+        if status:
+            print(f"error: exit status {status} of {command}", file=sys.stderr)
+    return next((status for status in statuses if status), 0)
