@@ -117,29 +117,31 @@ echo "$status" | gcloud storage cp - "$place/status/host-$host"
 # without this, an idle slice costs money if the watching loop has ended; a lack of rights does no harm
 if test "$host" = 0; then
   sleep 120
-  gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet --async
+  gcloud compute tpus queued-resources delete "$name" "${{location[@]}}" --force --quiet --async
 fi
 """
 """Script of one host of a queued resource; JAX's `cloud_tpu_cluster.py` reads the same number of the host."""
 
 
-def on_queued_resource(command: Sequence[str], name: str, where: Sequence[str], place: str, max_restarts: int) -> str:
+def on_queued_resource(
+    command: Sequence[str], name: str, location: Sequence[str], place: str, max_restarts: int
+) -> str:
     """Returns the startup script of a queued resource, which every host runs as root whenever it starts.
 
     systemd runs the work as a service, so that SIGTERM reaches it at a shutdown while the network is still there.
     Source: freedesktop.org/software/systemd/man (systemd-run, systemd.kill).
 
     Args:
-        where: flags of gcloud that name zone and project.
+        location: flags of gcloud that name zone and project.
         place: folder of the launch in a bucket.
     """
-    values = {"name": name, "place": place, "max_restarts": max_restarts}
+    values: dict[str, str | int] = {"name": name, "place": place, "max_restarts": max_restarts}
     return f"""\
 #!/bin/bash
 mkdir -p /opt/speccascade
 cat > /opt/speccascade/{SCRIPT} <<'RUN'
 {variables(values, command)}\
-where=({shlex.join(where)})
+location=({shlex.join(location)})
 {_QUEUED_HOST}\
 RUN
 systemd-run --unit=speccascade --property=KillMode=mixed --property=TimeoutStopSec=30 \\
@@ -148,7 +150,7 @@ systemd-run --unit=speccascade --property=KillMode=mixed --property=TimeoutStopS
 
 
 _WATCHING = """\
-resource() { gcloud compute tpus queued-resources "$1" "$name" "${where[@]}" "${@:2}"; }
+resource() { gcloud compute tpus queued-resources "$1" "$name" "${location[@]}" "${@:2}"; }
 state() {
   local said
   if said=$(resource describe '--format=value(state.state)' 2>&1); then
@@ -186,7 +188,7 @@ done
 """Script that creates a queued resource, and creates it again when it is suspended, until a host reports the end."""
 
 
-def watching(name: str, where: Sequence[str], place: str, create: Sequence[str]) -> str:
+def watching(name: str, location: Sequence[str], place: str, create: Sequence[str]) -> str:
     """Returns the loop that creates a queued resource again until the command has ended, on the user's machine.
 
     A spot slice that is preempted becomes SUSPENDED and never runs again, so it is deleted and created anew. The loop
@@ -198,6 +200,6 @@ def watching(name: str, where: Sequence[str], place: str, create: Sequence[str])
     return f"""\
 name={shlex.quote(name)}
 place={shlex.quote(place)}
-where=({shlex.join(where)})
+location=({shlex.join(location)})
 create=({shlex.join(create)})
 {_WATCHING}"""

@@ -26,7 +26,7 @@ _LONGEST_NAME = 40
 def tpu_vm(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
     """Copies the code to all workers of a TPU slice and starts the command there, detached, with a log on each."""
     check_name(args.name, longest=63)
-    where = _where(args)
+    location = _location(args)
     script = scripts.on_tpu_vm(command, shell_folder(args.folder), args.max_restarts, as_is=args.as_is)
     file = File(f"{folder_of(args.name)}/{scripts.SCRIPT}", script)
     tool = ("gcloud", "compute", "tpus", "tpu-vm")
@@ -37,8 +37,8 @@ def tpu_vm(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
         start = f"nohup {start} > /dev/null 2>&1 < /dev/null &"
     return [
         file, *code,
-        Command((*tool, "scp", *sent, f"{args.name}:", *where, "--worker=all")),
-        Command((*tool, "ssh", args.name, *where, "--worker=all", f"--command={start}")),
+        Command((*tool, "scp", *sent, f"{args.name}:", *location, "--worker=all")),
+        Command((*tool, "ssh", args.name, *location, "--worker=all", f"--command={start}")),
     ]  # fmt: skip
 
 
@@ -49,17 +49,17 @@ def tpu_queued(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
         raise ValueError(f"place={args.place!r}: give an address in a bucket, such as gs://my-bucket/launches")
     if args.capacity not in CAPACITIES:
         raise ValueError(f"capacity={args.capacity!r}: give one of {', '.join(CAPACITIES)}")
-    where, place = _where(args), f"{args.place.rstrip('/')}/{args.name}"
+    location, place = _location(args), f"{args.place.rstrip('/')}/{args.name}"
     software = args.runtime_version or software_of(args.accelerator_type)
-    startup = scripts.on_queued_resource(command, args.name, where, place, args.max_restarts)
+    startup = scripts.on_queued_resource(command, args.name, location, place, args.max_restarts)
     file, code = File(f"{folder_of(args.name)}/startup.sh", startup), archive(args.name)
     create = [
-        "gcloud", "compute", "tpus", "queued-resources", "create", args.name, f"--node-id={args.name}", *where,
+        "gcloud", "compute", "tpus", "queued-resources", "create", args.name, f"--node-id={args.name}", *location,
         f"--accelerator-type={args.accelerator_type}", f"--runtime-version={software}", *CAPACITIES[args.capacity],
         f"--metadata-from-file=startup-script={file.path}", *args.create,
     ]  # fmt: skip
     upload = ("gcloud", "storage", "cp", f"{folder_of(args.name)}/{scripts.CODE}", f"{place}/{scripts.CODE}")
-    loop = scripts.watching(args.name, where, place, create)
+    loop = scripts.watching(args.name, location, place, create)
     return [file, code, Command(upload), Command(("bash",), stdin=loop)]
 
 
@@ -86,7 +86,7 @@ def shell_folder(folder: str) -> str:
     return folder if re.fullmatch(r"~[\w./-]*", folder) else shlex.quote(folder)
 
 
-def _where(args: argparse.Namespace) -> tuple[str, ...]:
+def _location(args: argparse.Namespace) -> tuple[str, ...]:
     if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", args.zone):
         raise ValueError(f"zone={args.zone!r}: give a zone, such as us-west4-a")
     return (f"--zone={args.zone}", *((f"--project={args.project}",) if args.project else ()))

@@ -103,7 +103,7 @@ name=pod
 place=gs://b/launches/pod
 max_restarts=9
 command=(python -m experiments.sweep '--gin_file=a b.gin')
-where=(--zone=us-west4-a)
+location=(--zone=us-west4-a)
 export HOME=/root PATH="$PATH:/snap/bin"
 cd "$(dirname "$0")" || exit 1
 host=$(curl -sf -H Metadata-Flavor:Google \
@@ -129,7 +129,7 @@ echo "$status" | gcloud storage cp - "$place/status/host-$host"
 # without this, an idle slice costs money if the watching loop has ended; a lack of rights does no harm
 if test "$host" = 0; then
   sleep 120
-  gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet --async
+  gcloud compute tpus queued-resources delete "$name" "${{location[@]}}" --force --quiet --async
 fi
 RUN
 systemd-run --unit=speccascade --property=KillMode=mixed --property=TimeoutStopSec=30 \\
@@ -140,11 +140,11 @@ gcloud storage cp launches/pod/speccascade.tar.gz gs://b/launches/pod/speccascad
 bash <<'END'
 name=pod
 place=gs://b/launches/pod
-where=(--zone=us-west4-a)
+location=(--zone=us-west4-a)
 create=(gcloud compute tpus queued-resources create pod --node-id=pod --zone=us-west4-a \
 --accelerator-type=v5litepod-16 --runtime-version=v2-alpha-tpuv5-lite --spot \
 --metadata-from-file=startup-script=launches/pod/startup.sh --network=n)
-resource() {{ gcloud compute tpus queued-resources "$1" "$name" "${{where[@]}}" "${{@:2}}"; }}
+resource() {{ gcloud compute tpus queued-resources "$1" "$name" "${{location[@]}}" "${{@:2}}"; }}
 state() {{
   local said
   if said=$(resource describe '--format=value(state.state)' 2>&1); then
@@ -286,6 +286,7 @@ def test_a_dry_run_prints_the_commands(given, capsys):
     (["local"], "error: no command: put it after --"),
     (["local", "--shards", "0", *SWEEP], "error: shards"),
     (["slurm", "--max_restarts", "-1", *SWEEP], "error: max_restarts"),
+    (["slurm", *SWEEP, "--gin.A='b\nc'"], "error: the command's word \"--gin.A='b\\nc'\" has a line break"),
     (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2 exclude each other"),
     (["tpu_vm", "--name", "a", "--zone", "us-west4-a", *SWEEP], "error: not installed here: git, gcloud; --dry_run"),
     (["tpu_vm", "--name", "a", "--zone", "b", *SWEEP], "error: zone='b': give a zone, such as"),
@@ -396,6 +397,16 @@ def bash(script, **options):
 
 def calls(name):
     return [line for line in Path("calls").read_text().splitlines() if line.startswith(name)]
+
+
+def test_nothing_is_created_if_the_programs_do_not_fit(tools, tmp_path, monkeypatch, capfd):
+    tools("preflight", "exit 3")
+    tools("gcloud")
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "bin/preflight"))
+    assert launch.main([*SPOT, *SWEEP, "--gin.sweep.output='gs://b/mine.jsonl'"]) == 3
+    assert len(calls("preflight")) == 1 and not calls("gcloud") and not Path("launches").exists()
+    assert capfd.readouterr().err.startswith("error: exit status 3 of ")
 
 
 STATUSES = 'n=$(cat runs 2> /dev/null || echo 0); echo $((n + 1)) > runs; statuses=({}); exit "${{statuses[n]}}"'
