@@ -422,7 +422,8 @@ def test_a_host_runs_a_command_again_after_75_and_143_only(tools, statuses, runs
 
 
 def test_a_host_passes_sigterm_on_and_waits_for_the_state(tools):
-    tools("work", "trap '/bin/sleep 0.3; echo saved; exit 143' TERM; echo ready; while :; do /bin/sleep 0.05; done")
+    saves = "trap '/bin/sleep 0.3; echo saved; exit 143' TERM"
+    tools("work", f"{saves}; echo ready; for _ in {{1..100}}; do /bin/sleep 0.05; done")
     script = scripts.variables({"max_restarts": 3}, ["work"]) + scripts.RESTARTING + 'exit "$status"'
     with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
@@ -502,7 +503,7 @@ def test_a_host_of_a_queued_resource_reports_its_end_and_log(host, tools, status
 
 
 def test_a_preempted_host_reports_no_end(host, tools, tmp_path):
-    tools("work", f"trap 'exit 143' TERM; touch {tmp_path}/ready; while :; do /bin/sleep 0.05; done")
+    tools("work", f"trap 'exit 143' TERM; touch {tmp_path}/ready; for _ in {{1..100}}; do /bin/sleep 0.05; done")
     with subprocess.Popen(["bash", "host.sh"]) as process:
         while not Path("ready").exists():
             time.sleep(0.02)
