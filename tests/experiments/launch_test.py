@@ -433,6 +433,13 @@ def test_a_host_passes_sigterm_on_and_waits_for_the_state(tools):
     assert len(calls("work")) == 1
 
 
+def test_sigterm_reaches_a_command_that_has_just_started(tools):
+    tools("work", "for _ in {1..40}; do /bin/sleep 0.05; done")
+    early = scripts.RESTARTING.replace("  child=$!\n", "  kill -TERM $$\n  child=$!\n")
+    assert early != scripts.RESTARTING
+    assert bash(scripts.variables({"max_restarts": 3}, ["work"]) + early + 'exit "$status"').returncode == 143
+
+
 GCLOUD = """
 case "$*" in
   *describe*) test -e state || { echo "ERROR: NOT_FOUND: no such resource" >&2; exit 1; }; cat state ;;
