@@ -83,6 +83,7 @@ cd && mkdir -p {folder}/logs && cd {folder} || exit 1
 exec > >(tee -a "logs/$(hostname).log") 2>&1
 exec 9> .lock
 flock --nonblock 9 || {{ echo "error: another run goes on in {folder}: wait for its end"; exit 1; }}
+echo $$ > .pid
 {prepare}{ACTIVATE}
 {RESTARTING}\
 exit "$status"

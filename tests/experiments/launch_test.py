@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -69,6 +70,7 @@ cd && mkdir -p speccascade_jax/logs && cd speccascade_jax || exit 1
 exec > >(tee -a "logs/$(hostname).log") 2>&1
 exec 9> .lock
 flock --nonblock 9 || {{ echo "error: another run goes on in speccascade_jax: wait for its end"; exit 1; }}
+echo $$ > .pid
 tar xzf ~/speccascade.tar.gz &&
   {UV} || exit 1
 {LOOP}exit "$status"
@@ -88,6 +90,7 @@ cd && mkdir -p ~/s/logs && cd ~/s || exit 1
 exec > >(tee -a "logs/$(hostname).log") 2>&1
 exec 9> .lock
 flock --nonblock 9 || {{ echo "error: another run goes on in ~/s: wait for its end"; exit 1; }}
+echo $$ > .pid
 {LOOP}exit "$status"
 END
 gcloud compute tpus tpu-vm scp launches/pod/speccascade.sh pod: --zone=us-west4-a --worker=all &&
@@ -517,6 +520,21 @@ def test_a_preempted_host_reports_no_end(host, tools, tmp_path):
         process.terminate()
         assert process.wait(timeout=30) == 143
     assert not Path("status").exists() and Path("copied").exists() and not calls("gcloud compute")
+
+
+def test_a_tpu_vm_unpacks_the_code_logs_its_output_and_runs_once_at_a_time(tools, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tools("uv", "mkdir -p .venv/bin")
+    tools("work", 'test -e bin/work && test "$(cat .pid)" = "$PPID" && echo from the work; exit 5')
+    subprocess.run(["tar", "czf", scripts.CODE, "bin"], check=True)
+    script = scripts.on_tpu_vm(["work"], "code", 3, as_is=False)
+    assert bash(script).returncode == 5
+    with Path("code/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = bash(script)
+    assert refused.returncode == 1 and "error: another run goes on in code" in refused.stdout
+    (log,) = Path("code/logs").iterdir()
+    assert log.read_text().count("from the work\n") == 1 and len(calls("work")) == 1
 
 
 @pytest.mark.parametrize(("status", "count", "requeued"), [(75, 0, 1), (143, 2, 1), (1, 0, 0), (0, 0, 0), (75, 3, 0)])
