@@ -52,6 +52,7 @@ _ENDING = threading.Lock()
 """Held by the thread that says why this process ends; it is never released, so that only one thread does."""
 _CONNECTIONS: dict[int, socket.socket] = {}
 """Open sockets, by the index of the process at the other end."""
+_AGAIN = f"on all hosts, {interrupts.SAME}"
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
@@ -79,6 +80,7 @@ def begin(
     Raises:
         ValueError: only some of the three arguments are given, the address or index is invalid, or no other process is
             found although the user requests several.
+        SystemExit: the others did not come in time (`STATUS`).
     """
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
@@ -91,6 +93,9 @@ def begin(
     except (ValueError, RuntimeError) as error:
         if coordinator is None and not (asked or _in_a_cluster()):
             return  # a TPU machine that is not part of a pod
+        if "DEADLINE_EXCEEDED" in str(error):  # a machine that starts later may come in time for the next attempt
+            print(f"error: the other processes did not come in time; {_AGAIN}", file=sys.stderr, flush=True)
+            sys.exit(STATUS)
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
         sys.stdout = _log(logs)
@@ -325,7 +330,7 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
         _say(words)  # only the first process is connected to all
         reason, status = f": {words[len(_FAILED) :].decode(errors='replace')}", 1
     else:
-        reason, status = f"; on all hosts, {interrupts.SAME}", STATUS
+        reason, status = f"; {_AGAIN}", STATUS
     print(f"error: process {other} of {count} has ended{reason}", file=sys.stderr, flush=True)
     os._exit(status)  # nothing else interrupts a collective operation that waits for the dead process
 

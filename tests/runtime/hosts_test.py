@@ -83,3 +83,20 @@ def test_an_error_reaches_the_other_processes_in_words(error, words, monkeypatch
     hosts._say_failed(error)
     own_end.close()
     assert remote_end.recv(100) == words
+
+
+@pytest.mark.parametrize(("reason", "raised", "match"), [
+    ("DEADLINE_EXCEEDED: Barrier timed out", SystemExit, str(hosts.STATUS)),
+    ("INVALID_ARGUMENT: no", ValueError, "were not found .INVALID_ARGUMENT: no.: give --coord"),
+])  # fmt: skip
+def test_processes_that_come_late_may_be_started_again(reason, raised, match, monkeypatch, capsys):
+    def initialize(*_, **__):
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", initialize)
+    with pytest.raises(raised, match=match):
+        hosts.begin("localhost:1234", 2, 1)
+    said = capsys.readouterr().err
+    assert said.startswith("error: the other processes did not come in time; on all hosts, run") == (
+        raised is SystemExit
+    )
