@@ -39,6 +39,8 @@ HEARTBEAT = 30
 once."""
 STATUS = 75
 """Exit status of a process that ends because another process has died ("try again" in `sysexits.h`)."""
+COMING = 300.0
+"""Number of seconds in which all processes must have started."""
 PATIENCE = 60
 """Number of seconds that a process waits for a connection to another process."""
 NOTICED = 2.0
@@ -80,7 +82,6 @@ def begin(
     Raises:
         ValueError: only some of the three arguments are given, the address or index is invalid, or no other process is
             found although the user requests several.
-        SystemExit: the others did not come in time (`STATUS`).
     """
     _check(coordinator, count, index)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
@@ -88,14 +89,13 @@ def begin(
     if coordinator is not None and index == 0:
         _check_free(coordinator)
     options: dict[str, Any] = {"local_device_ids": _own_devices(), "heartbeat_timeout_seconds": HEARTBEAT}
+    options["initialization_timeout"] = int(2 * COMING)  # never reached, because JAX then aborts with pages of traces
     try:
-        jax.distributed.initialize(coordinator, count, index, **options)
+        with _in_time():
+            jax.distributed.initialize(coordinator, count, index, **options)
     except (ValueError, RuntimeError) as error:
         if coordinator is None and not (asked or _in_a_cluster()):
             return  # a TPU machine that is not part of a pod
-        if "DEADLINE_EXCEEDED" in str(error):  # a machine that starts later may come in time for the next attempt
-            print(f"error: the other processes did not come in time; {_AGAIN}", file=sys.stderr, flush=True)
-            sys.exit(STATUS)
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
         sys.stdout = _log(logs)
@@ -103,6 +103,26 @@ def begin(
             warnings.simplefilter("ignore")
     host = None if coordinator is None else coordinator.rpartition(":")[0]
     _watch(jax.process_index(), jax.process_count(), host)
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """Ends this process with `STATUS` if the block takes longer than `COMING` seconds.
+
+    A machine that starts later may then come in time for the next attempt.
+    """
+    timer = threading.Timer(COMING, _late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _late() -> None:
+    print(f"error: the other processes did not come within {COMING:.0f} s; {_AGAIN}", file=sys.stderr, flush=True)
+    os._exit(STATUS)  # nothing else interrupts JAX while it waits
 
 
 def _log(folder: str | None) -> TextIO:
