@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.checkpoints.byte_ranges import Part, empty, read_bytes
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.layers import fused_names
@@ -26,8 +27,6 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, Unreadab
 
 Arrays = dict[str, np.ndarray]
 
-# JAX on a CPU uses a NumPy array without a copy if its address is a multiple of this number of bytes.
-_ALIGNMENT = 64
 # Number of values that are checked at once, so that the check of a large array needs little memory.
 _CHUNK = 1 << 16
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -44,20 +43,34 @@ class Tensor:
         shape, dtype: stored shape and dtype.
         file: the file or folder that holds the array, for messages.
         read: function that returns the array's values, or raises an `UnreadableError`.
+        read_part: function that returns the values of a part of the array, as `read`; `None`: the array can only be
+            read as a whole.
+        chunks: shape of the blocks in which parts are read, whatever their bounds; `None`: blocks of one value.
     """
 
     shape: tuple[int, ...]
     dtype: str
     file: Path
     read: Callable[[], np.ndarray]
+    read_part: Callable[[Part], np.ndarray] | None = None
+    chunks: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
         """The number of bytes of the array's values."""
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
+    def mapped(self, function: Callable[[np.ndarray], np.ndarray], dtype: str) -> "Tensor":
+        """Returns the array with an elementwise function applied to all that is read; the results have `dtype`."""
+        read, read_part = self.read, self.read_part
+        part = None if read_part is None else lambda part: function(read_part(part))
+        return replace(self, dtype=dtype, read=lambda: function(read()), read_part=part)
+
     def checked(self, digest: object, reason: str) -> "Tensor":
-        """Returns the same array with a `read` that raises an error with `reason` if the bytes' digest differs."""
+        """Returns the same array with a `read` that raises an error with `reason` if the bytes' digest differs.
+
+        Parts are read without this check, because the digest is that of all bytes.
+        """
 
         def read() -> np.ndarray:
             array = self.read()
@@ -71,41 +84,10 @@ class Tensor:
 Tensors = dict[str, Tensor]
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns an uninitialized array whose address is aligned, so that JAX on a CPU uses it without a copy."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Reads an array whose bytes start at `offset` of a file, little-endian and in C order.
-
-    The file is not memory-mapped, because the pages of a mapped file count as memory of the process.
-
-    Raises:
-        UnreadableError: the file ends before the array does, or the file cannot be read.
-    """
-    array = empty(shape, dtype)
-    buffer = array.reshape(-1).view(np.uint8).data
-    done = 0
-    try:
-        with file.open("rb", buffering=0) as opened:
-            opened.seek(offset)
-            while done < len(buffer) and (count := opened.readinto(buffer[done:])):
-                done += count
-    except OSError as error:
-        raise UnreadableError(f"{file.name}: {error.strerror or error}") from error
-    if done < len(buffer):
-        raise UnreadableError(f"{file.name} ends {len(buffer) - done:,} bytes before the array does")
-    return array
-
-
 def stored_at(file: Path, offset: int, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Returns the `Tensor` of an array whose bytes start at `offset` of a file."""
-    return Tensor(shape, dtype, file, functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype)))
+    read = functools.partial(read_bytes, file, offset, shape, jnp.dtype(dtype))
+    return Tensor(shape, dtype, file, read, read)
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
@@ -116,7 +98,7 @@ def as_bfloat16(array: np.ndarray) -> np.ndarray:
 def inline(path: Path, value: Any) -> Tensor:
     """Returns the `Tensor` of an array that is already in memory."""
     array = as_bfloat16(np.asarray(value))
-    return Tensor(array.shape, array.dtype.name, path, lambda: array)
+    return Tensor(array.shape, array.dtype.name, path, lambda: array, lambda part: array[part])
 
 
 def describe_not_finite(array: np.ndarray) -> str | None:
@@ -271,7 +253,15 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
             )
 
 
-def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
+def in_stored_order(stored: Stored, plan: Plan) -> list[str]:
+    """Returns the parameters in the order of their first arrays: those that share an array follow each other."""
+    place = {name: number for number, name in enumerate(stored.tensors)}
+    return sorted(plan, key=lambda name: place[plan[name][0].source])
+
+
+def stream(
+    stored: Stored, plan: Plan, dtype: str | None, order: Sequence[str] | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Reads a checkpoint's parameters one at a time, and yields the name and the values of each.
 
     Besides the parameters that the caller keeps, memory holds one parameter and one stored array. A stored array that
@@ -283,14 +273,13 @@ def stream(stored: Stored, plan: Plan, dtype: str | None) -> Iterator[tuple[str,
         plan: `stored.plan` or `fused(stored.plan)`.
         dtype: dtype of the parameters; `None` keeps the stored dtype. If the pieces of a parameter have several dtypes,
             it gets the widest.
+        order: the parameters' names; `None`: in the order of the stored arrays.
 
     Raises:
         CheckpointError: arrays are missing, damaged, not finite, or too large for `dtype`.
     """
     reader = _Reader(stored, plan, dtype)
-    place = {name: number for number, name in enumerate(stored.tensors)}
-    # Parameters are read in the order of their first arrays, so that parameters that share an array follow each other.
-    for name in sorted(plan, key=lambda name: place[plan[name][0].source]):
+    for name in order or in_stored_order(stored, plan):
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
@@ -326,7 +315,7 @@ class _Reader:
             if out is None:
                 out = empty(shape_of(pieces), dtype)
             start = sum(earlier.shape[-1] for earlier in pieces[:number])
-            _copy(piece.view(array), out[..., start : start + piece.shape[-1]] if len(pieces) > 1 else out)
+            copy_cast(piece.view(array), out[..., start : start + piece.shape[-1]] if len(pieces) > 1 else out)
         if out is not None and dtype not in kinds and (reason := describe_not_finite(out)):
             self.infinite.setdefault(name, f"as {dtype}, {reason}")
         return None if self.failures else out
@@ -346,7 +335,7 @@ class _Reader:
         return self._held[source] if self._uses[source] else self._held.pop(source)
 
 
-def _copy(view: np.ndarray, out: np.ndarray) -> None:
+def copy_cast(view: np.ndarray, out: np.ndarray) -> None:
     """Copies `view` into `out` and casts it; an axis of `out` may be several axes of the view."""
     out = out.reshape(view.shape)
     if view.ndim != 2:

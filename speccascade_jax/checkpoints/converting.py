@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade_jax.checkpoints import huggingface, native
-from speccascade_jax.checkpoints.array_plan import Piece, Stored, shape_of, stream
+from speccascade_jax.checkpoints.array_plan import Piece, Stored, in_stored_order, shape_of, stream
+from speccascade_jax.models.stacks import in_stack, stack_path, stacked_shapes
 from speccascade_jax.storage.checksums import CHECKSUMS
 from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
@@ -64,7 +66,8 @@ def convert(
 ) -> None:
     """Reads a checkpoint of any format, and writes it in this package's format with the same configuration.
 
-    Memory holds one copy of the model during reading. Writing needs additional memory for Orbax's buffers.
+    Each parameter is written before the next is read, so memory holds about two stored arrays and 256 MB of buffers.
+    Layers are stacked if the configuration says so (`scan_layers`).
 
     Args:
         stored: a checkpoint that `reading.find` returns.
@@ -80,13 +83,38 @@ def convert(
     """
     if dtype not in native.SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(native.SAVED_DTYPES)}")
-    with native.claimed(destination, overwrite) as target:
-        arrays = {}
-        for name, array in stream(stored, stored.plan, native.held_as(dtype)):
-            arrays[name] = array
+    kind = native.held_as(dtype)
+    depths = _depths(stored) if stored.config.scan_layers and dtype != "int8" else {}
+
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+        for name, array in stream(stored, stored.plan, kind, _by_stack(stored) if depths else None):
             if advance:
-                advance(array.nbytes, size(stored, native.held_as(dtype)))
-        native.write(target, stored.config, arrays, dtype)
+                advance(array.nbytes, size(stored, kind))
+            yield name, array
+            del array
+
+    with native.claimed(destination, overwrite) as target:
+        native.write(target, stored.config, arrays(), dtype, depths)
+
+
+def _depths(stored: Stored) -> dict[str, int]:
+    """Returns the number of layers of each parameter that the layers of a checkpoint form when they are stacked."""
+    shapes = {name: shape_of(pieces) for name, pieces in stored.plan.items()}
+    return {name: shape[0] for name, shape in stacked_shapes(shapes).items() if in_stack(name)}
+
+
+def _by_stack(stored: Stored) -> list[str]:
+    """Returns the parameters in the order of the stored arrays, but the layers of a stack follow each other."""
+    order = in_stored_order(stored, stored.plan)
+    first: dict[str, int] = {}
+    for place, name in enumerate(order):
+        first.setdefault((stack_path(name) or (name, 0))[0], place)
+
+    def key(name: str) -> tuple[int, int]:
+        stack, layer = stack_path(name) or (name, 0)
+        return first[stack], layer
+
+    return sorted(order, key=key)
 
 
 def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None) -> Path:

@@ -94,9 +94,7 @@ def _scaled(tensor: Tensor, factor: float) -> Tensor:
     A T5 with a tied output layer multiplies the hidden states by this factor. If the output layer is loaded as an
     untied one, its kernel must be multiplied instead.
     """
-    return dataclasses.replace(
-        tensor, dtype="float32", read=lambda: tensor.read().astype(np.float32) * np.float32(factor)
-    )
+    return tensor.mapped(lambda array: array.astype(np.float32) * np.float32(factor), "float32")
 
 
 def open_tensors(path: Path) -> Tensors:

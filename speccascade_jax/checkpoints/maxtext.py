@@ -7,7 +7,6 @@ https://github.com/AI-Hypercomputer/maxtext (checkpoint conversion).
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, Tensor, check_tensors
+from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, check_tensors
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count
 from speccascade_jax.checkpoints.zarr import METADATA, open_arrays, tree_specs
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
@@ -65,16 +64,11 @@ def open_tree(path: Path) -> Stored:
     plan: Plan = {name: (_piece(name, shape, config, shapes),) for name, shape in parameter_shapes(config).items()}
     check_tensors(path, plan, tensors, lambda name: False)
     if _is_gemma(shapes):
-        embedding = tensors[_EMBEDDING]
-        read = functools.partial(_unscaled, embedding, config.embedding_scale)
-        tensors[_EMBEDDING] = dataclasses.replace(embedding, read=read)
+        embedding, scale = tensors[_EMBEDDING], np.float32(config.embedding_scale)
+        tensors[_EMBEDDING] = embedding.mapped(
+            lambda array: (array.astype(np.float32) / scale).astype(array.dtype), embedding.dtype
+        )
     return Stored(path, "MaxText (Orbax)", tensors, config, plan)
-
-
-def _unscaled(tensor: Tensor, scale: float) -> np.ndarray:
-    """Reads an array that is stored times `scale`."""
-    array = tensor.read()
-    return (array.astype(np.float32) / np.float32(scale)).astype(array.dtype)
 
 
 def _is_gemma(shapes: Shapes) -> bool:

@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints.array_plan import Arrays, Stored, Tensor, Tensors, describe_not_finite, layers_of
+from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes
-from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs, write_tree
+from speccascade_jax.checkpoints.native_arrays import NamedArrays, checked
+from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs
 from speccascade_jax.core.types import Params
 from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
 from speccascade_jax.models.products import quantised
 from speccascade_jax.models.stacks import separate_shapes, unstack_params
 from speccascade_jax.storage import checksums, locks
-from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
 from speccascade_jax.storage.files import expanded, make_folder, naming, write_atomically
 from speccascade_jax.storage.readers import json_object
@@ -73,8 +74,8 @@ def save(
         flat = flatten_dict(unstack_params(unfreeze(params)) if dtype == "int8" else unfreeze(params), sep="/")
         shapes = {name: tuple(value.shape) for name, value in flat.items()}
         check_shapes(target, separate_shapes(shapes), model.config)
-        memory_dtype = jnp.dtype(held_as(dtype))
-        arrays = {name: np.asarray(value).astype(memory_dtype, copy=False) for name, value in flat.items()}
+        kind = jnp.dtype(held_as(dtype))
+        arrays = ((name, np.asarray(flat[name]).astype(kind, copy=False)) for name in sorted(flat))
         write(target, model.config, arrays, dtype)
 
 
@@ -151,28 +152,50 @@ def _sweep(temporary: Path) -> None:
             return
 
 
-def write(target: Path, config: Config, arrays: Arrays, dtype: str) -> None:
+def write(
+    target: Path,
+    config: Config,
+    arrays: Iterable[tuple[str, np.ndarray]],
+    dtype: str,
+    depths: Mapping[str, int] | None = None,
+) -> None:
     """Writes a checkpoint of named arrays to a `claimed` path, and replaces the checkpoint that is there.
 
     Args:
         target: the path that `claimed` yielded.
         config: the model's configuration.
-        arrays: parameter name -> array of dtype `held_as(dtype)`.
+        arrays: names and arrays of dtype `held_as(dtype)`; each is written before the next is asked for.
         dtype: dtype of the stored arrays.
+        depths: numbers of layers of stacked parameters, if the layers of `arrays`, which come in order, are to be
+            stacked.
 
     Raises:
         CheckpointError: arrays are not finite.
         OSError: the files cannot be written.
     """
-    arrays = dict(sorted(arrays.items()))
-    if reasons := {name: reason for name, array in arrays.items() if (reason := describe_not_finite(array))}:
-        raise not_finite(target, reasons)
-    if dtype == "int8":
-        arrays = narrowed(arrays)
-    with naming(target), _as_system_errors(), _replacing(target) as temporary:
-        (temporary / PARAMS).mkdir()
-        write_tree(temporary / PARAMS, arrays)
-        write_atomically(temporary / CONFIG, _config_text(config, arrays, dtype))
+    with _replacing(target) as temporary:
+        with _naming(target):
+            (temporary / PARAMS).mkdir()
+        writer, reasons = NamedArrays(temporary / PARAMS, depths or {}), {}
+        for name, array in arrays:
+            if reason := describe_not_finite(array):
+                reasons[name] = reason
+            elif not reasons:
+                with _naming(target):
+                    writer.add_all(narrowed({name: array}) if dtype == "int8" else {name: array})
+            del array  # Memory holds no array while the next one is read.
+        if reasons:
+            raise not_finite(target, reasons)
+        with _naming(target):
+            writer.close()
+            write_atomically(temporary / CONFIG, _config_text(config, writer.table, writer.parts, dtype))
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Makes errors of the files that are written name the checkpoint."""
+    with naming(target), _as_system_errors():
+        yield
 
 
 @contextmanager
@@ -263,12 +286,15 @@ def _replacing(target: Path) -> Iterator[Path]:
             _remove(old)
 
 
-def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
-    """Returns the text of `config.json`, which has one line per array, so that a diff of two versions is short."""
-    table = {
-        name: {"shape": list(array.shape), "dtype": array.dtype.name, "blake2b": array_digest(array)}
-        for name, array in arrays.items()
-    }
+def _config_text(config: Config, table: Mapping[str, Any], parts: Mapping[str, list[str]], dtype: str) -> str:
+    """Returns the text of `config.json`, which has one line per array, so that a diff of two versions is short.
+
+    Args:
+        config: the model's configuration.
+        table: array name -> shape, dtype and digest.
+        parts: array name -> digests of its chunks.
+        dtype: dtype of the checkpoint.
+    """
     head = {
         "format": EIGHT_BITS if dtype == "int8" else FORMAT,
         "family": family_name(config),
@@ -276,9 +302,14 @@ def _config_text(config: Config, arrays: Arrays, dtype: str) -> str:
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
     }
-    head["blake2b"] = _record_digest(head | {"arrays": table})
-    rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
-    return f'{json.dumps(head, indent=2)[:-2]},\n  "arrays": {{\n{rows}\n  }}\n}}\n'
+    head["blake2b"] = _record_digest(head | {"arrays": table, "parts": parts})
+    return f"{json.dumps(head, indent=2)[:-2]},\n{_lines('arrays', table)},\n{_lines('parts', parts)}\n}}\n"
+
+
+def _lines(name: str, rows: Mapping[str, Any]) -> str:
+    """Returns the text of one of the entries of `config.json` that has one line per array."""
+    text = ",\n".join(f"    {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(rows.items()))
+    return f'  "{name}": {{\n{text}\n  }}' if rows else f'  "{name}": {{}}'
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -312,9 +343,9 @@ def open_ours(path: Path) -> Stored:
     specs = tree_specs(path / PARAMS)
     if missing := table.keys() - specs.keys():
         raise incomplete(path, missing, len(table))
-    reason = f"its bytes do not match the checksum in {CONFIG}"
+    digests = {name: (row.get("blake2b"), record.get("parts", {}).get(name)) for name, row in table.items()}
     tensors = {
-        name: tensor.checked(table[name].get("blake2b"), reason)
+        name: checked(tensor, *digests[name], f"its bytes do not match the checksum in {CONFIG}")
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
     tensors = widened(path, tensors)
@@ -412,4 +443,9 @@ def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
     def read() -> np.ndarray:
         return np.asarray(numbers.read() * scales.read())  # NumPy returns float32 for int8 times float32.
 
-    return Tensor(numbers.shape, "float32", numbers.file, read)
+    def read_part(part: Part) -> np.ndarray:
+        places = tuple(slice(0, 1) if size == 1 else axis for size, axis in zip(scales.shape, part, strict=True))
+        # Scales are few, and are read as a whole, so that their digest is checked.
+        return np.asarray(numbers.read_part(part) * scales.read()[places]) if numbers.read_part else read()[part]
+
+    return Tensor(numbers.shape, "float32", numbers.file, read, read_part, numbers.chunks)

@@ -5,7 +5,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from speccascade_jax.checkpoints import gemma_jax, huggingface, llama2c, maxtext, native, t5x, zarr
-from speccascade_jax.checkpoints.array_plan import Stored, fused, shape_of, stream
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, fused, shape_of, stream
+from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.slices import Blocks, bounds, stream_parts
 from speccascade_jax.core.names import hint
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.models import sharding
@@ -78,8 +81,9 @@ def load(
         prepared: whether to return the parameters in the form of `model.prepare`, for decoding; memory never holds both
             forms. On a CPU, computation is then always in float32, because CPUs multiply bfloat16 no faster, and most
             of them much more slowly.
-        mesh: the devices that the parameters, which must be `prepared`, are split over. Each device and each host then
-            holds only its part of the parameters and the array that is being read.
+        mesh: the devices that the parameters, which must be `prepared`, are split over. Each host then reads only the
+            parts of its own devices (`checkpoints.slices`), and checks that these are finite. Digests of whole arrays
+            are not checked; the chunks of our own format have digests, which are.
         whole: whether every device of the mesh holds all parameters instead of a part.
         scan_layers: whether the parameters of layers are stacked, and layers are a scan (`models.stacks`), whatever the
             checkpoint's layout; `None`: as its configuration says, which leaves it to the depth if it says nothing.
@@ -114,23 +118,59 @@ def load(
         _check_mesh(stored, config, read_as or config.dtype, mesh, whole)
         model = model if whole else dataclasses.replace(model, mesh=mesh)
 
-    def put(name: str, array: np.ndarray) -> Any:
-        if mesh is not None:
-            return _on_mesh(name, array, config, mesh, whole)
-        # NumPy has already cast the array, because a cast on the device would compile a program for every shape.
-        return jax.device_put(held(name, array, config, "int8" if dtype == "int8" else None) if prepared else array)
-
-    flat: dict[str, Any] = {}
     plan = fused(stored.plan) if prepared else stored.plan
     depths = stacked_shapes({name: () for name in plan})
-    for name, array in stream(stored, plan, read_as):
-        leaf, place = put(name, array), stack_path(name) if config.scanned else None
+    flat: dict[str, Any] = {}
+    if mesh is not None:
+        leaves = _on_mesh(stored, plan, read_as, mesh, whole)
+    else:
+        narrow = "int8" if dtype == "int8" else None
+        form = partial(held, config=config, weights=narrow) if prepared else _unchanged
+        leaves = _on_one_device(stored, plan, read_as, form)
+    for name, leaf in leaves:
+        place = stack_path(name) if config.scanned else None
         if place is not None:
             name, layer = place
             leaf = put_layer(flat.get(name), leaf, layer, depths[name][0])
         flat[name] = jax.block_until_ready(leaf)
-        del array  # This frees the host's copy before the next array is read.
+        del leaf  # A layer that is in its stack is freed before the next array is read.
     return model, unflatten_dict(flat, sep="/")
+
+
+def _on_one_device(
+    stored: Stored, plan: Plan, dtype: str | None, form: Callable[[str, np.ndarray], Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yields each parameter in its `form` on the default device."""
+    for name, array in stream(stored, plan, dtype):
+        # NumPy has already cast the array, because a cast on the device would compile a program for every shape.
+        leaf = jax.device_put(form(name, array))
+        del array  # This frees the host's copy before the next array is read.
+        yield name, leaf
+        del leaf
+
+
+def _on_mesh(stored: Stored, plan: Plan, dtype: str | None, mesh: Mesh, whole: bool) -> Iterator[tuple[str, Any]]:
+    """Yields each parameter on a mesh; every device gets its part, or all of it if `whole` is true."""
+
+    def layout(name: str, shape: tuple[int, ...]) -> tuple[list[Part], int]:
+        parts = sharding.layout_of(name, mesh, whole).addressable_devices_indices_map(shape).values()
+        return [part for part in parts if part is not None], 1 if whole else mesh.shape[MODEL]
+
+    for name, blocks in stream_parts(stored, plan, dtype, layout):
+        shape = shape_of(plan[name])
+        get = partial(_block, blocks, shape)
+        leaf = jax.make_array_from_callback(shape, sharding.layout_of(name, mesh, whole), get)
+        del blocks, get  # as on one device
+        yield name, leaf
+        del leaf
+
+
+def _unchanged(name: str, array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _block(blocks: Blocks, shape: tuple[int, ...], part: Part) -> np.ndarray:
+    return blocks[bounds(part, shape)]
 
 
 def _with_layout(config: Config, scan_layers: bool | None, packs: bool, dtype: str | None) -> Config:
@@ -161,16 +201,6 @@ def _stored_dtype(stored: Stored, packs: bool) -> str:
         packs: whether the parameters will be packed for one device.
     """
     return "int8" if stored.eight_bits and packs and products.available() else "float32"
-
-
-def _on_mesh(name: str, array: np.ndarray, config: Config, mesh: Mesh, whole: bool) -> Any:
-    """Puts one parameter on the devices of a mesh; every device gets a part, or all of it if `whole` is true."""
-    if whole:
-        return sharding.whole(array, mesh)
-    if widths := sharding.fused_widths(name, array.shape[-1], config):
-        parts = np.split(array, np.cumsum(widths)[:-1], axis=-1)
-        array = sharding.interleave_fused(parts, mesh.shape[MODEL])
-    return sharding.put(name, array, mesh)
 
 
 def _check_mesh(stored: Stored, config: Config, dtype: str, mesh: Mesh, whole: bool) -> None:

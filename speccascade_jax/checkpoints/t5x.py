@@ -76,7 +76,9 @@ def _stored(path: Path, kind: str, tensors: Tensors) -> Stored:
             plan[source] = whole(source, tensor.shape)
         elif inner[0] in _BIASES:
             plan[f"{stack}/relpos_bias/rel_embedding"] = _layer(source, tensor, 0)
-            readers[source] = dataclasses.replace(tensor, read=functools.partial(_shared_bias, path, source, tensor))
+            # The biases of all layers are compared, so this small array is never read in parts.
+            read = functools.partial(_shared_bias, path, source, tensor)
+            readers[source] = dataclasses.replace(tensor, read=read, read_part=None)
         else:
             check_count(path, tensor.shape[1], MOST_LAYERS)
             name = "/".join(inner)

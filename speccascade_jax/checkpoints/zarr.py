@@ -1,7 +1,7 @@
-"""Reader of zarr arrays, in folders of their own (T5X) or in Orbax trees, and writer of Orbax trees.
+"""Reader of zarr arrays, in folders of their own (T5X) or in Orbax trees.
 
 Orbax can read these arrays too, but it stops at the first failure, does not name the lost arrays, and always reads the
-optimizer's metadata. This module therefore reads arrays with tensorstore, and writes them with Orbax.
+optimizer's metadata. This module therefore reads arrays with tensorstore.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import tensorstore as ts
-from flax.traverse_util import unflatten_dict
 
-from speccascade_jax.checkpoints.array_plan import Arrays, Tensor, Tensors, as_bfloat16, empty
+from speccascade_jax.checkpoints.array_plan import Tensor, Tensors, as_bfloat16
+from speccascade_jax.checkpoints.byte_ranges import Part, all_of, empty, shape_of_part
 from speccascade_jax.storage.buckets import BucketPath, kvstore
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError, unreadable
 from speccascade_jax.storage.readers import PLAUSIBLE, check_unpacked, json_object
@@ -74,13 +74,19 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _tensor(path: Path, array: ts.TensorStore) -> Tensor:
-    def read() -> np.ndarray:
-        out = empty(tuple(array.shape), array.dtype.numpy_dtype)
-        _result(ts.array(out).write(array))  # Chunks are decoded directly into `out`, without a second copy.
+    shape = tuple(array.shape)
+
+    def read(part: Part) -> np.ndarray:
+        out = empty(shape_of_part(part), array.dtype.numpy_dtype)
+        # Chunks are decoded directly into `out`, without a second copy.
+        _result(ts.array(out).write(array[part].translate_to[0] if part else array))
         return as_bfloat16(out)
 
     dtype = "bfloat16" if array.dtype.name == "uint16" else array.dtype.name
-    return Tensor(tuple(array.shape), dtype, path, read)
+    chunks = tuple(
+        chunk or size for chunk, size in zip(array.chunk_layout.read_chunk.shape or shape, shape, strict=True)
+    )
+    return Tensor(shape, dtype, path, lambda: read(all_of(shape)), read, chunks)
 
 
 def tree_specs(directory: Path, prefix: tuple[str, ...] = ()) -> dict[str, Spec]:
@@ -122,21 +128,3 @@ def _spec(directory: Path, metadata: dict[str, Any], name: str) -> Spec:
         # If the writer stores chunks of zeros too, an absent chunk means lost data; it must not be read as zeros.
         "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
     }
-
-
-def write_tree(directory: Path, arrays: Arrays) -> None:
-    """Writes named arrays into an existing directory with Orbax, as a compressed OCDBT tree of a few files.
-
-    Orbax's handler is used without a `Checkpointer`, which would add time stamps and its own commit marks. Arrays are
-    converted to NumPy, because Orbax would add files on sharding and devices for JAX arrays. Orbax's
-    `PyTreeCheckpointer().restore` can read the result.
-    """
-    import orbax.checkpoint as ocp  # Imported here, because the import is slow and reading does not need Orbax.
-
-    tree = unflatten_dict({tuple(name.split("/")): np.asarray(value) for name, value in arrays.items()})
-    handler = ocp.PyTreeCheckpointHandler()
-    try:
-        handler.save(directory, args=ocp.args.PyTreeSave(tree))
-        handler.finalize(directory)
-    finally:
-        handler.close()

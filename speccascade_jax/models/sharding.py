@@ -255,6 +255,11 @@ def put(path: str, leaf: Any, mesh: Mesh) -> Any:
     return _spread(leaf, mesh, spec_of(path))
 
 
+def layout_of(path: str, mesh: Mesh, whole: bool = False) -> NamedSharding:
+    """Returns the layout of a parameter on a mesh: split by its path's rules, or on every device if `whole` is true."""
+    return NamedSharding(mesh, P() if whole else spec_of(path))
+
+
 def whole(leaf: Any, mesh: Mesh) -> Any:
     """Returns an array that every device of a mesh holds in full."""
     return _spread(leaf, mesh, P())

@@ -16,7 +16,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PosixPath
 from typing import IO, Any, NamedTuple, cast
 
@@ -25,6 +25,8 @@ RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay":
 """Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
 _PART, _PARTS = 1 << 24, 8
 """Bytes of a part of an object, and number of parts, that are read at the same time."""
+_REQUESTS = 256
+"""Number of short ranges that are read at the same time."""
 _LARGEST, _PROBES = 44, 32
 """Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
 ABSENT = b"\x02"
@@ -103,6 +105,36 @@ class BucketPath(PosixPath):
         if result.state == "missing":
             raise FileNotFoundError(2, "there is no such object", str(self))
         return bytes(result.value)
+
+    def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> int:
+        """Fills each buffer with the object's bytes from its start, several at the same time.
+
+        Returns:
+            The number of bytes that the object lacks: 0 unless it ends too early.
+        """
+        parts = [
+            (start + begin, buffer[begin : begin + _PART])
+            for start, buffer in zip(starts, buffers, strict=True)
+            for begin in range(0, len(buffer), _PART)
+        ]
+        missing, begin, store = 0, 0, _opened(self.bucket)
+        while begin < len(parts):
+            bounds = itertools.accumulate(len(buffer) for _, buffer in parts[begin : begin + _REQUESTS])
+            count = max(1, sum(size <= _PARTS * _PART for size in bounds))
+            group = parts[begin : begin + count]
+            spans = [slice(start, start + len(buffer)) for start, buffer in group]
+            answers = [store.read(self.key, byte_range=span) for span in spans]
+            missing += sum(self._fill(*each) for each in zip(answers, group, strict=True))
+            begin += count
+        return missing
+
+    def _fill(self, answer: Any, part: tuple[int, memoryview]) -> int:
+        """Copies an answer into its buffer; returns the number of bytes that are missing."""
+        result, (_, buffer) = self._ask(answer), part
+        if result.state == "missing":
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        buffer[: len(result.value)] = result.value
+        return len(buffer) - len(result.value)
 
     def below(self) -> list[str]:
         """Returns the names of all objects below this path, relative to it, sorted."""

@@ -8,7 +8,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load
-from speccascade_jax.checkpoints.zarr import write_tree
+from speccascade_jax.checkpoints.tree_writing import write_tree
 from speccascade_jax.models import decoder_config
 from speccascade_jax.models.decoder import DecoderLM, teacher_forced_logits, tiny
 from tests.support.tiny_decoders import flat_parameters

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import shutil
@@ -77,6 +78,21 @@ def test_a_file_is_never_replaced(tmp_path, model, params):
     assert (tmp_path / "mine").read_text() == "{}"
 
 
+class Copied(native.NamedArrays):
+    """Copies the files of another checkpoint instead of writing them, with the same `table` of arrays."""
+
+    def __init__(self, written, to):
+        shutil.copytree(written, to, dirs_exist_ok=True)
+        record = json.loads((written.parent / "config.json").read_text())
+        self.table, self.parts = record["arrays"], record["parts"]
+
+    def add_all(self, arrays):
+        pass
+
+    def close(self):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore:os.fork")  # The child only copies files and exits.
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
 def test_a_save_killed_between_its_renames_leaves_a_whole_checkpoint(saved, model, params, moment, monkeypatch):
@@ -84,7 +100,7 @@ def test_a_save_killed_between_its_renames_leaves_a_whole_checkpoint(saved, mode
     save(saved.parent / "other" / "new", model, unflatten_dict(new, sep="/"))
     # The child copies these files, because tensorstore's threads do not exist there.
     written = saved.parent / "other" / "new" / "params"
-    monkeypatch.setattr(native, "write_tree", lambda to, _: shutil.copytree(written, to, dirs_exist_ok=True))
+    monkeypatch.setattr(native, "NamedArrays", lambda to, _: Copied(written, to))
     real, renames = Path.rename, []
 
     def rename(path, target):
@@ -96,7 +112,7 @@ def test_a_save_killed_between_its_renames_leaves_a_whole_checkpoint(saved, mode
     if (child := os.fork()) == 0:
         monkeypatch.setattr(Path, "rename", rename)
         with contextlib.suppress(BaseException):
-            native.write(saved, model.config, new, "float32")
+            native.write(saved, model.config, new.items(), "float32")
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert saved.exists() == (moment != "between")
@@ -148,10 +164,10 @@ def test_a_failed_save_is_deleted_even_if_a_file_appears_meanwhile(saved, model,
         if len(calls) > 2:
             rmtree(folder, **more)
 
-    def fails(folder, arrays):
+    def fails(writer):
         raise OSError(errno.EIO, "no more")
 
-    monkeypatch.setattr(native, "write_tree", fails)
+    monkeypatch.setattr(native.NamedArrays, "close", fails)
     monkeypatch.setattr(native.shutil, "rmtree", late)
     with pytest.raises(OSError, match="no more"):
         save(saved, model, params, overwrite=True)

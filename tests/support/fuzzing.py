@@ -29,7 +29,7 @@ import msgpack
 import numpy as np
 
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints.zarr import write_tree
+from speccascade_jax.checkpoints.tree_writing import write_tree
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data import sentence_pairs
 from speccascade_jax.data.tasks.task import json_lines

@@ -1,0 +1,129 @@
+"""Reader of arrays, and of rectangular parts of arrays, that are stored as plain bytes in a file or in a bucket."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.storage.buckets import BucketPath
+from speccascade_jax.storage.errors import UnreadableError
+
+Part = tuple[slice, ...]
+"""A rectangular part of an array: for each axis a slice with a start and a stop, and no step."""
+
+# JAX on a CPU uses a NumPy array without a copy if its address is a multiple of this number of bytes.
+_ALIGNMENT = 64
+# Bytes that are read at once where the ranges of a part lie so close together that the bytes between are read too.
+_BLOCK = 1 << 23
+# Ranges are read with the bytes between them if these are at most this share of the part.
+_SURPLUS = 0.05
+# In a bucket, a request takes as long as a megabyte. With more ranges than this, whole rows are read.
+_MOST_REQUESTS = 2048
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns an uninitialized array whose address is aligned, so that JAX on a CPU uses it without a copy."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def all_of(shape: Sequence[int]) -> Part:
+    """Returns the part that is the whole of an array of `shape`."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def shape_of_part(part: Part) -> tuple[int, ...]:
+    """Returns the shape of a part of an array."""
+    return tuple(axis.stop - axis.start for axis in part)
+
+
+def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any, part: Part | None = None) -> np.ndarray:
+    """Reads an array whose bytes start at `offset` of a file, little-endian and in C order, or a part of it.
+
+    Of a part, only its bytes are read: one range for whole rows, and a range per row for some of the columns. The bytes
+    between the ranges are read too if they are few (5%), or if the file is in a bucket and the ranges are many. The
+    file is not memory-mapped, because the pages of a mapped file count as memory of the process.
+
+    Raises:
+        UnreadableError: the file ends before the array does, or the file cannot be read.
+    """
+    part = all_of(shape) if part is None else part
+    array = empty(shape_of_part(part), dtype)
+    if array.size:
+        starts, length = _ranges(shape, part, array.dtype.itemsize)
+        rows = array.reshape(-1).view(np.uint8).reshape(len(starts), length)
+        starts += offset
+        try:
+            if _in_blocks(file, starts, length):
+                _read_blocks(file, starts, rows)
+            else:
+                _read(file, [int(start) for start in starts], [row.data for row in rows])
+        except OSError as error:
+            raise UnreadableError(f"{file.name}: {error.strerror or error}") from error
+    return array
+
+
+def _ranges(shape: Sequence[int], part: Part, itemsize: int) -> tuple[np.ndarray, int]:
+    """Returns the first bytes of a part's ranges, relative to the array's first byte, and the bytes of each range."""
+    sizes = shape_of_part(part)
+    # Axes after `last` are whole, so what the part holds of `last` and of them is one range.
+    last = max((axis for axis, size in enumerate(sizes) if size != shape[axis]), default=0)
+    strides = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+    starts = np.zeros((), np.int64)
+    for axis, stride in list(zip(part, strides, strict=True))[:last]:
+        starts = starts[..., None] + np.arange(axis.start, axis.stop, dtype=np.int64) * stride
+    begin = part[last].start * strides[last] if part else 0
+    length = math.prod(sizes[last:]) * itemsize
+    return starts.reshape(-1) + begin, length
+
+
+def _in_blocks(file: Path, starts: np.ndarray, length: int) -> bool:
+    """Returns whether the ranges are read together with the bytes between them."""
+    if len(starts) == 1:
+        return False
+    span = int(starts[-1] - starts[0]) + length
+    few = span <= (1 + _SURPLUS) * len(starts) * length
+    return few or (isinstance(file, BucketPath) and len(starts) > _MOST_REQUESTS)
+
+
+def _read_blocks(file: Path, starts: np.ndarray, rows: np.ndarray) -> None:
+    """Reads ranges into `rows` `[ranges, bytes]`, in blocks that hold several ranges and the bytes between them."""
+    begin, length = 0, rows.shape[1]
+    while begin < len(starts):
+        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + _BLOCK - length, side="right")))
+        block = np.empty(int(starts[end - 1] - starts[begin]) + length, np.uint8)
+        _read(file, [int(starts[begin])], [block.data])
+        for number in range(begin, end):
+            place = int(starts[number] - starts[begin])
+            rows[number] = block[place : place + length]
+        begin = end
+
+
+def _read(file: Path, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+    """Fills each buffer with the bytes of a file from its start.
+
+    Raises:
+        UnreadableError: the file ends too early.
+        OSError: the file cannot be read.
+    """
+    if isinstance(file, BucketPath):
+        missing = file.read_into(starts, buffers)
+    else:
+        with file.open("rb", buffering=0) as opened:
+            missing = sum(_fill(opened.fileno(), *each) for each in zip(starts, buffers, strict=True))
+    if missing:
+        raise UnreadableError(f"{file.name} ends {missing:,} bytes before the array does")
+
+
+def _fill(descriptor: int, start: int, buffer: memoryview) -> int:
+    """Fills a buffer from an open file; returns the number of bytes that the file lacks."""
+    done = 0
+    while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], start + done)):
+        done += count
+    return len(buffer) - done
