@@ -121,6 +121,7 @@ def bucket(_bucket_server):
     yield _bucket_server
     _bucket_server.objects.clear()
     _bucket_server.asked.clear()
+    _bucket_server.sent.clear()
     _bucket_server.fault = lambda method, name: None
 
 

@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints.array_plan import Arrays, describe_not_finite
 from speccascade_jax.checkpoints.infer import check_shapes
+from speccascade_jax.checkpoints.native_arrays import chunks_of
 from speccascade_jax.checkpoints.t5x import MSGPACK
 from speccascade_jax.core.types import Params
 from speccascade_jax.models.stacks import STACK, in_stack, separate_shapes, stack_params, unstack_params
@@ -92,11 +93,21 @@ def _scanned(arrays: Arrays, model: T5) -> Arrays:
     return out
 
 
+def _chunks(name: str, array: np.ndarray) -> tuple[int, ...]:
+    """Returns the shape of an array's chunks, which follow the axis that a mesh splits, as in our own format."""
+    stack, _, rest = name.partition("/")
+    if not rest.startswith(f"{stack}/") or name.endswith(_BIAS):
+        return chunks_of(name, array.shape, array.itemsize)
+    shape = np.moveaxis(array, 1, 0).shape
+    layers, first, *others = chunks_of(f"{stack}/{STACK}/{rest.partition('/')[2]}", shape, array.itemsize)
+    return first, layers, *others
+
+
 def _write(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
     """Writes an array to a zarr folder of its own; returns its entry in the msgpack file."""
     kind = "bfloat16" if array.dtype == jnp.bfloat16 else array.dtype.newbyteorder("<").str
     inner = "target." + name.replace("/", ".")
-    metadata = {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip"}}
+    metadata = {"shape": list(array.shape), "chunks": list(_chunks(name, array)), "compressor": {"id": "gzip"}}
     store = {"driver": "file", "path": f"{folder / inner}/"}
     spec: dict[str, Any] = {
         "driver": "zarr",

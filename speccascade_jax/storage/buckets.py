@@ -10,6 +10,7 @@ Failed requests are repeated for about a minute; then an error names the object.
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import functools
 import io
@@ -123,14 +124,15 @@ class BucketPath(PosixPath):
             count = max(1, sum(size <= _PARTS * _PART for size in bounds))
             group = parts[begin : begin + count]
             spans = [slice(start, start + len(buffer)) for start, buffer in group]
-            answers = [store.read(self.key, byte_range=span) for span in spans]
-            missing += sum(self._fill(*each) for each in zip(answers, group, strict=True))
+            answers = collections.deque(store.read(self.key, byte_range=span) for span in spans)
+            # An answer is freed before the next is copied.
+            missing += sum(self._fill(answers.popleft(), buffer) for _, buffer in group)
             begin += count
         return missing
 
-    def _fill(self, answer: Any, part: tuple[int, memoryview]) -> int:
+    def _fill(self, answer: Any, buffer: memoryview) -> int:
         """Copies an answer into its buffer; returns the number of bytes that are missing."""
-        result, (_, buffer) = self._ask(answer), part
+        result = self._ask(answer)
         if result.state == "missing":
             raise FileNotFoundError(2, "there is no such object", str(self))
         buffer[: len(result.value)] = result.value

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,7 +26,10 @@ Answer = tuple[int, bytes, dict[str, str]]
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `objects` maps names (bucket/key) to contents and generations, `asked` lists method and name."""
+    """The server; `objects` maps names (bucket/key) to contents and generations, `asked` lists method and name.
+
+    `sent` counts the bytes of answers by the token of the reader and the name.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -34,6 +38,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.sent = Counter[tuple[str, str]]()
         self.fault: Callable[[str, str], str | None] = lambda method, name: None
         self.one_at_a_time = threading.Lock()
         self.generations = itertools.count(1)
@@ -123,6 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.one_at_a_time:
             self.server.asked.append((self.command, name))
             answer = self._done(address.path, bucket, key, query, body)
+            self.server.sent[self.headers.get("Authorization", "").removeprefix("Bearer "), name] += len(answer[1])
         if fault == "lost":  # after it is done
             return self._close()
         return self._send(*answer)
