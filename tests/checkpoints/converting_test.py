@@ -13,7 +13,7 @@ from speccascade_jax.checkpoints.reading import find
 pytest.importorskip("safetensors", reason="writing test files needs safetensors")
 
 
-from tests.support import checkpoint_arrays, damage
+from tests.support import checkpoint_arrays, damage, memory
 from tests.support import huggingface_files as hf
 
 
@@ -50,6 +50,15 @@ def test_stored_dtypes_are_kept_if_supported(tmp_path):
     main([str(path), str(tmp_path / "small"), "--dtype", "bfloat16"])
     assert find(tmp_path / "small").dtypes == {"bfloat16"}
     assert load(tmp_path / "small")[0].config.dtype == "float32"
+
+
+def test_a_conversion_holds_about_two_arrays(tmp_path, wide):
+    save(tmp_path / "from", *wide)
+    largest, total = (4 * value for value in (512 * 64, sum(leaf.size for leaf in jax.tree.leaves(wide[1]))))
+    stored = find(tmp_path / "from")
+    most = memory.peak(lambda: converting.convert(stored, tmp_path / "to", "bfloat16", overwrite=True))
+    assert most < 3 * largest < total, (most, largest, total)
+    assert find(tmp_path / "to").dtypes == {"bfloat16"}
 
 
 def test_t5x_and_native_checkpoints_are_converted_too(t5x, arrays, model, params, tmp_path):

@@ -17,6 +17,7 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, byte_ranges, save, save_t5x
 from speccascade_jax.checkpoints.array_plan import Piece, Stored, fused, stream
+from speccascade_jax.checkpoints.native_arrays import chunks_of
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.checkpoints.slices import Blocks, bounds, locate, stream_parts
 from speccascade_jax.models.decoder import DecoderLM
@@ -83,7 +84,7 @@ def t5x(path: Path, config=T5_SIZES, *, scanned=False) -> Path:
 FORMATS = {
     "ours": saved,
     "ours stacked": lambda path: saved(path, stacked=True),
-    "ours in 8 bits": lambda path: saved(path, dtype="int8"),
+    "ours in 8 bits": lambda path: saved(path, WIDE, dtype="int8"),
     "ours in 16 bits": decoder,
     "T5X": t5x,
     "T5X scanned": lambda path: t5x(path, scanned=True),
@@ -134,7 +135,7 @@ def test_parts_equal_those_of_the_whole_parameters(tmp_path, kind):
     path = FORMATS[kind](tmp_path / "model")
     shards = 2 if kind == "llama2.c" else SHARDS
     whole = expected(find(path), shards)
-    for devices in ([*range(shards)], [1], [0, shards - 1]):
+    for devices in ([*range(shards)], [shards - 1], [0, shards - 1]):
         read, wanted = parts_of(path, devices, shards), layout(devices, shards)
         assert read.keys() == whole.keys()
         for name, array in whole.items():
@@ -173,6 +174,48 @@ def test_a_process_reads_its_share_alone(tmp_path, bucket, kind, in_bucket):
     read = bucket.sent.total() if in_bucket else bytes_read() - before
     assert 0.5 < held / total < 0.53
     assert 0.9 * held / total < read / size < 1.05 * held / total
+
+
+def reads(path: Path, devices) -> dict[str, list[int]]:
+    """Returns the sizes of the parts that are read of each stored array, in bytes."""
+    sizes: dict[str, list[int]] = {}
+
+    def counted(name, tensor):
+        if tensor.read_part is None:
+            return tensor
+
+        def read_part(part):
+            sizes.setdefault(name, []).append((array := tensor.read_part(part)).nbytes)
+            return array
+
+        return dataclasses.replace(tensor, read_part=read_part)
+
+    stored = find(path)
+    tensors = {name: counted(name, tensor) for name, tensor in stored.tensors.items()}
+    counting = dataclasses.replace(stored, tensors=tensors)
+    list(stream_parts(counting, fused(stored.plan), "float32", layout(devices, SHARDS)))
+    return sizes
+
+
+def test_each_stored_part_is_read_once(tmp_path):
+    """Adjacent parts are read together, others apart, and a chunk of several layers once for all of them."""
+    kernel = "decoder.block.0.layer.2.DenseReluDense.wi_0.weight"
+    theirs = FORMATS["transformers, T5"](tmp_path / "theirs")
+    size = find(theirs).tensors[kernel].nbytes
+    assert reads(theirs, [0, 1])[kernel] == [size // 2]
+    assert reads(theirs, [0, 3])[kernel] == [size // 4] * 2
+    assert reads(theirs, [0, 0, 1, 1])[kernel] == [size // 2]
+    scanned = FORMATS["T5X in one chunk"](tmp_path / "scanned")
+    once = reads(scanned, [0, 3])
+    assert len(once) > 20 and all(len(sizes) == 1 for sizes in once.values())
+
+
+def test_chunks_follow_the_axis_that_a_mesh_splits():
+    assert chunks_of("decoder/layers_1/mlp/wo/kernel", (4096, 64), 4) == (256, 64)
+    assert chunks_of("decoder/layers/self_attention/query/kernel", (5, 64, 4096), 2) == (1, 64, 512)
+    assert chunks_of("decoder/layers_1/mlp/wi/kernel", (64, 4096 + 2), 4) == (64, 2049)
+    assert chunks_of("decoder/decoder_norm/scale", (1 << 20,), 4) == (1 << 20,)
+    assert chunks_of("token_embedder/embedding", (64, 16), 4) == (64, 16)
 
 
 def test_only_what_is_read_must_be_finite(tmp_path):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints import CheckpointError, load, save
+from speccascade_jax.checkpoints import CheckpointError, describe, load, save
 from speccascade_jax.checkpoints.converting import convert, rows
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.models import stacks
 from speccascade_jax.models.families import model_from
 from speccascade_jax.models.sharding import spec_of
+from speccascade_jax.models.t5 import T5
 from speccascade_jax.runtime.mesh import AXES
 from tests.checkpoints.conftest import CONFIG
 from tests.checkpoints.t5x_test import scanned
@@ -48,6 +49,23 @@ def test_a_checkpoint_of_separate_layers_is_stacked(tmp_path, arrays, model, par
     assert loaded == SCANNED and same(read, flat(stacked))
     convert(find(tmp_path / "u"), tmp_path / "again", "float32")
     assert same(load(tmp_path / "again")[1], arrays)
+
+
+def test_a_conversion_keeps_stacks_and_writes_them_layer_by_layer(tmp_path, stacked, arrays):
+    save(tmp_path / "s", SCANNED, stacked)
+    convert(find(tmp_path / "s"), tmp_path / "again", "float32")
+    assert describe(tmp_path / "again") == describe(tmp_path / "s")  # with the fingerprint of all arrays
+    assert same(load(tmp_path / "again")[1], flat(stacked))
+    convert(find(tmp_path / "s"), tmp_path / "narrow", "int8")
+    assert "decoder/layers_0/mlp/wo/kernel_scales" in (tmp_path / "narrow/config.json").read_text()
+
+
+def test_layers_that_are_stored_in_another_order_are_stacked_in_theirs(tmp_path, arrays, params, stacked):
+    save(tmp_path / "u", T5(CONFIG), params)
+    stored = find(tmp_path / "u")
+    turned = dict(reversed(stored.tensors.items()))
+    convert(dataclasses.replace(stored, config=SCANNED.config, tensors=turned), tmp_path / "s", "float32")
+    assert same(load(tmp_path / "s")[1], flat(stacked))
 
 
 def test_t5x_layers_become_stacks_of_the_first_axis(t5x, arrays, stacked):
