@@ -54,7 +54,7 @@ def _convert(args: argparse.Namespace) -> None:
     native.check_free(args.destination, args.overwrite)
     size = filesize.decimal(converting.size(stored, dtype))
     print(f"{stored.format}: {len(stored.plan)} parameters, {size} as {dtype}")
-    with _progress("reading", then="writing") as advance:
+    with _progress("reading and writing") as advance:
         converting.convert(stored, args.destination, dtype, overwrite=args.overwrite, advance=advance)
     print(f"written: {args.destination} in {clock_time(time.monotonic() - begin)}")
 
@@ -66,8 +66,8 @@ def _write_checksums(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _progress(label: str, then: str = "") -> Iterator[converting.Advance]:
-    """Shows a progress bar on stderr once the first bytes arrive; `then` is its label after the last byte."""
+def _progress(label: str) -> Iterator[converting.Advance]:
+    """Shows a progress bar on stderr once the first bytes arrive."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("left")
     progress = Progress(*columns, console=Console(stderr=True))
     task = progress.add_task(label, total=None)
@@ -78,8 +78,6 @@ def _progress(label: str, then: str = "") -> Iterator[converting.Advance]:
             if not progress.live.is_started:
                 shown.enter_context(progress)
             progress.update(task, advance=count, total=total)
-            if progress.finished and then:
-                progress.update(task, description=then)
 
         yield advance
 

@@ -1,6 +1,7 @@
-"""This package's own checkpoint format: a directory with `config.json` and the folder `params/`, which Orbax writes.
+"""This package's own checkpoint format: a directory with `config.json` and the folder `params/`, which Orbax can read.
 
-`config.json` holds the model's configuration, and the shape, dtype and digest of every array.
+`config.json` holds the model's configuration, and the shape, dtype and digest of every array. The entry "parts" has the
+digests of the chunks of arrays that have several; earlier versions neither wrote nor need it.
 """
 
 import dataclasses
@@ -139,7 +140,7 @@ def _remove(folder: Path) -> None:
 def _sweep(temporary: Path) -> None:
     """Deletes an unfinished directory repeatedly until it stays deleted.
 
-    After a failure, threads of Orbax may write into the directory, and thereby create it again, for a moment.
+    After a failure, threads of tensorstore may write into the directory, and thereby create it again, for a moment.
     """
     if not temporary.exists():  # The directory was completed and renamed, so no thread writes to it.
         return

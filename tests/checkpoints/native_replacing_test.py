@@ -131,7 +131,7 @@ def test_a_second_writer_of_a_directory_is_refused(saved, model, params):
 
 
 def test_a_directory_that_a_thread_writes_to_again_is_deleted_too(tmp_path):
-    """Orbax's threads make the directory anew if it was deleted while they write."""
+    """Threads that still write make the directory anew if it was deleted while they write."""
     temporary = tmp_path / ".mine.tmp-0"
     temporary.mkdir()
     late = threading.Timer(0.07, temporary.mkdir)
