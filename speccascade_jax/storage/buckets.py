@@ -26,8 +26,8 @@ RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay":
 """Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
 _PART, _PARTS = 1 << 24, 8
 """Bytes of a part of an object, and number of parts, that are read at the same time."""
-_REQUESTS = 256
-"""Number of short ranges that are read at the same time."""
+_REQUESTS, _PIECE = 256, 1 << 23
+"""Number of short ranges that are read at the same time, and bytes of a piece of a long one."""
 _LARGEST, _PROBES = 44, 32
 """Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
 ABSENT = b"\x02"
@@ -114,14 +114,14 @@ class BucketPath(PosixPath):
             The number of bytes that the object lacks: 0 unless it ends too early.
         """
         parts = [
-            (start + begin, buffer[begin : begin + _PART])
+            (start + begin, buffer[begin : begin + _PIECE])
             for start, buffer in zip(starts, buffers, strict=True)
-            for begin in range(0, len(buffer), _PART)
+            for begin in range(0, len(buffer), _PIECE)
         ]
         missing, begin, store = 0, 0, _opened(self.bucket)
         while begin < len(parts):
             bounds = itertools.accumulate(len(buffer) for _, buffer in parts[begin : begin + _REQUESTS])
-            count = max(1, sum(size <= _PARTS * _PART for size in bounds))
+            count = max(1, sum(size <= _PARTS * _PIECE for size in bounds))
             group = parts[begin : begin + count]
             spans = [slice(start, start + len(buffer)) for start, buffer in group]
             answers = collections.deque(store.read(self.key, byte_range=span) for span in spans)
