@@ -26,8 +26,8 @@ RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay":
 """Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
 _PART, _PARTS = 1 << 24, 8
 """Bytes of a part of an object, and number of parts, that are read at the same time."""
-_REQUESTS, _PIECE = 256, 1 << 23
-"""Number of short ranges that are read at the same time, and bytes of a piece of a long one."""
+_REQUESTS, _PIECE = 64, 1 << 21
+"""Number of ranges that are read at the same time, and bytes of a piece of a longer one: at most 128 MB in flight."""
 _LARGEST, _PROBES = 44, 32
 """Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
 ABSENT = b"\x02"
@@ -118,16 +118,13 @@ class BucketPath(PosixPath):
             for start, buffer in zip(starts, buffers, strict=True)
             for begin in range(0, len(buffer), _PIECE)
         ]
-        missing, begin, store = 0, 0, _opened(self.bucket)
-        while begin < len(parts):
-            bounds = itertools.accumulate(len(buffer) for _, buffer in parts[begin : begin + _REQUESTS])
-            count = max(1, sum(size <= _PARTS * _PIECE for size in bounds))
-            group = parts[begin : begin + count]
+        missing, store = 0, _opened(self.bucket)
+        for begin in range(0, len(parts), _REQUESTS):
+            group = parts[begin : begin + _REQUESTS]
             spans = [slice(start, start + len(buffer)) for start, buffer in group]
             answers = collections.deque(store.read(self.key, byte_range=span) for span in spans)
             # An answer is freed before the next is copied.
             missing += sum(self._fill(answers.popleft(), buffer) for _, buffer in group)
-            begin += count
         return missing
 
     def _fill(self, answer: Any, buffer: memoryview) -> int:

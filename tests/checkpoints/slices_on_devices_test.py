@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,31 +45,27 @@ def test_parameters_on_eight_devices_equal_those_of_one(tmp_path):
     assert compared(tmp_path / "compared.json", paths) == dict.fromkeys(paths, [])
 
 
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
 @pytest.mark.parity
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes and memory are counted in /proc")
 def test_each_of_two_processes_reads_and_holds_its_share(tmp_path, bucket):
-    """At most 5% more bytes than the files' share; memory of the share and two arrays, and half an array of noise."""
-    empty = str(saved(tmp_path / "empty", SMALL))
-    local = {str(make(tmp_path / kind, LARGE)): tmp_path / kind for kind, make in FORMATS.items()}
-    there = {uploaded(folder): folder for folder in local.values()}
-    there = {
-        next(f"{place}/{Path(path).relative_to(folder)}" for path, folder in local.items() if folder == mine): mine
-        for place, mine in there.items()
-    }
+    """At most 5% more bytes than the files' share; memory of the share and two arrays; from a disk and a bucket."""
+    empty, largest = str(saved(tmp_path / "empty", SMALL)), 4 * LARGE.num_embeddings * LARGE.d_model
+    paths = {kind: make(tmp_path / kind, LARGE) for kind, make in FORMATS.items()}
+    copies = {kind: f"{uploaded(tmp_path / kind)}/{path.relative_to(tmp_path / kind)}" for kind, path in paths.items()}
     bucket.sent.clear()
-    largest = 4 * 8192 * 512
-    for number, results in enumerate(measured(tmp_path, empty, [*local, *there])):
-        for path, result in results.items():
-            if path == empty:
-                continue
-            folder = local.get(path) or there[path]
-            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            sent = sum(
-                count
-                for (token, name), count in bucket.sent.items()
-                if token == f"process-{number}" and name.startswith(f"bucket/models/{folder.name}/")
+    results = measured(tmp_path, empty, [*map(str, paths.values()), *copies.values()])
+    for number, kind in itertools.product(range(2), FORMATS):
+        local, copied = results[number][str(paths[kind])], results[number][copies[kind]]
+        key = f"process-{number}", f"bucket/models/{kind}/"
+        sent = sum(count for (token, name), count in bucket.sent.items() if token == key[0] and name.startswith(key[1]))
+        for result, read in ((local, local["read"]), (copied, sent)):
+            share = result["once"] / result["total"]
+            print(
+                number, kind, {name: round(value / 1e6, 2) for name, value in result.items()}, f"sent {sent / 1e6:.2f}"
             )
-            read = result["read"] if path in local else sent
-            print(number, path, {name: round(value / 1e6, 2) for name, value in result.items()}, read / size)
-            assert 0.9 * result["once"] / result["total"] < read / size < 1.05 * result["once"] / result["total"], path
-            assert result["peak"] <= result["share"] + 2.5 * largest, path
+            assert 0.9 * share < read / size_of(tmp_path / kind) < 1.05 * share < 0.53, kind
+            assert result["peak"] <= result["share"] + 2 * largest, kind
