@@ -426,7 +426,8 @@ class Follower:
 
 def opened(path: str | Path, part: str = "whole") -> Any:
     """Opens a part of the store at a path in the first process, and a `Follower` in the others."""
-    return bucket_store.open_store(path, part) if hosts.first() else nullcontext(Follower(path))
+    follow = not hosts.many()
+    return bucket_store.open_store(path, part, follow) if hosts.first() else nullcontext(Follower(path))
 
 
 def _agree(store: Any, keys: list[str]) -> None:

@@ -17,6 +17,7 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def switch_on() -> None:
         said = f"compiled programs are not cached ({error}), so every start compiles them again. {remedy}"
         warnings.warn(said, stacklevel=3)
         return
+    if isinstance(path, BucketPath):  # XLA would open its own caches, of a GPU's choices, below this path by itself
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
     if set_so_far["jax_persistent_cache_min_compile_time_secs"] == _JAX_KEEPS_FROM:
@@ -87,15 +90,21 @@ def _refuse_unsafe(path: Path) -> None:
 
 
 class _Checked:
-    """A cache of compiled programs whose files begin with a digest; implements JAX's `CacheInterface`."""
+    """A cache of compiled programs whose files begin with a digest; implements JAX's `CacheInterface`.
+
+    A bucket that has failed once is not asked again, because each answer would take a minute of tries.
+    """
 
     def __init__(self, path: Path):
         self._path = path
+        self._failed = False
 
     def get(self, key: str) -> bytes | None:
         """Returns an entry, or `None` if the file is missing or damaged; a damaged file is deleted."""
+        if self._failed:
+            return None
         file = self._file(key)
-        with contextlib.suppress(FileNotFoundError):
+        with self._until_it_fails(), contextlib.suppress(FileNotFoundError):
             content = file.read_bytes()
             if content[:_DIGEST_SIZE] == _digest(content[_DIGEST_SIZE:]):
                 return content[_DIGEST_SIZE:]
@@ -105,7 +114,9 @@ class _Checked:
     def put(self, key: str, value: bytes) -> None:
         """Writes an entry after its digest to a file, atomically."""
         if isinstance(self._path, BucketPath):
-            self._file(key).write_bytes(_digest(value) + value)
+            with self._until_it_fails():
+                if not self._failed:
+                    self._file(key).write_bytes(_digest(value) + value)
             return
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=key[:32], suffix=".tmp", dir=self._path)
@@ -116,6 +127,16 @@ class _Checked:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+    @contextlib.contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not isinstance(self._path, BucketPath) or isinstance(error, FileNotFoundError):
+                raise
+            self._failed = True
+            warnings.warn(f"compiled programs are not cached from here on ({error})", stacklevel=4)
 
     def _file(self, key: str) -> Path:
         return self._path / f"{key}-checked"  # JAX's own files end in -cache and contain no digest

@@ -25,6 +25,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TextIO
 
 import jax
@@ -32,6 +33,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from speccascade_jax.runtime import interrupts
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, make_folder
 
 HEARTBEAT = 30
@@ -84,6 +86,7 @@ def begin(
             found although the user requests several.
     """
     _check(coordinator, count, index)
+    folder = None if logs is None else _log_folder(logs)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
     if coordinator is not None and index == 0:
@@ -98,8 +101,8 @@ def begin(
             return  # a TPU machine that is not part of a pod
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
     if not first():
-        sys.stdout = _log(logs)
-        if logs is None:
+        sys.stdout = _log(folder)
+        if folder is None:
             warnings.simplefilter("ignore")
     host = None if coordinator is None else coordinator.rpartition(":")[0]
     _watch(jax.process_index(), jax.process_count(), host)
@@ -125,13 +128,20 @@ def _late() -> None:
     os._exit(STATUS)  # nothing else interrupts JAX while it waits
 
 
-def _log(folder: str | None) -> TextIO:
+def _log_folder(logs: str) -> Path:
+    """Makes the folder of logs, before this process is connected to others, which its error would leave waiting."""
+    folder = expanded(logs)
+    if isinstance(folder, BucketPath):
+        raise ValueError(f"--host_logs={logs}: give a local folder, and copy it to the bucket")
+    make_folder(folder)
+    return folder
+
+
+def _log(folder: Path | None) -> TextIO:
     """Opens the file for what a process other than the first prints; earlier runs' lines are kept."""
     if folder is None:
         return open(os.devnull, "w", encoding="utf-8")
-    path = expanded(folder)
-    make_folder(path)
-    return open(path / f"host-{jax.process_index()}.log", "a", buffering=1, encoding="utf-8")
+    return open(folder / f"host-{jax.process_index()}.log", "a", buffering=1, encoding="utf-8")
 
 
 def _check(coordinator: str | None, count: int | None, index: int | None) -> None:

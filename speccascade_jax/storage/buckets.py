@@ -54,6 +54,7 @@ class BucketPath(PosixPath):
     that asks the operating system for the file gets an error that says so.
 
     Example:
+        >>> from speccascade_jax.storage.buckets import BucketPath
         >>> BucketPath("gs://bucket/runs/a.jsonl").with_suffix(".png")
         BucketPath('gs://bucket/runs/a.png')
     """
@@ -136,13 +137,16 @@ class BucketPath(PosixPath):
         return len(buffer) - len(result.value)
 
     def below(self) -> list[str]:
-        """Returns the names of all objects below this path, relative to it, sorted."""
+        """Returns the names of all objects below this path, relative to it, sorted.
+
+        Empty objects that consoles create in place of folders, with a slash at their end, are left out.
+        """
         prefix = f"{self.key}/" if self.key else ""
         last = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
         store = _opened(self.bucket)
         names = self._ask(store.list(store.KeyRange(prefix, last)))
         self.is_file()  # fails without access to the bucket, where tensorstore lists nothing instead of failing
-        return sorted(name.decode()[len(prefix) :] for name in names)
+        return sorted(name.decode()[len(prefix) :] for name in names if not name.endswith(b"/"))
 
     def read_below(self, names: list[str]) -> list[bytes | None]:
         """Returns the contents of several objects below this path, read at the same time."""
@@ -289,7 +293,10 @@ class _Ranges(io.RawIOBase):
         parts = [slice(start, min(start + _PART, stop)) for start in range(begin, stop, _PART)]
         answers = [store.read(self._path.key, byte_range=part) for part in parts]
         for part, answer in zip(parts, answers, strict=True):
-            buffer[part.start - begin : part.stop - begin] = self._path._ask(answer).value
+            content = self._path._ask(answer).value
+            if len(content) != part.stop - part.start:
+                raise OSError(f"{self._path}: the object was deleted or replaced while it was read; read it again")
+            buffer[part.start - begin : part.stop - begin] = content
         self._place = max(begin, stop)
         return self._place - begin
 

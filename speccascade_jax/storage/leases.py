@@ -16,10 +16,13 @@ import time
 import uuid
 import warnings
 from types import TracebackType
+from typing import Any
 
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.locks import LockedError
 
+_GRACE = 5.0
+"""Seconds that the end of a process waits for an answer of the server."""
 SECONDS = 30.0
 """Time after which a lease that was not renewed counts as left behind."""
 
@@ -38,7 +41,7 @@ class Lease:
 
     def __init__(self, place: BucketPath, output: BucketPath, seconds: float = SECONDS):
         self.place, self.output, self.seconds = place, output, seconds
-        self._writer = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
+        self._writer: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
         self._renewals = 0
         self._ended = threading.Event()
         self._take()
@@ -72,14 +75,13 @@ class Lease:
         while not self._ended.wait(self.seconds / 3):
             try:
                 content, generation = self.place.read()
-                if content != self._content():
+                if not self._is_mine(content):
                     holder = "nobody" if content is None else _named(content)
                     words = f"the lease {self.place} belongs to {holder} now: some points may be measured twice"
                     warnings.warn(words, stacklevel=1)
                     return
                 self._renewals += 1
-                if not self.place.swap(self._content(), generation):
-                    self._renewals -= 1
+                self.place.swap(self._content(), generation)
             except OSError:
                 continue  # the next renewal tries again, and the records themselves report a lasting failure
 
@@ -88,11 +90,20 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
-        self._thread.join()
-        with contextlib.suppress(OSError):  # a lease that stays behind expires
+        self._thread.join(_GRACE)
+        deleting = threading.Thread(target=self._delete, daemon=True)
+        deleting.start()
+        deleting.join(_GRACE)  # no longer, because a preempted process has half a minute in all; leases expire
+
+    def _delete(self) -> None:
+        with contextlib.suppress(OSError):
             content, generation = self.place.read()
-            if content == self._content():
+            if self._is_mine(content):
                 self.place.swap(None, generation)
+
+    def _is_mine(self, content: bytes | None) -> bool:
+        """Returns whether this process wrote a lease's content, in whichever renewal."""
+        return content is not None and self._writer["id"].encode() in content
 
     def __enter__(self) -> Lease:
         return self

@@ -105,3 +105,12 @@ def test_a_process_whose_others_come_late_ends_in_one_line_and_may_be_started_ag
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     advice = "on all hosts, run the same command again: finished parts are kept, and the rest follows"
     assert lines == [f"error: the other processes did not come within 1 s; {advice}"] and "@ " not in done.stderr
+
+
+@pytest.mark.parametrize(("logs", "message"), [
+    ("gs://bucket/logs", "--host_logs=gs://bucket/logs: give a local folder"), ("{}/file", "file is a file"),
+])  # fmt: skip
+def test_a_folder_for_logs_is_refused_before_other_processes_wait(tmp_path, logs, message):
+    (tmp_path / "file").write_text("")
+    with pytest.raises((ValueError, OSError), match=message):
+        hosts.begin("localhost:1234", 2, 1, logs=logs.format(tmp_path))

@@ -119,3 +119,17 @@ def test_a_lasting_failure_is_one_line_with_its_remedy(bucket, fault, message):
             use()
         assert "\n" not in str(caught.value)
     assert not bucket.objects
+
+
+def test_what_stands_for_a_folder_is_no_object_below_it(bucket):
+    for name in ("bucket/runs/", "bucket/runs/b/", "bucket/runs/a.jsonl"):
+        bucket.objects[name] = b"", next(bucket.generations)
+    assert PLACE.parent.below() == ["a.jsonl"] and list(PLACE.parent.iterdir()) == [PLACE]
+
+
+def test_an_object_that_vanishes_while_it_is_read_is_named(bucket):
+    PLACE.write(bytes(100))
+    opened = PLACE.open("rb", buffering=0)
+    PLACE.unlink()
+    with pytest.raises(OSError, match="gs://bucket/runs/a.jsonl: the object was deleted or replaced while it was read"):
+        opened.read()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from speccascade_jax.storage import leases
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.leases import Lease
 from speccascade_jax.storage.locks import LockedError
@@ -48,13 +49,26 @@ def test_a_writer_that_lost_its_lease_says_so_and_leaves_the_new_one_alone(bucke
 
 def test_a_server_that_fails_for_a_while_ends_no_lease(bucket):
     with Lease(PLACE, STORE, SECONDS) as lease:
-        bucket.fault = lambda method, name: "403"
+        bucket.fault = lambda method, name: "403" if method == "POST" else None  # it is read, but not renewed
         time.sleep(SECONDS)
         bucket.fault = lambda method, name: None
         deadline = time.monotonic() + 5
         while lease._renewals == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert lease._renewals
+        assert lease._thread.is_alive()
+        renewals = lease._renewals
+        while lease._renewals == renewals and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert lease._renewals > renewals and PLACE.read()[0] == lease._content()
         bucket.fault = lambda method, name: "403"
     bucket.fault = lambda method, name: None
     assert PLACE.exists()
+
+
+def test_the_end_does_not_wait_for_a_server_that_does_not_answer(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "_GRACE", 0.1)
+    lease = Lease(PLACE, STORE, SECONDS)
+    bucket.fault = lambda method, name: "slow"
+    began = time.monotonic()
+    lease.release()
+    assert time.monotonic() - began < 1.5

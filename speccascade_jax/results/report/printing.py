@@ -128,7 +128,7 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
     print("\nnext:")
     store_words, python = shlex.quote(str(store)), interpreter()
     if isinstance(report, BucketPath):
-        print(f"  gcloud storage cp {report} .     copies the report")
+        print(f"  gcloud storage cp {shlex.quote(str(report))} .     copies the report")
         report = Path(report.name)
     print(f"  open {report} in a browser to see every point's outputs, and where draft tokens were rejected")
     if len(keys) > 1:

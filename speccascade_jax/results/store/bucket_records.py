@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from speccascade_jax.results.store.lines import parse_lines
+from speccascade_jax.results.store.lines import checksum, parse_lines, supersedes
 from speccascade_jax.results.store.record import Record
 from speccascade_jax.storage.buckets import BucketPath
 
@@ -14,9 +14,13 @@ FOLDER = "records"
 
 
 def name_of(record: Record) -> str:
-    """Returns the name of a record's object; a record that supersedes another does not replace its object."""
-    code = f"-{record['provenance']['code']}" if "supersedes" in record else ""
-    return f"{record['key']}{code}.json"
+    """Returns the name of a record's object.
+
+    A record that supersedes another has an object of its own, even if an earlier version of the code, which measured
+    the point before, measures it again.
+    """
+    own = f"-{checksum(record)}" if "supersedes" in record else ""
+    return f"{record['key']}{own}.json"
 
 
 def read_new(store: BucketPath, known: Collection[str] = ()) -> tuple[list[Record], set[str]]:
@@ -35,6 +39,23 @@ def read_new(store: BucketPath, known: Collection[str] = ()) -> tuple[list[Recor
     if damaged:
         listed = "; ".join(f"{name} ({reason})" for name, reason in list(damaged.items())[:5])
         warnings.warn(f"{folder}: {len(damaged)} damaged record(s) left out: {listed}", stacklevel=3)
-    # a record that supersedes another was measured after it
-    records.sort(key=lambda record: (record.get("started") or "", "supersedes" in record, record["key"]))
-    return records, set(names)
+    return _in_order(records), set(names)
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    """Sorts records by the time of their measurement, but each after the record that it supersedes.
+
+    The clocks of the machines that measured them may differ.
+    """
+    by_time = sorted(records, key=lambda record: (record.get("started") or "", record["key"]))
+    rest = [record for record in by_time if "supersedes" in record]
+    ordered = [record for record in by_time if "supersedes" not in record]
+    newest = {record["key"]: record for record in ordered}
+    while rest:
+        # a record whose former one is lost comes when nothing else is left
+        following = (r for r in rest if r["key"] in newest and supersedes(r, newest[r["key"]]))
+        record = next(following, rest[0])
+        rest.remove(record)
+        ordered.append(record)
+        newest[record["key"]] = record
+    return ordered

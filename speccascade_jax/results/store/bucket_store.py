@@ -23,12 +23,14 @@ from speccascade_jax.storage.leases import SECONDS, Lease
 class BucketStore(ResultStore):
     """A store whose records are objects in a bucket.
 
-    Every call of `done_keys` also finds the records that other processes have written meanwhile.
+    With `follow`, every call of `done_keys` also finds the records that other processes have written meanwhile.
 
     Args:
         path: `gs://BUCKET/NAME.jsonl`.
         part: the part of a sweep that this process writes. Two processes with the same part would measure the same
             points, so the second one is refused while the first one lives.
+        follow: whether to look for records of other writers. Processes that measure one mesh together must not, because
+            they would no longer agree on the points that are left.
 
     Raises:
         LockedError: another process writes this part.
@@ -38,8 +40,8 @@ class BucketStore(ResultStore):
     lease_seconds: ClassVar[float] = SECONDS
     path: BucketPath
 
-    def __init__(self, path: str | Path, part: str = "whole"):
-        self._part = part
+    def __init__(self, path: str | Path, part: str = "whole", follow: bool = True):
+        self._part, self._follow = part, follow
         self._lease: Lease | None = None
         self._read: set[str] = set()
         super().__init__(path)
@@ -62,8 +64,9 @@ class BucketStore(ResultStore):
                 self._add(record)
 
     def done_keys(self) -> set[str]:
-        """Returns the keys of all records in the store, those of other processes included."""
-        self._refresh()
+        """Returns the keys of all records in the store, with `follow` those of other writers included."""
+        if self._follow:
+            self._refresh()
         return super().done_keys()
 
     def _is_open(self) -> bool:
@@ -87,12 +90,13 @@ class BucketStore(ResultStore):
             self._lease = None
 
 
-def open_store(path: str | Path, part: str = "whole") -> ResultStore:
+def open_store(path: str | Path, part: str = "whole", follow: bool = True) -> ResultStore:
     """Opens the store at a path: a file, or a store in a bucket.
 
     Args:
         path: the store.
         part: the part of a sweep that is written, for stores in buckets, which all parts share.
+        follow: as for `BucketStore`; a file has one writer.
     """
     place = expanded(path)
-    return BucketStore(place, part) if isinstance(place, BucketPath) else ResultStore(place)
+    return BucketStore(place, part, follow) if isinstance(place, BucketPath) else ResultStore(place)

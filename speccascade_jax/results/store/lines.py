@@ -80,12 +80,12 @@ def _parsed(line: bytes) -> tuple[Record, str]:
         return {"key": ""}, f"not JSON: {error}"
     if not isinstance(record, dict) or not isinstance(record.get("key"), str) or not record["key"]:
         return {"key": ""}, "not a record with a key"
-    if record.pop(CHECKSUM, None) not in (None, _checksum(record)):
+    if record.pop(CHECKSUM, None) not in (None, checksum(record)):
         return {"key": ""}, "its checksum does not match"
     return cast(Record, migrated(record)), ""
 
 
-def _checksum(record: Mapping[str, Any]) -> str:
+def checksum(record: Mapping[str, Any]) -> str:
     """Returns the hash of a record's canonical JSON, as 16 hexadecimal digits."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -93,7 +93,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 def to_line(record: Record) -> str:
     """Returns a record as a line of a store, with its checksum and a line end."""
-    whole = {"key": record["key"], **record, CHECKSUM: _checksum(record)}
+    whole = {"key": record["key"], **record, CHECKSUM: checksum(record)}
     return json.dumps(whole, allow_nan=False, separators=(",", ":")) + "\n"
 
 

@@ -145,6 +145,7 @@ def hardware_name(device: Row) -> str:
     Records that an accelerator measured name no processor, because their times do not depend on it.
 
     Example:
+        >>> from speccascade_jax.results.store.record import hardware_name
         >>> hardware_name({"kind": "TPU v5 lite", "count": 4})
         'TPU v5 lite'
     """

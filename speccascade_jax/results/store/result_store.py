@@ -41,6 +41,9 @@ Job = TypeVar("Job")
 
 def check_name(output: str | Path) -> None:
     """Raises ValueError if an output's name does not end in .jsonl, because plots and reports share its stem."""
+    place = expanded(output)
+    if isinstance(place, BucketPath) and not place.key:
+        raise ValueError(f"output={str(output)!r} names a bucket: give gs://BUCKET/NAME.jsonl")
     if Path(output).suffix != ".jsonl":
         raise ValueError(
             f"output={str(output)!r} must end in .jsonl: the plot, the report and the outputs beside it have the same "

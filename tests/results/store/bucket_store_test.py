@@ -16,7 +16,7 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.bucket_store import BucketStore, open_store
 from speccascade_jax.results.store.lines import NotAStoreError
 from speccascade_jax.results.store.outputs import Output
-from speccascade_jax.results.store.result_store import ResultStore, read_records
+from speccascade_jax.results.store.result_store import ResultStore, check_name, read_records
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.locks import LockedError
@@ -97,13 +97,36 @@ def test_a_second_writer_of_the_same_part_is_refused(bucket):
 
 
 def test_a_superseding_record_replaces_the_former_one(bucket):
+    """The code may return to an earlier version."""
     with open_store(STORE) as store:
-        store.append(record(0, provenance={"code": "a"}))
-    for code, former in (("b", "a"), ("c", "b")):
+        store.append(record(0, provenance={"code": "a"}, started="2026-01-01"))
+    for day, (code, former) in enumerate((("b", "a"), ("a", "b"), ("b", "a"), ("c", "b"))):
         with open_store(STORE) as store:
-            store.append(record(0, provenance={"code": code}, supersedes=former))
-            assert [r["provenance"]["code"] for r in store.records] == [code]
-    assert len(BucketPath(STORE + "/records").below()) == 3
+            started = f"2026-01-0{2 + day}"
+            store.append(record(0, provenance={"code": code}, supersedes=former, started=started, day=day))
+            assert [r["day"] for r in store.records] == [day]
+        assert [r["day"] for r in read_records(STORE)] == [day]
+    assert len(BucketPath(STORE + "/records").below()) == 5
+
+
+def test_records_supersede_each_other_on_machines_with_wrong_clocks(bucket):
+    with open_store(STORE) as store:
+        for day, (code, former) in ((1, ("a", {})), (3, ("b", {"supersedes": "a"})), (2, ("c", {"supersedes": "b"}))):
+            store.append(record(0, provenance={"code": code}, started=f"2026-01-0{day}", **former))
+    assert [r["provenance"]["code"] for r in read_records(STORE)] == ["c"]
+
+
+def test_processes_of_one_mesh_keep_to_the_points_that_they_agreed_on(bucket):
+    with open_store(STORE, "0-of-1", follow=False) as store, open_store(STORE, "0-of-2") as other:
+        other.append(record(0, by=2))
+        assert store.done_keys() == set()
+        store.append(record(0, by=1))
+        assert [r["by"] for r in store.records] == [2]
+
+
+def test_a_bucket_alone_is_no_output():
+    with pytest.raises(ValueError, match="output='gs://my.jsonl' names a bucket: give gs://BUCKET/NAME.jsonl"):
+        check_name("gs://my.jsonl")
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"key": "torn', b'{"key":"a","checksum":"0"}\n'])
