@@ -74,6 +74,21 @@ def device() -> dict[str, Any]:
     return hardware() | {"count": len(devices), "system": platform.platform()}
 
 
+def peak_memory() -> dict[str, Any]:
+    """Returns the memory that was in use at most, so far, on the fullest of this process's devices.
+
+    Returns:
+        The entry `peak_memory` of a record, with its `bytes` and the device's `limit`; nothing where devices do not
+        tell, as CPUs. Earlier points of the same process count too, because devices do not forget their peak.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [(known["peak_bytes_in_use"], known.get("bytes_limit")) for known in stats if "peak_bytes_in_use" in known]
+    if not peaks:
+        return {}
+    used, limit = max(peaks, key=lambda peak: peak[0])
+    return {"peak_memory": {"bytes": used, "limit": limit}}
+
+
 def hardware(mesh: Mesh | None = None) -> dict[str, Any]:
     """Returns the hardware facts that must agree for two latencies to be comparable.
 

@@ -23,7 +23,7 @@ from speccascade_jax.engine import tracing
 from speccascade_jax.engine.counters import level_counters, per_example, summarise, tail_steps
 from speccascade_jax.engine.generate import Generation, failures, model_names, raise_if_failed
 from speccascade_jax.evaluation import latency
-from speccascade_jax.evaluation.environment import device, package, versions
+from speccascade_jax.evaluation.environment import device, package, peak_memory, versions
 from speccascade_jax.evaluation.points import Evaluation, Point, Settings, check_code
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.methods import block_costs
@@ -137,7 +137,7 @@ def _timed(session: Session, points: Sequence[Point], judged: Sequence[Row], jud
     for point, result, times in zip(points, judged, timed, strict=True):
         hosts.stop_here()
         whole = describe(session, point) | {"started": started.isoformat(), "wall_seconds": wall} | result | times
-        yield cast(Record, whole)
+        yield cast(Record, whole | peak_memory())
 
 
 def describe(session: Session, point: Point) -> Row:

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,3 +82,12 @@ def test_without_git_or_a_repository_there_is_no_revision_and_variables_are_igno
 def test_a_package_that_is_not_installed_has_no_version(fresh, repository, monkeypatch):
     monkeypatch.setattr(environment, "versions", lambda: {"speccascade_jax": "not installed"})
     assert fresh(repository)["version"] is None
+
+
+def test_the_fullest_device_gives_the_peak_of_memory(monkeypatch):
+    """CPUs tell nothing, and the devices of one process may tell different things."""
+    assert environment.peak_memory() == {}
+    stats = [None, {"peak_bytes_in_use": 3, "bytes_limit": 9}, {"peak_bytes_in_use": 5}, {"bytes_in_use": 7}]
+    devices = [SimpleNamespace(memory_stats=lambda known=known: known) for known in stats]
+    monkeypatch.setattr(environment.jax, "local_devices", lambda: devices)
+    assert environment.peak_memory() == {"peak_memory": {"bytes": 5, "limit": None}}

@@ -117,5 +117,6 @@ def test_everything_is_shown_for_records_of_an_accelerator(script, write, record
         assert script(command[0]).main([str(store), *command[1:]]) == 0
     assert "Device: TPU v5 lite." in capsys.readouterr().out
     assert "TPU v5 lite × 4" in (tmp_path / "tpu.html").read_text()
-    printing.print_record(read_records(store)[0])
-    assert "TPU v5 lite × 4" in capsys.readouterr().out
+    printing.print_record(read_records(store)[0] | {"peak_memory": {"bytes": 5_100_000_000, "limit": 16_000_000_000}})
+    said = capsys.readouterr().out
+    assert "TPU v5 lite × 4" in said and "5.1 of 16.0 GB" in said

@@ -107,6 +107,9 @@ def print_record(record: Record) -> None:
         table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
     for name, value in {**record["measures"], **record["counts"]}.items():
         table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")
+    if peak := record.get("peak_memory"):
+        room = f" of {peak['limit'] / 1e9:.1f}" if peak["limit"] else ""
+        table.add_row("peak memory of a device", f"{(peak['bytes'] or 0) / 1e9:.1f}{room} GB")
     table.add_row("device", hardware_text(record["device"]))
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
     table.add_row("package", provenance.package(record) or NONE)

@@ -192,6 +192,7 @@ class Record(TypedDict, total=False):
         failed_timings: number of timed runs in which a model failed; if there are any, the record has no latency.
         latency, target_latency: times of the method, and of the target's runs that alternated with the method's.
         relative_latency: the ratio of `latency` to `target_latency`.
+        peak_memory: bytes in use at most on the fullest device, and its limit, where devices tell.
         prompt_length: number of tokens that all prompts are padded to.
         predicted: only in copies whose latencies are predicted, never in a store (`results.analysis.prediction`).
     """
@@ -211,6 +212,7 @@ class Record(TypedDict, total=False):
     device: Row
     started: str
     wall_seconds: float
+    peak_memory: dict[str, int | None]
     prompts_cut: int
     prompts_skipped: int
     head: Row
