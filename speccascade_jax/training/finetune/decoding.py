@@ -76,7 +76,14 @@ class Scores(NamedTuple):
     references: list[Any]
 
 
-def scores(bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str | None, count: int) -> Scores:
+def rows_for(mesh: tuple[int, int]) -> int:
+    """Returns the rows of a batch for evaluations: 64, or the next number that the mesh's `data` axis divides."""
+    return -(-64 // mesh[0]) * mesh[0]
+
+
+def scores(
+    bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str | None, count: int, rows: int = 64
+) -> Scores:
     """Computes the metrics of greedy decoding on the first `count` examples of a task's split.
 
     Args:
@@ -85,12 +92,13 @@ def scores(bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str
         task: the task.
         split: a split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first.
         count: number of examples; all if the split has fewer.
+        rows: rows of a batch (`rows_for`).
     """
     examples = examples_of(task, split, count)
     is_encoder_decoder = bool(getattr(bound.model, "is_encoder_decoder", False))
     texts = [task.build_prompt(example) for example in examples]
     prompts = [example_ids(vocabulary, is_encoder_decoder, task, example)[0] for example in examples]
-    decoded = decode(bound, vocabulary, prompts, task.max_output_length)
+    decoded = decode(bound, vocabulary, prompts, task.max_output_length, batch_size=rows)
     pairs = zip(prompts, decoded, strict=True)
     outputs = [vocabulary.decode(ids, after=() if is_encoder_decoder else prompt) for prompt, ids in pairs]
     outputs = [task.postprocess(text) for text in outputs]

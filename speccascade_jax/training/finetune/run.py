@@ -15,6 +15,7 @@ from absl import logging
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.data.tasks import table
 from speccascade_jax.runtime import hosts
+from speccascade_jax.storage.checksums import digest
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
@@ -42,6 +43,8 @@ def train(trainer: Trainer) -> dict[str, Any]:
 class Position:
     """Position of a run: the next batch (`epoch`, and `index` in it), training `minutes`, and target `tokens` so far.
 
+    `begun` identifies what the run was begun with, which a later start must not change (`Run.identity`).
+
     It also holds the state of the metrics: the number of `logged` records, the metrics of the steps since the last
     report (`window`), and the `seconds` that these steps took.
     """
@@ -50,6 +53,7 @@ class Position:
     index: int = 0
     minutes: float = 0.0
     tokens: int = 0
+    begun: dict[str, Any] = dataclasses.field(default_factory=dict)
     logged: int | None = None
     window: list[dict[str, float]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -82,8 +86,9 @@ class Run:
                 f"{self.directory / MODEL} is not the model of a run in this folder, which has no state, and would be "
                 "replaced: name another run_dir, or move it"
             )
-        self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
         self.position = Position(**saved[1]) if saved else Position()
+        self._check_begun()
+        self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
         if saved:
             logging.info("resuming %s at step %d", self.directory, int(self.state.step))
         self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), self.position.logged)
@@ -92,6 +97,30 @@ class Run:
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
         self.progress = watching.Progress(trainer.schedule, self.position.minutes)
+
+    def _check_begun(self) -> None:
+        """Refuses to resume a run with other data, another seed or another start; states of earlier versions tell none.
+
+        Raises:
+            ValueError: names what has changed.
+        """
+        begun, now = self.position.begun, self.identity()
+        if changed := [name for name, value in now.items() if begun.get(name, value) != value]:
+            raise ValueError(
+                f"{self.directory} was begun with another {' and another '.join(changed)}: name another run_dir, or "
+                "give the former one"
+            )
+        self.position.begun = now
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what a run keeps for its whole life: a digest of its data, its seed, and the model it began with.
+
+        The digest is that of the first planned batch and of the number of batches; it is the same on every mesh.
+        """
+        plan = self.data.epoch(self.trainer.seed, 0)
+        arrays = [np.asarray(array) for array in plan[0].build(slice(None)) if array is not None]
+        content = b"".join([str(len(plan)).encode(), *[str(a.shape).encode() + a.tobytes() for a in arrays]])
+        return {"corpus": digest(content), "seed": self.trainer.seed, "init_from": str(self.trainer.init_from or "")}
 
     def _build(self, layout: runs.TrainState) -> None:
         """Prepares the programs of a step and of an evaluation."""
@@ -118,7 +147,7 @@ class Run:
         if target is None or trainer.validation is None:
             return None
         check_teacher(target.model, self.model)
-        rows = -(-64 // trainer.mesh[0]) * trainer.mesh[0]  # the mesh's `data` axis must divide a batch
+        rows = decoding.rows_for(trainer.mesh)
         whole = [planned.build(slice(None)) for planned in self.validation]
         return Acceptance(target, whole, trainer.text.stop_ids, rows=rows)
 
@@ -262,7 +291,8 @@ class Run:
 
     def _scores(self, bound: BoundModel) -> dict[str, float]:
         trainer = self.trainer
-        result = decoding.scores(bound, trainer.text, table.get_task(trainer.task), trainer.split, trainer.examples)
+        task, rows = table.get_task(trainer.task), decoding.rows_for(trainer.mesh)
+        result = decoding.scores(bound, trainer.text, task, trainer.split, trainer.examples, rows)
         texts = zip(result.prompts, result.outputs, result.references, strict=True)
         for prompt, output, reference in list(texts)[: trainer.shown] if hosts.first() else ():
             logging.info("  %r\n    -> %r\n    reference %r", prompt[:200], output, reference)

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from speccascade_jax.core.checks import whole
+
 DECAYS = ("constant", "linear", "cosine", "rsqrt")
 
 
@@ -37,6 +39,12 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.decay not in DECAYS:
             raise ValueError(f"decay {self.decay!r} is not one of {', '.join(DECAYS)}")
+        limits = {"peak": self.peak, "max_minutes": self.max_minutes, "final": self.final}
+        for name, value in limits.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}={value}: give a finite number of at least 0")
+        for name in ("warmup_steps", "max_steps", "first_step"):
+            whole(name, getattr(self, name), 0)
         if self.max_steps <= 0 and self.max_minutes <= 0:
             raise ValueError("the schedule has no end: set max_steps or max_minutes")
 

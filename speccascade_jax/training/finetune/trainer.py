@@ -278,5 +278,6 @@ def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, Any]
     The scores are over the first `examples` examples, or over all of them if the task has fewer.
     """
     task = table.get_task(trainer.task)
-    scores = decoding.scores(model_of(trainer, checkpoint), trainer.text, task, trainer.split, examples).metrics
+    rows = decoding.rows_for(trainer.mesh)
+    scores = decoding.scores(model_of(trainer, checkpoint), trainer.text, task, trainer.split, examples, rows).metrics
     return {**scores, "examples": len(examples_of(task, trainer.split, examples))}

@@ -55,3 +55,13 @@ def test_pre_training_continues_with_its_own_rate():
     whole = Schedule(peak=1e-2, warmup_steps=100, max_steps=2000, decay="rsqrt")
     rest = Schedule(peak=1e-2, warmup_steps=100, max_steps=1000, decay="rsqrt", first_step=1000)
     assert [rest.rate(step, 0.0) for step in (0, 1, 999)] == [whole.rate(step, 0.0) for step in (1000, 1001, 1999)]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"peak": -1.0}, "peak=-1.0: give a finite number of at least 0"), ({"peak": math.nan}, "peak=nan: give a finite"),
+    ({"max_steps": math.nan}, "max_steps=nan is not a whole number"), ({"max_steps": -3}, "max_steps=-3 is not"),
+    ({"first_step": -5}, "first_step=-5 is not a whole number"), ({"max_minutes": math.inf}, "max_minutes=inf: give a"),
+])  # fmt: skip
+def test_numbers_that_no_plan_can_have_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**{"max_steps": 10} | changes)

@@ -299,6 +299,18 @@ def test_the_state_of_an_older_version_or_another_model_is_refused(finished, tra
     _refused(_of(finished[0], config=deeper), "12 does not fit this configuration .*name another run_dir")
 
 
+def test_a_run_is_not_resumed_with_other_data_or_another_seed(finished, no_compiling):
+    of = finished[0]
+    _refused(_of(of, seed=of.seed + 1), "was begun with another corpus and another seed: name another run_dir, or give")
+    _refused(_of(of, corpus=_wider(of, max_joined=1)), "was begun with another corpus: name another run_dir")
+
+
+def test_a_plan_may_be_extended(finished):
+    of = finished[0]
+    longer = dataclasses.replace(of.schedule, max_steps=of.schedule.max_steps + 8)
+    assert running.Run(dataclasses.replace(of, schedule=longer)).position.begun["corpus"]
+
+
 @pytest.mark.laws
 def test_another_size_of_t5_checkpoint_is_refused_or_grown(trainer, tmp_path):
     large = dataclasses.replace(CONFIG, d_ff=64)
