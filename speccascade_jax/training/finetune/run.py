@@ -99,7 +99,9 @@ class Run:
         self.progress = watching.Progress(trainer.schedule, self.position.minutes)
 
     def _check_begun(self) -> None:
-        """Refuses to resume a run with other data, another seed or another start; states of earlier versions tell none.
+        """Refuses to resume a run with other data or another seed; states of earlier versions do not tell theirs.
+
+        Another `init_from` is only reported, because the checkpoint may have moved, and the saved state replaces it.
 
         Raises:
             ValueError: names what has changed.
@@ -110,17 +112,20 @@ class Run:
                 f"{self.directory} was begun with another {' and another '.join(changed)}: name another run_dir, or "
                 "give the former one"
             )
-        self.position.begun = now
+        started, given = begun.get("init_from"), self.trainer.init_from or ""
+        if given and started is not None and given != started:
+            logging.warning("the run goes on from its own state, begun from %r: %r is not read", started, given)
+        self.position.begun = {"init_from": given} | begun | now
 
     def identity(self) -> dict[str, Any]:
-        """Returns what a run keeps for its whole life: a digest of its data, its seed, and the model it began with.
+        """Returns what a run keeps for its whole life: a digest of its data, and its seed.
 
         The digest is that of the first planned batch and of the number of batches; it is the same on every mesh.
         """
         plan = self.data.epoch(self.trainer.seed, 0)
         arrays = [np.asarray(array) for array in plan[0].build(slice(None)) if array is not None]
         content = b"".join([str(len(plan)).encode(), *[str(a.shape).encode() + a.tobytes() for a in arrays]])
-        return {"corpus": digest(content), "seed": self.trainer.seed, "init_from": str(self.trainer.init_from or "")}
+        return {"corpus": digest(content), "seed": self.trainer.seed}
 
     def _build(self, layout: runs.TrainState) -> None:
         """Prepares the programs of a step and of an evaluation."""
