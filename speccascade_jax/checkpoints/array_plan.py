@@ -278,33 +278,53 @@ def stream(
     Raises:
         CheckpointError: arrays are missing, damaged, not finite, or too large for `dtype`.
     """
-    reader = _Reader(stored, plan, dtype)
+    reader = _WholeReader(stored, plan, dtype)
     for name in order or in_stored_order(stored, plan):
         array = reader.parameter(name)
         if array is not None and not reader.failures and not reader.infinite:
             yield name, array
         del array  # Only the caller keeps the array in memory from here on.
-    if reader.failures:
-        raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
-    if reader.infinite:
-        raise errors.not_finite(stored.path, reader.infinite)
+    reader.raise_failures()
 
 
-class _Reader:
-    """Reader that reads each stored array once, frees it after its last use, and collects failures."""
+class Reader:
+    """Base class of readers of a plan, with the uses of each stored array, and failures, which it collects.
+
+    Attributes:
+        failures: the stored arrays that cannot be read.
+        infinite: what is not finite, by the name of a stored array or of a parameter.
+    """
 
     def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
         self.failures: dict[str, UnreadableError] = {}
         self.infinite: dict[str, str] = {}
-        self._tensors, self._plan, self._dtype = stored.tensors, plan, dtype
+        self._stored, self._tensors, self._plan, self._dtype = stored, stored.tensors, plan, dtype
         self._uses = Counter(piece.source for pieces in plan.values() for piece in pieces)
+
+    def raise_failures(self) -> None:
+        """Raises a `CheckpointError` that names all arrays that could not be read, or else all that are not finite."""
+        if self.failures:
+            raise errors.unreadable(self._stored.path, self.failures, len(self._tensors))
+        if self.infinite:
+            raise errors.not_finite(self._stored.path, self.infinite)
+
+    def _dtypes(self, pieces: Pieces) -> tuple[Any, list[Any]]:
+        """Returns the dtype of the parameter that pieces form, and the dtypes in which they are stored."""
+        kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
+        return jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds), kinds
+
+
+class _WholeReader(Reader):
+    """Reader that reads each stored array once, and frees it after its last use."""
+
+    def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
+        super().__init__(stored, plan, dtype)
         self._held: dict[str, np.ndarray] = {}
 
     def parameter(self, name: str) -> np.ndarray | None:
         """Returns a parameter's values, or `None` if one of its arrays cannot be read."""
         pieces = self._plan[name]
-        kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
-        dtype = jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds)
+        dtype, kinds = self._dtypes(pieces)
         out = None
         for number, piece in enumerate(pieces):
             array = self._array(piece.source)

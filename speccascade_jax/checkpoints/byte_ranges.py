@@ -116,7 +116,7 @@ def _read(file: Path, starts: Sequence[int], buffers: Sequence[memoryview]) -> N
         missing = file.read_into(starts, buffers)
     else:
         with file.open("rb", buffering=0) as opened:
-            missing = sum(_fill(opened.fileno(), *each) for each in zip(starts, buffers, strict=True))
+            missing = sum(_fill(opened.fileno(), *span) for span in zip(starts, buffers, strict=True))
     if missing:
         raise UnreadableError(f"{file.name} ends {missing:,} bytes before the array does")
 

@@ -9,17 +9,16 @@ arrays inside a msgpack file. Compressed arrays are read in whole chunks.
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.checkpoints.array_plan import (
     Piece,
     Pieces,
     Plan,
+    Reader,
     Stored,
     copy_cast,
     describe_not_finite,
@@ -27,7 +26,6 @@ from speccascade_jax.checkpoints.array_plan import (
     shape_of,
 )  # fmt: skip
 from speccascade_jax.checkpoints.byte_ranges import Part, all_of, empty, shape_of_part
-from speccascade_jax.storage import errors
 from speccascade_jax.storage.errors import UnreadableError
 
 Bounds = tuple[tuple[int, int], ...]
@@ -61,40 +59,33 @@ def stream_parts(stored: Stored, plan: Plan, dtype: str | None, layout: Layout) 
     Raises:
         CheckpointError: arrays are missing or damaged, or values that are read are not finite or too large for `dtype`.
     """
-    reader = _Reader(stored, plan, dtype)
+    reader = _PartReader(stored, plan, dtype)
     for name in in_stored_order(stored, plan):
         blocks = reader.blocks(name, *layout(name, shape_of(plan[name])))
         if not reader.failures and not reader.infinite:
             yield name, blocks
         del blocks  # Only the caller keeps the values in memory from here on.
-    if reader.failures:
-        raise errors.unreadable(stored.path, reader.failures, len(stored.tensors))
-    if reader.infinite:
-        raise errors.not_finite(stored.path, reader.infinite)
+    reader.raise_failures()
 
 
-class _Reader:
-    """Reader that reads each stored part once, frees it after its last use, and collects failures."""
+class _PartReader(Reader):
+    """Reader that reads each stored part once, and frees it after its last use."""
 
     def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
-        self.failures: dict[str, UnreadableError] = {}
-        self.infinite: dict[str, str] = {}
-        self._tensors, self._plan, self._dtype = stored.tensors, plan, dtype
-        self._uses = Counter(piece.source for pieces in plan.values() for piece in pieces)
+        super().__init__(stored, plan, dtype)
         self._held: dict[str, list[tuple[Part, np.ndarray]]] = {}
 
     def blocks(self, name: str, parts: Sequence[Part], shards: int) -> Blocks:
         """Returns the values of a parameter's parts by their bounds; values are missing after a failure."""
         pieces = self._plan[name]
         shape = shape_of(pieces)
-        kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
-        dtype = jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds)
-        wanted = {key: tuple(slice(*axis) for axis in key) for key in (bounds(part, shape) for part in parts)}
-        out = {key: empty(shape_of_part(part), dtype) for key, part in wanted.items()}
+        dtype, kinds = self._dtypes(pieces)
+        by_bounds = {key: tuple(slice(*axis) for axis in key) for key in (bounds(part, shape) for part in parts)}
+        out = {key: empty(shape_of_part(part), dtype) for key, part in by_bounds.items()}
         for number, piece in enumerate(pieces):
             places = [
                 (out[key][..., columns], (*part[:-1], of_piece))
-                for key, part in wanted.items()
+                for key, part in by_bounds.items()
                 for columns, of_piece in columns_of(pieces, number, part, shards)
             ]
             self._copy(piece, places)
@@ -135,7 +126,7 @@ class _Reader:
 
     def _value(self, source: str, part: Part) -> np.ndarray:
         """Returns the values of a stored part that is held."""
-        box, array = next(each for each in self._held[source] if _contains(each[0], part))
+        box, array = next((box, array) for box, array in self._held[source] if _contains(box, part))
         return array[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, box, strict=True))]
 
     def _release(self, piece: Piece) -> None:
@@ -143,7 +134,7 @@ class _Reader:
         held = self._held.pop(piece.source, [])
         if self._uses[piece.source] and piece.take is not None:
             axis = piece.take[0]
-            held = [each for each in held if each[0][axis].stop - each[0][axis].start > 1]
+            held = [(box, array) for box, array in held if box[axis].stop - box[axis].start > 1]
         if self._uses[piece.source]:
             self._held[piece.source] = held
 
@@ -157,14 +148,14 @@ def columns_of(pieces: Pieces, number: int, part: Part, shards: int) -> Iterator
         yield slice(None), part[-1]
         return
     widths = [piece.shape[-1] // shards for piece in pieces]
-    before, width, wanted = sum(widths[:number]), widths[number], part[-1]
+    before, width, columns = sum(widths[:number]), widths[number], part[-1]
     for shard in range(shards):
         # The shard's columns of this piece begin at `first` of the parameter and at `shard * width` of the piece.
         first = shard * sum(widths) + before
-        start, stop = max(first, wanted.start), min(first + width, wanted.stop)
+        start, stop = max(first, columns.start), min(first + width, columns.stop)
         if start < stop:
             shift = shard * width - first
-            yield slice(start - wanted.start, stop - wanted.start), slice(start + shift, stop + shift)
+            yield slice(start - columns.start, stop - columns.start), slice(start + shift, stop + shift)
 
 
 class Cut(NamedTuple):

@@ -53,22 +53,20 @@ class Lease:
 
     def _take(self) -> None:
         """Takes the lease as soon as it is free, or once it has stayed unchanged for `seconds`."""
-        seen, since = self.place.read(), time.monotonic()
-        if seen[0] is not None:
-            words = (
-                f"{self.output} was being written by {_named(seen[0])}: waiting {self.seconds:.0f} s whether it lives"
-            )
-            warnings.warn(words, stacklevel=4)
-        while seen[0] is not None and time.monotonic() - since < self.seconds:
+        (content, generation), since = self.place.read(), time.monotonic()
+        if content is not None:
+            writer = f"{self.output} was being written by {_named(content)}"
+            warnings.warn(f"{writer}: waiting {self.seconds:.0f} s whether it lives", stacklevel=4)
+        while content is not None and time.monotonic() - since < self.seconds:
             time.sleep(min(1.0, self.seconds / 20))
-            now = self.place.read()
-            if now[0] is not None and now[1] != seen[1]:
+            content, latest = self.place.read()
+            if content is not None and latest != generation:
                 raise LockedError(
-                    f"{self.output} is being written by {_named(now[0])} (lease {self.place}): wait for it, end it, or "
-                    "name another output"
+                    f"{self.output} is being written by {_named(content)} (lease {self.place}): wait for it, end it, "
+                    "or name another output"
                 )
-            seen = now
-        if not self.place.swap(self._content(), seen[1]):
+            generation = latest
+        if not self.place.swap(self._content(), generation):
             self._take()
 
     def _renew(self) -> None:

@@ -65,17 +65,17 @@ def _compare(paths: list[str]) -> dict[str, Any]:
     def differing(path: str, shape: tuple[int, int], scan: bool, whole: bool) -> list[str]:
         separate = jax.tree.map(np.asarray, stacks.unstack_params(load(path)[1]))
         fused = layers.fuse(separate, 1 if whole else shape[1])
-        wanted = flatten_dict(stacks.stack_params(fused) if scan else fused, sep="/")
+        expected = flatten_dict(stacks.stack_params(fused) if scan else fused, sep="/")
         read = load(path, prepared=True, mesh=meshes.make(shape), scan_layers=scan, whole=whole)[1]
         flat = flatten_dict(read, sep="/")
-        return sorted(wanted.keys() ^ flat.keys()) or [
+        return sorted(expected.keys() ^ flat.keys()) or [
             name
             for name, leaf in flat.items()
-            if not np.array_equal(leaf, wanted[name])
-            or any(not np.array_equal(part.data, wanted[name][part.index]) for part in leaf.addressable_shards)
+            if not np.array_equal(leaf, expected[name])
+            or any(not np.array_equal(part.data, expected[name][part.index]) for part in leaf.addressable_shards)
         ]
 
-    cases = [(*each, whole) for each in ((MESHES[0], False), (MESHES[1], True)) for whole in (False, True)]
+    cases = [(mesh, scan, whole) for mesh, scan in ((MESHES[0], False), (MESHES[1], True)) for whole in (False, True)]
     return {path: [name for case in cases[:3] for name in differing(path, *case)] for path in paths}
 
 
@@ -111,5 +111,5 @@ def _measure(port: str, index: str, empty: str, paths: list[str]) -> dict[str, A
 
 if __name__ == "__main__":
     out, mode, *rest = sys.argv[1:]
-    found = _compare(rest) if mode == "compare" else _measure(*rest[:3], rest[3:])
-    Path(out).write_text(json.dumps(found))
+    results = _compare(rest) if mode == "compare" else _measure(*rest[:3], rest[3:])
+    Path(out).write_text(json.dumps(results))

@@ -19,8 +19,8 @@ def name_of(record: Record) -> str:
     A record that supersedes another has an object of its own, even if an earlier version of the code, which measured
     the point before, measures it again.
     """
-    own = f"-{checksum(record)}" if "supersedes" in record else ""
-    return f"{record['key']}{own}.json"
+    suffix = f"-{checksum(record)}" if "supersedes" in record else ""
+    return f"{record['key']}{suffix}.json"
 
 
 def read_new(store: BucketPath, known: Collection[str] = ()) -> tuple[list[Record], set[str]]:

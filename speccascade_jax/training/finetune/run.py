@@ -112,10 +112,10 @@ class Run:
                 f"{self.directory} was begun with another {' and another '.join(changed)}: name another run_dir, or "
                 "give the former one"
             )
-        started, given = begun.get("init_from"), self.trainer.init_from or ""
-        if given and started is not None and given != started:
-            logging.warning("the run goes on from its own state, begun from %r: %r is not read", started, given)
-        self.position.begun = {"init_from": given} | begun | now
+        former_start, start = begun.get("init_from"), self.trainer.init_from or ""
+        if start and former_start not in (None, start):
+            logging.warning("the run goes on from its own state, begun from %r: %r is not read", former_start, start)
+        self.position.begun = {"init_from": start} | begun | now
 
     def identity(self) -> dict[str, Any]:
         """Returns what a run keeps for its whole life: a digest of its data, and its seed.
