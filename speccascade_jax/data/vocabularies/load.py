@@ -36,7 +36,7 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
     path = expanded(path)
     files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
     if not files:
-        raise FileNotFoundError(f"no vocabulary found at {path}: it must hold {LOOKED_FOR}")
+        raise FileNotFoundError(f"no vocabulary found at {path}: it must hold {LOOKED_FOR}{_conversion(path)}")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): give the path of the right file")
@@ -52,6 +52,15 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
         return SentencePieceVocabulary(file)
     kinds = "JSON with a model (tokenizer.json), nor a sentencepiece model, nor a tokenizer of llama2.c"
     raise ValueError(f"{file} is not a vocabulary: it is neither {kinds}")
+
+
+def _conversion(folder: Path) -> str:
+    """Returns the remedy for a folder with byte-level BPE in two files, which do not say how texts are split."""
+    if not all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
+        return ""
+    call = f'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}")'
+    reason = "vocab.json and merges.txt do not say how a text is split into words"
+    return f". {reason}; write {TOKENIZER} with transformers: {call}"
 
 
 def candidates(path: Path) -> list[Path]:

@@ -18,6 +18,10 @@ from speccascade_jax.storage.files import expanded
 HUGGING_FACE = ("tokenizer.model", "spiece.model")
 """Names of sentencepiece files in a folder with the layout of Hugging Face, whose other files are read too."""
 
+# Appended to a model, these bytes set `normalizer_spec.add_dummy_prefix` (field 3 of field 3) to false: parts of the
+# same protobuf message are merged, and the last value of a field is used.
+_WITHOUT_PREFIX = b"\x1a\x02\x18\x00"
+
 
 class SentencePieceVocabulary(FileVocabulary):
     """A sentencepiece vocabulary, with the special ids and added pieces of its own file and of its `TokenizerFiles`.
@@ -27,8 +31,10 @@ class SentencePieceVocabulary(FileVocabulary):
     Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as with a `tokenizer.json`; the
     library itself does not do so. The text between two such names is encoded separately, with the space that many files
     put before the first word of a text. Chat models such as Llama 2's and Vicuna were trained on turns that were
-    encoded in this way, and `decode` drops the space after such a piece. In a vocabulary without BOS, such as T5's, the
-    names of control pieces are ordinary text. Names of added pieces are always read as these pieces.
+    encoded in this way, and `decode` drops the space after such a piece. If `tokenizer_config.json` says
+    `"legacy": false`, only the beginning of the whole text gets this space, as in transformers. In a vocabulary without
+    BOS, such as T5's, the names of control pieces are ordinary text, and `legacy` has no effect. Names of added pieces
+    are always read as these pieces.
 
     Attributes:
         unk_id: the id of characters without a piece.
@@ -56,8 +62,14 @@ class SentencePieceVocabulary(FileVocabulary):
         self.bos_id, self.stop_ids = files.bos_id(ids, bos), files.stop_ids(ids, eos)
         self.eos_id = self.stop_ids[0]
         self._take(added)
+        without_prefix = _parse(self.path, content + _WITHOUT_PREFIX)
+        has_prefix = bos is not None and without_prefix.encode("a") != self._anchor
+        once = has_prefix and files.prefixes_only_the_beginning()
+        self._later_pieces = without_prefix if once else self._pieces
         # If other files change nothing, the fingerprint is the digest of the file alone, as in older versions.
         special_ids = (self.bos_id, self.stop_ids, added)
+        if once:
+            return repr((*special_ids, "only the beginning has a prefix")).encode()
         return b"" if special_ids == (bos, (eos,), {}) else repr(special_ids).encode()
 
     def _take(self, added: Mapping[int, Added]) -> None:
@@ -97,11 +109,11 @@ class SentencePieceVocabulary(FileVocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`; BOS and EOS are included only if the text contains their names."""
-        ids, begin = list[int](), 0
+        ids, begin, pieces = list[int](), 0, self._pieces
         for match in self._pattern.finditer(text) if self._named else ():
-            ids += [*self._pieces.encode(text[begin : match.start()]), self._ids[match[match.lastindex or 0]]]
-            begin = match.end()
-        return [*ids, *self._pieces.encode(text[begin:])]
+            ids += [*pieces.encode(text[begin : match.start()]), self._ids[match[match.lastindex or 0]]]
+            begin, pieces = match.end(), self._later_pieces
+        return [*ids, *pieces.encode(text[begin:])]
 
     def _text(self, ids: list[int], goes_on: bool) -> str:
         parts = list[str]()

@@ -74,6 +74,10 @@ class TokenizerFiles:
         adds = self._in(NAMING)[0].get("add_bos_token")
         return front if adds is None else self._named("bos_token", ids) if adds else None
 
+    def prefixes_only_the_beginning(self) -> bool:
+        """Returns whether the text after a special piece gets no space before its first word (`"legacy": false`)."""
+        return self._in(NAMING)[0].get("legacy") is False
+
     def stop_ids(self, ids: Mapping[str, int], eos: int | None = None) -> tuple[int, ...]:
         """Returns the ids that end an output: that of `eos_token` (or else `eos`), then all ids in `eos_token_id`.
 

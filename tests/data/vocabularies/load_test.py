@@ -44,6 +44,10 @@ def test_a_file_that_is_not_a_vocabulary_is_rejected(tmp_path):
     for path in (tmp_path, tmp_path / "absent.model"):
         with pytest.raises(FileNotFoundError, match=f"no vocabulary found at {path}: it must hold {looked_for}"):
             load_vocabulary(path)
+    for name in ("vocab.json", "merges.txt"):  # PaddleNLP#3749
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"do not say how .* write tokenizer.json with transformers: AutoTok"):
+        load_vocabulary(tmp_path)
     for content in (b"", b"[1, 2]", b"text"):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ValueError, match="file is not a vocabulary: it is neither JSON with a model"):

@@ -169,6 +169,23 @@ def test_pieces_that_files_beside_it_add_count(tmp_path):
     assert chat.controls >= {1, 2, 370, 371, 372, 373} and 372 not in chat.specials
 
 
+def test_only_the_beginning_has_a_prefix_where_the_files_say_so(tmp_path):
+    """`"legacy": false` of transformers: no space is put before the text after a special piece (llama.cpp#7094)."""
+    old = SentencePieceVocabulary(tokenizer_files.llama(tmp_path))
+    new = beside(tmp_path, tokenizer_config={"legacy": False})
+    text = "Tom<s>Tom</s> sees"
+    tom, sees = old.encode("Tom"), old.encode("sees")
+    assert old.encode(text) == [*tom, 1, *tom, 2, *old.encode(" sees")]
+    ids = new.encode(text)
+    assert "".join(map(new.piece, ids)) == "▁Tom<s>Tom</s>▁sees" and ids[-len(sees) :] == sees
+    assert new != old and new.encode("Tom sees") == old.encode("Tom sees")
+
+
+def test_legacy_changes_nothing_in_a_vocabulary_without_a_prefix(tmp_path):
+    plain = SentencePieceVocabulary(tokenizer_files.gemma(tmp_path))
+    assert beside(tmp_path, tokenizer_config={"legacy": False}) == plain
+
+
 @pytest.mark.parametrize(("files", "bos", "stops"), [
     ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 7}}, 1, (2, 5)),  # Gemma 2 for chats
     ({"config": {"eos_token_id": 7}}, 1, (2, 7)),
