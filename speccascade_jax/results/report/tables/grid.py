@@ -7,11 +7,13 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rich.console import JustifyMethod
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 NONE = "–"
+_NARROW = 60
+"""Below this width in characters, a table's title and notes are not wrapped to the table, but to the terminal."""
 
 _LATEX = str.maketrans(
     {character: "\\" + character for character in "&%$#_{}"}
@@ -42,13 +44,24 @@ class Grid:
     notes: list[str]
     bold: set[tuple[int, int]] = field(default_factory=set)
 
-    def rich(self) -> Table:
-        """Returns the table as a `rich` table, for a terminal."""
-        table = Table(title=escape(self.title), caption=escape("\n".join(self.notes)), title_justify="left")
-        table.caption_justify = "left"
-        for n, name in enumerate(self.header):
-            # a long header wraps, so that its column is no wider than the cells
-            width = max(map(len, [*(row[n] for row in self.rows), *name.split()]), default=1)
+    def rich(self) -> RenderableType:
+        """Returns the table with its title and notes, for a terminal."""
+        # A long header wraps, so that its column is no wider than the cells.
+        words = [name.split() for name in self.header]
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(words)
+        widths = [max(map(len, [*cells, *name]), default=1) for cells, name in zip(columns, words, strict=True)]
+        title, notes = escape(self.title), escape("\n".join(self.notes))
+        if sum(width + 3 for width in widths) < _NARROW:
+            above, below = f"[table.title]{title}[/]", f"[table.caption]{notes}[/]"
+            return Group(*[above] * bool(title), self._table(widths), *[below] * bool(notes))
+        table = self._table(widths)
+        table.title, table.caption, table.title_justify, table.caption_justify = title, notes, "left", "left"
+        return table
+
+    def _table(self, widths: list[int]) -> Table:
+        """Returns the header and the rows as a `rich` table; `widths` are the columns' widths in characters."""
+        table = Table()
+        for n, (name, width) in enumerate(zip(self.header, widths, strict=True)):
             justify: JustifyMethod = "left" if n == 0 else "right"
             table.add_column(escape(name), justify=justify, overflow="fold", max_width=width)
         for row in self._cells(escape, "[bold]{}[/bold]"):

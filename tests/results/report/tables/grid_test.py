@@ -33,6 +33,12 @@ def test_a_long_header_does_not_widen_its_column(capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) < 16
 
 
+def test_title_and_notes_of_a_narrow_table_are_not_wrapped_to_its_width(capsys):
+    title, note = "Training step of t5_1_1_small", "Compiled for v5e:4x4; nothing ran. A device has 16.9 GB."
+    Console(width=80).print(Grid(title=title, header=["", ""], rows=[["fits", "no"]], notes=[note]).rich())
+    assert {title, note} <= set(capsys.readouterr().out.splitlines())
+
+
 def test_latex_is_a_booktabs_table():
     grid = Grid(
         title="T = 1", header=["Method", "Speed-up at target's quality: task_a"], rows=[["a", "1.2×"], ["b", "-0.1 *"]],
