@@ -1,4 +1,4 @@
-"""Small array functions that several subpackages use: writing slots, padding, prompt widths, stop ids, precision."""
+"""Small array functions that several subpackages use: cache slots, padding, prompt lengths, stop ids, precision."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,14 +15,14 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     """Writes `update` into `buffer` at slot `start[b]` of every row `b`.
 
     Args:
-        buffer: `[B * n, ...]`; the `n` entries of a row (attention heads) share one start.
+        buffer: `[B * n, ...]` for `B` rows; the `n` entries of a row (its attention heads) share one start.
         update: the same shape except along `axis`.
-        start: int32 `[B]`. The update must fit into the buffer, because `dynamic_update_slice` silently moves an update
-            that does not.
+        start: int32 `[B]`, the first slot that is written in each row. From there the update must fit into the buffer,
+            because `dynamic_update_slice` would silently write an update that is too long into other slots.
         axis: the axis of the slots in `buffer`.
     """
     rows, update = start.shape[0], update.astype(buffer.dtype)
-    # One row needs no vmap, which would turn the update into a scatter.
+    # A single row is written without vmap, because vmap would turn the update into a slower scatter.
     if rows == 1:
         return jax.lax.dynamic_update_slice_in_dim(buffer, update, start[0], axis)
 

@@ -1,4 +1,4 @@
-"""Checks that raise errors for meaningless values before anything is compiled; messages give value and remedy."""
+"""Checks of arguments before anything is compiled; an error message names the wrong value and a remedy."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ LONGEST = 2**17
 def per_row(name: str, value: Any, batch: int) -> np.ndarray:
     """Converts a number, or one number per row, to a float32 array `[batch]`.
 
-    With a fixed dtype and shape, JAX need not trace a program anew for a Python float, a NumPy float or an int.
+    Because the result's dtype and shape are fixed, JAX does not trace a program again if the caller passes an int
+    instead of a float.
 
     Raises:
         ValueError: the value is not numeric, is not finite, or has another length than the batch.
@@ -56,7 +57,8 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"{text[error.start]!r} at character {error.start}, half of a surrogate pair"
-        raise ValueError(f"{name} holds {half}: remove it, text.encode('utf-8', 'replace').decode() does") from error
+        remedy = "remove it, for example by text.encode('utf-8', 'replace').decode()"
+        raise ValueError(f"{name} holds {half}: {remedy}") from error
 
 
 def check_sizes(config: Any, layers: str, *more: str) -> None:

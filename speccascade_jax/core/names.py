@@ -14,12 +14,12 @@ DRAFT = "autoregressive_draft"
 SOURCES = ("draft", "replaced", "bonus", "target")
 """The possible sources of a committed token.
 
-"draft" is a draft token that was kept, "replaced" the replacement of a rejected draft token, "bonus" the token after a
-fully kept block, and "target" a token of the target in a round in which nothing was drafted.
+"draft" is a draft token that was kept. "replaced" is the replacement of a rejected draft token. "bonus" is the token
+that follows a block of draft tokens that were all kept. "target" is a token of the target in a round without drafts.
 """
 
 PER_EXAMPLE = ("committed", "target_calls", "discarded", "draft_steps", "drafted")
-"""The counts that results store for every example, so that rates and predicted times have confidence intervals."""
+"""The counts that results store for every example; confidence intervals of rates and times are computed from them."""
 
 
 SYNONYMS = {
@@ -87,7 +87,7 @@ def check_own(noun: str, name: object) -> None:
         raise ValueError(f"{noun} has the name {shown(name)}: give it a text")
     # The settings `drafters` and `others` also accept methods and `module.NAME`, so such names would be ambiguous.
     if name in (TARGET, DRAFT) or "." in name:
-        meaning = "a dot separates module.NAME of a drafter of your own" if "." in name else "this is a method"
+        meaning = "a dot separates module.NAME of an imported drafter" if "." in name else "this is a method's name"
         raise ValueError(f"{noun} has the name {name!r}, but {meaning}: rename it")
 
 
@@ -130,10 +130,10 @@ def _imported(noun: str, name: str) -> Any:
         # If the module or a package above it does not exist, the name is misspelt. Any other error comes from the
         # user's file.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            remedy = "its file must be in the folder that you start from, or in one of PYTHONPATH"
+            remedy = "its file must be in the folder that you start from, or in a folder of PYTHONPATH"
             raise ValueError(f"{noun} {name!r}: there is no module {error.name!r}; {remedy}") from error
         error.add_note(f"{noun} {name!r}: module {module!r} cannot be imported")
         raise
     if not hasattr(imported, attribute):
-        raise ValueError(f"{noun} {name!r}: module {module!r} has no {attribute!r}")
+        raise ValueError(f"{noun} {name!r}: module {module!r} has no {attribute!r}: define it there")
     return getattr(imported, attribute)

@@ -14,9 +14,9 @@ class LanguageModel(Protocol):
     """A language model that predicts the next token, with a functional cache in which each row has its own length.
 
     Implementations are frozen and hashable, because they are static arguments of jit; parameters are passed separately.
-    Invariant between rounds: *a cache has consumed exactly `length - 1` tokens*. The last committed token is *pending*:
-    it is fed together with the next block. If drafters read a model's prompt features or hidden states, the model also
-    implements `PromptSummary` or `LayeredModel`.
+    A round drafts one block of tokens and verifies it. Invariant between rounds: *a cache has consumed exactly
+    `length - 1` tokens*. The last committed token is *pending*: it is fed together with the next block. If drafters
+    read a model's prompt features or hidden states, the model also implements `PromptSummary` or `LayeredModel`.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -51,7 +51,11 @@ class LanguageModel(Protocol):
         """
 
     def extend(self, params: Params, cache: Cache, tokens: Array) -> tuple[LMOutput, Cache]:
-        """Feeds `tokens` `[B, T]` after those that each row has consumed; `T` is 1 for a step, `G + 1` for a block."""
+        """Feeds `tokens` `[B, T]` to the model; returns its output for them and the new cache.
+
+        Each row's tokens follow those that it has consumed. `T` is 1 for a single step, and `G + 1` for the pending
+        token with a block of `G` draft tokens.
+        """
 
     def rollback(self, cache: Cache, length: Array) -> Cache:
         """Returns the cache as if each row had consumed only its first `length` `[B]` tokens.
@@ -190,7 +194,7 @@ class Request:
         room: int32 `[B]`, how many tokens still fit under the length limit; a longer draft is useless.
         active: bool `[B]`, rows that still generate; other rows get an empty draft.
         keys: this round's random bits.
-        controls: α, temperatures and the other traced numbers.
+        controls: α, temperatures and other settings that are traced numbers.
         target: the target's parameters and cache.
         block: the buffers that the block's distributions are written into.
         complete: whether the drafter must also give the distribution at the bonus position (`draft.q[:, length]`).
@@ -236,7 +240,8 @@ class Outcome:
         features: float `[B, G + 1, D]`, the target's final hidden states at the pending token and at the block's
             tokens, zero where the target did not score. `None` unless `Drafter.reads_features`, and when an outer
             engine commits tokens to an inner engine's drafter.
-        path: int32 `[B, N + 1]`, the entries of a tree on the kept path, entry 0 first; `None` for a plain block.
+        path: int32 `[B, N + 1]`, the tree entries on the accepted path, entry 0 first; `None` unless the drafts form a
+            tree (`core.trees`).
         hidden: float `[B, G + 1, L, D]`, the target's hidden states after the layers that the drafter names. Entry `j`
             is the state at position `length - num_new - 1 + j`, so entry 0 belongs to the token that was pending. The
             first `num_new` entries belong to committed tokens that the target has now read. Later entries belong to
@@ -520,7 +525,7 @@ class Decision(NamedTuple):
 
 
 class StopPolicy(Protocol):
-    """A policy that decides where a draft ends: a stopping time, in the language of probability.
+    """A policy that decides at which token a drafted block ends; in probability theory, a stopping time.
 
     A policy cannot remove a token that was drawn, so the output has the right distribution whatever the policy decides.
     It is frozen and hashable. `block` is the largest number of tokens that it allows in a block.

@@ -1,8 +1,9 @@
-"""Random bits of a generation; no two draws use the same bits (METHODS section 2, *Randomness*).
+"""Random bits of a generation; no two draws use the same bits (docs/methods.md, section 2, *Randomness*).
 
 The bits of a draw depend on the seed, the row's id, the level (the number of the engine that draws), the row's round
-counter, the slot in the block and the purpose of the draw. They must not depend on the position in the output instead:
-a position that is drafted a second time would reuse bits that an adaptive component has already seen.
+counter, the slot in the block and the purpose of the draw (such as drafting a token, or deciding its acceptance). They
+do not depend on the position in the output: a position that is drafted a second time would then reuse bits that an
+adaptive component has already seen.
 
 Examples:
     >>> import numpy as np
@@ -25,14 +26,14 @@ from speccascade_jax.core.types import Array
 
 DRAFT, ACCEPT, REPLACE, BONUS, CHOOSE = range(5)
 PURPOSES = 8
-"""The largest number of purposes for which `RoundKeys.uniform` has room.
+"""The largest number of purposes that `RoundKeys.uniform` can tell apart.
 
-Purposes 0 to 3 are encoded apart from 4 to 7. So a purpose that is added later changes no random bits of purposes 0 to
-3, and stored results stay valid.
+Purposes 0 to 3 and purposes 4 to 7 are encoded separately. A purpose that is added later therefore changes no random
+bits of purposes 0 to 3, and stored results stay valid.
 """
 
 STAGES = 8
-"""The number of levels reserved for outermost engines: 0 is the usual one, sequence cascades run several in turn."""
+"""The number of levels for outermost engines: usually only level 0 is used, but sequence cascades run more engines."""
 
 
 def root(seed: Array | int) -> Array:
@@ -41,7 +42,7 @@ def root(seed: Array | int) -> Array:
 
 
 def below(level: int, arm: int = 0) -> int:
-    """Returns the level number of drafter number `arm` (0 to 7) of an engine at `level`; random bits depend on it.
+    """Returns the level of an engine inside drafter number `arm` (0 to 7) of an engine at `level`, for its random bits.
 
     Engines whose drafters contain engines form a tree. Levels number the nodes of that tree breadth first, so no two
     engines of one generation share random bits, however deep drafters are nested and however many are side by side.
@@ -52,7 +53,7 @@ def below(level: int, arm: int = 0) -> int:
     if not 0 <= arm < STAGES:
         raise ValueError(f"arm={arm} is out of range: the drafters of one engine are numbered from 0 to {STAGES - 1}")
     if (number := STAGES * (level + 1) + arm) >= 2**32:  # JAX folds a key with a 32-bit number
-        raise ValueError("drafters are nested too deeply to have random bits of their own: nest at most 10 levels")
+        raise ValueError("drafters are nested too deeply to have random bits of their own; use at most 10 levels")
     return number
 
 
@@ -71,7 +72,7 @@ class RoundKeys:
         row: one key per row, uint32 `[B, 2]`.
         round: each row's round counter, int32 `[B]`.
         length: each row's number of tokens, int32 `[B]`.
-        behind: how many leading slots belong to another drafter; slot 0 of a request is the first slot after them.
+        behind: how many slots at the start of the block belong to another drafter; slots are counted after them.
     """
 
     row: Array

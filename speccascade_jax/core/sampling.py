@@ -39,7 +39,9 @@ def softmax(logits: Array) -> Array:
 
 
 def transform(logits: Array, sampling: Sampling) -> Array:
-    """Applies the transform `S`: temperature, then top-k, then top-p after renormalisation (METHODS section 1).
+    """Applies the transform `S`: temperature, then top-k, then top-p after renormalisation.
+
+    Source: docs/methods.md, section 1.
 
     Args:
         logits: `[B, ..., V]`, masked entries -inf.
@@ -99,7 +101,7 @@ def laws_and_token(logits: Array, sampling: Sampling, uniform: Array) -> tuple[L
     """
     laws, largest = _laws(logits, sampling)
     greedy = jnp.all(sampling.temperature <= 0.0)
-    # named, like the other branches here, so that a reader of the compiled program can tell which one a setting takes
+    # The branches have names, so that a reader of the compiled program can tell which branch a setting takes.
     with jax.named_scope("is_greedy"):
         token = jax.lax.cond(
             greedy, lambda law, u, only: only, lambda law, u, _: sample(law, u), laws.scaled, uniform, largest
@@ -217,10 +219,11 @@ def law_pair_of(q_logits: Array, p_logits: Array, controls: Controls) -> LawPair
 
 def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
     ones = jnp.ones_like(laws)
-    # Top-k comes first. Top-p then applies to the remaining entries after renormalisation (METHODS section 1).
+    # Top-k comes first. Top-p then applies to the remaining entries after renormalisation (docs/methods.md, section 1).
     kept = laws * keep_largest(laws, ones, jnp.where(top_k > 0, top_k, float(laws.shape[-1])))
     laws = jnp.where(top_k > 0, kept / kept.sum(-1, keepdims=True), laws)
-    # For top-p the weights are the probabilities. `need` is multiplied by their sum, because rounding moves it off 1.
+    # For top-p the weights are the probabilities. Their sum can differ from 1 by rounding, so top-p is multiplied by
+    # it.
     kept = laws * keep_largest(laws, laws, jnp.minimum(top_p, 1.0) * laws.sum(-1, keepdims=True))
     return jnp.where(top_p < 1.0, kept / kept.sum(-1, keepdims=True), laws)
 

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens that follow the last committed token; their shape is static (METHODS section 10).
+"""Trees of drafted tokens that follow the last committed token; their shape is static (docs/methods.md, section 10).
 
 Entry 0 of a tree is the last committed token. It is *pending*: no model has been fed with it, so no cache contains it.
 The other entries are the tree's nodes, level by level: node `n` is entry `n + 1`. A cache stores the entries in this
@@ -53,10 +53,10 @@ class Tree:
 
     def __post_init__(self) -> None:
         if not self.parents:
-            raise ValueError("a tree without nodes drafts nothing: give parents, (-1,) for a single token")
+            raise ValueError("a tree without nodes drafts nothing: give its parents, (-1,) for a single token")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
-                raise ValueError(f"node {node} of the tree follows {parent}: it must follow −1 or a node before it")
+                raise ValueError(f"node {node} of the tree follows {parent}: its parent must be −1 or an earlier node")
         # A level must be contiguous: the model is fed one level at a time, as a slice of entries.
         for node in range(1, self.size):
             if self.depths[node + 1] < self.depths[node]:

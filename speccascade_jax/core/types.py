@@ -25,7 +25,7 @@ Params = Any
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """The dtypes that parameters may be loaded in; int8 matrices have one scale per column."""
 STORED = "stored"
-"""A choice of `draft_dtype`: keep the checkpoint's dtype where this changes no result and costs no time."""
+"""The value of `draft_dtype` that keeps the checkpoint's dtype if this neither changes results nor costs time."""
 
 
 @flax.struct.dataclass
@@ -188,7 +188,7 @@ class BoundModel:
 
 @flax.struct.dataclass
 class LawPair:
-    """The draft's and the target's distributions at a position, which a rule may read (METHODS section 1).
+    """The draft's and the target's distributions at a position, which a rule may read (docs/methods.md, section 1).
 
     Attributes:
         q, p: float32 `[..., V]`, the raw distributions of draft and target: softmax of the logits at temperature 1,
@@ -358,12 +358,12 @@ class Round:
         draft: the drafted block.
         num_kept: int32 `[B]`, the number of accepted draft tokens.
         rejected: bool `[B]`, whether a draft token was rejected.
-        examined: int32 `[B]`, how many draft tokens were examined: up to the first rejection, or the whole block
-            (`Verifier.joint`).
+        examined: int32 `[B]`, how many draft tokens were examined: those up to the first rejected one, or the whole
+            block if it is verified jointly (`Verifier.joint`).
         tokens: int32 `[B, G + 1]`; the first `num_new` are committed.
         num_new: int32 `[B]`, committed tokens.
         source: int32 `[B, G + 1]`, the source of each committed token, an index into `core.names.SOURCES`.
-        pair: `LawPair` over `[B, G + 1, V]`.
+        pair: the draft's and the target's distributions at each position, with arrays `[B, G + 1, V]`.
         law: float32 `[B, G + 1, V]`, the distribution of each committed token given its prefix.
         unverified: bool `[B]`, whether the block was committed without the target (`Engine.verify_final`).
         eta: float32 `[B, G + 1]`, `Σ r q̃`, the probability that a drafted token is deferred to the target; 0 if the

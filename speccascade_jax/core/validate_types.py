@@ -129,7 +129,7 @@ def _in_sequence(name: str, value: Sequence[Any], inner: tuple[Any, ...]) -> str
     # `tuple[int, ...]` repeats one annotation; `tuple[int, str]` has one per entry.
     kinds = [inner[0] if inner else Any] * len(value) if len(inner) < 2 or inner[1] is Ellipsis else inner
     if len(kinds) != len(value):
-        return f"{name}={shown(value)} has {len(value)} entries where {len(kinds)} are meant"
+        return f"{name}={shown(value)} has {len(value)} entries, but {len(kinds)} are expected"
     return _first_problem((f"{name}[{n}]", *part) for n, part in enumerate(zip(value, kinds, strict=True)))
 
 

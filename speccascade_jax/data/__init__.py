@@ -1,1 +1,1 @@
-"""★ Tasks, vocabularies and the folder of data sets."""
+"""Tasks, vocabularies and the folder of data sets."""

@@ -1,7 +1,8 @@
-"""Choosers, which score several drafters for each prompt and choose one of them (METHODS section 8).
+"""Choosers, which score several drafters for each prompt and choose one of them (docs/methods.md, section 8).
 
 A chooser reads the target's summary of the prompt and assigns an *arm* (one of the drafters) to each row of a batch.
-The numbers of a chooser are parameters, so no program is compiled anew when they change, for example while it learns.
+A chooser's numbers are parameters of the compiled program, so the program is not compiled again when they change, for
+example while the chooser learns.
 """
 
 from collections.abc import Callable

@@ -3,8 +3,8 @@
 `ModelDrafter` drafts token by token until its stop policy or the block's end stops it. `ExitDrafter` drafts in the same
 way with the target's first layers, in the target's cache (self-speculation). `PlannedDrafter` chooses block lengths by
 measured costs, and drafts nothing if that is faster (`block_size="auto"`). `BranchingDrafter` drafts a tree level by
-level, with several tokens after each token (METHODS section 10). `NoDrafter` drafts nothing: the target alone runs
-through the same loop, so latencies are comparable.
+level, with several tokens after each token (docs/methods.md, section 10). `NoDrafter` drafts nothing: the target alone
+runs through the same loop, so latencies are comparable.
 """
 
 from dataclasses import dataclass, replace

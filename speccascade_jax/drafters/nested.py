@@ -33,8 +33,8 @@ class NestedDrafter(DrafterDefaults):
     """A drafter that runs an inner `engine` for `budget` tokens and proposes **all** of them to the outer engine.
 
     Every token, even a replacement or a bonus, counts as drawn from the inner engine's distribution, by which the outer
-    engine's acceptance divides. As `q`, a lossless inner engine gives the raw distribution of its target, and a lossy
-    one gives its own `π`. The inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
+    engine's acceptance divides. A lossless inner engine reports its target's raw distribution as `q`, and a lossy one
+    reports its own `π`. The inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
 
     Attributes:
         engine: the inner engine.
@@ -60,7 +60,7 @@ class NestedDrafter(DrafterDefaults):
             # the outer engine rolls tokens back and commits others; `catch_up` feeds those to the inner model but does
             # not return the hidden states that such a drafter needs
             name = type(self.engine.drafter).__name__
-            raise ValueError(f"{name} reads the target's hidden states: it drafts for the target only, not in a level")
+            raise ValueError(f"{name} reads the target's hidden states: use it to draft for the target only")
 
     @property
     def block(self) -> int:
@@ -150,8 +150,8 @@ class NestedDrafter(DrafterDefaults):
         pair, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
         law = verifier.law(pair, inner.alpha[:, None, None])
         collected = put_laws(collected, self._handed(pair, law, collected), length, ~state.done)
-        # the cache keeps the last committed token, one token more than the engine's invariant says; the next `catch_up`
-        # starts after it
+        # Here the cache has consumed the last committed token too, one token more than the engine's invariant allows.
+        # The next `catch_up` starts after that token.
         cache = self.engine.target.rollback(cache, state.length)
         unusable = (bad[:, 0] | (drafted.draft.bad[:, 0] & verifier.reads_q)) & ~state.done
         return replace(state, drafter=drafted.drafter, laws=drafted.draft.laws, target_cache=cache), collected, unusable

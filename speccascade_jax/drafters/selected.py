@@ -1,4 +1,4 @@
-"""Selection of a drafter for each prompt, so that rows of a batch may have different drafters (METHODS section 8).
+"""Selection of a drafter for each prompt; rows of a batch may have different drafters (docs/methods.md, section 8).
 
 Source: Huang et al., 2024 (assistant selection).
 """

@@ -1,6 +1,7 @@
-"""Counters that the decoding loop updates, and the measures that experiments compute from them (METHODS section 9).
+"""Counters that the decoding loop updates, and the measures that experiments compute from them.
 
-Counters are integers and short sums per row. None is an array of the vocabulary's size.
+The measures are defined in docs/methods.md, section 9. Counters are integers and short sums per row; none is an array
+of the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from speccascade_jax.core.types import Array, Round
 
 @flax.struct.dataclass
 class Counters:
-    """Statistics per row; `[B]` int32 unless said otherwise (METHODS section 9).
+    """Statistics per row; `[B]` int32 unless said otherwise (docs/methods.md, section 9).
 
     Attributes:
         rounds: rounds that the row took part in.
@@ -187,7 +188,7 @@ def _deferral(turn: Round, bonus: str) -> Array:
     return jnp.where(turn.unverified[:, None], 0.0, jnp.where(theirs, 1.0, turn.eta))
 
 
-# --- measures, on the host
+# --- measures, computed on the host
 
 
 def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_alone: bool = False) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
     chosen = None if rows is None else np.asarray(rows)
     totals = {name: _total(getattr(stats, name), chosen) for name in Counters.__dataclass_fields__}
     if lengths is not None and _total(lengths, chosen) != totals["committed"]:
-        raise ValueError("the counters belong to another generation: committed tokens and lengths disagree")
+        raise ValueError("the counters belong to another generation than the lengths: give both of one generation")
     if draft_alone:  # the engine's target was the draft model, so its calls are draft steps
         totals |= {"draft_steps": totals["target_calls"], "target_calls": 0}
     return _measures(totals) | ({"draft_share": 1.0} if draft_alone else {})
@@ -252,7 +253,7 @@ def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list
 
 
 def _measures(totals: dict[str, Any]) -> dict[str, Any]:
-    """Computes the measures of METHODS section 9 and the rates of section 6 from summed counters."""
+    """Computes the measures of docs/methods.md, section 9 and the rates of section 6 from summed counters."""
     counts = {name: totals[name] for name in COUNTS}
     return {
         **counts,

@@ -109,8 +109,8 @@ class Engine:
         bonus: the token after a fully kept block: "rule" (from `π`, the default), "target" (from `p̃`) or "none". A
             block of length 0 gives one token from `π` under "none" too.
         verify_final: whether the target also scores a block that ends its row, by a drafted stop id or at the length
-            limit. If not, such a block is committed as drafted, as published token cascades and Big-Little do (METHODS
-            section 4).
+            limit. If not, such a block is committed as drafted, as published token cascades and Big-Little do
+            (docs/methods.md, section 4).
     """
 
     target: LanguageModel
@@ -203,8 +203,8 @@ class Engine:
         # `block` is the longest block that may occur; without the draft model's parameters a planner never drafts
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored and written before it is cut to the limit
-        back = taken_back + block + 1  # a cache with a window must keep the entries that a rollback makes visible again
-        # nodes of a tree share positions, so a cache with a window must keep all slots (`None`: any rollback)
+        back = taken_back + block + 1  # a windowed cache must keep the entries that a rollback makes visible again
+        # nodes of a tree share positions, so a windowed cache must keep all slots (`None`: any rollback)
         whole = None if self.tree is not None else back
         cache, hidden = scoring.prefilled(self.target, params["target"], prompt, width + room, whole, self.layers)
         features = prompt_features(self.target, cache) if self.drafter.reads_features else None
@@ -304,7 +304,10 @@ class Engine:
         return rngs.RoundKeys(state.keys, state.rounds, state.length)
 
     def step(self, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Round]:
-        """Runs one round of speculation (METHODS section 2; Narasimhan et al., 2024, Algorithm 4). Jittable."""
+        """Runs one round of speculation; jittable.
+
+        Sources: docs/methods.md, section 2; Narasimhan et al., 2024, Algorithm 4.
+        """
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
         # the next round reuses the buffers in place, so they are saved before a tree is reduced to its kept path
         judged, laws = self._judged(params, state, drafted, controls), drafted.draft.laws

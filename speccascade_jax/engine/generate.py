@@ -69,7 +69,7 @@ def generate(
         example_ids: the ids that determine the rows' random bits, `[B]`, by default `0 … B − 1`.
         level: a part of every row's random key (static). Two generations with the same seed and ids need different
             levels if they must not use the same random bits.
-        most_rounds: ends the generation after this many rounds, finished or not; for measurements.
+        most_rounds: the number of rounds after which the generation ends, finished or not; used by measurements.
 
     Returns:
         A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
@@ -170,7 +170,7 @@ def model_names(draft_alone: bool) -> tuple[str, str]:
 
 
 class Failure(NamedTuple):
-    """A failure of a model, which gave NaN or infinite logits in a row, at a position of the row's sequence.
+    """A model's failure: it gave NaN or infinite logits in one row, at one position of the row's sequence.
 
     The row's output ends with the round before the failure.
     """

@@ -1,4 +1,4 @@
-"""Optimiser of Globerson et al. (2025): which models to stack, and with which token budgets (METHODS.md section 7)."""
+"""Search for the fastest hierarchy of draft models (Globerson et al., 2025; docs/methods.md, section 7)."""
 
 from speccascade_jax.hierarchy.latency import Hierarchy, latency
 from speccascade_jax.hierarchy.measure import Measured, measure

@@ -1,6 +1,6 @@
 """Expected latency per token of a hierarchy of models, by the formula of Globerson et al. (2025) or with overshoot.
 
-Overshoot: a level passes up at least as many tokens as its budget, and often more.
+Overshoot means that a level passes more tokens than its budget to the level above: its last round may go beyond it.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Acceptance rates are measured along the target's own outputs. One compiled program computes the distributions of all
 models along an output. An array that several models share is passed to it once, so layers that early exits share with
-their target are computed once (METHODS.md section 7).
+their target are computed once (docs/methods.md, section 7).
 """
 
 import math

@@ -12,7 +12,7 @@ Floats = np.ndarray
 def expected_rounds(alpha: Floats, budgets: int) -> Floats:
     """Returns `γ(α, t, T)`, the expected number of rounds over `t` drafts until at least `T` tokens exist.
 
-    Source: METHODS.md section 7.
+    Source: docs/methods.md, section 7.
 
     Args:
         alpha: acceptance rates, any shape `[...]`, in [0, 1].

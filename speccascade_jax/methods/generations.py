@@ -1,7 +1,7 @@
 """Methods that run whole generations: one model alone, or two generations in one compiled program.
 
-In a *sequence cascade* the draft writes the whole output, and the target rewrites it if its score is too low (METHODS
-section 4; Narasimhan et al., 2024, eq. 1). The second generation runs only if some row needs it.
+In a *sequence cascade* the draft writes the whole output, and the target rewrites it if its score is too low
+(docs/methods.md, section 4; Narasimhan et al., 2024, eq. 1). The second generation runs only if some row needs it.
 
 The *oracle* is greedy speculative decoding that knows beforehand which drafts will be rejected (Huang et al., 2024
 (SpecDec++), Lemma 2.1). First the target writes the output alone. Then one pass of the draft over this output finds the
@@ -165,7 +165,7 @@ choice is made before anything is written (the random allocation of Holsman et a
 class SequenceMethod(Method):
     """A method in which the draft writes whole outputs, and the target rewrites the outputs whose score is below α.
 
-    Source: METHODS section 4; Narasimhan et al., 2024, eq. 1.
+    Source: docs/methods.md, section 4; Narasimhan et al., 2024, eq. 1.
 
     Attributes:
         score: a name in `SCORES`.

@@ -39,7 +39,8 @@ class Drafting:
             probability r: keep a draft with probability 1 − r, otherwise sample from the target).
         verify: "token" verifies drafts one by one; "block" verifies them jointly, which keeps more of them under the
             same distribution (`rules.block_wise`) and requires accept="speculative".
-        bonus: the distribution of the token after a fully kept block: "rule", "target" or "none" (METHODS section 2).
+        bonus: the distribution of the token after a fully kept block: "rule", "target" or "none" (docs/methods.md,
+            section 2).
         block_size: γ, the largest number of draft tokens per round.
         stop: the stop policy, which may end a draft before its block is full: a name in `stopping.policies.STOPS`,
             `module.NAME` for a user's policy, or a policy's class.

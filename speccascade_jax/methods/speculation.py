@@ -29,7 +29,7 @@ from speccascade_jax.stopping.policies import Fixed
 class Speculation(Method):
     """A method of speculative decoding; its fields are defaults, most of which the caller's settings can replace.
 
-    Source: METHODS section 2; Leviathan et al., 2023; Narasimhan et al., 2024, Algorithm 4.
+    Source: docs/methods.md, section 2; Leviathan et al., 2023; Narasimhan et al., 2024, Algorithm 4.
 
     Attributes:
         decides: the default rule.

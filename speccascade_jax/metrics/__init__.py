@@ -1,1 +1,1 @@
-"""★ Metrics of generated text. They need no JAX."""
+"""Metrics of generated text. They need no JAX."""

@@ -1,1 +1,1 @@
-"""★ Language models, which all implement the protocol `core.protocols.LanguageModel`."""
+"""Language models, which all implement the protocol `core.protocols.LanguageModel`."""

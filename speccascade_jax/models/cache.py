@@ -141,7 +141,7 @@ def write_layer(stack: Array, update: Array, start: Array, layer: Array, axis: i
 
 
 def _corner(array: Array, axis: int, slot: Array, layer: Array | None) -> list[Array]:
-    """Returns the indices of a slice that starts at `slot` along `axis`, in `layer` if the first axis is of layers."""
+    """Returns the indices of a slice that starts at `slot` along `axis`, in `layer` if the first axis holds layers."""
     corner = [jnp.zeros((), jnp.int32)] * array.ndim
     corner[axis] = slot
     if layer is not None:

@@ -244,7 +244,8 @@ class Stack(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
-        If layers are a scan, masks, slots, keys and values are those of each place in a group instead of each layer.
+        If the layers run in a scan, masks, slots, keys and values are those of each place in a group instead of each
+        layer.
         """
         x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
         return self.decoder_norm(x), attended
@@ -302,8 +303,9 @@ class DecoderCache:
         rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
 
-    If layers are a scan, keys, values and rings have one entry for each place in a group instead of each layer, such as
-    one for all local layers and one for all global ones. Keys are then `[L, B * n, K, S]`, with the layers of a place.
+    If the layers run in a scan, keys, values and rings have one entry for each place in a group instead of each layer,
+    such as one for all local layers and one for all global ones. Keys are then `[L, B * n, K, S]`, with the layers of a
+    place.
     """
 
     keys: tuple[Array, ...]
@@ -394,7 +396,7 @@ class DecoderModule(nn.Module):
         if branch is not None:
             positions = (cache.length - branch.num_cached)[:, None] + jnp.array(branch.own)[None]
         sizes = [values.shape[-2] for values in cache.values]
-        # The cache of an early exit may have more places than the exit's layers need, if layers are a scan.
+        # The cache of an early exit may have more places than the exit's layers need, if the layers run in a scan.
         layout = list(zip(c.places, sizes, cache.rings, strict=not c.scanned))
         # Layers with the same window, number of slots and layout see the same slots, so they share one mask.
         see = partial(self._seen, cache, positions) if branch is None else partial(_branch_seen, cache, branch)
@@ -488,9 +490,9 @@ class DecoderLM(CachedModel[DecoderCache]):
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Returns the number of cache slots of each layer (METHODS section 2 describes caches of windows).
+        """Returns the number of cache slots of each layer (docs/methods.md, section 2 describes caches of windows).
 
-        If layers are a scan, it returns those of each place in a group.
+        If the layers run in a scan, it returns those of each place in a group.
         """
         # After a rollback by `max_rollback` positions, the ring must still hold the whole window before the new length.
         spare = max_len if max_rollback is None else max_rollback + 1
@@ -499,8 +501,9 @@ class DecoderLM(CachedModel[DecoderCache]):
     def prompt_features(self, cache: DecoderCache) -> Array:
         """Returns the hidden state `[B, E]` of the prompt's second-to-last token, the last one that prefill consumes.
 
-        The result is zero for a prompt of one token. METHODS section 8 uses the state of the prompt's last token
-        instead. That token is only fed with the first block, so its state before drafting would cost an extra call.
+        The result is zero for a prompt of one token. docs/methods.md, section 8 uses the state of the prompt's last
+        token instead. That token is only fed with the first block, so its state before drafting would cost an extra
+        call.
         """
         return cache.summary
 

@@ -64,8 +64,8 @@ class DecoderConfig:
         max_length: the longest sequence that the model was trained for.
         dtype: dtype of computation; norms, softmax and logits are always float32.
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
-        scan_layers: whether layers are a scan over stacked parameters (`models.stacks`), in groups of the `pattern`;
-            `None`: deep ones are.
+        scan_layers: whether the layers run in a scan over stacked parameters (`models.stacks`), in groups of the
+            `pattern`; `None` means only in deep models.
 
     Raises:
         ValueError: an option is unknown, or sizes contradict each other.
@@ -138,7 +138,7 @@ class DecoderConfig:
 
     @property
     def places(self) -> tuple[int | None, ...]:
-        """The windows of the layers whose caches are separate: of a group's layers in a scan, otherwise of all."""
+        """The windows of the layers that have separate caches: in a scan those of one group, otherwise all layers."""
         return self.windows[: self.period] if self.scanned else self.windows
 
     @property

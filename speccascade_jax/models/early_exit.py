@@ -2,8 +2,8 @@
 
 An exit's parameters are the target's arrays themselves, so memory holds each weight once. An exit is a full language
 model with a cache for its layers. If it drafts for the target that it is a part of, `view` and `put` let it read and
-extend the target's cache (`ExitDrafter`). Sources: METHODS.md section 7; LayerSkip (Elhoushi et al., 2024) for the
-shared head.
+extend the target's cache (`ExitDrafter`). Sources: docs/methods.md, section 7; LayerSkip (Elhoushi et al., 2024) for
+the shared head.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class EarlyExit:
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
-        """Returns the part of the whole model's cache that the exit's layers use; all of it if layers are a scan."""
+        """Returns the part of the model's cache that the exit's layers use; the whole cache if the layers run in a scan."""
         if self.of.config.scanned:
             return cache  # The exit's loop over layers ends early, and leaves the other layers' slots as they are.
         # Only tuples are sliced, so the result holds the target's own arrays without a copy.
@@ -187,7 +187,7 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
 
 
 Places = tuple[tuple[jax.tree_util.PyTreeDef, tuple[int, ...]], ...]
-"""For each parameter tree: its structure, and its leaves' indices in a list of arrays. A static argument of jit."""
+"""For each parameter tree: its structure, and its leaves' indices in a list of arrays; a static argument of jit."""
 
 
 def distinct(params: Sequence[Params]) -> tuple[list[Array], Places]:

@@ -79,7 +79,7 @@ class Table:
         return cache
 
 
-def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - reads as a model's name at the front door
+def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - users read it as the name of a model
     """Returns a bound bigram model.
 
     Args:

@@ -1,4 +1,4 @@
-"""Fingerprints of models: hashes of architecture and weights, by which stored results and heads name their model."""
+"""Fingerprints of models: hashes of architecture and weights that identify the model of a stored result or head."""
 
 import hashlib
 from typing import Any
@@ -47,17 +47,18 @@ def _regrouped(bound: BoundModel, path: Any, array: np.ndarray) -> np.ndarray:
 
 
 class _Part:
-    """One layer's part of a stacked parameter, which is not yet cut off."""
+    """One layer's part of a stacked parameter, which is sliced only when it is read."""
 
     def __init__(self, stack: Any, layer: int):
         self.stack, self.layer = stack, layer
 
 
 def _separate(params: Any) -> Any:
-    """Returns parameters with those of each layer separate, as an unrolled model's tree is ordered."""
+    """Returns the parameters with those of each layer separate, in the order of a model whose layers are no scan."""
     if not has_stacks(params):
         return params
-    # Weights have the same hash whether layers are a scan or not. Parts are cut off one at a time, to save memory.
+    # Weights have the same hash whether the layers run in a scan or not. Parts are cut off one at a time, to save
+    # memory.
     out: dict[str, Any] = {}
     for name, leaf in flatten_dict(params, sep="/").items():
         out |= {layer_path(name, i): _Part(leaf, i) for i in range(len(leaf))} if in_stack(name) else {name: leaf}

@@ -37,7 +37,8 @@ from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
 
-# A finite value, so that a query that sees no slot attends to all slots equally instead of returning NaN.
+# The logit of a masked slot. It is finite, so that a query without visible slots attends to all slots equally instead
+# of returning NaN.
 MASKED = -1e10
 EXITS = "exits"
 """Flax collection in which each decoder layer stores its output as `hidden`, if `apply` is called with it `mutable`."""
@@ -47,8 +48,8 @@ class Slots(NamedTuple):
     """One layer's cache: keys `[B * n, K, S]`, values `[B * n, S, K]`, and the next position `start` `[B]`.
 
     If `ring` is true, the slots form a ring buffer: position `p` is in slot `p mod S`, and new positions overwrite the
-    oldest. If layers are a scan, keys and values are stacks of layers, `[L, B * n, …]`, and `layer` is the index of
-    this layer; otherwise it is `None`.
+    oldest. If the layers run in a scan, keys and values are stacks of layers, `[L, B * n, …]`, and `layer` is the index
+    of this layer; otherwise it is `None`.
     """
 
     keys: Array
@@ -60,7 +61,7 @@ class Slots(NamedTuple):
     def write(self, block: KeysValues) -> KeysValues:
         """Returns all keys and values after writing those of `block` at position `start` of each row.
 
-        They are those of all layers if the keys and values are stacks (`attended`).
+        If the keys and values are stacks, the result holds those of all layers; `attended` selects this layer's.
         """
         if self.layer is not None:
             specs = (STACKED_HEADS, HEADS, ROWS, P())
@@ -216,7 +217,7 @@ class CachedModel(LengthCached[Held]):
         return size
 
     def prepare(self, params: Params) -> Params:
-        """Returns the parameters in the layout that decodes fastest (`fuse`, `pack`); the plain layout decodes too."""
+        """Returns the parameters in the layout that decodes fastest (`fuse`, `pack`); the plain layout also works."""
         # Packed matrices are for a single CPU. On a mesh, matrices stay plain, because XLA must split them.
         if self.mesh is not None:
             shards = self.mesh.shape[MODEL]

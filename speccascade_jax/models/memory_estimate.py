@@ -68,7 +68,8 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
     sharding.check(model.config, mesh, "the model")
     if batch % mesh[0]:
         raise ValueError(
-            f"a batch of {batch} is not divisible by the {mesh[0]} parts that mesh={mesh} spreads rows over"
+            f"a batch of {batch} is not divisible by the {mesh[0]} parts that mesh={mesh} spreads rows over: "
+            f"give a multiple of {mesh[0]}"
         )
     params = abstract(model)
     # A rollback may undo a whole block and its extra token, so ring buffers need `block_size + 1` spare slots.

@@ -130,18 +130,19 @@ def _gather(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> A
 
 
 def _gathered(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> Array:
-    # the cast comes first, so that devices send 16 bits, not 32; without the constraint, XLA may gather activations
+    # The cast comes first, so that devices send 16 bits instead of 32. Without the constraint on the parameter, XLA may
+    # gather activations instead.
     return constrain(constrain(jnp.asarray(parameter, dtype), spread_spec), gathered_spec)
 
 
 def _gather_forward(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> tuple[Array, None]:
-    # no call of `_gather`, whose result a policy could not tell from others (`kept_for_gradients`)
+    # `_gather` itself is not called, because the policy of `kept_for_gradients` could not recognise its result.
     return _gathered(parameter, dtype, gathered_spec, spread_spec), None
 
 
 def _gather_backward(dtype: str, gathered_spec: P, spread_spec: P, _: None, gradient: Array) -> tuple[Array]:
-    # added up in float32 and scattered; the transpose of the constraint would give every device all of the sum
-    # (XLA's all-reduce: twice the bytes of a reduce-scatter, and rounded to 16 bits)
+    # The gradient is summed in float32 by a reduce-scatter. By default, the constraint's transpose would be an
+    # all-reduce, which sends twice as many bytes and rounds the sum to 16 bits.
     return (constrain(gradient.astype(jnp.float32), spread_spec),)
 
 
@@ -149,7 +150,7 @@ _gather.defvjp(_gather_forward, _gather_backward)
 
 
 def spread(path: str, shape: Sequence[int], parts: int) -> P:
-    """Returns the layout of a parameter in training: that of `spec_of`, and its largest free axis is split on `data`.
+    """Returns the layout of a parameter in training: that of `spec_of`, with the largest free axis split along `data`.
 
     Args:
         path: the parameter's path.
@@ -166,8 +167,8 @@ def spread(path: str, shape: Sequence[int], parts: int) -> P:
 def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
     """Returns the options of `jax.checkpoint` for a layer; `None` if its gradients recompute nothing.
 
-    While parameters are gathered, gradients gather them again: kept from the forward pass, the gathered parameters of
-    all layers would fill the memory that spreading them saves.
+    If each layer gathers its parameters, the backward pass gathers them again. Keeping the gathered parameters of all
+    layers after the forward pass would use up the memory that splitting them saves.
 
     Args:
         remat: whether gradients recompute the whole layer.

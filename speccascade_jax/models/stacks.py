@@ -1,4 +1,4 @@
-"""Layers as a scan: stacked parameters `layers/…` `[L, …]`, and the loop that applies a layer to each part of them.
+"""Layers that run in a scan: a loop over stacked parameters `layers/…` `[L, …]`, one layer per iteration.
 
 A compiled program then holds one layer instead of `L`, so its size and compile time do not grow with depth. Layers of
 several kinds that take turns, such as Gemma 2's local and global ones, are scanned in groups: `place` is a layer's
@@ -38,7 +38,7 @@ def is_scanned(scan_layers: bool | None, depth: int) -> bool:
 
 
 def stack_path(path: str) -> tuple[str, int] | None:
-    """Returns the stacked parameter that a layer's parameter is a part of, and the layer; `None` outside of layers.
+    """Returns the stacked parameter that a layer's parameter is a part of, and the layer; `None` if no layer has it.
 
     "decoder/layers_3/mlp/wo/kernel" is layer 3 of "decoder/layers/mlp/wo/kernel".
     """
@@ -154,7 +154,7 @@ def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> P
         return stacked
 
     def init(key: Array) -> Params:
-        # The shapes of `inputs` fit no mesh.
+        # Only shapes matter here. The mesh is switched off, because it could not split arrays as small as `inputs`.
         with under(None):
             return jax.vmap(lambda layer_key: layer.init(layer_key, *inputs)["params"])(jax.random.split(key, count))
 
@@ -163,7 +163,7 @@ def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> P
 
 
 def recomputed(body: Any, remat: bool) -> Any:
-    """Returns the body of a loop over layers so that gradients recompute each layer, or gather its parameters again.
+    """Returns a loop body whose backward pass recomputes each layer, or only gathers its parameters again.
 
     Args:
         body: as in `over_layers`.
@@ -175,10 +175,10 @@ def recomputed(body: Any, remat: bool) -> Any:
 
 
 def recomputed_layer(layer: Any, remat: bool, static_argnums: tuple[int, ...] = ()) -> Any:
-    """Returns the class of an unrolled layer so that gradients recompute it, or gather its parameters again.
+    """Returns a layer class whose backward pass recomputes the layer, or only gathers its parameters again.
 
     Args:
-        layer: the class of Flax.
+        layer: the Flax class of the layer, for models without a scan.
         remat: whether gradients recompute the whole layer.
         static_argnums: indices of arguments that are no arrays, `self` included.
     """
@@ -203,8 +203,8 @@ def over_layers(
         stack: parameters of at least `layers` layers, `[L, …]`.
         layers: number of layers.
         period: number of layers in a group.
-        fixed: whether parameters are constants, of which no gradient is computed. Each layer then reads its part of the
-            stack where it is; otherwise groups are cut off first, which a gradient's sum over layers needs.
+        fixed: whether no gradients of the parameters are needed. Each layer then reads its part of the stack in place.
+            Otherwise the parameters of a group are sliced first, because gradients are summed over slices.
     """
     groups, rest = divmod(layers, period)
 

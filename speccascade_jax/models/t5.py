@@ -168,7 +168,8 @@ class Attention(nn.Module):
 
     def _kept(self, queries: Array, keys_values: KeysValues) -> Array:
         """Returns dropout's factors of the attention weights, `[B, H, 1, S]`: 0 if dropped, else above 1."""
-        # drawn for all devices at once: inside `local` every device would draw the bits of the first rows and heads
+        # The factors are drawn for all devices at once. Inside `local`, every device would draw those of the first
+        # device.
         heads, slots = self.config.num_heads, keys_values[1].shape[1]
         ones = jnp.ones((queries.shape[0] // heads, heads, 1, slots), keys_values[1].dtype)
         kept: Array = self.drop(ones, deterministic=False)
@@ -302,8 +303,8 @@ class T5Static:
     The first axis of every array is the row, or row times head in `cross`.
 
     Attributes:
-        cross: per layer, the cross-attention's keys `[B * H, K, N]` and values `[B * H, N, K]`; if layers are a scan,
-            one pair for all layers, `[L, B * H, …]`.
+        cross: per layer, the cross-attention's keys `[B * H, K, N]` and values `[B * H, N, K]`; if the layers run in a
+            scan, one pair for all layers, `[L, B * H, …]`.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
         bias: `[B, H, 2S - 1]`, the relative bias for each distance (key minus query position) from `-(S - 1)` to
             `S - 1`.
@@ -456,7 +457,7 @@ class Decoder(nn.Module):
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
         """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`.
 
-        If layers are a scan, there is one pair for all layers, `[L, B * H, …]`.
+        If the layers run in a scan, there is one pair for all layers, `[L, B * H, …]`.
         """
         if not self.config.scanned:
             return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
@@ -487,8 +488,8 @@ class Decoder(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention.
 
-        `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If layers are a scan,
-        the keys and values are those of the cache, and there are none without a cache.
+        `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If the layers run in a
+        scan, the keys and values are those of the cache, and there are none without a cache.
         """
         x = self.drop(x, deterministic=deterministic)
         apply = self._scan if self.config.scanned else self._unrolled
@@ -691,7 +692,7 @@ class T5(CachedModel[KVCache]):
         return self.rollback(cache, prompt.length - 1), states
 
     def prompt_features(self, cache: KVCache) -> Array:
-        """Returns the mean `[B, E]` of the encoder's output over tokens that are not padding (METHODS section 8)."""
+        """Returns the mean `[B, E]` of the encoder's output over real tokens (docs/methods.md, section 8)."""
         summary: Array = cache.static.summary
         return summary
 

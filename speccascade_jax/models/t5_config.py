@@ -39,7 +39,8 @@ class T5Config:
         start_id: id of the token that decoding starts from.
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
         pad_id: id that tokenizers pad the encoder's input with; `pairs.prompts` removes it from both ends.
-        scan_layers: whether layers are a scan over stacked parameters (`models.stacks`); `None`: deep ones are.
+        scan_layers: whether the layers run in a scan over stacked parameters (`models.stacks`); `None` means only
+            in deep models.
     """
 
     vocab_size: int

@@ -1,4 +1,4 @@
-"""Functions that feed known tokens to a model: outputs at all positions in one pass, and caches that catch up."""
+"""Functions that feed known tokens to a model: outputs at all positions in one pass, and missed tokens of a cache."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ def catch_up(
 ) -> Cache:
     """Feeds committed tokens to a model until every active row of its cache has consumed `length − 1` tokens.
 
-    After a block of which all tokens were accepted, the draft's cache lacks one token. The cache of a drafter that
+    If all tokens of a block were accepted, the draft's cache lacks the block's last token. The cache of a drafter that
     skipped rounds lacks all tokens that were committed in these rounds. If no token is missing, nothing is fed.
 
     Args:
@@ -69,7 +69,7 @@ def catch_up(
 def continued(
     model: Any, params: Params, prompt: Prompt, tokens: Array, spare: int = 0, layers: tuple[int, ...] = ()
 ) -> LMOutput:
-    """Prefills a model, then feeds the last token of `prompt` and `tokens` `[B, T]`; returns the `T + 1` outputs.
+    """Prefills a model, then feeds it the prompt's last token and `tokens` `[B, T]`; returns the `T + 1` outputs.
 
     The cache gets `spare` further slots, which stay unused. They matter because the number of slots affects rounding.
     If `layers` are named, the result has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).

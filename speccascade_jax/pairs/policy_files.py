@@ -26,7 +26,8 @@ class Card:
         scores: name of the scoring function in `drafters.chooser.SCORERS`; features: number of features that it reads.
         arms: the drafters' names, in the order of the scores; prints: the drafters' fingerprints in the same order.
         target: fingerprint of the target, whose prefill computes the features.
-        trained: the training objective; alignment_weight: weight of alignment in the rewards (METHODS section 8).
+        trained: the training objective; alignment_weight: weight of alignment in the rewards (docs/methods.md, section
+            8).
         pair: name of the pair; data: fingerprint of the training data; queries: number of training queries; steps:
             number of optimizer steps.
     """

@@ -1,7 +1,7 @@
-"""Acceptance of drafted tokens: the mass that is kept, and the distribution that replaces a rejected token.
+"""Acceptance of drafted tokens: the probability mass that is kept, and the distribution that replacements come from.
 
-Every acceptance obeys the identity of METHODS section 2: `kept + (1 − Σ kept) · replacement` is the target distribution
-`π`.
+Every class here satisfies the identity `kept + (1 − Σ kept) · replacement = π`, where `π` is the distribution that the
+output has under the rule (docs/methods.md, section 2).
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from speccascade_jax.rules.verification import Acceptance, TokenWise, Verifier
 
 @dataclass(frozen=True)
 class Speculative(TokenWise):
-    """Acceptance that keeps `min(q̃, π)` and replaces from `norm(max(0, π − q̃))`.
+    """Acceptance that keeps the mass `min(q̃, π)` and draws replacements from `norm(max(0, π − q̃))`.
 
-    No token-wise acceptance with the same `π` keeps more. Source: Narasimhan et al., 2024, Algorithm 4. The kept mass
-    is computed and not the ratio `π/q̃`, which is 0/0 at temperature 0.
+    No token-wise acceptance with the same `π` keeps more. The code computes the kept mass instead of the ratio `π/q̃`,
+    which is 0/0 at temperature 0. Source: Narasimhan et al., 2024, Algorithm 4.
     """
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
@@ -37,10 +37,10 @@ class Speculative(TokenWise):
 
 @dataclass(frozen=True)
 class Deferral(TokenWise):
-    """Acceptance that keeps with probability `1 − r(v)` and replaces from `p̃`.
+    """Acceptance that keeps token `v` with probability `1 − r(v)` and draws replacements from `p̃`.
 
     It gives the same distribution as `Speculative` and keeps fewer tokens. Fuzzy decoding, Big-Little and the oracle
-    cascade use it. The rule must have a deferral function.
+    cascade use it. The rule must have a deferral function `r`.
     """
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class SoftRatio(TokenWise):
     """Acceptance with probability `min(1, p̃/q)`, even if the token was not drawn from `q`.
 
     This is the baseline of Holsman et al., 2025. It is wrong on purpose: unless `q̃` equals `q`, the output does not
-    have the target's distribution (METHODS section 5).
+    have the target's distribution (docs/methods.md, section 5).
     """
 
     def __post_init__(self) -> None:

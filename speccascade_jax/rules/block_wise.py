@@ -1,4 +1,4 @@
-"""Block verification, which accepts the tokens of a block jointly (METHODS section 10; docs/methods.md)."""
+"""Block verification, which accepts the tokens of a block jointly (docs/methods.md, section 10)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class BlockWise(Speculative):
         """Returns how many tokens are kept: the largest `i` with `u_i < h_i`, int32 `[B]`; and `P_i`, float32 `[B]`."""
         batch, block = draft.tokens.shape
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
-        uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i has the bits of x_i's slot
+        uniforms = jnp.pad(keys.uniform(slots, rngs.ACCEPT), [(0, 0), (1, 0)])  # u_i uses the random bits of x_i's slot
         reached = self._reached(pair, law, draft, alpha, uniforms)
         # `likely` counts the tokens before the first P_i that is 0 or NaN, because no later token can be kept
         likely = jnp.cumprod(reached[:, 1:] > 0, -1).sum(-1).astype(jnp.int32)

@@ -1,4 +1,7 @@
-"""Verification of a tree of drafts: siblings are tried in turn, then the kept one's children (METHODS section 10)."""
+"""Verification of a tree of drafts, which tries siblings in turn and then the children of the accepted one.
+
+Source: docs/methods.md, section 10.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,7 +57,7 @@ class BranchWise(Speculative):
     tree: Tree
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Verifies a tree, as `TokenWise.verify` verifies a block, and also returns the path; `N + 1` positions."""
+        """Verifies the `N + 1` entries of a tree, as `TokenWise.verify` does a block; the verdict also has the path."""
         (rows, size), vocab_size = draft.tokens.shape, pair.p.shape[-1]
         slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (rows, size))
         uniforms, none = keys.uniform(slots, rngs.ACCEPT), jnp.zeros((rows,), jnp.int32)

@@ -1,9 +1,9 @@
-"""★ Rules that decide which draft tokens are kept. A new rule is one function here and one row in `RULES` below.
+"""Rules that decide which draft tokens are kept. A new rule is one function here and one row in `RULES` below.
 
 A deferral function `r(pair, alpha)` decides which drafted tokens are replaced by tokens of the target. It returns 1 to
 defer to the target and 0 to keep the draft, with shape `[..., 1]` (one decision per position) or `[..., V]` (one per
 token). It reads the raw distributions `pair.q` and `pair.p`; `alpha` has shape `[..., 1]`. Comparisons are strict: at
-equality the draft is kept. Formulas: METHODS section 3; Narasimhan et al., 2024, Tables 1 and 3.
+equality the draft is kept. Formulas: docs/methods.md, section 3; Narasimhan et al., 2024, Tables 1 and 3.
 """
 
 import functools
@@ -87,10 +87,10 @@ def lossy_greedy(pair: LawPair, alpha: Array) -> Array:
 
 
 def lossy(beta: float = 1.0) -> Rule:
-    """Returns the rule `lossy` with a given `β` (METHODS section 3; Narasimhan et al., 2024, Table 1 and Lemma 2).
+    """Returns the rule `lossy` with a given `β`.
 
     The rule keeps a drafted token with probability `min(1, p̃ / ((1 − α) q̃))`; a replacement is drawn from
-    `norm(max(0, p̃/β − q̃))`.
+    `norm(max(0, p̃/β − q̃))`. Sources: docs/methods.md, section 3; Narasimhan et al., 2024, Table 1 and Lemma 2.
 
     Args:
         beta: the scale of the residual; α must satisfy `max(0, 1 − β) <= α < 1`.
@@ -125,14 +125,14 @@ def random_accept(pair: LawPair, alpha: Array) -> Array:
 _cascade = partial(Rule, title="SpecCascade")
 _ANY, _POSITIVE = (-math.inf, math.inf), (0.0, math.inf)
 
-# the upper end of sweeps of τ: the largest value of a bounded divergence, a practical end for the others
+# The upper end of sweeps of τ. A bounded divergence ends at its largest value, the others at a practical value.
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
 
 
 def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
     """Returns the rule of fuzzy speculative decoding, which defers if `Div(p, q) >= τ`; its α is τ.
 
-    Sources: METHODS section 5; Holsman et al., 2025.
+    Sources: docs/methods.md, section 5; Holsman et al., 2025.
 
     Args:
         divergence: a key of `divergences.DIVERGENCES`.
@@ -151,7 +151,7 @@ def fuzzy(divergence: str = "js", top_k: int = 0, scaled: bool = False) -> Rule:
         >>> rule = sc.fuzzy("tv", top_k=50)
         >>> rule.name, rule.alpha.grid
         ('fuzzy_tv_top50', (0.0, 1.0))
-        >>> rule is sc.fuzzy("tv", top_k=50)  # so that both compile one program
+        >>> rule is sc.fuzzy("tv", top_k=50)  # so both calls use one compiled program
         True
     """
     if divergence not in divergences.DIVERGENCES:
@@ -212,7 +212,8 @@ _ROWS = (
     _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(useful=_ANY, typical=0.2), variant="OPTLog"),
     _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
     _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
-    # an even grid would be unwise, because hardly anything is deferred over most of the range of α (METHODS section 3)
+    # an even grid would be unwise, because hardly anything is deferred over most of the range of α (docs/methods.md,
+    # section 3)
     _cascade(
         name="token_v3", deferral=token_v3, variant="Token",
         alpha=Alpha(typical=0.9, swept=(0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)),
@@ -224,10 +225,10 @@ _ROWS = (
     *(fuzzy(*choice) for choice in itertools.product(divergences.DIVERGENCES, (0, 50), (False, True))),
 )  # fmt: skip
 RULES: dict[str, Rule] = {row.name: row for row in _ROWS}
-"""The rules by name: `rule` takes these names in `decode`, gin and `Level`. Every rule is also a row of METHODS.
+"""The rules by name: `rule` takes these names in `decode`, gin and `Level`.
 
-Sources of the formulas: METHODS section 3 (Narasimhan et al., 2024, Tables 1 and 3) and section 5 (Holsman et al.,
-2025).
+Every rule is also a method of the same name (`METHODS`). Sources of the formulas: docs/methods.md, section 3
+(Narasimhan et al., 2024, Tables 1 and 3) and section 5 (Holsman et al., 2025).
 
 Examples:
     >>> import speccascade_jax as sc

@@ -1,8 +1,8 @@
-"""★ Divergences between the distributions `p` and `q`, which fuzzy speculative decoding compares with τ.
+"""Divergences between the distributions `p` and `q`, which fuzzy speculative decoding compares with τ.
 
 A divergence is a constant times a sum over the vocabulary of a function of `p(v)` and `q(v)` alone. A new divergence is
-one function and one row in `DIVERGENCES`. By convention, `0 log 0 = 0` and `p log(p/0) = ∞`. Formulas: METHODS section
-5; Holsman et al., 2025, section 3.
+one function and one row in `DIVERGENCES`. By convention, `0 log 0 = 0` and `p log(p/0) = ∞`. Formulas: docs/methods.md,
+section 5; Holsman et al., 2025, section 3.
 """
 
 import math
@@ -119,7 +119,7 @@ def _over(divergence: Divergence, *parts: Sequence[Law]) -> Array:
 
 
 def _ranked(law: Law) -> Array:
-    """Returns numbers >= 0 in the order of the probabilities, and of their logs where a float32 probability is 0."""
+    """Returns numbers >= 0 that sort like the probabilities, or like their logs where float32 probabilities are 0."""
     below = jnp.where(law.log > -jnp.inf, 1e-9 / (1.0 + jnp.maximum(-law.log, 0.0)), 0.0)
     return jnp.where(law.mass > 0, law.mass * 2.0**100, below)
 

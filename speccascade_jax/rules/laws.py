@@ -18,7 +18,10 @@ Values = TypeVar("Values", bound=Any)
 
 
 def after_deferral(deferred: Array, pair: LawPair) -> Array:
-    """Returns `π = (1 − r) q̃ + p̃ Σ r q̃`: the target replaces drafted tokens that `r` defers (METHODS section 3)."""
+    """Returns `π = (1 − r) q̃ + p̃ Σ r q̃`: the target replaces the drafted tokens that `r` defers.
+
+    Source: docs/methods.md, section 3.
+    """
     return undeferred(deferred, pair) + pair.p_tilde * deferral_mass(deferred, pair)
 
 
@@ -66,15 +69,16 @@ def spec_decode(pair: LawPair, alpha: Array) -> Array:
 
 
 def kept_lossless(pair: LawPair, alpha: Array) -> Array:
-    """Returns `min(q̃, p̃)`."""
+    """Returns `min(q̃, p̃)`, the mass that lossless speculative decoding keeps."""
     return jnp.minimum(pair.q_tilde, pair.p_tilde)
 
 
 def sd_reference(pair: LawPair, alpha: Array) -> Array:
-    """Returns the distribution of the baseline of Holsman et al., 2025, which is not lossless (METHODS section 5).
+    """Returns the distribution of the baseline of Holsman et al., 2025, which is not lossless.
 
-    The baseline keeps a token drawn from `q̃` with probability `min(1, p̃/q)`. It divides by the raw `q`, although the
-    token may have been chosen greedily. Replacements are drawn from `norm(max(0, p̃ − q))`.
+    Source: docs/methods.md, section 5. The baseline keeps a token drawn from `q̃` with probability `min(1, p̃/q)`. It
+    divides by the raw `q`, although the token may have been chosen greedily. Replacements are drawn from `norm(max(0,
+    p̃ − q))`.
     """
     kept = kept_by_soft_ratio(pair)
     rejected = jnp.maximum(pair.q_tilde - kept, 0.0).sum(-1, keepdims=True)
@@ -97,7 +101,7 @@ def lossy_with(beta: float) -> TargetLaw:
     """Returns the target distribution of lossy speculative decoding for a fixed `β`.
 
     A token is kept with probability `min(1, p̃ / ((1 − α) q̃))`. A replacement is drawn from `norm(max(0, p̃/β − q̃))`,
-    or from `p̃` if that mass is 0 everywhere (METHODS section 3; Narasimhan et al., 2024, Table 1).
+    or from `p̃` if that mass is 0 everywhere (docs/methods.md, section 3; Narasimhan et al., 2024, Table 1).
     """
 
     def law(pair: LawPair, alpha: Array) -> Array:
@@ -131,11 +135,11 @@ def lossy_at_most(beta: float = 1.0) -> TargetLaw:
 
 
 def lossy_tuned(pair: LawPair, alpha: Array) -> Array:
-    """Returns `π` of `Lossy*`, `max(min(q̃, p̃/(1−α)), b p̃)`, where `b = 1/β` is solved for at every position.
+    """Returns `π = max(min(q̃, p̃/(1−α)), b p̃)` of the rule `Lossy*`, which computes `b = 1/β` at every position.
 
     `b` is the root of `Σ max(0, q̃ − p̃/(1−α)) = Σ max(0, b p̃ − q̃)` in `[0, 1/(1−α)]`, or 0 if the left side is 0
-    (METHODS section 3). It is at most 1, because at 1 the right side is `TV(p̃, q̃)`, which the left side does not
-    exceed.
+    (docs/methods.md, section 3). It is at most 1, because at 1 the right side is `TV(p̃, q̃)`, which the left side does
+    not exceed.
     """
     q, p = pair.q_tilde, pair.p_tilde
     ceiling = p / (1.0 - alpha)

@@ -14,7 +14,7 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""The distance by which a number may leave its useful range without a warning; ends of sweeps are rounded to 1e-3."""
+"""The distance by which a number may leave its useful range without a warning, because sweeps round to 3 decimals."""
 
 
 def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
@@ -24,7 +24,7 @@ def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
     return low, high
 
 
-BEYOND = "beyond it hardly anything changes; is this intended?"
+BEYOND = "beyond this range hardly anything changes; is this intended?"
 """The last words of a warning about a number outside its useful range."""
 
 

@@ -1,4 +1,4 @@
-"""Verification of a block: the longest accepted prefix, and one token after it (METHODS section 2)."""
+"""Verification of a block: the longest accepted prefix, and one token after it (docs/methods.md, section 2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -107,7 +107,10 @@ class Verifier(Protocol):
         ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Decides which draft tokens are kept and draws the next one; `pair` is `[B, G + 1, V]`, `alpha` `[B]`."""
+        """Decides which draft tokens are kept, and draws the token after them.
+
+        `pair` has arrays `[B, G + 1, V]`, and `alpha` is `[B]`.
+        """
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Returns `π`, the distribution of a token at a position, float32 `[..., V]`; `alpha` is `[..., 1]`."""
@@ -133,7 +136,7 @@ class TokenWise:
     """The base class of verification token by token under a rule; subclasses are in `rules.acceptance`.
 
     A subclass defines the kept mass and the replacement (`__call__`, `kept_at`), by which this class decides a block.
-    The target distribution is the rule's. Sources: METHODS section 2; Narasimhan et al., 2024, Algorithm 4.
+    The target distribution is the rule's. Sources: docs/methods.md, section 2; Narasimhan et al., 2024, Algorithm 4.
 
     Attributes:
         rule: the rule that decides.
@@ -195,7 +198,9 @@ class TokenWise:
         return self.rule.target_law(pair, alpha)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
-        """Keeps the longest accepted prefix of each row's block and draws one token after it (METHODS section 2).
+        """Keeps the longest accepted prefix of each row's block and draws one token after it.
+
+        Source: docs/methods.md, section 2.
 
         Args:
             pair: distributions over `[B, G + 1, V]`.
@@ -234,7 +239,7 @@ class TokenWise:
         return self(last, alpha).replacement
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
-        """Returns how many draft tokens are kept, int32 `[B]`, and a number that `_replacement` gets, `[B]`, here 1.
+        """Returns how many draft tokens are kept, int32 `[B]`, and `_replacement`'s argument `reached`, `[B]`, here 1.
 
         A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept.
         """
@@ -242,7 +247,8 @@ class TokenWise:
         ones = jnp.ones((batch,), jnp.float32)
         if block == 0:
             return jnp.zeros((batch,), jnp.int32), ones
-        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])  # cheaper than cutting the bonus position off `pair`
+        # Padding the tokens costs less than cutting the bonus position off `pair`.
+        tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
         drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
@@ -370,7 +376,8 @@ class ByArm:
             ValueError: always; engines inside a drafter need one rule.
         """
         raise ValueError(
-            f"the distribution of {self.name!r} depends on which arm drafted: give a level below the target one rule"
+            f"the distribution of {self.name!r} depends on which arm drafted: "
+            "give all drafters of a level below the target the same rule"
         )
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:

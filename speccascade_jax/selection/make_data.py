@@ -1,4 +1,6 @@
-"""Generation of the training data of selection policies, for `experiments/make_selection_data.py` (METHODS section 8).
+"""Generation of the training data of policies that choose among drafters (docs/methods.md, section 8).
+
+`experiments/make_selection_data.py` runs it.
 
 For every query of every domain, the target and each candidate model write a greedy output alone. A candidate's
 alignment is the ROUGE-L (F1) between the two texts. The candidate *autoregressive* is the target itself: its sampled
@@ -128,7 +130,7 @@ class Writer:
 
 @partial(jax.jit, static_argnames="model")
 def embedded(model: Any, params: Params, prompt: Prompt) -> Array:
-    """Returns the features of prompts that a selection policy reads, float32 `[B, D]` (METHODS section 8)."""
+    """Returns the features of prompts that a selection policy reads, float32 `[B, D]` (docs/methods.md, section 8)."""
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + 1)
     return prompt_features(model, cache).astype(jnp.float32)
 

@@ -69,7 +69,7 @@ def best_arm(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 Objective = Callable[[Array, Array, Array], Array]
 OBJECTIVES: dict[str, Objective] = {"reinforce": reinforce, "expected": expected, "best_arm": best_arm}
-"""The training objectives by name: functions `(scores, rewards, drawn) -> losses [B]` (METHODS section 8).
+"""The training objectives by name: functions `(scores, rewards, drawn) -> losses [B]` (docs/methods.md, section 8).
 
 The rewards of all arms are known in advance, so the expectation that "reinforce" estimates can be computed exactly.
 """
@@ -77,7 +77,7 @@ The rewards of all arms are known in advance, so the expectation that "reinforce
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTrainer:
-    """A trainer of a selection policy; the defaults are those of METHODS section 8.
+    """A trainer of a selection policy; the defaults are those of docs/methods.md, section 8.
 
     Attributes:
         run_dir: folder of the state, the metrics and the policy; training resumes if it holds a run.

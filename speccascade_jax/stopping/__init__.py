@@ -1,1 +1,1 @@
-"""★ Policies that end a draft before its block is full."""
+"""Policies that end a draft before its block is full."""

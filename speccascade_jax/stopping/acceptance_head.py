@@ -1,8 +1,8 @@
 """The acceptance head of SpecDec++, which predicts whether the target will keep the token just fed to the draft.
 
 The head reads the draft's final hidden state `e_i` of token `y_i`. The `sigmoid` of its output is
-`P(y_i kept | all tokens before y_i kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; METHODS section 6).
-Its parameters are a nested dictionary, named as flax names them:
+`P(y_i kept | all tokens before y_i kept)` (Huang et al., 2024 (SpecDec++), section 3.2 and eq. 3.1; docs/methods.md,
+section 6). Its parameters are a nested dictionary, named as flax names them:
 `{"block_0": {"kernel" [D, D], "bias" [D]}, …, "out": {"kernel" [D], "bias" []}}`.
 
 In addition to the paper's input, a head may read two numbers: `log max q` of the distribution that `y_i` was drawn
@@ -17,7 +17,7 @@ from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.types import Array, Params
 
 _LAW = 2  # the number of inputs that describe the distribution; they follow the hidden state
-_LEAST = 1e-6  # probabilities are clipped here, because smaller ones predict a rejection no better
+_LEAST = 1e-6  # the least probability; smaller ones are raised to it, because they predict a rejection no better
 
 
 def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:

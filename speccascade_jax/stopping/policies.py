@@ -1,4 +1,4 @@
-"""★ Stop policies, which end a block before it is full. A new policy is a class here and a row in `STOPS`.
+"""Stop policies, which end a block before it is full. A new policy is a class here and a row in `STOPS`.
 
 A policy is a stopping time. At each slot it sees that position's `q`, the hidden state of the previous token and its
 own state, but never the token about to be drawn. It cannot remove a token that was drawn. So the output has the right
@@ -90,7 +90,7 @@ class Fixed(Capped):
 
 @dataclass(frozen=True)
 class Confidence(Capped):
-    """A policy that draws while `max q >= 1 − stop_threshold`: Big-Little's fallback (METHODS section 4)."""
+    """A policy that draws while `max q >= 1 − stop_threshold`: Big-Little's fallback (docs/methods.md, section 4)."""
 
     threshold: ClassVar[str] = "it drafts while max q >= 1 - stop_threshold"
 
@@ -138,9 +138,9 @@ class AcceptanceHead(Capped):
 
     A head predicts `P_i`, the probability that token `y_i` is kept if all tokens before it are kept.
 
-    Source: Huang et al., 2024 (SpecDec++), Algorithm 2; METHODS section 6. The parameters are those of the head
-    (`stopping.acceptance_head`), which may also read two numbers about a token's distribution. A block has at least
-    `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the length limit ends it.
+    Source: Huang et al., 2024 (SpecDec++), Algorithm 2; docs/methods.md, section 6. The parameters are those of the
+    head (`stopping.acceptance_head`), which may also read two numbers about a token's distribution. A block has at
+    least `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the length limit ends it.
 
     With `lag=1`, the product over `i < k` decides whether `y_k` is the last token. A token is then drawn from every
     pass of the draft. With `lag=0`, `P_k` belongs to the product too. This takes the pass that reads `y_k`, so one more
@@ -157,7 +157,7 @@ class AcceptanceHead(Capped):
         super().__post_init__()
         whole("least", self.least, 0)
         if self.lag not in (0, 1):
-            raise ValueError(f"lag={self.lag!r} is not 0 or 1: how many tokens the product stays behind the drawn one")
+            raise ValueError(f"lag={self.lag!r} is not 0 or 1: give the number of tokens that the product lags behind")
 
     def init(self, batch_size: int) -> PyTree:
         """Returns initial values, 1, of the product and of `max q` at the previous token, float32 `[B]` each."""

@@ -1,1 +1,1 @@
-"""★ Tasks: examples, prompts, metrics, and the table of named tasks."""
+"""Tasks: examples, prompts, metrics, and the table of named tasks."""

@@ -290,7 +290,7 @@ def _few_shot(data: DataSet, shots: int, lengths: tuple[int, int], **row: Any) -
 
 
 def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple[int, int]) -> SeqioTask:
-    """Returns a data set of the T5 experiments of Narasimhan et al. (2024, §F.1; METHODS section 9).
+    """Returns a data set of the T5 experiments of Narasimhan et al. (2024, §F.1; docs/methods.md, section 9).
 
     The default split is the validation split, as in the paper.
     """
@@ -300,7 +300,7 @@ def _of_paper_1(name: str, prefix: str, metrics: tuple[str, ...], lengths: tuple
     )  # fmt: skip
 
 
-# settings of question answering, whose outputs have at most 5 tokens (METHODS section 9)
+# settings of question answering, whose outputs have at most 5 tokens (docs/methods.md, section 9)
 _QA: dict[str, Any] = {"metrics": ("answer_exact_match", "answer_f1"), "stop_strings": ("\n",)}
 _OPEN = _QA | {"template": Template(question="Q: {question}\nA:", separator="\n")}
 _CHOICE: dict[str, Any] = {"metrics": ("choice",), "stop_strings": ("\n",)}

@@ -1,1 +1,1 @@
-"""★ Vocabularies, which convert text to token ids and back; each kind has its own file."""
+"""Vocabularies, which convert text to token ids and back; each kind has its own file."""
