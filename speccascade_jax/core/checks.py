@@ -57,8 +57,7 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"{text[error.start]!r} at character {error.start}, half of a surrogate pair"
-        remedy = "remove it, for example by text.encode('utf-8', 'replace').decode()"
-        raise ValueError(f"{name} holds {half}: {remedy}") from error
+        raise ValueError(f"{name} holds {half}: remove it, say by text.encode('utf-8', 'replace').decode()") from error
 
 
 def check_sizes(config: Any, layers: str, *more: str) -> None:

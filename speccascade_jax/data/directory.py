@@ -41,7 +41,7 @@ ORIGINS = {
     "wmt22_en_de": f"{_GITHUB}/wmt-conference/wmt22-news-systems",
     "xsum_1000": f"{_GITHUB}/FMInference/H2O",
 }
-"""Files and folders of the data directory, with a file's address or the repository from which a folder's data come."""
+"""Files and folders of the data directory, each with its origin: the file's address, or the folder's repository."""
 
 
 def require(*parts: str, instead: str = "the shipped task tiny_translation") -> Path:

@@ -101,7 +101,7 @@ def group(
     for index in rng.permutation(len(pairs)).tolist():
         source, target = map(len, pairs[index])
         if max(source, target) > max_length:
-            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_length} fit")
+            raise ValueError(f"pair {index} has {max(source, target)} tokens; at most {max_length} fit: remove it")
         source_length, target_length = source_length + source, target_length + target
         if room == 0 or max(source_length, target_length) > max_length:
             groups.append([])

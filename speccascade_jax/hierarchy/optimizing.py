@@ -1,4 +1,4 @@
-"""Choice of the best stack of a pair's models, predicted and measured (Globerson et al., 2025, Tables 3 and 5)."""
+"""Search for the fastest stack of a pair's models, which is then measured (Globerson et al., 2025, Tables 3, 5)."""
 
 import dataclasses
 import json
@@ -65,9 +65,9 @@ def optimize(
         The rows of the printed table.
 
     Raises:
-        ValueError: before any model is loaded, a value is invalid, or `output` is a file of another kind; before any
-            program is compiled, `costs` or `tail` name models that the pair lacks; later, the tail costs as much as the
-            target.
+        ValueError: a value is invalid, or `output` is a file of another kind (found before any model is loaded);
+            `costs` or `tail` name models that the pair lacks (found before any program is compiled); the tail costs as
+            much as the target (found after the costs are measured).
     """
     max_budget = whole("max_budget", max_budget, 1)
     sampling = sampling_of(check_sampling_alone(settings, "optimize"))

@@ -322,7 +322,7 @@ _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
 def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
-    """Returns the costs of an engine's planned block lengths, on the device; measures them if they are not known."""
+    """Returns the costs by which a planner chooses block lengths, on the device; measures them if they are unknown."""
     if hosts.many():
         raise ValueError(
             "block_size='auto' needs a single process, because every process would time its own rounds: give a number"

@@ -32,8 +32,8 @@ def build(
 ) -> Decoder:
     """Builds a decoder for a pair.
 
-    Every decoder is built by this function. So it also switches the compilation cache on, which an import does not, and
-    drops compiled programs when too many are alive.
+    Every decoder is built by this function. It therefore does two more things: it switches the compilation cache on,
+    because an import must not do so, and it drops compiled programs if there are too many.
 
     Args:
         pair: the models.

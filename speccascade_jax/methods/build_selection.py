@@ -187,7 +187,8 @@ def target_of(pair: Pair) -> tuple[str, int]:
     width = features(pair.target)
     if width is None or not isinstance(pair.target.model, PromptSummary):
         raise ValueError(
-            f"the target of pair {pair.name!r} computes no features of a prompt, so no drafter can be chosen by them"
+            f"the target of pair {pair.name!r} computes no features of a prompt, so no drafter can be chosen by them: "
+            f"set choose to {RANDOM!r}, or to the name of one drafter"
         )
     return pair.print_of("target"), width
 

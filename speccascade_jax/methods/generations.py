@@ -103,7 +103,7 @@ class Alone(Method):
 
 @dataclass(frozen=True)
 class TwoGenerations:
-    """The base class of programs that consist of two generations; its objects are a `Chain`."""
+    """The base class of programs that consist of two generations."""
 
     def generate(
         self, params: Params, prompt: Prompt, seed: int | Array = 0, *, example_ids: Any = None, **more: Any
@@ -142,7 +142,7 @@ def mean(logs: Array, counted: Array) -> Array:
 def lowest_tenth(logs: Array, counted: Array) -> Array:
     """Returns the 0.1-quantile of `log q` over the tokens of each row, interpolated linearly.
 
-    The quantile depends on the tokens of which the draft was least certain.
+    The quantile depends on the tokens that the draft was least certain about.
     """
     ordered = jnp.sort(jnp.where(counted, logs, jnp.inf), axis=-1)
     rank = 0.1 * jnp.maximum(counted.sum(-1) - 1, 0)

@@ -31,9 +31,9 @@ from speccascade_jax.runtime.notices import said_if_long
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 Shape = tuple[int, int, int]
-"""The number of rows, the padded prompt length, and the largest number of new tokens.
+"""The shape of a generation: the number of rows, the padded prompt length, and the largest number of new tokens.
 
-A program is compiled for each engine and shape.
+Every combination of engine and shape needs its own compiled program.
 """
 
 
@@ -183,7 +183,8 @@ class Method:
 class Chain(Protocol):
     """A program of several generations, for a method whose program is not a single `Engine`.
 
-    An object of this class is hashable, because it is a static argument of jit. Its `generate` need not be traceable.
+    An object of this class is hashable, because it is a static argument of jit. JAX need not be able to trace its
+    `generate`.
     """
 
     def generate(self, params: Params, prompt: Prompt, seed: int | Array = 0, **more: Any) -> Generation:
@@ -335,7 +336,7 @@ class Decoder:
                 return self._fetch_joined(params, prompt, SEED, limited)
 
             if self.engine is not None and isinstance(self.engine.drafter, PlannedDrafter):
-                self.compiling("decode", prompt, max_new_tokens)  # no second notice: timing prints its own
+                self.compiling("decode", prompt, max_new_tokens)  # without a notice, because timing prints one
             self._ready[shape] = block_costs.ready(
                 self.pair, self.program, self.params, prompt, arguments["controls"],
                 max_new_tokens=max_new_tokens, run=time,

@@ -74,14 +74,14 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Level(Drafting):
-    """A model between draft and target: it verifies drafts and passes its tokens up (Globerson et al., 2025).
+    """A model between draft and target: it verifies drafts and passes its own tokens to the next larger model.
 
-    The model above verifies these tokens as drafts from the level's distribution. If a `temperature`, `top_p` or
-    `top_k` is `None`, the level uses the value at which the model above samples its draft.
+    That model verifies these tokens as drafts from the level's distribution (Globerson et al., 2025). If a
+    `temperature`, `top_p` or `top_k` is `None`, the level uses the value at which the model above samples its draft.
 
     Attributes:
         model: the name of one of the pair's models (`Pair.models`).
-        budget: the number of tokens that the level collects before it passes them up.
+        budget: the number of tokens that the level collects before it passes them to the next larger model.
 
     Raises:
         ValueError: a number is not whole, a value has the wrong type, or `block_size` is "auto".
@@ -321,10 +321,10 @@ class Settings(Drafting):
 
 
 _ARGUMENTS = ("example_ids", "max_new_tokens", "seed", "stop_ids", "trace")
-_OTHER_DISTRIBUTION = "it changes the distributions that a rule compares; only temperature, top_p and top_k do here; "
+_OTHER_DISTRIBUTION = "it changes the distributions that a rule compares; here only temperature, top_p and top_k may; "
 UNSUPPORTED = {
     "num_beams": "beam search draws from no distribution, so drafts cannot be verified against it; leave it out; ",
-    **dict.fromkeys(("n", "num_return_sequences"), "give a prompt once for each output: every row draws its own; "),
+    **dict.fromkeys(("n", "num_return_sequences"), "repeat the prompt once per output: each row is sampled anew; "),
     **dict.fromkeys(("frequency_penalty", "logit_bias", "logits_processor", "min_p", "no_repeat_ngram_size",
                      "presence_penalty", "repetition_penalty", "typical_p"), _OTHER_DISTRIBUTION),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""`Settings` as keyword arguments, for editors and type checkers, which read no generated code.
+"""The fields of `Settings` as a dictionary type, which shows editors and type checkers the keyword arguments.
 
-Written by `make format` from the fields of `Settings`; a test compares the two.
+`make format` writes this file from the fields of `Settings`; a test compares the two.
 """
 
 from typing import Any, Literal, TypedDict

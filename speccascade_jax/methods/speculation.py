@@ -1,4 +1,4 @@
-"""The class `Speculation`, whose methods combine a drafter, a rule, an acceptance, a stop policy and a bonus token."""
+"""Methods of speculative decoding, which combine a drafter, a rule, a verifier, a stop policy and a bonus token."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,8 +1,8 @@
 """The table of named methods; every rule is also a method with the same name.
 
-A method fixes an acceptance, a stop policy, the token after a kept block, and the default rule. All methods run in the
-same loop (`engine.loop`), so a new method is a new row of the table and needs no other code. Sources: docs/methods.md,
-sections 2, 4, 5, 6.
+A method fixes how drafts are accepted, the stop policy, the token after a fully kept block, and the default rule. All
+methods run in the same loop (`engine.loop`), so a new method is a new row of the table and needs no other code.
+Sources: docs/methods.md, sections 2, 4, 5, 6.
 """
 
 import math

@@ -35,7 +35,7 @@ def final_number(prediction: str, reference: str) -> list[float]:
     """
     wanted = last_number(reference)
     if wanted is None:
-        raise ValueError(f"reference {reference[:80]!r} holds no number, but final_number needs one")
+        raise ValueError(f"reference {reference[:80]!r} holds no number, but final_number needs one: add it")
     return [100.0 * (last_number(prediction) == wanted)]
 
 

@@ -21,7 +21,7 @@ from speccascade_jax.core import names
 from speccascade_jax.metrics import answers, code
 
 References = Sequence[str | tuple[str, ...]]
-"""One reference text per example, or a tuple of texts, of which the one with the best score counts."""
+"""One reference text per example, or a tuple of reference texts; the one with the best score counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Metric:
 
     Attributes:
         statistics: function `(prediction, reference) -> K numbers` of one example.
-        from_sums: function from sums of the statistics over the N examples of each of R corpora, `[R, K]`, and N to the
-            scores `[R]`, from 0 to 100.
+        from_sums: function `(sums, N) -> scores`: `sums` `[R, K]` holds the summed statistics of R corpora of N
+            examples each, and the scores `[R]` are from 0 to 100.
         signature: function `() -> text` that identifies the computation in a record: tokeniser, smoothing, stemming and
             library version.
-        several: whether an example may have several references, of which the best counts.
+        several: whether an example may have several references; the best one counts.
         executes: whether the metric runs a model's output as a program; `Evaluation.execute_code` must allow this.
         right_or_wrong: whether every example is either right or wrong, and the score is the share of right examples.
 
@@ -135,7 +135,7 @@ def get_metric(name: str) -> Metric:
 
 
 def _statistics(name: str, predictions: Sequence[str], references: References) -> np.ndarray:
-    """Returns the K statistics of each example, float64 `[N, K]`; of several references, the best one counts."""
+    """Returns the K statistics of each example, float64 `[N, K]`; if there are several references, the best counts."""
     for argument, texts in (("predictions", predictions), ("references", references)):
         if isinstance(texts, str):
             raise ValueError(f"{argument} is one string; give a list with one text per example")
@@ -242,7 +242,7 @@ def _bleu_statistics(metric: str, prediction: str, reference: str) -> list[float
     """Returns n-gram matches and totals for n = 1 to 4, then the lengths of prediction and reference."""
     if metric == "bleu" and _UNSPACED.search(reference):
         warnings.warn(
-            "bleu compares words between spaces, and a reference is of a script without them: choose one of "
+            "bleu compares words between spaces, and a reference is in a script without them: choose one of "
             f"{', '.join(_TOKENISED)}",
             stacklevel=2,
         )

@@ -97,7 +97,7 @@ class EarlyExit:
         return self.model.prompt_features(cache)
 
     def view(self, cache: Cache) -> Cache:
-        """Returns the part of the model's cache that the exit's layers use; the whole cache if the layers run in a scan."""
+        """Returns the part of the model's cache that the exit's layers use; if they run in a scan, the whole cache."""
         if self.of.config.scanned:
             return cache  # The exit's loop over layers ends early, and leaves the other layers' slots as they are.
         # Only tuples are sliced, so the result holds the target's own arrays without a copy.

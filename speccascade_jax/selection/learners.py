@@ -56,7 +56,7 @@ class Whitening:
 
 @dataclass
 class Posterior:
-    """The posterior of linear bandits: what is known about each arm's reward after queries that each showed one reward.
+    """The posterior of a linear bandit over the rewards of all arms; each query shows the reward of one arm only.
 
     Each arm has a ridge regression on a constant and the whitened features: `A = λI + Σ x xᵀ`, `b = Σ r x`, weights
     `A⁻¹ b`, covariance `σ² A⁻¹` (LinUCB: Li et al., 2010; linear Thompson sampling: Agrawal and Goyal, 2013). With a
@@ -164,7 +164,7 @@ def learn_by_trying(
 class Rewards:
     """Rewards of a learner's queries, from times per token in the order of the queries: `-log(time / usual)`.
 
-    `usual` is the median of the first times, of at most `REFERENCE` queries. So one unusually slow query does not
+    `usual` is the median time of the first queries (at most `REFERENCE` queries). So one unusually slow query does not
     change the rewards of other queries, and rewards stay comparable over time.
     """
 

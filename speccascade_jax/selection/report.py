@@ -88,8 +88,8 @@ def compare(
         The path of the result store; `None` after a dry run.
 
     Raises:
-        ValueError: before any model is loaded, a value is invalid; before any program is compiled, a policy belongs to
-            other drafters or to another target.
+        ValueError: a value is invalid (found before any model is loaded), or a policy belongs to other drafters or to
+            another target (found before any program is compiled).
     """
     check_name(output)
     several("domains", domains, 1)
@@ -119,7 +119,7 @@ def compare(
 
 
 def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[Settings]:
-    """Returns the lossless methods that choose a drafter: always one of them, a random one, or by a policy.
+    """Returns the lossless methods that choose a drafter: a fixed one, a random one, or the choice of a policy.
 
     There is a method for each drafter, and for each combination of a policy and a value in `ways`.
 

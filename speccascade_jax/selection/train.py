@@ -38,7 +38,7 @@ from speccascade_jax.training.runs import Stepped, TrainState
 Row = dict[str, Any]
 LINUCB = "linucb"
 LINEAR = "linear"
-"""The name, among the objectives of `curves`, of a linear policy that is trained by the trainer's own objective."""
+"""The name that `curves` gives to a linear policy, which is trained by the trainer's own objective."""
 FILE = policy_files.FILE
 """The name of the policy's file in the run's folder."""
 

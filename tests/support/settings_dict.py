@@ -6,9 +6,9 @@ from pathlib import Path
 from speccascade_jax.methods import settings_dict
 from speccascade_jax.methods.settings import Settings
 
-HEAD = '''"""`Settings` as keyword arguments, for editors and type checkers, which read no generated code.
+HEAD = '''"""The fields of `Settings` as a dictionary type, which shows editors and type checkers the keyword arguments.
 
-Written by `make format` from the fields of `Settings`; a test compares the two.
+`make format` writes this file from the fields of `Settings`; a test compares the two.
 """
 
 from typing import Any, Literal, TypedDict

@@ -60,8 +60,8 @@ class FileTask(Task):
             number from 0 in a file without a header. A JSON field may be a list, which gives several references.
         template: the model's input; `{source}` is replaced by the source, `{column}` by any column of the file, and
             `{c0}` by the first column of a file without a header.
-        pool: a file of the same form whose first rows are the exemplars, which are not evaluated; of a folder, its
-            first split.
+        pool: a file of the same form, or a folder, whose first split is then used; its first rows are the exemplars,
+            which are not evaluated.
         shots: the number of exemplars in a prompt.
         answer: the text after the template in an exemplar.
         separator: the text between exemplars.
@@ -290,7 +290,7 @@ def _check_header(names: Sequence[str], path: Path) -> None:
     try:
         readers.check_unique(names)
     except ValueError as error:
-        raise ValueError(f"{path}:1: {error}, of which only one could be read: rename the others") from error
+        raise ValueError(f"{path}:1: {error}, and only one could be read: rename the others") from error
 
 
 def _rows_of_folder(path: Path, split: str) -> Iterator[Row]:

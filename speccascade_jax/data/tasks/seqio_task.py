@@ -87,7 +87,7 @@ def read(name: str, module: str, prefix: str, split: str) -> Iterator[Example]:
     splits = list[str]()
     with contextlib.suppress(
         ValueError
-    ):  # raised if the data are absent: the error that follows later about the data helps more
+    ):  # raised if the data are absent; the later error about the data is more helpful
         splits += sorted(provider.splits)
     if splits and split not in splits:
         raise ValueError(f"seqio's {name} has no split {split!r}; its splits: {', '.join(splits)}")

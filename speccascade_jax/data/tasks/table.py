@@ -327,7 +327,7 @@ FEW_SHOT = (
         shots=5, lengths=(256, 5), **_OPEN),
     _few_shot(DataSet("gsm8k", {"test": "test_dev_half.jsonl", "train": "train.jsonl.gz"}, gsm8k, "train.jsonl.gz"),
         shots=8, lengths=(2048, 320), metrics=("final_number",), stop_strings=("\nQuestion:",)),
-    # `mixed`, because the files hold one subject after the other: the first examples would cover two or three of 57
+    # `mixed`, because the files are sorted by subject: the first examples would cover two or three of 57 subjects
     _few_shot(DataSet("mmlu", _MMLU, mmlu, "dev.jsonl", most=None, mixed=True), shots=5, lengths=(3072, 5), **_CHOICE,
         template=Template(header="Multiple-choice questions about {group}, each with the letter of its answer.")),
     _few_shot(DataSet("commonsenseqa", _HALF_VALIDATION, commonsense, most=8), shots=7, lengths=(768, 5), **_CHOICE),

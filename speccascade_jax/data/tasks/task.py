@@ -33,8 +33,8 @@ class Example:
         source: the input text, without `Task.prefix`.
         reference: one text, or a tuple of several; metrics that allow several use the best one
             (`metrics.quality.Metric.several`).
-        answer: the output that a model is trained to write, if it is not the first reference: the reference of
-            HumanEval is a test, and that of GSM8K only the last number. It is no part of the example's identity.
+        answer: the output that a model is trained to write, if it is not the first reference. For example, HumanEval's
+            reference is a test, and GSM8K's only the last number. The answer is not part of the example's identity.
 
     Examples:
         >>> from speccascade_jax.extend import Example

@@ -23,7 +23,7 @@ class _Piece(NamedTuple):
 
 
 class Llama2cVocabulary(FileVocabulary):
-    """A vocabulary of llama2.c: BOS is 1, EOS is 2, and byte `b` is `b + 3`.
+    """A vocabulary of llama2.c: the id of BOS is 1, of EOS 2, and of byte `b` `b + 3`.
 
     BOS and EOS both end an output. Models of TinyStories are trained with BOS between stories, and llama2.c's own loop
     stops there.
@@ -54,8 +54,8 @@ class Llama2cVocabulary(FileVocabulary):
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, without BOS and EOS: characters or their bytes, merged while a pair is a piece.
 
-        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first; of
-        pairs with equal scores, the leftmost.
+        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first; if
+        scores are equal, the leftmost pair.
         """
         ids = [token for character in " " * bool(text) + text for token in self._spelt(character)]
         merged = [self._merge(*pair) for pair in zip(ids, ids[1:], strict=False)]

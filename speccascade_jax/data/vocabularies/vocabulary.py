@@ -71,7 +71,7 @@ def settled(text: str, last: bool) -> str:
 def added_texts(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> list[str]:
     """Returns the text that each id adds; joined, these texts equal the result of `decode`.
 
-    A stop id adds no text. Of the bytes of a character, only the last one adds text.
+    A stop id adds no text. If several ids encode the bytes of one character, only the last of them adds text.
     """
     texts = _added(vocabulary, ids, after, _WINDOW)
     if "".join(texts) == vocabulary.decode(ids, after=after):

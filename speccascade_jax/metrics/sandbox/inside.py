@@ -266,7 +266,7 @@ def become_program(job: dict[str, Any]) -> NoReturn:
 
 def set_limits(job: dict[str, Any]) -> None:
     """Sets the resource limits of the job, but never above the limits that the process has already."""
-    # There is no limit on processor time, which adds up over threads: the wall clock ends the program.
+    # Processor time has no limit, because it adds up over threads. The limit on the wall clock ends the program.
     limits = dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK), 0)
     limits |= {resource.RLIMIT_AS: job["memory"], resource.RLIMIT_NPROC: job["processes"]}
     limits |= {resource.RLIMIT_FSIZE: job["file_size"], resource.RLIMIT_NOFILE: 64}

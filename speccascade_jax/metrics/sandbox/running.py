@@ -168,7 +168,7 @@ def _run(program: str, limits: Limits) -> Outcome:
 def _read(process: subprocess.Popen[bytes], limit: int, deadline: float) -> tuple[bytes, str | None]:
     """Reads the program's output; returns it with the name of the limit that was exceeded, or with `None`.
 
-    The limits are "output", at most `limit` bytes, and "timeout", the end of the program before `deadline`.
+    The limits are "output" (at most `limit` bytes) and "timeout" (the program must end before `deadline`).
     """
     assert process.stdout is not None
     descriptor, output = process.stdout.fileno(), bytearray()
