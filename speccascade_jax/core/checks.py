@@ -75,7 +75,7 @@ def check_sizes(config: Any, layers: str, *more: str) -> None:
     if config.num_embeddings + config.missing_rows < config.vocab_size:
         raise ValueError(
             f"num_embeddings is {config.num_embeddings}, below vocab_size {config.vocab_size}: "
-            "the embedding needs a row for every real token"
+            "the embedding needs a row for every real token; raise num_embeddings"
         )
 
 

@@ -24,7 +24,7 @@ def make_sampling(
         ValueError: temperature < 0, top_p outside (0, 1], top_k negative or not whole.
     """
     t, p, k = per_row(name, temperature, batch), per_row("top_p", top_p, batch), per_row("top_k", top_k, batch)
-    _refuse(t < 0, name, t, "is negative; 0 is greedy decoding, 1 the model's own distribution")
+    _refuse(t < 0, name, t, "is negative; give 0 for greedy decoding, 1 for the model's own distribution")
     _refuse((p <= 0) | (p > 1), "top_p", p, "is outside (0, 1]; 1 switches it off")
     _refuse((k < 0) | (k != np.floor(k)), "top_k", k, "is not a whole number >= 0; 0 switches it off")
     return Sampling(*cast(Any, (t, p, k)))  # the arrays stay on the host, because jit moves them to the device

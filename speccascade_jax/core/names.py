@@ -82,9 +82,9 @@ def without_addresses(text: str) -> str:
 
 
 def check_own(noun: str, name: object) -> None:
-    """Raises a `ValueError` if the name of a user's model or drafter is no text or already means something else."""
+    """Raises a `ValueError` if the name of a user's model or drafter is not a string or has another meaning already."""
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{noun} has the name {shown(name)}: give it a text")
+        raise ValueError(f"{noun} has the name {shown(name)}: give it a string as its name")
     # The settings `drafters` and `others` also accept methods and `module.NAME`, so such names would be ambiguous.
     if name in (TARGET, DRAFT) or "." in name:
         meaning = "a dot separates module.NAME of an imported drafter" if "." in name else "this is a method's name"
@@ -109,7 +109,7 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
     if not isinstance(name, str):
         names = table_name or ", ".join(table)
         known = f"one of {names}, or " if names else ""
-        raise ValueError(f"{noun}={shown(name)} is not a name: give a text, {known}module.NAME of your own")
+        raise ValueError(f"{noun}={shown(name)} is not a name: give a string, {known}module.NAME of your own")
     if name in table:
         return table[name]
     if not all(name.split(".")) or "." not in name:

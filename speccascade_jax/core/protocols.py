@@ -238,8 +238,8 @@ class Outcome:
         rejected: bool `[B]`, whether a draft token was rejected.
         active: bool `[B]`, whether the row took part in the round.
         features: float `[B, G + 1, D]`, the target's final hidden states at the pending token and at the block's
-            tokens, zero where the target did not score. `None` unless `Drafter.reads_features`, and when an outer
-            engine commits tokens to an inner engine's drafter.
+            tokens, zero where the target did not score. `None` unless `Drafter.reads_features`, and also when an outer
+            engine commits tokens to the drafter of an inner engine.
         path: int32 `[B, N + 1]`, the tree entries on the accepted path, entry 0 first; `None` unless the drafts form a
             tree (`core.trees`).
         hidden: float `[B, G + 1, L, D]`, the target's hidden states after the layers that the drafter names. Entry `j`

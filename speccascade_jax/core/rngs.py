@@ -42,10 +42,11 @@ def root(seed: Array | int) -> Array:
 
 
 def below(level: int, arm: int = 0) -> int:
-    """Returns the level of an engine inside drafter number `arm` (0 to 7) of an engine at `level`, for its random bits.
+    """Returns the level of the engine inside a drafter, which is number `arm` (0 to 7) of an engine at `level`.
 
-    Engines whose drafters contain engines form a tree. Levels number the nodes of that tree breadth first, so no two
-    engines of one generation share random bits, however deep drafters are nested and however many are side by side.
+    Random bits depend on the level. Engines whose drafters contain engines form a tree. Levels number the nodes of that
+    tree breadth first, so no two engines of one generation share random bits, however deep drafters are nested and
+    however many are side by side.
 
     Raises:
         ValueError: `arm` is not from 0 to 7, or drafters are nested so deeply that the number exceeds 32 bits.

@@ -89,7 +89,7 @@ class Packed:
 
 
 def is_packed(leaf: Any) -> bool:
-    """Returns whether a leaf is a `Packed` matrix; as `is_leaf` it keeps `jax.tree` functions from splitting one."""
+    """Returns whether a leaf is a `Packed` matrix; `jax.tree` functions take it as `is_leaf`, to keep one whole."""
     return isinstance(leaf, Packed)
 
 

@@ -28,7 +28,7 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
 
     Args:
         path: an existing file, or a path inside the data directory.
-        columns: numbers of the column of the source and of that of the target; (1, 0) swaps them. For a `.jsonl`, the
+        columns: the column numbers of source and target; (1, 0) swaps them. For a `.jsonl`, the
             names of the two fields.
 
     Raises:

@@ -88,7 +88,7 @@ def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | No
         q_tilde=request.block.q_tilde,
         greedy=request.controls.draft.temperature <= 0,
         steps=jnp.zeros((rows,), jnp.int32) if steps is None else steps,
-        bad=jnp.zeros((rows, block + 1), bool),  # `G + 1` entries, for the bonus position too
+        bad=jnp.zeros((rows, block + 1), bool),  # one entry more than tokens, for the bonus position
         logs=request.block.logs,
     )
 
@@ -174,7 +174,7 @@ class ModelDrafter(PolicyDrafter):
         If `request.complete`, a row that drew its last token takes one more pass, which gives the distribution at the
         bonus position and feeds the last token to the cache. Otherwise that token is fed in the next round.
         """
-        # counted before catching up, because the calls that catch up are draft steps too
+        # Missed tokens are counted before they are fed, because the calls that feed them are draft steps too.
         missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
             cache = catch_up(
@@ -284,7 +284,7 @@ class ModelDrafter(PolicyDrafter):
 
 
 def _compared(carry: _Drafting, decision: Decision) -> Array | None:
-    """Returns `Draft.stop` with the numbers filled in that the policy compared with its threshold at this slot."""
+    """Returns `Draft.stop` after writing the numbers that the policy compared with its threshold at this slot."""
     recorded = carry.draft.stop  # `None` if the policy has no threshold; traces then show no numbers
     if recorded is None or decision.value is None:
         return recorded
@@ -396,7 +396,7 @@ class PlannedDrafter(DrafterDefaults):
         """
         if "costs" not in params:
             raise ValueError(
-                "costs are not known: add them to the parameters with methods.block_costs.ready, or by hand"
+                "the parameters have no costs of block lengths: add them with methods.block_costs.ready, or by hand"
             )
         # without the model's parameters the cache stays empty, so the program allocates none
         rows, cache = start.prompt.tokens.shape[0], ()
@@ -428,7 +428,7 @@ class PlannedDrafter(DrafterDefaults):
         drafts = active & (jnp.asarray(self.lengths, jnp.int32)[place] > 0)
         with jax.named_scope("catch_up"):
             missed = length - 1 - self.model.consumed(state.cache)
-            late = drafts & (missed > 1)  # rounds without drafts came in between, in which the model read no tokens
+            late = drafts & (missed > 1)  # in rounds without drafts, the model reads no tokens
             cache = catch_up(self.model, params["model"], state.cache, tokens, length, late, block=self.block)
         settled = replace(
             state,
@@ -511,7 +511,7 @@ class BranchingDrafter(DrafterDefaults):
 
     def _empty(self, request: Request, draws: Array) -> Draft:
         tokens = jnp.zeros((request.length.shape[0], self.block), jnp.int32)
-        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # the longest path
+        draft = in_buffers(request, tokens, length=jnp.where(draws, self.tree.depth, 0))  # the path's length
         return replace(draft, spent=jnp.where(draws, self.block, 0))
 
     def _fed(self, params: Params, cache: Cache, tokens: Array, first: int, end: int) -> tuple[Array, Cache]:

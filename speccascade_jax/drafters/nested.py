@@ -51,11 +51,11 @@ class NestedDrafter(DrafterDefaults):
     def __post_init__(self) -> None:
         whole("budget", self.budget, 1)
         if not self.engine.verify_final:
-            raise ValueError("an engine that leaves final blocks unverified cannot draft: set its verify_final=True")
+            raise ValueError("an engine with unverified final blocks cannot be a drafter: set its verify_final=True")
         if self.engine.tree is not None:
-            raise ValueError("an engine that drafts trees cannot draft: give its drafter a block size")
+            raise ValueError("an engine that drafts trees cannot be a drafter: give its own drafter a block size")
         if self.engine.planner is not None:
-            raise ValueError("an engine that plans its blocks cannot draft: give its drafter a block size")
+            raise ValueError("an engine that plans its blocks cannot be a drafter: give its own drafter a block size")
         if self.engine.layers:
             # the outer engine rolls tokens back and commits others; `catch_up` feeds those to the inner model but does
             # not return the hidden states that such a drafter needs
@@ -253,11 +253,11 @@ class AppendedDrafter(DrafterDefaults):
 
     def __post_init__(self) -> None:
         if self.first.reads_features:
-            raise ValueError(f"{type(self.first).__name__} reads the target's features: it cannot have a tail")
+            raise ValueError(f"{type(self.first).__name__} reads the target's features: leave its tail out")
         if layers_read_by(self.first):
-            raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: it cannot have a tail")
-        # one call of `first` must be able to read the tail's tokens and the token after them; one call of `tail`, as
-        # many tokens as its own block has
+            raise ValueError(f"{type(self.first).__name__} reads the target's hidden states: leave its tail out")
+        # one call of `first` must be able to read the tail's tokens and the token after them, and one call of `tail`
+        # must be able to read as many tokens as its own block has
         most = max(self.tail.block, self.tail.catches_up)
         object.__setattr__(self, "tail", replace(self.tail, sits_out=True, catches_up=most))
         object.__setattr__(self, "first", _catching_up(self.first, self.tail.block + 1))

@@ -211,7 +211,7 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
     chosen = None if rows is None else np.asarray(rows)
     totals = {name: _total(getattr(stats, name), chosen) for name in Counters.__dataclass_fields__}
     if lengths is not None and _total(lengths, chosen) != totals["committed"]:
-        raise ValueError("the counters belong to another generation than the lengths: give both of one generation")
+        raise ValueError("the counters and the lengths belong to different generations: give those of the same one")
     if draft_alone:  # the engine's target was the draft model, so its calls are draft steps
         totals |= {"draft_steps": totals["target_calls"], "target_calls": 0}
     return _measures(totals) | ({"draft_share": 1.0} if draft_alone else {})

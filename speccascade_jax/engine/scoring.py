@@ -177,7 +177,7 @@ def by_width(
     cache: Cache,
     needed: Array | None = None,
 ) -> Judged:
-    """Calls `judge` with the smallest of the ascending widths `choices` that fits `longest` drafts and the bonus.
+    """Calls `judge` with the smallest width of `choices` (ascending) that has room for `longest` drafts and the bonus.
 
     `longest` is an int32 scalar. If `needed` (bool scalar) is False, `judge` is not called, and the result is zero
     except for the cache. Each width has a loop of at most one iteration and not a conditional, because XLA updates a
@@ -247,7 +247,7 @@ def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
 
 
 def without_failed(turn: Round, failed: Array) -> Round:
-    """Returns the round with the rows of non-finite logits (`failed`) removed: they commit and count nothing."""
+    """Returns the round without the rows that had non-finite logits (`failed`): they commit and count nothing."""
     return replace(
         turn,
         active=turn.active & ~failed,

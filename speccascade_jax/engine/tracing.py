@@ -92,7 +92,7 @@ def origins(turn: Round) -> Origins:
 
 def facts(turn: Round) -> RoundFacts:
     """Reduces a round to the numbers that a trace shows, with `O(V)` work per position."""
-    # padded to `G + 1` entries like the other arrays, although nothing is drafted at the bonus position
+    # The draft tokens are padded to `G + 1` entries like the other arrays, although the bonus position has no draft.
     proposed = jnp.pad(turn.draft.tokens, [(0, 0), (0, 1)])
     q, p = turn.pair.q, turn.pair.p
     return RoundFacts(

@@ -44,7 +44,7 @@ def latency(
     """Returns the expected latency per token of one hierarchy.
 
     `"paper"` is Corollary 3.1 of Globerson et al. (2025): level `k` needs `γ(α, T_{k−1}, T_k)` calls for its block, as
-    if the level below always passed up exactly `T_{k−1}` tokens. `"overshoot"` is exact if every token is accepted
+    if the level below always passed exactly `T_{k−1}` tokens to it. `"overshoot"` is exact if every token is accepted
     independently. It computes the distribution of block lengths. Renewal theory gives the number of calls for a budget,
     and Wald's identity gives their cost.
 

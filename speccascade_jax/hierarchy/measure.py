@@ -105,7 +105,7 @@ def measure(
 def acceptance(
     models: Mapping[str, BoundModel], batches: Sequence[Batch], samplings: Mapping[str, tuple[Any, ...]]
 ) -> tuple[np.ndarray, int]:
-    """Returns `E [1 − TV]` for every two models, `[N, N]` in their order, and the number of positions of the average.
+    """Returns the acceptance rates `E [1 − TV]` between all models, `[N, N]`, and the number of averaged positions.
 
     Args:
         models: the models by name.

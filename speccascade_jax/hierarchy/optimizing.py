@@ -104,7 +104,7 @@ def _check_names(models: Mapping[str, Any], costs: Mapping[str, float] | None, t
     """Raises a ValueError if `costs` or `tail` name models that the pair lacks."""
     drafts = sorted(set(models) - {TARGET_MODEL})
     if tail is not None and tail not in drafts:
-        raise ValueError(f"the pair has no draft {tail!r} for tails: {unknown(tail, drafts)}")
+        raise ValueError(f"the pair has no draft {tail!r} to use as a tail: {unknown(tail, drafts)}")
     if costs is not None and (set(costs) != set(models) or not all(cost > 0 for cost in costs.values())):
         raise ValueError(f"costs={dict(costs)} must be positive numbers, one for each of {', '.join(sorted(models))}")
 
@@ -176,7 +176,7 @@ def _row(
     """Returns a stack's prediction and the results of its timed run, which is stored in `runs` by its settings."""
     settings = settings_of(chosen, measured.names, tail)
     if settings not in runs and chosen.budgets:
-        # No run with random acceptance if there is a tail: its acceptance rate differs, and a rule has only one α.
+        # With a tail, no run uses random acceptance, because the tail's acceptance rate would need another α.
         coins = None if tail is not None else settings_of(chosen, measured.names, coins=measured.acceptance)
         runs[settings] = _run(session, point, measured, settings, coins)
     row: Row = {"name": name, "models": [measured.names[i] for i in chosen.models], "budgets": list(chosen.budgets)}
@@ -241,7 +241,7 @@ def calls(record: Mapping[str, Any], settings: Settings) -> dict[str, int]:
 def seconds_per_token(record: Mapping[str, Any], settings: Settings, costs: Mapping[str, float]) -> float:
     """Returns the cost per token of a record, as the number of calls of each model times the model's cost.
 
-    The unit is that of the costs. Acceptance is real, but the time of a call is artificial.
+    The unit is that of the costs. The number of calls comes from a real run, but the time of a call is assumed.
 
     Args:
         record: a record with the counts of its levels, as in `calls`.
@@ -290,11 +290,11 @@ def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear:
     if dear:
         console.print(f"Left out, because a call costs at least as much as a call of the target: {', '.join(dear)}")
     note = (
-        "Predicted: no prefill, every call costs as much as a one-token call, acceptance independent at every token. "
-        "SWI: the same costs, but the measured acceptance. By coin: independent acceptance, but the measured time. "
-        "Realised: measured acceptance and measured time. The last two time whole generations, per token, relative to "
-        "the target; 95%: confidence interval over examples and trials. The overshoot optimum comes from a search, the "
-        "paper optimum is exact (hierarchy.solve)."
+        "Predicted: prefill is ignored, every call costs as much as a one-token call, and every token is accepted "
+        "independently. SWI: the same costs with the measured acceptance. By coin: measured time with independent "
+        "acceptance. Realised: measured time with the measured acceptance. By coin and Realised are times of whole "
+        "generations per token, relative to the target. 95%: confidence interval over examples and trials. The "
+        "overshoot optimum comes from a search; the paper optimum is exact (hierarchy.solve)."
     )
     heads = ("", "models", "budgets", "predicted", "with overshoot", "SWI", "by coin", "realised", "95%")
     stacks = _table("Stacks: speed relative to the target alone", note, heads, left_columns=3)

@@ -84,7 +84,7 @@ def visits(yielded: Floats, budgets: int) -> Floats:
 
 
 def handed_up(yielded: Floats, visited: Floats, budget: int) -> Floats:
-    """Returns the distribution of the length of the block that a level passes up once it has at least `budget` tokens.
+    """Returns the distribution of a block's length, if a level passes it on as soon as it has at least `budget` tokens.
 
     The result is `[..., W]`, probabilities of the lengths 0 … W − 1.
     """

@@ -29,9 +29,9 @@ Chain = tuple[tuple[int, ...], tuple[int, ...]]
 LEVELS = 5
 """The largest number of drafts in a hierarchy of the search; the improvements at the end may add more."""
 ABOVE = 4
-"""The number of possible models above for which each block is evaluated."""
+"""The number of models for which a block is evaluated; each of them might verify the block in the next level."""
 BLOCKS = 2000
-"""The number of blocks that are kept in total, but at least one for each model, budget and possible model above."""
+"""The number of blocks that the search keeps, but at least one for each model, budget and possible next model."""
 
 
 def solve(costs: Sequence[float], acceptance: Any, max_budget: int = 15, objective: str = "paper") -> Hierarchy:
@@ -85,7 +85,7 @@ def _paper_optimum(costs: np.ndarray, acceptance: np.ndarray, most: int) -> Chai
 
 
 def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
-    """Returns the chain of models and budgets; follows `origin` down from flat `index`, the level below the target."""
+    """Returns the models and budgets that `origin` leads to, from the flat `index` of the level below the target."""
     models, budgets = [count - 1], list[int]()
     while index >= 0:
         i, budget = divmod(index, most)
@@ -96,7 +96,7 @@ def _walk(origin: np.ndarray, index: int, count: int, most: int) -> Chain:
 
 @dataclass
 class Blocks:
-    """Several blocks of one model: costs `[n]`, length probabilities `[n, W]`, and the hierarchies that draft them."""
+    """Several ways to draft a block with one model: costs `[n]`, length probabilities `[n, W]`, and hierarchies."""
 
     costs: np.ndarray
     lengths: np.ndarray

@@ -117,7 +117,7 @@ class Walked:
 
 
 Run = Callable[[Params, int], Generation]
-"""A function `(parameters, number of rounds) -> Generation` that runs so many rounds and waits for the result."""
+"""A function `(parameters, number of rounds) -> Generation` that runs this many rounds and waits for the result."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def by_model(drafters: Drafters) -> bool:
 
 
 def check_tail(settings: Drafting, owner: str) -> None:
-    """Checks that a tail size has a tail, and that no tail follows blocks of planned length (`block_size="auto"`).
+    """Checks that a tail size is set with a tail only, and that `block_size="auto"` is set without a tail.
 
     Raises:
         ValueError: the settings contradict each other; the message names the value and the remedy.
@@ -127,7 +127,7 @@ def check_tail(settings: Drafting, owner: str) -> None:
     if settings.tail is None and size != TAIL:
         raise ValueError(f"tail_size={size} of {owner} has no effect without a tail: name a tail, or leave it out")
     if settings.tail is not None and settings.block_size == AUTO:
-        raise ValueError(f"block_size={AUTO!r} of {owner} plans the whole block: give a number, or leave tail out")
+        raise ValueError(f"block_size={AUTO!r} of {owner} allows no tail: give a number, or leave tail out")
 
 
 def check(drafters: Drafters, owner: str) -> None:
@@ -149,7 +149,7 @@ def _check_level(level: Level) -> None:
     level_name = f"level {level.model!r}"
     whole("budget", level.budget, 1)
     if level.model == "target":
-        raise ValueError("level 'target' is the target itself: name a smaller model of the pair, below the target")
+        raise ValueError("level 'target' is the target itself: as a level, name a smaller model of the pair")
     check_tail(level, level_name)
     check_bonus(level.bonus)
     verifier_of(level.accept, deferral.get(level.rule), level.verify)
@@ -166,7 +166,7 @@ def _check_level(level: Level) -> None:
 
 
 def asks_head(drafters: Drafters, policy: StopPolicy) -> bool:
-    """Returns whether an acceptance head ends the blocks of a model among the drafters, at any level."""
+    """Returns whether a model among the drafters, at any level, needs an acceptance head to end its blocks."""
     levels = [drafter for drafter in map(_plain, drafters) if isinstance(drafter, Level)]
     asks = by_model(drafters) and isinstance(policy, AcceptanceHead)
     return asks or any(asks_head(drafter.drafters, policy_of(drafter.stop, drafter.block_size)) for drafter in levels)
@@ -215,7 +215,7 @@ def _own_drafter(name: str, pair: Pair, block_size: int) -> tuple[Drafter, Param
     try:
         inspect.signature(make).bind(pair, block_size)
     except TypeError as error:
-        raise ValueError(f"{name!r} is called as f(pair, block_size): {error}") from error
+        raise ValueError(f"{name!r} must accept the arguments (pair, block_size): {error}") from error
     result = make(pair, block_size)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ValueError(f"{name!r} must return (drafter, params), not {names.shown(result)}")

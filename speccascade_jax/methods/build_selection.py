@@ -101,8 +101,8 @@ def _check_arm(arm: Arm, owner: str, lossy: bool, verifier: Callable[[Any], Veri
     chosen = verifier(arm.rule)
     if not chosen.lossless and not lossy:
         raise ValueError(
-            f"arm {arm.called!r} of {owner} is verified by {chosen.name!r}, which is lossy: outputs would have another "
-            f"distribution where it is chosen; give it rule='spec_decode', or set lossy_arms=True to allow this"
+            f"arm {arm.called!r} of {owner} is verified by {chosen.name!r}, which is lossy: outputs that it drafts "
+            f"would not follow the target; give it rule='spec_decode', or set lossy_arms=True to allow this"
         )
 
 

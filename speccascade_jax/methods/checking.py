@@ -75,14 +75,14 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     worst, moved = map(max, zip(*identities, strict=True))
     if moved <= _WORST:
         keeps = f"rule {rule.name!r} keeps every draft (π = q̃) on tables of {_ENTRIES} tokens"
-        warnings.warn(f"{keeps}, so this check shows little: try other alphas, and trust it less", stacklevel=2)
+        warnings.warn(f"{keeps}, so this check would miss errors: try other alphas", stacklevel=2)
     cases = itertools.product((TOKEN, *JOINT), tried)
     p_values = np.sort([p for way, alpha in cases for p in _p_values(rule, way, alpha, samplings, seed)])
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
-            f"rule {rule.name!r}: its tokens do not follow π (p = {least:.1e} by {len(p_values)} chi-square "
-            f"tests, after Holm): its functions depend on more than the distributions at the position and alpha"
+            f"rule {rule.name!r}: its tokens do not follow π (p = {least:.1e} in {len(p_values)} chi-square tests with "
+            f"Holm's correction): let its functions depend only on the distributions at the position and on alpha"
         )
     where_tried = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
     tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))
@@ -132,7 +132,8 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float
     if not worst <= _WORST:
         raise ValueError(
             f"rule {rule.name!r} at alpha={alpha:g}: kept + (1 - Σ kept) · replacement, or kept of single tokens, is "
-            f"up to {worst:.1e} away from what π requires under {type(accept).__name__}: see its deferral, law and kept"
+            f"up to {worst:.1e} away from what π requires under {type(accept).__name__}: "
+            f"correct its deferral, law or kept"
         )
     return worst, float(np.abs(law[0] - np.asarray(pair.q_tilde)).max())
 

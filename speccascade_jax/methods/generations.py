@@ -272,7 +272,7 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(write))
     nothing = replace(nothing, failed_at=nothing.failed_at - 1)
     written = jax.lax.cond(rows.any(), write, lambda: nothing)
-    aside = {"record": written.record, "num_rounds": written.num_rounds}  # these fields have no axis of rows to choose
+    aside = {"record": written.record, "num_rounds": written.num_rounds}  # these fields have no axis of rows
     generations = (replace(generation, record=None, num_rounds=None) for generation in (written, nothing))
     kept: Generation = jax.tree.map(lambda new, none: jnp.where(expand(rows, new.ndim), new, none), *generations)
     return replace(kept, **aside)

@@ -302,7 +302,7 @@ class Decoder:
         prompt = by_rows(prompt, self.pair.mesh)
         params = self.ready(prompt, max_new_tokens)
         arguments = self._arguments(example_ids, max_new_tokens)
-        if self.engine is None:  # a user's chain need not be traceable, so jit cannot join its arrays
+        if self.engine is None:  # JAX may be unable to trace a user's chain, so jit cannot join its arrays
             with self.compiling("decode", prompt, max_new_tokens):
                 generation = self.generate(prompt, seed, params=params, **arguments)
             return fetch(generation)

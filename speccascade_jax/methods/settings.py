@@ -136,7 +136,7 @@ def _depth(level: Level) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of several drafters, from which one is chosen for each query; needed if a name alone does not describe it.
+    """One of several drafters, from which one is chosen for each query; used if a model's name does not suffice.
 
     Source: Huang et al., 2024 (assistant selection).
 

@@ -236,8 +236,8 @@ class Speculation(Method):
         drawn = build_drafter.draft_sampling(settings.drafters, heat)
         if settings.draft_temperature is not None and drawn is not heat:
             raise ValueError(
-                f"draft_temperature={heat} and the temperature={drawn} of the drafting level are two values for one "
-                f"setting: leave draft_temperature out"
+                f"draft_temperature={heat} contradicts the temperature={drawn} of the drafting level: "
+                f"leave draft_temperature out"
             )
         alpha = np.zeros(rows, np.float32)
         for rule in self._rules(settings):

@@ -6,7 +6,7 @@ from speccascade_jax.metrics import sandbox
 from speccascade_jax.metrics.sandbox.running import KINDS
 
 SECONDS = 10.0
-"""Time limit of one program."""
+"""The time limit of one program, in seconds."""
 
 
 def harness(*, before: str, after: str) -> str:

@@ -202,7 +202,7 @@ def sums_with_coins(name: str, statistics: np.ndarray, drawn: np.ndarray, rng: n
         rng: random generator that tosses the coins again for each resample.
     """
     examples, width = statistics.shape
-    right = 100.0 / get_metric(name).from_sums(np.eye(1, width), 1)[0]  # a right answer's value of the first statistic
+    right = 100.0 / get_metric(name).from_sums(np.eye(1, width), 1)[0]  # the first statistic of a right answer
     sums = drawn[:, :examples] @ statistics
     sums[:, 0] += right * (drawn[:, examples:] * rng.integers(2, size=(len(drawn), COINS))).sum(-1)
     return np.asarray(sums * examples / (examples + COINS))

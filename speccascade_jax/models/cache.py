@@ -24,10 +24,10 @@ class KVCache:
     Attributes:
         keys: per layer `[B * heads, head_dim, S]`; values: per layer `[B * heads, S, head_dim]`. With these layouts
             a block of tokens costs little more than one token on a CPU. Rows and heads share one axis. With two batch
-            axes, XLA:CPU would reshape the slots just written and copy the whole cache at every step. If layers are a
-            scan, both hold one array for all layers, `[L, B * heads, …]`.
-        length: int32 `[B]`, the number of tokens that each row has consumed. Slots at or beyond this index hold junk,
-            which attention masks.
+            axes, XLA:CPU would reshape the slots just written and copy the whole cache at every step. If the layers run
+            in a scan, both hold one array for all layers, `[L, B * heads, …]`.
+        length: int32 `[B]`, the number of tokens that each row has consumed. Slots at or beyond this index hold
+            meaningless values, which attention masks.
         static: arrays that prefill computes once and decoding never changes (`t5.T5Static`).
     """
 
@@ -130,7 +130,7 @@ def write_layer(stack: Array, update: Array, start: Array, layer: Array, axis: i
         return _overwrite(row, block, jnp.zeros_like(begin), size - begin, axis + 1, layer)
 
     update = update.astype(stack.dtype)[None]
-    # One row needs no vmap, which would turn the update into a scatter.
+    # A single row is written without vmap, because vmap would turn the update into a slower scatter.
     if rows == 1:
         return one(stack, update, begin[0])
 

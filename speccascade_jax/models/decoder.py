@@ -45,7 +45,7 @@ class Turns(NamedTuple):
 
 def turns(config: DecoderConfig, positions: Array) -> Turns:
     """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`."""
-    # Always float32, because bfloat16 has too few digits for the angles of late positions.
+    # The angles are always float32, because bfloat16 has too few digits for those of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
     return Turns(jnp.cos(angles), jnp.sin(angles))
 
@@ -165,7 +165,8 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
     new, slots = mask.shape[1:]
     # The sum over head_dim, the cap and the softmax use float32, because in bfloat16 close logits would become equal.
     logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
-    # The cap is applied before the mask. It would limit masked logits to about -50, and masked slots would get weight.
+    # The cap is applied before the mask. After the mask, it would limit masked logits to about -50, and masked slots
+    # would get weight.
     logits = soft_cap(logits, c.attention_cap)
     logits = logits.reshape(-1, c.num_kv_heads // shards(), c.num_heads // c.num_kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
@@ -244,8 +245,8 @@ class Stack(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
-        If the layers run in a scan, masks, slots, keys and values are those of each place in a group instead of each
-        layer.
+        If the layers run in a scan, masks, slots, keys and values have one entry for each place in a group of layers
+        (`models.stacks`) instead of one for each layer.
         """
         x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
         return self.decoder_norm(x), attended
@@ -258,7 +259,8 @@ class Stack(nn.Module):
         attended = []
         for layer, mask, place in zip(self.layers, masks, slots or (None,) * len(masks), strict=True):
             x, keys_values = layer(x, by, mask, place)
-            # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
+            # The states are stored before the last norm, because an early exit applies the last norm itself
+            # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return x, tuple(attended)
@@ -298,14 +300,14 @@ class DecoderCache:
     Attributes:
         keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in ring buffers.
         length: int32 `[B]`, the number of tokens that each row has consumed. Slots of positions at or beyond the length
-            hold junk, which attention masks.
+            hold meaningless values, which attention masks.
         summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if prefill consumed no token.
         rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
 
-    If the layers run in a scan, keys, values and rings have one entry for each place in a group instead of each layer,
-    such as one for all local layers and one for all global ones. Keys are then `[L, B * n, K, S]`, with the layers of a
-    place.
+    If the layers run in a scan, keys, values and rings have one entry for each place in a group of layers
+    (`models.stacks`) instead of one for each layer, such as one for all local layers and one for all global ones. Keys
+    are then `[L, B * n, K, S]`, with the layers of a place.
     """
 
     keys: tuple[Array, ...]
@@ -492,7 +494,7 @@ class DecoderLM(CachedModel[DecoderCache]):
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
         """Returns the number of cache slots of each layer (docs/methods.md, section 2 describes caches of windows).
 
-        If the layers run in a scan, it returns those of each place in a group.
+        If the layers run in a scan, it returns one number for each place in a group of layers (`models.stacks`).
         """
         # After a rollback by `max_rollback` positions, the ring must still hold the whole window before the new length.
         spare = max_len if max_rollback is None else max_rollback + 1

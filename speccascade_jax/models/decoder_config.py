@@ -128,7 +128,7 @@ class DecoderConfig:
 
     @property
     def scanned(self) -> bool:
-        """Whether the layers are a scan over stacked parameters."""
+        """Whether the layers run in a scan over stacked parameters."""
         return is_scanned(self.scan_layers, self.num_layers)
 
     @property
@@ -143,7 +143,7 @@ class DecoderConfig:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of layers at each place of a group."""
+        """The number of layers at each place of a group (`models.stacks`)."""
         return tuple(-(-(self.num_layers - place) // self.period) for place in range(min(self.period, self.num_layers)))
 
     @property
@@ -224,7 +224,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),
     "qwen2.5_32b": _qwen25(64, 5120, 40, 8, 27648),
 }
-"""Name of a published model -> its configuration."""
+"""The configurations of published models, by name."""
 
 
 def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:

@@ -80,7 +80,7 @@ class Table:
 
 
 def TableLM(logits: Any) -> BoundModel:  # noqa: N802 - users read it as the name of a model
-    """Returns a bound bigram model.
+    """Returns a bigram model that reads its logits from a table.
 
     Args:
         logits: `[V, V]`; row `i` holds the next-token logits after token `i`.
@@ -188,7 +188,7 @@ class Fake(LengthCached[FakeCache]):
 
 
 def FakeLM(vocab_size: int, *, noise: float = 0.0, seed: int = 0) -> BoundModel:  # noqa: N802
-    """Returns a bound model whose next-token logits are drawn from a hash of the whole prefix.
+    """Returns a model whose next-token logits are drawn from a hash of the whole prefix.
 
     The logits are between -4 (1 + noise) and 4 (1 + noise).
 

@@ -38,7 +38,7 @@ FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
 }
-"""Name of a model family, as in a checkpoint's `config.json` -> the family."""
+"""The model families by name; the `config.json` of a checkpoint contains such a name."""
 
 
 PRESETS: dict[str, Config] = {**T5_PRESETS, **DECODERS}

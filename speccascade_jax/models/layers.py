@@ -41,7 +41,7 @@ KeysValues = tuple[Array, Array]
 # of returning NaN.
 MASKED = -1e10
 EXITS = "exits"
-"""Flax collection in which each decoder layer stores its output as `hidden`, if `apply` is called with it `mutable`."""
+"""Flax collection in which each decoder layer stores its output as `hidden`, if `apply` gets `mutable=[EXITS]`."""
 
 
 class Slots(NamedTuple):
@@ -120,7 +120,7 @@ def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> 
 
 
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}
-"""Name of a fused parameter -> the parameters whose columns it joins, in order."""
+"""The fused parameters by name, each with the parameters whose columns it joins, in order."""
 
 
 def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *parts: tuple[Array, int]) -> Array:
@@ -155,7 +155,7 @@ def in_chunks(attend: Callable[..., Array], size: int, tokens: int, axis: int, *
 
 
 def fused_names(names: Collection[str]) -> dict[str, list[str]]:
-    """Returns the fused parameters that the parameters `names` can form: name -> names of its parts, in order."""
+    """Returns the fused parameters that the parameters `names` can form: each name with its parts' names, in order."""
     fused = {}
     for name in names:
         *parents, part, leaf = name.split("/")
@@ -333,8 +333,8 @@ class CachedModel(LengthCached[Held]):
     def keep(self, cache: Held, start: Array, entries: Array) -> Held:
         """Moves an accepted path of a draft tree to consecutive slots, so that the path is like an accepted block.
 
-        Slot `start + j` receives the tree's entry `entries[:, j]`. Slots after the path hold junk, and the length does
-        not change.
+        Slot `start + j` receives the tree's entry `entries[:, j]`. Slots after the path hold meaningless values, and
+        the length does not change.
 
         Args:
             cache: the cache that holds the tree's entries.

@@ -129,12 +129,12 @@ def _agreement(tokens: Array, last: Array) -> Array:
 
 
 def prompt_lookup(vocab_size: int, longest: int = 8, *, encoder_decoder: bool = False) -> BoundModel:
-    """Returns a bound `Grams` that copies from the context; without a match, all tokens are equally likely."""
+    """Returns a `Grams` model that copies from the context; without a match, all tokens are equally likely."""
     return BoundModel(params={}, model=Grams(vocab_size, longest, encoder_decoder))
 
 
 def max_gram(table: Params, vocab_size: int, longest: int = 8, *, encoder_decoder: bool = False) -> BoundModel:
-    """Returns a bound `Grams` that copies from the context; without a match, it reads a bigram table.
+    """Returns a `Grams` model that copies from the context; without a match, it reads a bigram table.
 
     Raises:
         ValueError: the table, which `count_bigrams` returns, does not fit this vocabulary.
@@ -145,7 +145,7 @@ def max_gram(table: Params, vocab_size: int, longest: int = 8, *, encoder_decode
 
 
 def bigrams(table: Params, vocab_size: int, *, encoder_decoder: bool = False) -> BoundModel:
-    """Returns a bound `Grams` that only reads a bigram table, which `count_bigrams` returns."""
+    """Returns a `Grams` model that only reads a bigram table, which `count_bigrams` returns."""
     return max_gram(table, vocab_size, 0, encoder_decoder=encoder_decoder)
 
 

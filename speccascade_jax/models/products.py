@@ -128,7 +128,7 @@ def real_entries(logits: Array, entries: int) -> Array:
 
 
 def pack(params: Params, config: Any, weights: str | None = None) -> Params:
-    """Returns the parameters with each matrix in the form that decodes fastest (`held`)."""
+    """Returns the parameters with each matrix in the form that decodes fastest (see `held`)."""
     flat = flatten_dict(params, sep="/")
     return unflatten_dict({name: held(name, leaf, config, weights) for name, leaf in flat.items()}, sep="/")
 

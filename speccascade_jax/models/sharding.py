@@ -49,10 +49,10 @@ LOGICAL_AXES = (
     (r".*/rel_embedding", ("heads", "relpos_buckets")),
     (r".*/scale", ("embed",)),
 )
-"""Pattern of a parameter's path -> the names of the parameter's axes."""
+"""Pairs of a pattern and axis names: a parameter whose path matches the pattern has axes with these names."""
 
 RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embed": None, "relpos_buckets": None}
-"""Name of a parameter's axis -> the mesh axis that splits it; `None`: not split. These are T5X's standard rules."""
+"""The mesh axis that splits each named axis of a parameter (`None`: it is not split); T5X's standard rules."""
 
 SPREAD = ("num_heads", "num_kv_heads", "d_ff", "num_embeddings")
 """Sizes of a configuration that the length of the mesh's `model` axis must divide."""
@@ -330,7 +330,7 @@ def replicate(tree: Tree) -> Tree:
 
 def laid_out(tree: Tree, layout: Any) -> Tree:
     """Returns arrays with other layouts on the same devices; `layout` is one sharding, or a tree of them."""
-    # one function for all calls, so that the same shapes and layouts compile once
+    # All calls use one function, so that the same shapes and layouts compile only once.
     return cast(Tree, jax.jit(_same, out_shardings=layout)(tree))
 
 

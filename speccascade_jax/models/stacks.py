@@ -22,7 +22,7 @@ from speccascade_jax.core.types import Array, Params, is_packed
 from speccascade_jax.models.sharding import kept_for_gradients, under
 
 SCAN_FROM = 24
-"""Depth from which layers are a scan, unless a configuration's `scan_layers` says otherwise (docs/results/scans.md)."""
+"""The least depth at which layers run in a scan, unless `scan_layers` is set (docs/results/scans.md)."""
 STACK = "layers"
 """Name of the stacked parameters of an encoder or decoder, `decoder/layers/mlp/wo/kernel` `[L, F, E]`."""
 
@@ -33,7 +33,7 @@ _LAYER = re.compile(r"/layers_(\d+)/")
 
 
 def is_scanned(scan_layers: bool | None, depth: int) -> bool:
-    """Returns whether a stack of `depth` layers is a scan, under a configuration's option `scan_layers`."""
+    """Returns whether `depth` layers run in a scan, given a configuration's option `scan_layers`."""
     return depth >= SCAN_FROM if scan_layers is None else scan_layers
 
 
@@ -63,7 +63,7 @@ def has_stacks(params: Any) -> bool:
 
 
 def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes by name of stacked parameters, from those of the parameters of separate layers."""
+    """Returns the shapes of stacked parameters by name, computed from the shapes of separate layers' parameters."""
     out: dict[str, tuple[int, ...]] = {}
     for path, shape in shapes.items():
         place = stack_path(path)
@@ -76,7 +76,7 @@ def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int
 
 
 def separate_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes by name of the parameters of separate layers, from those of stacked ones, if there are any."""
+    """Returns the shapes of separate layers' parameters by name, computed from the shapes of any stacked parameters."""
     out: dict[str, tuple[int, ...]] = {}
     for path, shape in shapes.items():
         parts = {layer_path(path, number): shape[1:] for number in range(shape[0])} if in_stack(path) else {path: shape}
@@ -108,7 +108,7 @@ def stack_params(params: Params) -> Params:
     """Returns nested parameters with the parameters of separate layers stacked; the arrays are copied.
 
     Raises:
-        ValueError: matrices are packed for a CPU, which multiplies those of separate layers only.
+        ValueError: matrices are packed for the CPU code, which supports separate layers only.
     """
     flat = flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf))
     layers: dict[str, dict[int, Any]] = {}
@@ -139,7 +139,7 @@ def unstack_params(params: Params) -> Params:
 def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> Params:
     """Returns the stacked parameters of a module's layers, `[L, …]` each; creates them if they do not exist.
 
-    Call it in `setup`.
+    Call this function in the module's `setup`.
 
     Args:
         module: the encoder or decoder that the parameters belong to.
@@ -199,7 +199,7 @@ def over_layers(
     Args:
         body: function that applies one layer. It is traced `period` times, and once more for each layer that is left
             over after whole groups.
-        carry: its first carry.
+        carry: the carry that the first layer gets.
         stack: parameters of at least `layers` layers, `[L, …]`.
         layers: number of layers.
         period: number of layers in a group.
@@ -220,7 +220,7 @@ def over_layers(
 
     outputs: list[Any] = []
     if groups:
-        # Integers of 32 bits, because an index of 64 bits would be computed in two halves on an accelerator.
+        # The numbers have 32 bits, because an accelerator would compute an index of 64 bits in two halves.
         numbers = jnp.arange(groups, dtype=jnp.int32)
         parts = None if fixed else jax.tree.map(lambda x: _grouped(x[: groups * period], period), stack)
         carry, stacked = jax.lax.scan(group, carry, (numbers, parts))

@@ -507,7 +507,8 @@ class Decoder(nn.Module):
             source = cross[i] if isinstance(cross, tuple) else cross
             y, keys_values = layer(x, bias, source, cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
-            # Recorded before the last norm, because an early exit applies the last norm itself (`exit_logits`).
+            # The states are stored before the last norm, because an early exit applies the last norm itself
+            # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
             attended.append(keys_values)
         return x, tuple(attended)
@@ -538,7 +539,7 @@ class Decoder(nn.Module):
     def _sometimes(self, i: Any, before: Array, after: Array, key: Array | None = None) -> Array:
         """Skips layer `i` in randomly chosen rows: returns the layer's input there and its output elsewhere.
 
-        Higher layers are skipped more often (LayerSkip, section 4.1). `key` is the layer's key of a scan.
+        Higher layers are skipped more often (LayerSkip, section 4.1). In a scan, `key` is the layer's random key.
         """
         c = self.config
         if not c.layer_dropout:
@@ -672,7 +673,7 @@ class T5(CachedModel[KVCache]):
         self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
     ) -> tuple[KVCache, Array | None]:
         if prompt.encoder_tokens is None:
-            raise ValueError("the prompt has no encoder_tokens: an encoder-decoder needs its input there")
+            raise ValueError("the prompt has no encoder_tokens: give the encoder's input there")
         rows, width = prompt.tokens.shape
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")

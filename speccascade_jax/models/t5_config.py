@@ -10,7 +10,8 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomple
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Rows of an embedding -> real entries. T5's 32,000 pieces and 100 sentinels are padded to 32,128 rows for sharding.
+# A map from the number of rows of an embedding to its number of real entries. T5's 32,000 pieces and 100 sentinels are
+# padded to 32,128 rows for sharding.
 PADDED_VOCABULARIES = {32128: 32100}
 EMBEDDING = "token_embedder/embedding"
 _BIAS = "encoder/relpos_bias/rel_embedding"
@@ -74,13 +75,13 @@ class T5Config:
         check_sizes(self, "num_decoder_layers", "num_encoder_layers")
         for name in ("start_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.num_embeddings:
-                raise ValueError(f"{name} is {getattr(self, name)}: give one of the {self.num_embeddings} ids")
+                raise ValueError(f"{name} is {getattr(self, name)}: give an id from 0 to {self.num_embeddings - 1}")
         if not 0 <= self.layer_dropout < 1:
             raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
 
     @property
     def scanned(self) -> bool:
-        """Whether the layers of the encoder and of the decoder are scans over stacked parameters."""
+        """Whether the layers of encoder and decoder run in scans over stacked parameters."""
         return is_scanned(self.scan_layers, max(self.num_encoder_layers, self.num_decoder_layers))
 
 
@@ -139,7 +140,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
 
     Args:
         path: the checkpoint's path, for errors.
-        shapes: parameter name -> shape; layers are not stacked.
+        shapes: the shape of each parameter by name; layers are not stacked.
 
     Raises:
         CheckpointError: an array that determines a size is missing or has an unexpected shape.
@@ -184,7 +185,8 @@ def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
 
 def _layers(shapes: Shapes, stack: str) -> int:
     """Returns the number of layers of the encoder or decoder: one more than the highest layer number in the names."""
-    # Counting the layers would hide a layer that is missing in between; now its arrays are reported as missing.
+    # The layers are not counted, because a count would hide a missing layer. With the highest number, the missing
+    # layer's arrays are reported.
     prefix = f"{stack}/layers_"
     numbers = [name[len(prefix) :].split("/")[0] for name in shapes if name.startswith(prefix)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

@@ -1,4 +1,4 @@
-"""Functions that feed known tokens to a model: outputs at all positions in one pass, and missed tokens of a cache."""
+"""Functions that feed known tokens to a model, for outputs at all positions or to bring its cache up to date."""
 
 from functools import partial
 from typing import Any
@@ -50,8 +50,8 @@ def catch_up(
 
     def feed(size: int, cache: Cache) -> Cache:
         consumed = model.consumed(cache)
-        # All rows are fed equally many tokens. A row that lacks fewer is also fed junk from beyond `length − 1`, which
-        # the rollback drops.
+        # All rows are fed equally many tokens. A row that lacks fewer is also fed meaningless tokens from beyond
+        # `length − 1`, which the rollback drops.
         places = jnp.minimum(consumed[:, None] + jnp.arange(size)[None], tokens.shape[1] - 1)
         _, fed = model.extend(params, cache, jnp.take_along_axis(tokens, places, axis=1))
         return model.rollback(fed, jnp.where(behind(cache) > 0, jnp.minimum(consumed + size, length - 1), consumed))

@@ -63,8 +63,8 @@ def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: the file is damaged (names the damaged parts), or of another kind.
-        ValueError: the drafter was trained for another target (names both fingerprints).
+        CheckpointError: the file is damaged (the message names the damaged parts), or of another kind.
+        ValueError: the drafter was trained for another target (the message names both fingerprints).
     """
     params, entries = array_file.load(path, "file of a drafter's parameters", "train the drafter and save it")
     try:

@@ -17,8 +17,8 @@ class Card:
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the model; pair: name of the model's pair.
-        towards: exit layer -> the layer whose exit was the head's last teacher; `None` if the teacher was the whole
-            model.
+        towards: for each exit layer, the layer of the exit that taught the head last; `None` if the whole model taught
+            it.
         data: fingerprint of the folders with training data; prompts, positions: numbers of training prompts and
             positions; steps: number of optimizer steps.
     """
@@ -44,7 +44,7 @@ class ExitHeads(Carded[Card]):
 
     @property
     def kernels(self) -> dict[int, Array]:
-        """Layer of an exit -> the exit's output head `[E, num_embeddings]`."""
+        """The output head of each exit, `[E, num_embeddings]`, by the exit's layer."""
         return {int(layer): kernel for layer, kernel in self.params.items()}
 
     def kernel(self, layer: int, path: str | Path = "the file") -> Array:
@@ -80,6 +80,6 @@ def load(path: str | Path) -> ExitHeads:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: the file is damaged (names the damaged parts), or of another kind.
+        CheckpointError: the file is damaged (the message names the damaged parts), or of another kind.
     """
     return ExitHeads(*load_carded(path, "file of exit heads", _TRAIN, Card))

@@ -63,7 +63,8 @@ class Head(Carded[Card]):
             pair: name of the draft's pair, for the error.
 
         Raises:
-            ValueError: the head was trained for another draft; names both fingerprints or sizes, and the remedy.
+            ValueError: the head was trained for another draft; the message names both fingerprints or sizes, and the
+                remedy.
         """
         width = features(draft)
         if width != self.card.features:
@@ -90,6 +91,6 @@ def load(path: str | Path) -> Head:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: the file is damaged (names the damaged parts), or has another format.
+        CheckpointError: the file is damaged (the message names the damaged parts), or has another format.
     """
     return Head(*load_carded(path, "acceptance head", _TRAIN, Card))

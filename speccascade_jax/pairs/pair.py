@@ -125,11 +125,11 @@ class Pair:
         """Returns the pair's model of this name.
 
         Raises:
-            ValueError: the pair has no such model; names the models that it has.
+            ValueError: the pair has no such model; the message names the models that it has.
         """
         if name not in self.models:
             hint = names.hint(name, self.models)
-            raise ValueError(f"the pair {self.name!r} holds no model {name!r}: {hint}it holds {', '.join(self.models)}")
+            raise ValueError(f"the pair {self.name!r} has no model {name!r}: {hint}it has {', '.join(self.models)}")
         return self.models[name]
 
     def require_head(self) -> head_files.Head:
@@ -211,11 +211,11 @@ class Pair:
     ) -> Self:
         """Loads a target, a draft and any further drafts as a pair, from checkpoints that `checkpoints.load` reads.
 
-        Embedding rows and vocabulary may differ in number. Rows beyond the vocabulary's pieces are padding and are
-        never sampled, unless the checkpoint itself states how many of its rows are real (32,100 of T5's 32,128).
-        Models that are padded to different sizes can therefore form a pair. If a T5 has rows for sentinels, these are
-        added to the vocabulary. A draft that lacks some of the target's last rows never proposes their ids. Pieces that
-        were only added to a tokenizer may lack rows in all models.
+        A model may have more or fewer embedding rows than the vocabulary has pieces. Rows beyond the vocabulary's
+        pieces are padding and are never sampled, unless the checkpoint itself states how many of its rows are real
+        (32,100 of T5's 32,128). Models that are padded to different sizes can therefore form a pair. If a T5 has rows
+        for sentinels, these are added to the vocabulary. A draft that lacks some of the target's last rows never
+        proposes their ids. Pieces that were only added to a tokenizer may lack rows in all models.
 
         Prompts are built as the target needs them, for example with its start token. Outputs end with the vocabulary's
         stop ids, and with those in the target's own `generation_config.json` or `config.json`, even if the vocabulary
@@ -227,7 +227,7 @@ class Pair:
             vocabulary: a file or folder for `load_vocabulary`. If it is `None`, the vocabularies in the models' folders
                 are used. Several vocabularies must be equal, except for names of control pieces. If there is none,
                 prompts and outputs are token ids only.
-            others: further drafts, name -> path or word, as for `draft`.
+            others: further drafts by name, each given by a path or a word, as for `draft`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (see `checkpoints.load`, with
                 `prepared=True`).
             draft_dtype: dtype of the drafts' parameters; `None` means `dtype`. "stored" means `dtype` too, except that
@@ -246,7 +246,7 @@ class Pair:
         Raises:
             FileNotFoundError: a path does not exist.
             CheckpointError: a checkpoint cannot be used.
-            ValueError: vocabularies differ (names the first difference), or the models cannot form a pair.
+            ValueError: vocabularies differ (the message names the first difference), or the models cannot form a pair.
             ImportError: a vocabulary is a `tokenizer.json`, and the library `tokenizers` is not installed.
         """
         if dtype is not None and dtype not in DTYPES:
@@ -299,7 +299,7 @@ def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) ->
     It is read from `vocabulary` if that path is given, and otherwise from a model's folder.
 
     Raises:
-        ValueError: vocabulary files differ; names the first difference.
+        ValueError: vocabulary files differ; the message names the first difference.
     """
     loaded = [load_vocabulary(file) for file in dict.fromkeys(_vocabulary_files(models, vocabulary))]
     for later in loaded[1:]:
@@ -392,7 +392,7 @@ def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_tar
     spare = controls.difference(vocabulary.stop_ids if is_target else ())
     if len(lacking) > _padding(rows) or not spare.issuperset(lacking):
         raise ValueError(
-            f"the text vocabulary has {vocabulary.vocab_size} pieces, but {owner} only {rows} entries; give the "
+            f"the text vocabulary has {vocabulary.vocab_size} pieces, but {owner} has only {rows} rows; give the "
             "vocabulary that the models were trained with"
         )
 
@@ -414,11 +414,11 @@ def _check_entries(
     if vocabulary is not None:
         _check_room(path, vocabulary, rows, is_target)
     elif lacking > (0 if is_target else _padding(rows)):
-        raise ValueError(f"vocab_size is {entries}, but {path} has {rows} rows: give the number of real ones")
+        raise ValueError(f"vocab_size is {entries}, but {path} has {rows} rows: give the number of real token ids")
     # The check is skipped if the checkpoint itself states how many of its rows are real.
     if config.vocab_size == rows and -lacking > _padding(rows):
         raise ValueError(
-            f"{path} has {rows} entries, but the text vocabulary only {entries} pieces: {-lacking} rows are too many "
+            f"{path} has {rows} rows, but the text vocabulary has only {entries} pieces: {-lacking} are too many "
             f"for padding (at most {_padding(rows)}); give the vocabulary that the models were trained with"
         )
 
@@ -427,7 +427,7 @@ _STORIES = ("models", "stories260K")
 DATA_PAIRS = {
     "stories": ((*_STORIES, "stories260K.bin"), ("models", "llama2xs", "model.bin"), (*_STORIES, "tok512.bin")),
 }
-"""Name of a pair that is not shipped -> the paths of target, draft and vocabulary in the data directory."""
+"""The pairs that are not shipped: name, and paths of target, draft and vocabulary in the data directory."""
 
 
 def shipped_pairs() -> list[str]:
@@ -465,7 +465,7 @@ def load_pair(
 
     Args:
         name: a name of `shipped_pairs()` or of `DATA_PAIRS`, or a directory.
-        others: further drafts, name -> path or word, as in `Pair.load`.
+        others: further drafts by name, each given by a path or a word, as in `Pair.load`.
         dtype: dtype of the parameters, as in `Pair.load`.
         draft_dtype: dtype of the drafts' parameters, as in `Pair.load`.
         mesh: (data, model), as in `Pair.load`.
@@ -475,7 +475,7 @@ def load_pair(
         A `Pair` with this name, or with the directory's name.
 
     Raises:
-        ValueError: there is no such pair (names the existing ones), or `Pair.load` raises the error.
+        ValueError: there is no such pair (the message names the existing ones), or `Pair.load` raises the error.
         FileNotFoundError: the data directory lacks the files of a pair of `DATA_PAIRS`.
         CheckpointError: a part of the pair is damaged or missing.
 

@@ -57,13 +57,14 @@ class Policy(Carded[Card]):
         """Returns the policy's parameters for scores in the order of the drafters in `prints`; compiles nothing.
 
         Args:
-            prints: each drafter's name -> its fingerprint, in the wanted order.
+            prints: the drafters' fingerprints by name, in the wanted order.
             target: the target's fingerprint.
             features: number of features that the target's prefill returns.
             owner: name of whatever holds these models, such as a pair, for errors.
 
         Raises:
-            ValueError: the policy was trained for other drafters or another target; names them and the remedy.
+            ValueError: the policy was trained for other drafters or another target; the message names them and the
+                remedy.
         """
         if set(prints) != set(self.card.arms):
             raise ValueError(
@@ -104,6 +105,6 @@ def load(path: str | Path) -> Policy:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CheckpointError: the file is damaged (names the damaged parts), or has another format.
+        CheckpointError: the file is damaged (the message names the damaged parts), or has another format.
     """
     return Policy(*load_carded(path, "selection policy", TRAIN, Card))

@@ -92,8 +92,8 @@ def _warn_of_padding(pair: Pair, rows: Sequence[Sequence[int]]) -> None:
             padding = twice if controls is None else token in controls and (twice or token != bos_id)
             if padding and any(other[place] != token for other in rows):
                 warnings.warn(
-                    f"prompt {number} {verb} with id {token}, as padding does; it is read as part of the prompt: "
-                    "give lists of ids without padding",
+                    f"prompt {number} {verb} with id {token}, which looks like padding but counts as a token of the "
+                    "prompt: give lists of ids without padding",
                     stacklevel=3,
                 )
                 return
@@ -150,7 +150,7 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
     kinds = [] if array else [_kind(prompt) for prompt in prompts]
     if odd := next((n for n, kind in enumerate(kinds) if kind != kinds[0]), None):
         raise ValueError(
-            f"prompts hold {prompts[0]!r:.60} and {prompts[odd]!r:.60}: give texts only, or lists of ids only"
+            f"prompts mix {prompts[0]!r:.60} and {prompts[odd]!r:.60}: give texts only, or lists of ids only"
         )
     if "text" in kinds:
         for number, text in enumerate(prompts):
@@ -177,7 +177,7 @@ def _are_texts(prompts: Any) -> bool:
 
 def _kind(prompt: Any) -> str:
     if isinstance(prompt, Mapping):
-        raise ValueError(f"{prompt!r:.60} is no prompt: give the text of the tokenizer's chat template, or its ids")
+        raise ValueError(f"{prompt!r:.60} is no prompt: apply the tokenizer's chat template and give its text or ids")
     if isinstance(prompt, str):
         return "text"
     return "ids" if isinstance(prompt, Sequence) or np.ndim(prompt) else "one id"

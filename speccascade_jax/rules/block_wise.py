@@ -73,7 +73,7 @@ class BlockWise(Speculative):
 
     @property
     def _solved(self) -> bool:
-        """Whether `π` at one token costs as much as the whole `π`, which is then computed once for all positions."""
+        """Whether `π` at one token costs as much as at all tokens; all of `π` is then computed once."""
         return self.rule.deferral is None and not self.rule.lossless and not self._bounded
 
     def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
@@ -112,7 +112,7 @@ class BlockWise(Speculative):
         chosen, row_alpha = laws.at_tokens(pair, tokens), alpha[:, None, None]
         drawn = chosen.q_tilde[..., 0]
         kept, most = (bound(chosen, row_alpha)[..., 0] for bound in (self.rule.kept, self.rule.at_most))
-        full = kept >= drawn  # compares masses, because on some devices a quotient a / a is below 1
+        full = kept >= drawn  # masses are compared, because on some devices a quotient a / a is below 1
         known = (~full | (most <= drawn))[:, :-1] | ~within  # a NaN counts as known
         low, high = jnp.where(full, 1.0, kept / drawn), most / drawn
         low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))

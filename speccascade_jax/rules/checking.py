@@ -37,7 +37,8 @@ def check(rule: Rule) -> None:
         arguments = pair, np.full(pair.greedy.shape, alpha, np.float32)
         returned = jax.tree.map(np.asarray, tried(*arguments))
         _check_values(rule, pair, alpha, returned)
-        # the same positions, arranged as blocks, must give the same result, or it depends on other positions or rows
+        # Arranged as blocks, the same positions must give the same result. Otherwise the rule reads other positions or
+        # rows.
         folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
         if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
             raise ValueError(f"rule {rule.name!r}: its result at a position depends on other positions or rows")

@@ -22,7 +22,7 @@ from speccascade_jax.rules.rule import Alpha, Rule
 
 def chow(pair: LawPair, alpha: Array) -> Array:
     """Defers if `max q < 1 − α` (Narasimhan et al., 2024, eq. 2)."""
-    return 1.0 - max_of(pair.q) > alpha  # not `max q < 1 − α`, because in float32 1 − α is 1 if α is tiny
+    return 1.0 - max_of(pair.q) > alpha  # `max q < 1 − α` would fail for a tiny α, because in float32 1 − α is then 1
 
 
 def chow_log(pair: LawPair, alpha: Array) -> Array:

@@ -78,7 +78,7 @@ DIVERGENCES = {
     "js": Divergence(js, 0.5 / math.log(2.0), largest=1.0),
     "js_reference": Divergence(js_reference, 0.5, reads_logs=True),
     "kl": Divergence(kl, reads_logs=True),
-    "kl_reversed": Divergence(lambda p, q: kl(q, p)),  # KL(q ‖ p): the authors' code calls it `kl`
+    "kl_reversed": Divergence(lambda p, q: kl(q, p)),  # KL(q ‖ p), which Holsman et al.'s code calls `kl`
     "tv": Divergence(tv, 0.5, largest=1.0),
 }
 

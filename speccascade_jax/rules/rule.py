@@ -14,7 +14,7 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""The distance by which a number may leave its useful range without a warning, because sweeps round to 3 decimals."""
+"""The distance by which a number may lie outside its useful range without a warning; sweeps round to 3 decimals."""
 
 
 def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
@@ -24,7 +24,7 @@ def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
     return low, high
 
 
-BEYOND = "beyond this range hardly anything changes; is this intended?"
+BEYOND = "beyond it hardly anything changes; is this intended?"
 """The last words of a warning about a number outside its useful range."""
 
 
@@ -68,7 +68,8 @@ class Alpha:
         Raises:
             ValueError: the message names the first such value and the domain.
         """
-        # compared as float32, because in float64 the float32 number 0.7 is outside a domain that begins at 0.7
+        # Values are compared as float32: in float64, the float32 number 0.7 would be outside a domain that begins at
+        # 0.7.
         values = np.asarray(values, np.float32)
         low, high = (np.float32(end) for end in self.domain)
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))

@@ -373,7 +373,7 @@ class ByArm:
         """Raises a ValueError, because a row's rule depends on its drafter.
 
         Raises:
-            ValueError: always; engines inside a drafter need one rule.
+            ValueError: always; an engine inside a drafter needs the same rule for all rows.
         """
         raise ValueError(
             f"the distribution of {self.name!r} depends on which arm drafted: "

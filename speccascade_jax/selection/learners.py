@@ -103,7 +103,7 @@ class Posterior:
             ValueError: a reward is not finite; the message names it.
         """
         if len(bad := np.flatnonzero(~np.isfinite(rewards))):
-            raise ValueError(f"the reward of query {bad[0]} is {rewards[bad[0]]}: rewards must be finite")
+            raise ValueError(f"the reward of query {bad[0]} is {rewards[bad[0]]}: give finite rewards")
         for x, arm, reward in zip(self.whitening(features), arms, rewards, strict=True):
             if self.discount < 1:
                 self._forget()
@@ -283,7 +283,7 @@ class Exp3:
         return {"scores": np.log(self.probabilities).astype(np.float32)}
 
     def learn(self, features: np.ndarray, arm: int, reward: float) -> None:
-        """Updates the weight of `arm` by its loss over its probability, then moves a share of all weights to all."""
+        """Updates the weight of `arm` by its loss over its probability, then spreads a share of all weights evenly."""
         rate, _, share = self.schedule
         loss = min(max((self.usual - reward) / math.log(EXPLORED), -1.0), 1.0) / 2
         self.log_weights[arm] -= rate * loss / self.probabilities[arm]

@@ -198,7 +198,7 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
     """Returns the model that decodes alone in place of a drafter; for a hierarchy, the level right below the target.
 
     Raises:
-        ValueError: the drafter is a hierarchy with a lossy rule, whose tokens no model alone would write, or a user's
+        ValueError: the drafter is a hierarchy with a lossy rule, whose tokens no single model would write, or a user's
             drafter.
     """
     drafter = arm.drafter
@@ -206,10 +206,10 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
         return pair.target
     if isinstance(drafter, Level):
         if not build_drafter.verifier_of(drafter.accept, deferral.get(drafter.rule)).lossless:
-            raise ValueError(f"arm {arm.called!r} has a lossy rule, so no model alone writes its drafts: leave it out")
+            raise ValueError(f"arm {arm.called!r} has a lossy rule, so no single model writes its drafts: leave it out")
         return pair.model(drafter.model)
     if "." in drafter:
-        raise ValueError(f"arm {arm.called!r} is a custom drafter, which writes no outputs alone: leave it out")
+        raise ValueError(f"arm {arm.called!r} is a custom drafter, which cannot write whole outputs: leave it out")
     return pair.model(drafter)
 
 

@@ -126,7 +126,8 @@ def methods_of(among: Among, ways: Sequence[str], alone: bool = False) -> list[S
     Args:
         among: the drafters, and the files of their policies.
         ways: how a trained policy chooses (`Settings.choose`).
-        alone: also add each drafter as a method's only one, except those with a block size or a rule of their own.
+        alone: whether to add, for each drafter, a method with this drafter only; drafters with a block size or a rule
+            of their own are left out.
     """
     chosen = partial(Settings, method="spec_decode", drafters=among.drafters)
     arms = build_selection.arms_of(chosen(choose=build_selection.RANDOM))

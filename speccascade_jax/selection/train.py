@@ -137,7 +137,7 @@ class PolicyTrainer:
 
 
 def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Params:
-    """Returns random layers for `chooser.perceptron`, uniform in ±1/√fan-in, as in the paper's library."""
+    """Returns random layers for `chooser.perceptron`, uniform in ±1/√fan-in, as in the library of the paper."""
     sizes = list(zip((features, *hidden), (*hidden, arms), strict=True))
     params = {}
     for number, (wide, out) in enumerate(sizes):
@@ -147,7 +147,7 @@ def initial(features: int, hidden: tuple[int, ...], arms: int, seed: int) -> Par
     return params
 
 
-@cache  # the same object for equal settings, so that runs share their compiled step
+@cache  # equal settings return the same object, so that runs share their compiled step
 def optimizer(rate: float, betas: tuple[float, float], weight_decay: float) -> optax.GradientTransformation:
     """Returns AdamW with a constant learning rate."""
     return optax.adamw(rate, b1=betas[0], b2=betas[1], weight_decay=weight_decay)

@@ -27,7 +27,7 @@ def initial(key: Array, features: int, depth: int, law: bool = False) -> Params:
         ValueError: `depth` is negative.
     """
     if depth < 0:
-        raise ValueError(f"depth={depth} is negative: 0 is a linear head")
+        raise ValueError(f"depth={depth} is negative: give 0 for a linear head")
     features += _LAW if law else 0
 
     def block() -> Params:

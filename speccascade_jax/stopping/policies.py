@@ -96,7 +96,7 @@ class Confidence(Capped):
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
         """Returns `1 − max q`, float32 `[B]`, and the state unchanged."""
-        return 1.0 - step.max_q, state  # computed as in `rules.deferral.chow`, for equal decisions
+        return 1.0 - step.max_q, state  # the formula of `rules.deferral.chow`, so that both decide alike
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class AcceptanceHead(Capped):
     least `least` and at most `block` tokens (the authors' 2 and 20), unless a stop id or the length limit ends it.
 
     With `lag=1`, the product over `i < k` decides whether `y_k` is the last token. A token is then drawn from every
-    pass of the draft. With `lag=0`, `P_k` belongs to the product too. This takes the pass that reads `y_k`, so one more
-    per round, unless the rule needs `q` at the bonus position anyway.
+    pass of the draft. With `lag=0`, `P_k` belongs to the product too. It is known only after the pass that reads `y_k`,
+    so a round takes one more pass, unless the rule needs `q` at the bonus position anyway.
     """
 
     block: int = 20
@@ -208,4 +208,4 @@ STOPS: dict[str, Callable[[int], StopPolicy]] = {
     "acceptance_head_lag0": partial(AcceptanceHead, lag=0),
     "oracle": Oracle,
 }
-"""Functions from a block size to a stop policy, by name; `stop` takes these names in `decode`, gin and METHODS."""
+"""Functions that make a stop policy for a block size, by name; `stop` takes these names in `decode` and gin."""

@@ -49,7 +49,7 @@ WRONG = [
     ("grids", {1: (0.1,)}, "a key of grids=1 is not a text$"),
     ("temperatures", (None, math.inf), r"temperatures\[1\]=inf is not a finite number or None$"),
     ("temperatures", (10**400,), r"temperatures\[0\]=10+\.\.\.0+ is not a finite number or None$"),
-    ("pair", (1, "a", 2), r"pair=\(1, 'a', 2\) has 3 entries where 2 are meant$"),
+    ("pair", (1, "a", 2), r"pair=\(1, 'a', 2\) has 3 entries, but 2 are expected$"),
     ("pair", (1, 2), r"pair\[1\]=2 is not a text$"),
     ("several", (1, 2.5), r"several\[1\]=2.5 is not a whole number$"),
     ("count", "3", "count='3' is not a whole number; write it without quotes$"),
@@ -111,7 +111,7 @@ def test_errors_do_not_list_many_names():
         with pytest.raises(ValueError, match=rf"^unknown thing 'nam7': did you mean (name\d+,? ?)+\? {end};"):
             names.look_up("thing", "nam7", many, int, table_name)
     with pytest.raises(
-        ValueError, match=r"^thing=\(1,\) is not a name: give a text, one of a\.TABLE, or module.NAME of your own$"
+        ValueError, match=r"^thing=\(1,\) is not a name: give a string, one of a\.TABLE, or module.NAME of your own$"
     ):
         names.look_up("thing", (1,), many, int, "a.TABLE")
 

@@ -121,7 +121,7 @@ def test_reading_the_distribution_after_a_block_costs_a_draft_step():
 
 def test_an_engine_that_plans_its_blocks_cannot_draft():
     engine = planning.planned(21)[0]
-    with pytest.raises(ValueError, match="plans its blocks cannot draft: give its drafter a block size"):
+    with pytest.raises(ValueError, match="plans its blocks cannot be a drafter: give its own drafter"):
         NestedDrafter(engine, 3)
 
 
@@ -252,10 +252,10 @@ def test_decode_takes_tails_under_levels_and_under_rules_that_read_q():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tail": "cheap"}, "holds no model 'cheap'"),
+        ({"tail": "cheap"}, "has no model 'cheap'"),
         ({"tail_size": 3}, "tail_size=3 of .* has no effect without a tail"),
         ({"tail": "draft", "tail_size": 0}, "tail_size"),
-        ({"tail": "draft", "block_size": "auto"}, "plans the whole block: give a number, or leave tail out"),
+        ({"tail": "draft", "block_size": "auto"}, "allows no tail: give a number, or leave tail out"),
         ({"tail": "draft", "method": "autoregressive"}, "has no tail, got 'draft'"),
     ],
 )

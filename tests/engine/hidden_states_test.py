@@ -308,8 +308,8 @@ def _of_a_fake(drafter, model):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_in_a_level, "^RandomHead reads the target's hidden states: it drafts for the target only, not in a level$"),
-        (_with_a_tail, "^RandomHead reads the target's hidden states: it cannot have a tail$"),
+        (_in_a_level, "^RandomHead reads the target's hidden states: use it to draft for the target only$"),
+        (_with_a_tail, "^RandomHead reads the target's hidden states: leave its tail out$"),
         (_of_a_fake, r"^the drafter reads layers \(1, 2\) of the target, but Fake has no extend_layers$"),
     ],
 )

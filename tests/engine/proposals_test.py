@@ -73,7 +73,7 @@ def test_a_wrong_draft_is_named(decode, change, message, settings):
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda pair, size: Repeats(size, 5), r"^'bad.make' must return \(drafter, params\), not Repeats"),
-    (lambda pair: None, r"^'bad.make' is called as f\(pair, block_size\): too many"),
+    (lambda pair: None, r"^'bad.make' must accept the arguments \(pair, block_size\): "),
     (lambda pair, size: (Bare(), {}), "^drafter 'bad.make': Bare has no stats; help"),
     (lambda pair, size: (Loose(), {}), "^drafter 'bad.make': Loose must be hashable"),
 ])  # fmt: skip

@@ -108,8 +108,8 @@ def test_acceptance_is_measured_under_the_runs_own_sampling(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tail": "midle"}, "the pair has no draft 'midle' for tails: did you mean middle"),
-        ({"tail": "target"}, "the pair has no draft 'target' for tails"),
+        ({"tail": "midle"}, "the pair has no draft 'midle' to use as a tail: did you mean middle"),
+        ({"tail": "target"}, "the pair has no draft 'target' to use as a tail"),
         ({"costs": {"target": 1.0, "draft": 0.1}}, "one for each of draft, middle, target"),
         ({"costs": {"target": 1.0, "draft": 0.1, "middle": 0.0}}, "must be positive"),
         ({"max_budget": 0}, "max_budget"),

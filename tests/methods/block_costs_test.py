@@ -138,7 +138,7 @@ def test_stream_gives_the_tokens_of_decode(pair, kept):
 def test_an_engine_without_costs_names_the_function_that_measures_them(pair):
     engine, params = assemble(pair, **AUTO)
     prompt = Prompt(jnp.ones((1, 2), jnp.int32), jnp.full(1, 2))
-    with pytest.raises(ValueError, match=r"costs are not known: .*methods\.block_costs\.ready"):
+    with pytest.raises(ValueError, match=r"no costs of block lengths: .*methods\.block_costs\.ready"):
         generate(engine, params, prompt, controls=conformance.controls(1), max_new_tokens=4)
     with_costs = planning.told(params, planning.forcing(LENGTHS, 0))
     assert block_costs.ready(pair, engine, with_costs, prompt, conformance.controls(1), max_new_tokens=4) is with_costs

@@ -151,8 +151,8 @@ def test_labels_and_distributions_tell_different_settings_apart():
 
 @pytest.mark.parametrize(("drafters", "said"), [
     (("midle",), "unknown drafter 'midle': did you mean middle"),
-    ((Level(model="large", budget=3),), "holds no model 'large'.* it holds target, draft, middle"),
-    ((Level(model="target", budget=3),), "level 'target' is the target itself: name a smaller model"),
+    ((Level(model="large", budget=3),), "has no model 'large'.* it has target, draft, middle"),
+    ((Level(model="target", budget=3),), "level 'target' is the target itself: as a level, name a smaller model"),
     ((Level(model="middle", budget=0),), "budget=0 is not a whole number >= 1"),
     ((Level(model="middle", budget=3, block_size=0),), "block_size=0 is not a whole number >= 1"),
     ((Level(model="middle", budget=3, rule="opt"),), "level 'middle': rule 'opt' needs alpha"),
@@ -250,7 +250,7 @@ def test_a_missing_model_is_named_before_measuring(folder, tmp_path, monkeypatch
     monkeypatch.setattr(experiment, "evaluate", lambda *_, **more: pytest.fail("measured"))
     evaluation = Evaluation(task="tiny_translation", quality_examples=2, latency_examples=0)
     arguments = {"pair": ModelPair(name=str(folder)), "evaluation": evaluation, "output": str(tmp_path / "x.jsonl")}
-    with pytest.raises(ValueError, match="holds no model 'large'"):
+    with pytest.raises(ValueError, match="has no model 'large'"):
         experiment.sweep(
             methods=[Settings(method="spec_decode", drafters=(Level(model="large", budget=2),))], **arguments
         )
@@ -265,5 +265,5 @@ def test_levels_beyond_the_random_bits_are_refused():
         rngs_level = rngs.below(rngs_level)
     with pytest.raises(ValueError, match="level 'b' is above 10 others: nest at most 10 levels"):
         Level(model="b", budget=2, drafters=(level,))
-    with pytest.raises(ValueError, match="nested too deeply to have random bits of their own: nest at most 10 levels"):
+    with pytest.raises(ValueError, match="nested too deeply to have random bits of their own; use at most 10 levels"):
         rngs.below(rngs_level)

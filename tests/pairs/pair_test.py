@@ -109,7 +109,7 @@ def test_pairs_over_ids_can_be_told_how_many_are_real(models):
     ]
     for sizes, message in (
         ((344, 352), "vocab_size is 350, but .*344 has 344 rows"),
-        ((352, 352), "has 352 entries, but"),
+        ((352, 352), "has 352 rows, but"),
     ):
         with pytest.raises(ValueError, match=message):
             sc.Pair.load(*(models[rows] for rows in sizes), vocab_size=350 if sizes[0] < 350 else 5)
@@ -143,7 +143,7 @@ def test_a_model_may_lack_rows_for_pieces_that_were_only_added(lacking, tmp_path
     assert sizes == [lacking.target.model.vocab_size] * 2 and lacking.vocabulary.vocab_size == 343
     _added(tmp_path / "t", ["<|a|>", "[END]"], generation_config={"eos_token_id": [1, 341]})
     if sizes[0] == 340:
-        with pytest.raises(ValueError, match="has 342 pieces, .*t only 340 entries"):  # it could not write its end
+        with pytest.raises(ValueError, match="has 342 pieces, .*t has only 340 rows"):  # it could not write its end
             sc.Pair.load(tmp_path / "t", tmp_path / "d")
 
 
@@ -181,8 +181,8 @@ def test_outputs_end_with_the_targets_own_ids_wherever_the_vocabulary_lies(folde
 
 
 @pytest.mark.parametrize("rows, message", [
-    (300, "the text vocabulary has 340 pieces, .*model only 300 entries"),
-    (469, "has 469 entries, but the text vocabulary only 340 pieces: 129 rows are too many for padding"),
+    (300, "the text vocabulary has 340 pieces, .*model has only 300 rows"),
+    (469, "has 469 rows, but the text vocabulary has only 340 pieces: 129 are too many for padding"),
 ])  # fmt: skip
 def test_a_vocabulary_of_another_model_is_rejected_before_weights_are_read(
     tmp_path, vocabulary, models, monkeypatch, rows, message

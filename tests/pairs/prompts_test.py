@@ -112,7 +112,7 @@ def test_a_text_that_names_its_beginning_or_its_end_gets_no_second_one(tmp_path)
 
 
 @pytest.mark.parametrize(("rows", "said"), [
-    ([[2, 2, 2, 70], [70, 71, 72, 73]], "prompt 0 begins with id 2, as padding does"),
+    ([[2, 2, 2, 70], [70, 71, 72, 73]], "prompt 0 begins with id 2, which looks like padding"),
     (np.array([[1, 70, 71, 72], [2, 1, 70, 71]]), "prompt 1 begins with id 2"),
     ([[1, 70, 71, 72], [1, 70, 2, 2]], "prompt 1 ends with id 2"),
 ])  # fmt: skip
@@ -148,10 +148,10 @@ def test_a_pair_without_a_vocabulary_rejects_text():
     (np.int64(5), "5.* are not prompts"),
     ({"a"}, "prompts={'a'} are not prompts"),
     ((text for text in "ab"), "prompts=<generator .* are not prompts"),
-    (["a", [1, 2]], r"prompts hold 'a' and \[1, 2\]: give texts only, or lists of ids only"),
-    ([[1, 2], "a"], r"prompts hold \[1, 2\] and 'a': give texts only"),
-    ([1, [1, 2]], r"prompts hold 1 and \[1, 2\]"),
-    (["a", None], "prompts hold 'a' and None"),
+    (["a", [1, 2]], r"prompts mix 'a' and \[1, 2\]: give texts only, or lists of ids only"),
+    ([[1, 2], "a"], r"prompts mix \[1, 2\] and 'a': give texts only"),
+    ([1, [1, 2]], r"prompts mix 1 and \[1, 2\]"),
+    (["a", None], "prompts mix 'a' and None"),
     ([None], "dtype object: give texts, or integer ids"),
     ([[1, None]], "prompt 0 holds None, which is not a token id"),
     ([[1], ["5"]], "prompt 1 holds '5', which is not a token id"),

@@ -107,7 +107,7 @@ def test_invalid_values_are_refused_before_anything_is_written(pair, tmp_path):
     lossy = Level(model="middle", budget=3, drafters=("draft",), rule="opt", alpha=0.1)
     for drafters, words in (
         ((), "drafters"),
-        (("draft", "drafft"), "holds no model 'drafft'"),
+        (("draft", "drafft"), "has no model 'drafft'"),
         (("draft", "tests.support.drafters.build"), "has no 'build'"),
         ((Arm(drafter=lossy, name="lossy"),), "has a lossy rule"),
     ):

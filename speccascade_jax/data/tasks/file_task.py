@@ -127,7 +127,7 @@ class FileTask(Task):
     def _check(self) -> None:
         if isinstance(self.source, int) != isinstance(self.reference, int):
             remedy = "give two names for a file with a header, or two numbers for a file without one"
-            raise ValueError(f"source={self.source!r} and reference={self.reference!r}: {remedy}")
+            raise ValueError(f"source={self.source!r} and reference={self.reference!r} do not match: {remedy}")
         self._check_fields()
         for field, low in (("shots", 0), ("max_input_length", 1), ("max_output_length", 1)):
             whole(field, getattr(self, field), low)

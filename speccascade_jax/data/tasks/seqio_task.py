@@ -164,7 +164,7 @@ def _absent(seqio: Any, source: Any, split: str) -> str:
         return ""
     folder_argument = f", data_dir={folder!r}" if folder else ""
     by_hand = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-    # `tfds build` is not proposed, because it always needs apache-beam, even for data sets without (version 4.9.10).
+    # `tfds build` is not proposed, because version 4.9.10 always needs apache-beam, even if the data set does not.
     return (
         f"TensorFlow Datasets lacks {data_set} in {builder.data_path}; get it with: python -c "
         f'"import tensorflow_datasets as tfds; tfds.builder({data_set!r}{folder_argument}).download_and_prepare()"'

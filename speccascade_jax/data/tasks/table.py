@@ -95,8 +95,8 @@ def _read_dialogsum(split: str) -> list[Example]:
 def _read_wmt22(split: str) -> list[Example]:
     """Returns half of the general test set of WMT22, with its first human reference.
 
-    The texts are shuffled, because neighbours come from one document: the first examples would cover one or two
-    documents.
+    The texts are shuffled, because neighbours come from one document: otherwise the first examples would cover
+    one or two documents.
     """
     entries = records_of("wmt22_en_de", "dev_half.jsonl")
     return shuffled([Example(entry["id"], entry["en"], entry["de_refA"]) for _, entry in entries])

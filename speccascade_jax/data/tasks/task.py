@@ -147,7 +147,7 @@ class Task:
         return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
 
     def cut(self, ids: list[int], room: int) -> list[int]:
-        """Returns the token ids of a prompt that are kept if there are more than `room`: its beginning."""
+        """Returns the first `room` token ids of a prompt that is too long."""
         return ids[:room]
 
     def postprocess(self, text: str) -> str:
@@ -160,7 +160,7 @@ def _instances(task: Task, reader: str, items: Iterable[Any], kind: type[T]) -> 
     for number, item in enumerate(items):
         if not isinstance(item, kind):
             fault = f"item {number} is a {type(item).__name__}"
-            raise ValueError(f"task {task.name!r}: {reader} must give {kind.__name__}s; {fault}")
+            raise ValueError(f"task {task.name!r}: {reader} must yield {kind.__name__}s; {fault}")
         yield item
 
 

@@ -135,7 +135,7 @@ def test_held_out_rows_are_few_disjoint_and_independent_of_the_order(tmp_path):
     ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),
     ("source,reference\n ,b\n", {}, r"row 0 gives an empty prompt"),
     ("source,reference\na,\n", {}, r"row 0 has no source or no reference: remove the row"),
-    ("source,reference,source\na,b,c\n", {}, r"a.csv:1: 'source' is the name of 2 columns, of which only one"),
+    ("source,reference,source\na,b,c\n", {}, r"a.csv:1: 'source' is the name of 2 columns, and only one"),
     ("source,reference\na,b\n", {"template": "Say:"}, r"template='Say:' names no column.*write \{source\} where"),
     ("source,reference\na,b\n", {"shots": 1, "pool": "a.csv", "answer": " yes"}, r"answer=' yes' .*write \{answer\}"),
     ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),

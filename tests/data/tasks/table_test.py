@@ -132,10 +132,10 @@ def toy(**changes) -> FewShotTask:
 
 
 @pytest.mark.parametrize(("task", "message"), [
-    (Task(name="t", splits=("a",), read=lambda _: [("a", "b")]), "^task 't': read must give Examples; item 0 is a tup"),
+    (Task(name="t", splits=("a",), read=lambda _: [("a", "b")]), "^task 't': read must yield Examples; item 0 is a tu"),
     (Task(name="t", splits=("a",), read=lambda _: [Example(0, "a", "b")] * 2), "^task 't': Example.id 0 occurs twice;"),
-    (toy(records=lambda _: [*RECORDS, "x"]), "^task 'toy': records must give Records; item 6 is a str"),
-    (toy(pool=lambda: [{}]), "^task 'toy': pool must give Records; item 0 is a dict"),
+    (toy(records=lambda _: [*RECORDS, "x"]), "^task 'toy': records must yield Records; item 6 is a str"),
+    (toy(pool=lambda: [{}]), "^task 'toy': pool must yield Records; item 0 is a dict"),
 ])  # fmt: skip
 def test_readers_of_other_things_are_refused(task, message):
     with pytest.raises(ValueError, match=message):
