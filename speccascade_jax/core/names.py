@@ -98,7 +98,7 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
         noun: what the name denotes ("rule", "task", …), for error messages.
         name: the name.
         table: a map from known names to entries.
-        kind: the class, or a tuple of classes, of which the user's object must be an instance.
+        kind: the class of the user's object, or a tuple of allowed classes.
         table_name: the table's name, for error messages.
         also: a further remedy, for error messages.
 

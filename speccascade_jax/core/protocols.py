@@ -72,7 +72,7 @@ class BranchingModel(LanguageModel, Protocol):
     """A model that can be fed a tree of tokens (`core.trees`)."""
 
     def extend_branch(self, params: Params, cache: Cache, tokens: Array, branch: Branch) -> tuple[LMOutput, Cache]:
-        """Feeds entries of a tree, `tokens` `[B, T]`; each attends only to the committed tokens and to its own path.
+        """Feeds entries of a tree, `tokens` `[B, T]`; an entry attends only to committed tokens and to its own path.
 
         The entries occupy adjacent slots; the cache must have been prefilled with `max_rollback=None`.
         """

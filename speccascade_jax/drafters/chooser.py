@@ -50,7 +50,7 @@ def ridge(params: Params, features: Array) -> Scores:
 
     Args:
         params: `center` and `scale` `[D]` of the features; `mean` `[K, D + 1]` and `covariance` `[K, D + 1, D + 1]` of
-            the weights, the last of which is the intercept.
+            the weights; the last weight is the intercept.
         features: `[B, D]`.
     """
     values = (features.astype(jnp.float32) - params["center"]) * params["scale"]

@@ -337,7 +337,7 @@ class ExitDrafter(PolicyDrafter):
 
 @flax.struct.dataclass
 class PlannedState:
-    """The state of a `PlannedDrafter`: the draft model's cache, and the counts by which block lengths are chosen.
+    """The state of a `PlannedDrafter`: the draft model's cache, and the counts that decide about block lengths.
 
     A phase is a run of rounds with one block length.
 

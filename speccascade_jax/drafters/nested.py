@@ -32,9 +32,9 @@ from speccascade_jax.models.teacher_forcing import catch_up
 class NestedDrafter(DrafterDefaults):
     """A drafter that runs an inner `engine` for `budget` tokens and proposes **all** of them to the outer engine.
 
-    Every token, even a replacement or a bonus, counts as drawn from the inner engine's distribution, by which the outer
-    engine's acceptance divides. A lossless inner engine reports its target's raw distribution as `q`, and a lossy one
-    reports its own `π`. The inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
+    Every token, even a replacement or a bonus, counts as drawn from the inner engine's distribution, and the outer
+    engine's acceptance divides by it. A lossless inner engine reports its target's raw distribution as `q`, and a lossy
+    one reports its own `π`. The inner engine reads `controls.inner[arm]` and uses the outer engine's stop ids.
 
     Attributes:
         engine: the inner engine.

@@ -288,7 +288,7 @@ def ready(
     max_new_tokens: int,
     run: Run | None = None,
 ) -> Params:
-    """Returns the parameters with the costs by which a planner chooses block lengths; measures costs that are unknown.
+    """Returns the parameters with the costs that a planner needs to choose block lengths; measures unknown costs.
 
     The parameters of a program without planned block lengths are returned unchanged. If drafting is not expected to
     save time, the draft model's parameters are left out, so that its prefill is not computed (`drafters.model`).
@@ -322,7 +322,7 @@ _drafts = jax.jit(Cheapest.drafts, static_argnums=0)
 
 
 def costs(pair: Pair, rounds: Rounds, prompt: Prompt, controls: Controls, max_new_tokens: int) -> Costs:
-    """Returns the costs by which a planner chooses block lengths, on the device; measures them if they are unknown."""
+    """Returns the costs that a planner needs to choose block lengths, on the device; measures them if unknown."""
     if hosts.many():
         raise ValueError(
             "block_size='auto' needs a single process, because every process would time its own rounds: give a number"

@@ -54,7 +54,7 @@ class _Part:
 
 
 def _separate(params: Any) -> Any:
-    """Returns the parameters with those of each layer separate, in the order of a model without a scan."""
+    """Returns the parameters with separate entries for each layer, in the order of a model without a scan."""
     if not has_stacks(params):
         return params
     # Weights have the same hash whether the layers run in a scan or not. Parts are cut off one at a time, to save

@@ -143,7 +143,7 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     Args:
         name: the parameter's name, such as "a/b/kernel".
         leaf: the parameter; a packed parameter is returned unchanged.
-        config: the model's configuration, of which `tied` and `dtype` matter.
+        config: the model's configuration; only `tied` and `dtype` matter.
         weights: dtype to store matrices in, from `products.KINDS`; `None` keeps their dtype.
     """
     # An untied embedding is only used for lookups, so it stays plain. Norms and biases are vectors and stay plain too.

@@ -127,7 +127,7 @@ def stack_params(params: Params) -> Params:
 
 
 def unstack_params(params: Params) -> Params:
-    """Returns nested parameters with stacked parameters separated into those of the layers; the arrays are copied."""
+    """Returns nested parameters with stacked parameters split into those of single layers; the arrays are copied."""
     out: dict[str, Any] = {}
     for path, leaf in flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf)).items():
         out |= (
@@ -180,7 +180,7 @@ def recomputed_layer(layer: Any, remat: bool, static_argnums: tuple[int, ...] = 
     Args:
         layer: the Flax class of the layer, for models without a scan.
         remat: whether gradients recompute the whole layer.
-        static_argnums: indices of arguments that are no arrays, `self` included.
+        static_argnums: indices of arguments that are not arrays, `self` included.
     """
     options = kept_for_gradients(remat)
     return layer if options is None else nn.remat(layer, static_argnums=static_argnums, **options)

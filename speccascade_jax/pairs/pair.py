@@ -345,7 +345,7 @@ def _fitted(
 
 
 def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
-    """Returns the vocabulary with sentinels added, if the target is a T5 with rows for them, and its own stop ids.
+    """Returns the vocabulary with the target's stop ids, and with sentinels if the target is a T5 with rows for them.
 
     Args:
         vocabulary: the vocabulary, as its file defines it.

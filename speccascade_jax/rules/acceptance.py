@@ -26,7 +26,7 @@ class Speculative(TokenWise):
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         """Returns `min(q̃, π)` and the normalised residual; the residual is `π` if no mass remains."""
         law = self.law(pair, alpha)
-        # without residual mass, π equals q̃ up to rounding; if rounding causes a rejection all the same, π is used
+        # Without residual mass, π equals q̃ up to rounding. If rounding still causes a rejection, π is used.
         replacement = laws.normalise(jnp.maximum(law - pair.q_tilde, 0.0), law)
         return Acceptance(kept=jnp.minimum(pair.q_tilde, law), replacement=replacement)
 

@@ -94,8 +94,8 @@ def divergence(
         q: `[..., V]`, the draft's distribution.
         top_k: if positive, compare the target's `top_k` most likely tokens (ties: lowest index) and one bucket that
             contains all other tokens; 0 compares the whole vocabulary.
-        log_p: `[..., V]`, a log of `p` that is more exact than the log of the float32 numbers; `None` takes the latter.
-        log_q: `[..., V]`, a log of `q` that is more exact than the log of the float32 numbers; `None` takes the latter.
+        log_p: `[..., V]`, a log of `p` that is more exact than the log of the float32 numbers; `None`: there is none.
+        log_q: `[..., V]`, a log of `q` that is more exact than the log of the float32 numbers; `None`: there is none.
     """
     laws = Law(p, jnp.log(p) if log_p is None else log_p), Law(q, jnp.log(q) if log_q is None else log_q)
     if not top_k:

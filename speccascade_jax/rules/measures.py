@@ -1,4 +1,4 @@
-"""Measures of distributions `[..., V]` by which rules decide: maximum, entropy and total variation."""
+"""Measures of distributions `[..., V]` that rules compare: maximum, entropy and total variation."""
 
 import jax.numpy as jnp
 

@@ -135,8 +135,9 @@ class Acceptance(NamedTuple):
 class TokenWise:
     """The base class of verification token by token under a rule; subclasses are in `rules.acceptance`.
 
-    A subclass defines the kept mass and the replacement (`__call__`, `kept_at`), by which this class decides a block.
-    The target distribution is the rule's. Sources: docs/methods.md, section 2; Narasimhan et al., 2024, Algorithm 4.
+    A subclass defines the kept mass and the replacement (`__call__`, `kept_at`), and this class applies them to a
+    block. The target distribution is the rule's. Sources: docs/methods.md, section 2; Narasimhan et al., 2024,
+    Algorithm 4.
 
     Attributes:
         rule: the rule that decides.

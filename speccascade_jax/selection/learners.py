@@ -229,7 +229,7 @@ class Exp3:
     """Exp3.S without features and with falling rates: a bandit with small regret against the best fixed arm.
 
     Exp3.S (Auer et al., 2002) moves some weight from every arm to all arms, so that an arm can recover after a shift.
-    With constant rates, exploration would cost the same in every query for ever. Here the rates fall with the number
+    With constant rates, the cost of exploration per query would never fall. Here the rates fall with the number
     `t` of learnt queries, as for a regret of order √t against one fixed arm, so the regret per query goes to zero. The
     weight that inferior arms keep also falls. So a later shift takes longer to detect, about in proportion to √t. A
     regret bound against the best arm of every part of the stream needs the number of parts, which this learner does not

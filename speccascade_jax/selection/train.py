@@ -263,7 +263,7 @@ def split(count: int, held_out: float, wanted: int, seed: int) -> tuple[np.ndarr
     judged_count = min(max(1, round(held_out * count)), count - 1)
     rows = order[judged_count:]
     if count < 2 or wanted > len(rows):
-        data_size = f"the data hold {count}, of which {judged_count} are held out"
+        data_size = f"the data hold {count}, and {judged_count} of them are held out"
         raise ValueError(f"queries={wanted or 1}, but {data_size}: make more queries, or give a smaller number")
     return rows[: wanted or len(rows)], order[:judged_count]
 

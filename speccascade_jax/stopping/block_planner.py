@@ -45,7 +45,7 @@ choices are rarer while nothing is drafted.
 
 @flax.struct.dataclass
 class Costs:
-    """The measured times and probabilities by which the planner chooses; traced, so a change never recompiles.
+    """The measured times and probabilities that the planner reads; they are traced, so a change never recompiles.
 
     Attributes:
         rounds: float32 `[N]`, the seconds that a round takes with each of the planner's block lengths.

@@ -97,7 +97,7 @@ def test_a_run_begun_with_other_settings_is_not_resumed(folder, tmp_path):
         ({"hidden": (0,)}, "hidden"),
         ({"rate": 0.0}, "rate=0.0 must be above 0"),
         ({"arms": ("first", "fourth")}, "the data lack the candidate 'fourth'"),
-        ({"queries": 5401}, "queries=5401, but the data hold 6000, of which 600 are held out"),
+        ({"queries": 5401}, "queries=5401, but the data hold 6000, and 600 of them are held out"),
         ({"costs": {"first": 1.0}}, "must have a number for each of first, second, third"),
         ({"costs": {"first": float("nan"), "second": 0.0, "third": 0.0}, "alignment_weight": 0.5}, "'first' .* is nan"),
     ],

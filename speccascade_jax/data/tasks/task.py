@@ -107,7 +107,7 @@ class Task:
             limit: at least 1.
 
         Raises:
-            ValueError: the split is unknown, the limit is below 1, an item is no `Example`, or an id occurs twice.
+            ValueError: the split is unknown, the limit is below 1, an item is not an `Example`, or an id occurs twice.
             FileNotFoundError: the data directory, or the folder of TensorFlow Datasets, lacks the data.
             ImportError: the task is read through seqio, which is not installed.
         """
@@ -127,7 +127,7 @@ class Task:
         Millions of examples of a training split need not be in memory together.
 
         Raises:
-            ValueError: the split is unknown, or an item is no `Example`; otherwise as `load`.
+            ValueError: the split is unknown, or an item is not an `Example`. Other errors are those of `load`.
         """
         split = self.splits[0] if split is None else split
         if split not in self.splits:

@@ -92,7 +92,7 @@ class SentencePieceVocabulary(FileVocabulary):
         return list(self._pieces.id_to_piece(list(range(self._pieces.get_piece_size()))))
 
     def with_sentinels(self, entries: int) -> Self:
-        """Returns the vocabulary with T5's 100 sentinels after its pieces, if it is T5's and the model has the entries.
+        """Returns the vocabulary with T5's 100 sentinels appended, if it is T5's and the model has rows for them.
 
         The id of sentinel `n`, "<extra_id_n>", is `pieces + 99 - n`, as in transformers and in seqio. `entries` is the
         number of rows of the model's embedding.

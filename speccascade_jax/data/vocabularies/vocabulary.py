@@ -137,7 +137,7 @@ class FileVocabulary(TextVocabulary):
         """Sets the pieces and special ids from a file's content; returns further bytes for the fingerprint."""
 
     def ending_with(self, stop_ids: Iterable[int]) -> Self:
-        """Returns the vocabulary with further ids that end an output, which are those of the model that uses it.
+        """Returns the vocabulary with further stop ids, which come from the model that uses the vocabulary.
 
         The fingerprint does not change, because it is that of the files. The key of a record holds the stop ids
         separately.
