@@ -1,17 +1,19 @@
 """Search for the hierarchy with the smallest expected latency, over all subsets of the models and all budgets.
 
 With the paper's latency (Globerson et al., 2025), the best way for model `i` to produce `T` tokens does not depend on
-the levels above it, so dynamic programming over (model, budget) is exact. The recursion is the paper's graph (section
-3.3) without the loops at its sinks, so it has no cycle. The paper also demands that a budget be at least as large as
-the budget below (`ℓ ≤ j`). This constraint is left out, because it never binds with the exact γ.
+the levels above it, so dynamic programming over (model, budget) is exact. The recursion follows the paper's graph
+(section 3.3) without the loops at its sinks, so it has no cycle. The paper also demands that a budget be at least as
+large as the budget of the level below (`ℓ ≤ j`). This constraint is left out, because with the exact γ (the expected
+number of calls) the optimum satisfies it anyway.
 
-With the overshoot objective, the length of the block that a level passes up is random. Two blocks of one model and
-budget can differ in cost and in length, and the levels above decide which block is better. So the search keeps several
-blocks for each (model, budget): the best ones for a few possible models above, the target among them. The search then
-improves the best hierarchy by single changes (another budget, one more level, one level fewer) until no change helps.
-It is exact if no block was discarded; otherwise it may miss the optimum. `tests/hierarchy/solve_test.py` enumerates
-1,000 random instances of five models. The search misses none of their optima. If it keeps a single block instead of
-several, as it does for tens of models, it misses five.
+With the overshoot objective, the length of the block that a level passes to the next level is random. Two blocks of one
+model and budget can differ in cost and in length, and the levels above decide which block is better. So the search
+keeps several blocks for each (model, budget): the best ones for a few possible models above, the target among them. The
+search then improves the best hierarchy by single changes (another budget, one more level, one level fewer) until no
+change helps. The search is exact if no block was discarded; otherwise it may miss the optimum.
+`tests/hierarchy/solve_test.py` enumerates 1,000 random instances of five models. The search misses none of their
+optima. If it keeps a single block instead of
+several, as it does for tens of models, it misses five optima.
 """
 
 import math

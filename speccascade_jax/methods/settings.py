@@ -89,7 +89,7 @@ class Level(Drafting):
     Examples:
         >>> import speccascade_jax as sc
         >>> level = sc.Level(model="middle", budget=4, block_size=2, rule="chow", alpha=0.5)
-        >>> str(level)  # blocks of 2 of the draft are verified by "middle", which passes up 4 tokens at a time
+        >>> str(level)  # blocks of 2 of the draft are verified by "middle", which passes on 4 tokens at a time
         'draft 2 → middle 4 rule chow alpha 0.5'
     """
 
@@ -263,7 +263,7 @@ class Settings(Drafting):
         block_size: γ, the largest number of draft tokens per round; "auto": a planner repeatedly chooses the length
             with the least expected time per token, which may be 0 (`methods.block_costs`).
         tree: a tree of drafts in place of a block: the number of tokens drafted after each token, depth by depth, for
-            example `(3, 2, 1)` (`core.trees`). `None`, or ones alone, is a chain of tokens.
+            example `(3, 2, 1)` (`core.trees`). `None`, or a tuple of ones, gives a chain of tokens.
         drafters: as in `Drafting`. If there are several, one is chosen for each query; each may be an `Arm`, and
             "autoregressive" is the target alone.
         choose: how one of several drafters is chosen: "greedy" (the best one by a trained policy), "dynamic" (at random

@@ -47,7 +47,7 @@ class Metric:
         ...     signature=lambda: "share of equal texts, version 1",
         ... )
         >>> rows = [exact.statistics("Paris", "Paris"), exact.statistics("Lyon", "Paris")]
-        >>> exact.from_sums(np.sum([rows], axis=1), len(rows)).tolist()  # of one corpus
+        >>> exact.from_sums(np.sum([rows], axis=1), len(rows)).tolist()  # one corpus of two examples
         [50.0]
     """
 

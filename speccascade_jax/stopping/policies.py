@@ -134,7 +134,7 @@ class CumulativeConfidence(Capped):
 
 @dataclass(frozen=True)
 class AcceptanceHead(Capped):
-    """The policy of SpecDec++, which stops once `1 − Π P_i > stop_threshold` (h).
+    """The policy of SpecDec++, which stops once `1 − Π P_i` exceeds `stop_threshold`, the paper's `h`.
 
     A head predicts `P_i`, the probability that token `y_i` is kept if all tokens before it are kept.
 
@@ -157,7 +157,7 @@ class AcceptanceHead(Capped):
         super().__post_init__()
         whole("least", self.least, 0)
         if self.lag not in (0, 1):
-            raise ValueError(f"lag={self.lag!r} is not 0 or 1: give the number of tokens that the product lags behind")
+            raise ValueError(f"lag={self.lag!r} is not 0 or 1, the number of tokens by which the product lags behind")
 
     def init(self, batch_size: int) -> PyTree:
         """Returns initial values, 1, of the product and of `max q` at the previous token, float32 `[B]` each."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from speccascade_jax.data.vocabularies.vocabulary import FileVocabulary
 
-_FIRST_BYTE = 3  # ids 0, 1, 2 are unknown, BOS, EOS; ids 3 to 258 are the 256 bytes
+_FIRST_BYTE = 3  # ids 0, 1 and 2 are UNK, BOS and EOS; ids 3 to 258 are the 256 bytes
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 _NO_MERGE = -1e10  # as in run.c: pieces with lower scores are never merged
 _LONGEST = 1 << 16
