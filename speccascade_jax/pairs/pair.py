@@ -392,7 +392,7 @@ def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_tar
     spare = controls.difference(vocabulary.stop_ids if is_target else ())
     if len(lacking) > _padding(rows) or not spare.issuperset(lacking):
         raise ValueError(
-            f"the text vocabulary has {vocabulary.vocab_size} pieces, but {owner} has only {rows} rows; give the "
+            f"the text vocabulary has {vocabulary.vocab_size} pieces, more than the {rows} rows of {owner}; give the "
             "vocabulary that the models were trained with"
         )
 

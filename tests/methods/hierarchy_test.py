@@ -87,7 +87,7 @@ LEVELS = Level(model="middle", budget=3, drafters=(Level(model="draft", budget=2
     ({"drafters": (MIDDLE,), "block_size": 3}, "block_size=3 has no effect where a level drafts"),
     ({"drafters": (MIDDLE,), "stop": "confidence", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
     ({"drafters": (MIDDLE,), "method": "bild", "stop_threshold": 0.3}, "ends blocks by 'confidence'"),
-    ({"drafters": (LOSSY,), "draft_temperature": 0.2}, "draft_temperature=0.2 and the temperature=0.7 of the draft"),
+    ({"drafters": (LOSSY,), "draft_temperature": 0.2}, "draft_temperature=0.2 contradicts the temperature=0.7"),
     ({"drafters": (LOSSY,), "method": "lossy_greedy", "alpha": 0.1}, "defined at temperature 0 only"),
     ({"drafters": (replace(LEVELS, stop="entropy", stop_threshold=1.0),)}, "stop='entropy' of level 'middle'"),
     ({"drafters": (replace(LEVELS, block_size=9),)}, "block_size=9 of level 'middle' has no effect"),

@@ -138,7 +138,7 @@ def test_held_out_rows_are_few_disjoint_and_independent_of_the_order(tmp_path):
     ("source,reference,source\na,b,c\n", {}, r"a.csv:1: 'source' is the name of 2 columns, and only one"),
     ("source,reference\na,b\n", {"template": "Say:"}, r"template='Say:' names no column.*write \{source\} where"),
     ("source,reference\na,b\n", {"shots": 1, "pool": "a.csv", "answer": " yes"}, r"answer=' yes' .*write \{answer\}"),
-    ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference': give two names"),
+    ("source,reference\na,b\n", {"source": 0}, r"source=0 and reference='reference' do not match: give two names"),
     ("source,reference\na,b\n", {"shots": 2}, r"shots=2 .*set pool"),
     ("source,reference\na,b\n", {"too_long": "drop"}, r"too_long='drop' is unknown"),
     ("source,reference\na,b\n", {"max_input_length": 0}, r"max_input_length=0"),
