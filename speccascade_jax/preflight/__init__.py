@@ -1,7 +1,7 @@
-"""Compiles the programs of any experiment for TPUs and GPUs that are not there, and reports what they need and cost.
+"""Compilation of experiments' programs for TPUs and GPUs that this machine does not have, and reports of their costs.
 
-XLA's compilers run on any machine. They say whether a program fits the device's memory, and what it reads, computes and
-exchanges. Nothing runs, so these figures are compiled for a device, never measured on it.
+XLA's compilers run on any machine. A compiled program shows whether it fits the device's memory, and how much it reads,
+computes and sends to other devices. Nothing runs, so no figure is a measurement.
 
     >>> from speccascade_jax import preflight
     >>> sorted(preflight.CHIPS)[:3]
@@ -32,23 +32,23 @@ _JOB = frozenset(Job.__dataclass_fields__) - {"settings"}
 def compiled(
     target: str, draft: str | None = None, *, topology: str, mesh: Sequence[int] = (1, 1), **arguments: Any
 ) -> jax.stages.Compiled:
-    """Compiles one part of decoding, or a training step, for devices that are not there.
+    """Compiles one part of decoding, or a training step, for devices that this machine does not have.
 
     Args:
         target: a preset (`models.families.PRESETS`) or the path of a checkpoint, whose arrays are not read.
-        draft: like `target`, or a word such as "exit:2".
+        draft: like `target`, or the name of a derived draft, such as "exit:2" (the target's first two layers).
         topology: "CHIP:SIZES", such as "v5e:2x4".
         mesh: (data, model), as for `sc.Pair.load`.
         arguments: fields of `Job` (`part`, `batch`, `prompt_length`, `max_new_tokens`, `dtype`, `draft_dtype`,
             `draft_whole`, `others`), and settings of `sc.decode` by name.
 
     Returns:
-        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here. For example, the
-        bytes of arguments of a round of T5 1.1 small under base at 8 rows, bfloat16:
+        The compiled program. Its `memory_analysis` and `as_text` can be read; it cannot run here. For example, this
+        gives the bytes of all arguments of a round in which T5 1.1 small drafts for base, with 8 rows in bfloat16:
         `compiled("t5_1_1_base", "t5_1_1_small", topology="v5e", batch=8).memory_analysis().argument_size_in_bytes`.
 
     Raises:
-        ValueError: a value without meaning, or a mesh that does not fit the models.
+        ValueError: an argument is invalid, or the mesh does not fit the models.
         DoesNotFitError: the program needs more memory than a device has.
         ImportError: the compiler of the devices is not installed.
     """
@@ -69,19 +69,21 @@ def report(
     dump: bool = True,
     **arguments: Any,
 ) -> Report:
-    """Compiles a program as `compiled` does, in a process of its own, and reports on it.
+    """Compiles a program as `compiled` does, but in a separate process, and returns a report on it.
 
     Args:
         target: as for `compiled`.
         draft: as for `compiled`.
         topology: as for `compiled`.
         mesh: as for `compiled`.
-        drafted: passes of the draft model in a round; `None`: those of a whole block.
+        drafted: passes of the draft model in a round; `None`: as many as a whole block needs.
         catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
             was kept whole, or none if the rule keeps the cache complete.
-        rounds: rounds of a whole generation; `None`: as few as there can be, each draft kept.
-        loops: pattern of another loop's scope -> its iterations, where the program does not hold them; otherwise once.
-        dump: whether the compiler also writes its final schedules, from which cycles are read; compiling takes longer.
+        rounds: rounds of a whole generation; `None`: the fewest possible, if every draft is kept.
+        loops: pattern of another loop's scope -> its iterations, if they depend on data; loops that are not listed
+            count once.
+        dump: whether the compiler also writes its final schedules, from which cycles are counted; compiling then takes
+            longer.
         arguments: as for `compiled`.
 
     Raises:

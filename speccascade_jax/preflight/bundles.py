@@ -1,16 +1,16 @@
 """Cycles of instructions, from the final schedules that a TPU's compiler writes.
 
-A TPU core issues one bundle per cycle. The bundles that it issues while it runs an instruction's final schedule are its
-cycles, while no memory and no matrix unit keeps it waiting. (By the chip's peak, a product of 128 rows takes up to 8%
-longer than its bundles.) `DUMP_FLAGS` makes the compiler write the schedules, and nothing else, as one file for each
-distinct instruction. A list of duplicates says which instructions share a file.
+A TPU core issues one bundle of operations per cycle. So the number of bundles in an instruction's final schedule is the
+number of its cycles, if the core waits neither for memory nor for a matrix unit. (By the chip's peak speed, a product
+of 128 rows takes up to 8% longer than its bundles.) `DUMP_FLAGS` makes the compiler write only the schedules, one file
+for each distinct instruction. A list of duplicates tells which instructions share a file.
 
 The program's own schedule ("TLP") calls these instructions. Between two calls it prepares arguments, starts transfers
-and computes small scalar instructions, which have no file: some 23 bundles, 8% of a round of T5 small and base, and so
-they count as cycles of the call before them. Bundles before the first call do not count: they copy arguments that were
-not given away.
+and computes small scalar instructions, which have no file. These bundles, about 23 between two calls and 8% of a round
+of T5 small and base, count as cycles of the call before them. Bundles before the first call do not count, because they
+only copy arguments that the caller did not donate.
 
-XLA's `estimated_cycles` is not read. It is a heuristic of the scheduler, which can be twenty times too high.
+XLA's `estimated_cycles` is not used, because this heuristic of the scheduler can be twenty times too high.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DUMP_FLAGS = (
     "--xla_jf_dump_llo_text=true",
     "--xla_jf_dump_llo_pass_label_regex=^(final_bundles|deduplication-map)$",
 )
-"""Flags for LIBTPU_INIT_ARGS, which the library reads when it is loaded."""
+"""Flags for the environment variable LIBTPU_INIT_ARGS, which libtpu reads when it is loaded."""
 _FILE = re.compile(r"(\d+)-(.+)-\d+-final_bundles\.txt")
 _CALL = re.compile(r"inlined_call [^/]*/\* %(\S+) = ")
 _PROGRAM = "TLP"
@@ -51,10 +51,10 @@ def control(text: str) -> dict[str, int]:
 
 
 def read(folder: Path) -> dict[str, int]:
-    """Returns the cycles of every instruction that has a schedule of its own, by name.
+    """Returns the cycles of every instruction that has its own schedule, by the instruction's name.
 
     Args:
-        folder: the folder that `DUMP_FLAGS` named, of one compilation.
+        folder: the folder named in `DUMP_FLAGS`, with the dump of one compilation.
     """
     by_key, calls = dict[str, int](), dict[str, int]()
     for file in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""The process that compiles for `preflight.report`: reads a request from standard input, prints an answer as JSON."""
+"""Child process that compiles for `preflight.report`: it reads a request from standard input and prints JSON."""
 
 import json
 import pickle

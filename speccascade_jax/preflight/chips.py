@@ -1,15 +1,15 @@
-"""Accelerators as data: memory, bandwidth, peak speed, clock and links of each, with their sources.
+"""Table of accelerators: memory, bandwidth, peak speed, clock and links of each, with their sources.
 
-TPUs: memory and bandwidth are those of Google Cloud's pages (docs.cloud.google.com/tpu/docs, one for each version), as
-are the peak speeds in `runtime.peaks`. The clock of v5e is that of "How to Scale Your Model"
-(jax-ml.github.io/scaling-book). Those of v4 and v5p follow from the peak speed of eight matrix units of 128 by 128. No
-page states those of v6e and tpu7x. They follow from the peak speed of two matrix units of 256 by 256 a core, if a
-bundle starts two products in each. Collectives: marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large
-ones reach 86 GB/s).
+TPUs: memory and bandwidth are from Google Cloud's pages (docs.cloud.google.com/tpu/docs, one for each version), as are
+the peak speeds in `runtime.peaks`. The clock of v5e is from "How to Scale Your Model" (jax-ml.github.io/scaling-book).
+The clocks of v4 and v5p follow from the peak speed of eight matrix units of 128 by 128. No page states the clocks of
+v6e and tpu7x. They follow from the peak speed of two matrix units of 256 by 256 per core, if a bundle starts two
+products in each unit. Collectives: marin-community/marin issue 6736 (small ones take 4.5 to 5.9 µs, large ones reach 86
+GB/s).
 
-GPUs: memory, bandwidth and all that the compiler asks for are those of XLA's own descriptions of the devices
-(github.com/openxla/xla, xla/backends/gpu/target_config/specs), which read them from the devices; an H200's memory is
-that of nvidia-smi (143,771 MiB). See `NVLINK`, `NCCL` and `LAUNCH` for the rest.
+GPUs: memory, bandwidth and all other values that the compiler needs are from XLA's own descriptions of the devices
+(github.com/openxla/xla, xla/backends/gpu/target_config/specs), which were read from the devices; an H200's memory is
+the one that nvidia-smi shows (143,771 MiB). The other values are in `NVLINK`, `NCCL` and `LAUNCH`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from speccascade_jax.runtime.peaks import PEAK_FLOPS
 GIB = 2**30
 MIB = 2**20
 START = 1e-6
-"""The largest cost of starting an op on a TPU, in seconds: small ops take 0.3 to 1 µs in public traces."""
+"""Largest time to start an op on a TPU, in seconds; in public traces small ops take 0.3 to 1 µs."""
 LAUNCH = 3e-6
-"""The largest cost of starting a kernel on a GPU, in seconds.
+"""Largest time to start a kernel on a GPU, in seconds.
 
 `cuLaunchKernel` takes the host of a GB200 3.0 to 3.3 µs (meta-pytorch/tritonbench pull request 1017). Kernels in a
-command buffer (a CUDA graph) start in a fraction of that.
+command buffer (a CUDA graph) start in a fraction of this time.
 """
 NVLINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9}
 """Bytes per second of NVLink in one direction ("How to Scale Your Model", chapter on GPUs)."""
 NCCL = 370 / 450
 """The share of NVLink that collectives reach: 370 GB/s on an H100 (a maintainer of NCCL, NVIDIA/nccl issue 1442)."""
 NCCL_LATENCY = 10e-6
-"""Seconds of a small collective: 6 µs on two H100 (NVIDIA/nccl issue 1259), 9.9 on A100 (nccl-tests issue 331)."""
+"""Seconds of a small collective: 6 µs on two H100 (NVIDIA/nccl issue 1259), 9.9 µs on A100 (nccl-tests issue 331)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Chip:
         bandwidth: bytes per second between HBM and the core.
         flops: peak bfloat16 operations per second, without sparsity.
         clock: bundles per second of a TPU core; 0 for a GPU.
-        launch: the largest cost of starting one op (TPU) or one kernel (GPU), in seconds; the smallest is 0.
-        link: bytes per second of a collective; latency: seconds of a small one.
+        launch: the largest time to start one op (TPU) or one kernel (GPU), in seconds; the smallest is 0.
+        link: bytes per second of a collective; latency: seconds that a small collective takes.
         target_config: a GPU's description for XLA's compiler, a `GpuTargetConfig` as text; empty for a TPU.
     """
 
@@ -77,10 +77,10 @@ def _tpu(name: str, gib: float, gigabytes_per_second: float, gigahertz: float) -
 
 @dataclass(frozen=True, kw_only=True)
 class _Gpu:
-    """The values in which GPUs differ, under the names of XLA's description where it has one.
+    """Values in which GPUs differ, named as in XLA's description if it has such a field.
 
     Attributes:
-        features: whether kernels may use the instructions of this capability alone (`sm_90a`).
+        features: whether kernels may use instructions that only this compute capability has (`sm_90a`).
     """
 
     name: str
@@ -133,7 +133,7 @@ _LIMITS = {
 }
 """The limits that these GPUs share."""
 _LIBRARIES = "dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 }"
-"""The versions of cuDNN and CUDA that `jax[cuda12]` installs, at least."""
+"""Lowest versions of cuDNN and CUDA that `jax[cuda12]` installs."""
 
 _A100 = _Gpu(
     name="a100", device="NVIDIA A100-SXM4-80GB", memory=85_100_068_864, bandwidth=2_039_040_000_000,
@@ -155,7 +155,7 @@ _B200 = replace(
 CHIPS = {
     chip.name: chip
     for chip in (
-        # memories are the limits that libtpu 0.0.42.1 names when it refuses a program, a little below the chips' own
+        # memory sizes are the limits in the errors of libtpu 0.0.42.1, slightly below the memory of the chips
         _tpu("v4", 30.75, 1200, 1.05),
         _tpu("v5e", 15.75, 819, 1.5),
         _tpu("v5p", 95.74, 2765, 1.75),

@@ -1,4 +1,4 @@
-"""Compiles a job, reads the result, and runs both in a child process with the compiler's dump switched on."""
+"""Compilation of a job and analysis of the result, in a child process in which the compiler writes its dump."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.runtime import own_files, products
 
 ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
-"""Scope of the loop over rounds."""
+"""Named scope of the loop over rounds, in a program's text."""
 BISECTIONS = 31
-"""Halvings of the search for the threshold of top-k and top-p (`core.sampling`)."""
+"""Number of halvings in the search for the threshold of top-k and top-p (`core.sampling`)."""
 CATCH_UP, DRAFT = r"/catch_up/while", r"/draft/while"
-"""Patterns of the scopes of the loops that bring the draft's cache up to date, and that draft."""
+"""Patterns of two loops' scopes: of the loop that brings the draft's cache up to date, and of the loop that drafts."""
 _CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 """Targets of custom calls that are hand-written kernels (Pallas)."""
 _LEFT_OUT = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-"""Variables of this process that would make the compiling process compile another program, or none."""
+"""Environment variables with which the child process would compile another program, or none; it does not get them."""
 _TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory", "exceeds the limit", "out of memory")
 
 
 class DoesNotFitError(ValueError):
-    """A program needs more memory than a device has, and its compiler refused it."""
+    """Error for a program that its compiler refused, because it needs more memory than a device has."""
 
 
 def compile_job(traced: Traced) -> jax.stages.Compiled:
     """Compiles a job's part.
 
     Raises:
-        DoesNotFitError: it needs more memory than a device has; says how much.
-        ValueError: as `programs.Traced`.
+        DoesNotFitError: the program needs more memory than a device has; the message says how much.
+        ValueError: as in `programs.Traced`.
     """
     with products.for_other_devices():
         lowered = traced.lower()
     try:
         with warnings.catch_warnings():
-            # JAX looks into its cache for every program, but cannot read those of devices that are not there
+            # JAX looks for every program in its cache, but it cannot read programs for devices that this machine does
+            # not have
             warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
             return lowered.compile()
     except Exception as error:
@@ -66,7 +67,7 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
 
 
 def _too_large(message: str) -> str:
-    """Says in one line how many bytes a program lacks, from XLA's error; its first line where it names no sizes."""
+    """Returns a line that says how many bytes a program lacks; the first line of XLA's error if it names no sizes."""
     sizes = _SIZES.search(message)
     if sizes is None:
         return message.splitlines()[0]
@@ -88,17 +89,18 @@ def assumptions(
     rounds: float | None = None,
     loops: Mapping[str, float] | None = None,
 ) -> Assumptions:
-    """Returns the numbers that the programs of this package do not hold: how often their loops run, and branches.
+    """Returns what a program's text does not contain: how often loops run, and which branches are taken.
 
-    A loop over widths runs at the widest, and sampling takes the branches of the settings.
+    The target scores each block at the program's largest width, and sampling takes the branches that the settings
+    imply.
 
     Args:
         traced: the job.
-        drafted: passes of the draft model in a round; `None`: a whole block.
+        drafted: passes of the draft model in a round; `None`: as many as a whole block needs.
         catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
             was kept whole, or none if the rule keeps the cache complete.
-        rounds: rounds of a whole generation; `None`: as few as there can be, each draft kept.
-        loops: pattern of a loop's scope -> iterations, in place of the usual ones; each must fit a loop.
+        rounds: rounds of a whole generation; `None`: the fewest possible, if every draft is kept.
+        loops: pattern of a loop's scope -> iterations, instead of the default; each pattern must match a loop.
 
     Raises:
         ValueError: a negative number.
@@ -112,7 +114,7 @@ def assumptions(
     counts = {"drafted": steps, "catching_up": missing_calls, "rounds": fewest, **(loops or {})}
     for name, count in counts.items():
         if not count >= 0:
-            raise ValueError(f"{name}={count}: a loop runs 0 times or more")
+            raise ValueError(f"{name}={count} is not a count: give how often the loop runs, 0 or more")
     usual = {
         CATCH_UP: missing_calls,
         r"/sampling/.*/while": BISECTIONS,
@@ -148,13 +150,13 @@ def analyse(
     chosen: Assumptions,
     command_buffers: Sequence[frozenset[str]] | None = None,
 ) -> tuple[Execution, Report]:
-    """Reads a compiled program: what it executes, and the report on it without its compile time.
+    """Returns what a compiled program executes, and the report on it without its compile time.
 
     Args:
         traced: the job.
         compiled: its program.
         cycles: of every instruction with a schedule of its own (`bundles.read`); `None` if they were not read.
-        chosen: numbers that the program does not hold.
+        chosen: assumptions about numbers that the program's text does not contain.
         command_buffers: instructions in each command buffer of a GPU (`gpu.read`); `None` if they were not read.
     """
     on_gpu = chip_of(traced.job.topology).is_gpu
@@ -186,7 +188,7 @@ def analyse(
 
 
 def _more(module: hlo.Module, cycles: Mapping[str, int] | None, chosen: Assumptions) -> dict[str, Costs]:
-    """Returns the costs that one more iteration of each of a round's two loops adds."""
+    """Returns the costs that one more iteration adds, for each of the two loops of a round."""
 
     def total(loops: Mapping[str, float]) -> Costs:
         execution = execute(module, replace(chosen, loops=loops))
@@ -210,7 +212,7 @@ def _memory(compiled: jax.stages.Compiled) -> Memory:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of jax and of the compilers that are installed."""
+    """Returns the versions of jax and of the installed compilers, by package."""
     installed = {"jax": jax.__version__}
     for package in ("libtpu", "jax-cuda12-plugin"):
         try:
@@ -221,17 +223,20 @@ def versions() -> dict[str, str]:
 
 
 def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> Report:
-    """Compiles and reads a job in a child process, which the compiler's flags of the dump need.
+    """Compiles and analyses a job in a child process.
+
+    The compiler reads the flags for its dump only once, when it is loaded.
 
     Args:
         job: the program to compile.
         dump: whether to read cycles from the compiler's final schedules.
-        save: a file for the compiled program (`executables`); `None`: it is not kept.
+        save: a file for the compiled program (`executables`); `None`: the program is not kept.
         assumed: arguments of `assumptions`.
 
     Raises:
-        DoesNotFitError, ValueError, ImportError: as `compile_job` and `programs.Traced`, from the child.
-        RuntimeError: the child ended without an answer.
+        DoesNotFitError, ValueError, ImportError: as in `compile_job` and `programs.Traced`; raised by the child
+            process.
+        RuntimeError: the child process ended without an answer.
     """
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
@@ -239,7 +244,7 @@ def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> 
         if dump:
             environment |= _dump_flags(job, folder)
         request = {"job": job, "assumed": assumed, "folder": folder if dump else None, "save": save}
-        # the user's own files first: a rule of theirs can only be unpickled where its module is loaded
+        # the user's own files come first, because a rule can be unpickled only after its module is loaded
         asked = pickle.dumps(list(own_files.loaded().values())) + pickle.dumps(request)
         command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
         done = subprocess.run(command, input=asked, capture_output=True, env=environment, check=False)
@@ -247,7 +252,7 @@ def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> 
 
 
 def _dump_flags(job: Job, folder: str) -> dict[str, str]:
-    """Returns the environment that makes a job's compiler write what `answer` reads."""
+    """Returns environment variables that make a job's compiler write the files that `answer` reads."""
     on_gpu = chip_of(job.topology).is_gpu
     name, flags = ("XLA_FLAGS", gpu.DUMP_FLAGS) if on_gpu else ("LIBTPU_INIT_ARGS", bundles.DUMP_FLAGS)
     return {name: f"{os.environ.get(name, '')} {' '.join(flags).format(folder=folder)}".strip()}
@@ -268,10 +273,10 @@ def _answer(done: subprocess.CompletedProcess[bytes]) -> Report:
 def answer(
     request: Mapping[str, Any], keep: Callable[[Path, jax.stages.Compiled], Path] | None = None
 ) -> dict[str, Any]:
-    """Compiles and reads the job of a request, in the child process; returns the answer as values of JSON.
+    """Compiles and analyses the job of a request, in the child process; returns the answer as JSON values.
 
     Args:
-        request: what `in_child` sends.
+        request: the request that `in_child` sends.
         keep: writes the compiled program to the file that the request names.
     """
     try:

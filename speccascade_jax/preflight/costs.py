@@ -1,4 +1,4 @@
-"""Compiles the programs that a store's records ran, for other hardware, and keeps their costs in a file.
+"""Costs of the programs that a store's records ran, compiled for other hardware and kept in a file.
 
 Every different program is compiled once; the file is written after each one, so that a killed command resumes.
 """
@@ -34,9 +34,10 @@ def complete(
     compile_report: Compile = preflight.report,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Row]:
-    """Returns the costs of the programs of some records; compiles those that the file at `path` lacks, and adds them.
+    """Returns the costs of the records' programs; compiles the programs that the file at `path` lacks, and adds them.
 
-    Costs that are in the file stay, whatever versions compiled them: remove the file to compile all anew.
+    Costs in the file are kept, whichever compiler versions they come from; remove the file to compile all programs
+    again.
 
     Args:
         path: the file of costs, which need not exist (`program_costs.path_of`).
@@ -47,7 +48,7 @@ def complete(
 
     Raises:
         ImportError: the compiler of the hardware is not installed.
-        ValueError: there is no such hardware, or a pair is not on this machine.
+        ValueError: the hardware is unknown, or a pair is not on this machine.
     """
     costs = program_costs.read(path)
     lacking, say = program_costs.missing(records, hardware, costs), say or partial(print, file=sys.stderr)
@@ -63,13 +64,13 @@ def complete(
 
 
 def _name(program: Mapping[str, Any]) -> str:
-    """Returns the part of a program and its method, for progress lines."""
+    """Returns the name of a program in progress lines: its part and its method."""
     method = program["settings"].get("method")
     return f"{program['part']} of {method}" if method else f"{program['part']} of both models"
 
 
 def entry(program: Row, compile_report: Compile) -> Row:
-    """Returns a program's entry in a file of costs; one with the reason if it cannot be compiled.
+    """Returns a program's entry in a file of costs, or an entry with the reason if it cannot be compiled.
 
     Raises:
         ImportError, FileNotFoundError, ValueError: as in `complete`.
@@ -81,7 +82,7 @@ def entry(program: Row, compile_report: Compile) -> Row:
         return {"program": program, "refused": f"it does not fit {program['topology']}: {error}"}
     except (ValueError, TypeError, NotImplementedError) as error:
         if program["settings"].get("method") in (TARGET, DRAFT):
-            raise  # such a program has no unusual settings: the hardware, the mesh or the models are wrong
+            raise  # the target alone has no unusual settings, so the hardware, the mesh or the models are wrong
         return {"program": program, "refused": str(error)}
     if not compiled.fits:
         return {
@@ -108,7 +109,8 @@ def entry(program: Row, compile_report: Compile) -> Row:
 def job(program: Mapping[str, Any]) -> Row:
     """Returns the arguments of `preflight.report` for a program's description.
 
-    Loops that draft and that catch up count no iterations: `Report.more` holds the costs of each.
+    The loop that drafts and the loop that catches up count 0 iterations; `Report.more` contains the costs of one
+    iteration.
 
     Raises:
         ValueError, FileNotFoundError: the pair is not on this machine.
@@ -129,7 +131,7 @@ def per_call(
     start: float = 0.5,
     compile_report: Compile = preflight.report,
 ) -> dict[str, float]:
-    """Returns the microseconds of a one-token call of each model of a pair, compiled for hardware that is not there.
+    """Returns the microseconds of a one-token call of each model of a pair, compiled for other hardware.
 
     These are costs for `hierarchy.optimizing.optimize`, which finds the best stack for that hardware.
 

@@ -1,7 +1,7 @@
-"""Files of compiled programs, which a machine with the devices runs without compiling them.
+"""Files of compiled programs, which a machine with the devices can run without compiling them again.
 
-A program runs only under the jax and the compiler (libtpu) that made it, on devices of the same kind and number. A file
-is a pickle: load only your own. Loading on a TPU has not been tried; on a CPU the tests do it.
+A program runs only with the versions of jax and of the compiler (libtpu) that made it, on devices of the same kind and
+number. A file is a pickle, so load only your own files. Loading is tested on a CPU and has not been tried on a TPU.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def save(path: str | Path, compiled: jax.stages.Compiled) -> Path:
     """Writes a compiled program to a file, atomically.
 
     Args:
-        path: the file; an existing one is replaced only if it is such a file.
+        path: the file; an existing file is replaced only if it contains a compiled program.
         compiled: the program, as `preflight.compiled` returns it.
 
     Raises:
-        ValueError: the file holds something else, or the devices' compiler cannot write its programs.
+        ValueError: the file contains something else, or programs of this compiler cannot be written.
     """
     file = expanded(path)
     check_replaceable(file, start=_BEGIN.decode())
@@ -42,12 +42,12 @@ def save(path: str | Path, compiled: jax.stages.Compiled) -> Path:
 
 
 def load(path: str | Path) -> Any:
-    """Loads a compiled program onto this machine's devices; it is called with the arguments that it was compiled for.
+    """Loads a compiled program onto this machine's devices; call it with arguments like those that it was compiled for.
 
     Raises:
         FileNotFoundError: there is no such file.
-        CheckpointError: `save` did not write it.
-        ValueError: it was made by another jax or compiler.
+        CheckpointError: the file was not written by `save`.
+        ValueError: the program was made by another version of jax or of the compiler.
     """
     file = expanded(path)
     if not file.is_file():

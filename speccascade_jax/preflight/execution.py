@@ -1,8 +1,8 @@
-"""The instructions that one run of a scheduled program executes, with how often, in which loop and at which stage.
+"""Instructions that one run of a compiled program executes: how often, in which loop, and at which stage of a round.
 
-A program's constants say how often some of its loops run (`trips`). The others depend on the data: the steps of a
-draft, the missing token that a draft may have to catch up on, the branch that sampling takes. `Assumptions` supplies
-these numbers, and `Execution.assumed` lists every one that was used.
+Constants in a program determine how often some of its loops run (`trips`). Other loops and branches depend on the data:
+how many tokens are drafted, whether the draft has to read a missing token first (it *catches up*), and which branch
+sampling takes. `Assumptions` contains these numbers, and `Execution.assumed` lists those that were used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "while")
     + ("conditional", "call", "add-dependency", "partition-id", "replica-id", "domain")
 )
-"""Opcodes that cost nothing, or whose cost is that of the computations they call."""
+"""Opcodes that cost nothing themselves; the computations that some of them call are counted separately."""
 _FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound")
 
 STAGES = ("prefill", "draft", "catch-up", "score", "sampling", "verify", "commit", "unnamed")
-"""Parts of a round, by the engine's named scopes. XLA's own instructions outside every scope are "unnamed"."""
+"""Parts of a round, named by the engine's scopes. Instructions that XLA adds outside every scope are "unnamed"."""
 _BY_SCOPE = (
     (r"/catch_up(/|$)", "catch-up"),
     (r"/draft(/|$)", "draft"),
@@ -30,21 +30,21 @@ _BY_SCOPE = (
     (r"/sampling(/|$)", "sampling"),
     (r"/verify(/|$)", "verify"),
     (r"/commit(/|$)", "commit"),
-    # the loop around a call at one of several widths has no other word: what it reads is read to score
+    # the scope of the loop that calls the target at one of several widths has no other name; it belongs to scoring
     (r"/width_\d+(/|$)", "score"),
 )
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Numbers that a program's text does not hold.
+    """Assumed numbers of iterations and assumed branches, which a program's text does not contain.
 
     Attributes:
-        loops: pattern of a loop's scope -> its iterations, the first match counts. Loops that no pattern matches run
-            once.
+        loops: pattern of a loop's scope -> its iterations; the first pattern that matches counts. Loops that match no
+            pattern run once.
         branches: pattern of a conditional's scope and its number of branches ("sampling/case/cond:3") -> the branch
-            that is taken. Where no pattern matches, the branch with most instructions counts.
-        needed: patterns of `loops` that must fit a loop, because a user wrote them.
+            that is taken. If no pattern matches, the branch with most instructions counts.
+        needed: patterns of `loops` that a user wrote, each of which must match a loop.
     """
 
     loops: Mapping[str, float] = field(default_factory=dict)
@@ -52,18 +52,18 @@ class Assumptions:
     needed: tuple[str, ...] = ()
 
     def check(self, module: Module) -> None:
-        """Raises a ValueError if a `needed` pattern fits no loop of the program; names the loops."""
+        """Raises a ValueError that lists the program's loops, if a pattern in `needed` matches none of them."""
         scopes = sorted({part.scope for computation in module for part in computation.instructions if _is_loop(part)})
         for pattern in self.needed:
             if not any(re.search(pattern, scope) for scope in scopes):
                 raise ValueError(f"loops={{{pattern!r}: …}} fits no loop of the program: its loops are {scopes}")
 
     def iterations(self, loop: Instruction, counted: int | None = None) -> tuple[float, str]:
-        """Returns a loop's iterations, and what was assumed; the text is empty if the program says it itself.
+        """Returns a loop's iterations, and the assumption as text; the text is empty if nothing had to be assumed.
 
         Args:
             loop: the loop.
-            counted: its iterations if constants in the program decide them (`trips`).
+            counted: its iterations if constants in the program determine them (`trips`), otherwise `None`.
         """
         known = counted if loop.trip_count is None else loop.trip_count
         if known is not None:
@@ -81,7 +81,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction as it is executed.
+    """One instruction, and how a run executes it.
 
     Attributes:
         instruction: the instruction.
@@ -103,13 +103,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Execution:
-    """The instructions that one run of a program executes.
+    """Result of `execute`: the instructions that one run of a program executes.
 
     Attributes:
         module: the program.
-        steps: its instructions, `FREE` ones left out.
-        assumed: the assumptions that were used, in words.
-        decisions: its loops and conditionals; `times` is how often a value decides on them.
+        steps: its instructions without those in `FREE`.
+        assumed: the assumptions that were used, as texts.
+        decisions: its loops and conditionals; `times` counts how often their condition or predicate is evaluated.
     """
 
     module: Module
@@ -124,9 +124,9 @@ def execute(module: Module, assumptions: Assumptions, start: str = "unnamed", ho
     Args:
         module: the program.
         assumptions: numbers that the program's text does not hold.
-        start: the stage of instructions outside every scope and loop.
-        host_counts: whether the host counts the iterations of loops whose number is known, so that their conditions do
-            not run (GPUs).
+        start: the stage to which instructions outside every scope and loop are assigned.
+        host_counts: whether the host counts the iterations of loops with a known number of them, so that no condition
+            is computed (GPUs).
     """
     assumptions.check(module)
     walk = _Walk(module, assumptions, host_counts)
@@ -142,7 +142,7 @@ class _Walk:
     def __init__(self, module: Module, assumptions: Assumptions, host_counts: bool = False):
         self.module, self.assumptions, self.assumed = module, assumptions, list[str]()
         self.host_counts, self.decisions = host_counts, list[Step]()
-        # a training step has no stages, and its instructions too many users to look for one
+        # a training step has no stages, and searching its many instructions for one would take long
         self.staged = any(stage_of(part.scope) for computation in module for part in computation.instructions)
 
     def computation(self, name: str, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
@@ -183,9 +183,9 @@ class _Walk:
 
 
 def _stage_of_users(computation: Computation, instruction: Instruction) -> str:
-    """Returns the stage that first reads an instruction's value; XLA names no scope for the copies that it adds."""
+    """Returns the stage of an instruction's first reader, because copies that XLA adds have no scope of their own."""
     seen, queue = {instruction.name}, [instruction.name]
-    for name in queue:  # grows while it is read
+    for name in queue:  # the list grows while the loop reads it
         for user in computation.users.get(name, []):
             if stage := stage_of(user.scope):
                 return stage
@@ -196,7 +196,7 @@ def _stage_of_users(computation: Computation, instruction: Instruction) -> str:
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Returns whether an instruction costs nothing: it names, views or groups values, or ends a transfer."""
+    """Returns whether an instruction costs nothing: it only names, reshapes or groups values, or ends a transfer."""
     if instruction.opcode == "custom-call":
         return instruction.target in _FREE_CALLS
     return instruction.opcode in FREE or instruction.opcode.endswith("-done")
@@ -208,6 +208,6 @@ def stage_of(scope: str) -> str:
 
 
 def _short(scope: str) -> str:
-    """Returns a scope without the function that was compiled and without the words that every loop has."""
+    """Returns a scope without the compiled function's name and without the words that all loops' scopes contain."""
     parts = [part for part in scope.split("/")[1:] if part not in ("body", "closed_call", "cond", "while")]
     return "/".join(parts) or "of rounds"

@@ -1,16 +1,16 @@
-"""Command buffers, loops and branches of a program that XLA compiled for a GPU.
+"""Work of the host for a program that XLA compiled for a GPU: command buffers, loops and branches.
 
 Every fusion, copy, library call and collective of a GPU's scheduled program is a kernel that the host starts. XLA
-groups neighbouring kernels into command buffers (CUDA graphs), each of which the host starts at once. The host decides
-on loops and branches: it reads their condition from the GPU and waits for it, except for loops whose number of
-iterations XLA knows. `DUMP_FLAGS` makes the compiler write the order of the host's work with the command buffers that
-XLA forms under the flags of the compiling process.
+groups neighbouring kernels into command buffers (CUDA graphs), and the host starts each buffer with one call. The host
+also controls loops and branches: it waits until it has read the condition from the GPU, except in loops whose number of
+iterations XLA knows. `DUMP_FLAGS` makes the compiler write the sequence of the host's work, with the command buffers
+that XLA forms under the flags of the compiling process.
 
-A machine without a driver cannot tell the rest: whether the driver of the GPU's machine takes every command of a
-command buffer (XLA forms them anew where it loads the program), how often a buffer has to be rewritten because arrays
-moved, which kernel autotuning would choose for a product, and how long any kernel takes. Arrays all lie in HBM; what
-the L2 cache keeps between two kernels counts as traffic. So do not compare a GPU's bytes with a TPU's, whose compiler
-places arrays in VMEM.
+The following is unknown on a machine without a GPU driver: whether the driver of the GPU's machine supports every
+command of a command buffer (XLA forms the buffers again when it loads the program), how often a buffer has to be
+rewritten because arrays moved, which kernel autotuning would choose for a product, and how long any kernel takes.
+All arrays lie in HBM, and data that the L2 cache keeps between two kernels still count as traffic. So do not compare a
+GPU's bytes with a TPU's, whose compiler places arrays in its vector memory (VMEM).
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from speccascade_jax.preflight.execution import Execution
 from speccascade_jax.preflight.report import Launches
 
 DUMP_FLAGS = ("--xla_dump_to={folder}",)
-"""Flags for XLA_FLAGS, which the compiler reads when it is loaded."""
+"""Flags for the environment variable XLA_FLAGS, which the compiler reads when it is loaded."""
 _AFTER, _BEFORE = ".thunk_sequence_after_thunk_passes.txt", ".thunk_sequence.txt"
-"""Endings of the files with the order of the host's work; without command buffers XLA writes only the second."""
+"""Ends of the names of the files with the host's work, after and before command buffers are formed; without command
+buffers XLA writes only the second file."""
 _LINE = re.compile(r"^( *)(\d+): (k\w+)")
 _NAMED = re.compile(r'profile_annotation: "([^"]+)"\s+thunk_id: (\d+)')
 _SPACE = re.compile(r"(\{[\d,]*:[^}]*?)S\([15]\)")
 
 
 def without_spaces(text: str) -> str:
-    """Returns a program's text without the memories of its arrays: on a GPU, `S(1)` is the part of HBM for collectives.
+    """Returns a program's text without marks of memories: on a GPU `S(1)` is the part of HBM for collectives.
 
-    Arrays in the host's memory (`S(5)`) lose their mark too; the programs of this package have none.
+    This also removes the mark of arrays in the host's memory (`S(5)`); this package's programs have no such arrays.
     """
     return _SPACE.sub(r"\1", text)
 
 
 def read(folder: Path) -> list[frozenset[str]]:
-    """Returns the instructions of every command buffer of the program that was compiled last.
+    """Returns the instructions of every command buffer of the last compiled program, one set per buffer.
 
     Args:
-        folder: the folder that `DUMP_FLAGS` named.
+        folder: the folder named in `DUMP_FLAGS`.
 
     Raises:
-        FileNotFoundError: the compiler wrote no order of the host's work; its dump has another format.
+        FileNotFoundError: the dump has no file with the host's work, so its format is another one.
     """
     before = sorted(folder.glob(f"*{_BEFORE}"))
     if not before:
@@ -59,11 +60,11 @@ def read(folder: Path) -> list[frozenset[str]]:
 
 
 def command_buffers(sequence: str, metadata: str) -> list[frozenset[str]]:
-    """Returns the instructions of every command buffer.
+    """Returns the instructions of every command buffer, one set per buffer.
 
     Args:
-        sequence: the order of the host's work, nested by indentation.
-        metadata: the instruction of every number in it.
+        sequence: the text of the host's work in order, nested by indentation.
+        metadata: text that gives the instruction for every number in `sequence`.
     """
     names = {int(number): name for name, number in _NAMED.findall(metadata)}
     buffers, members, depth = list[frozenset[str]](), set[str](), -1
@@ -80,11 +81,11 @@ def command_buffers(sequence: str, metadata: str) -> list[frozenset[str]]:
 
 
 def launches(execution: Execution, buffers: Sequence[frozenset[str]]) -> Launches:
-    """Returns the work of the host in one run.
+    """Returns the counts of the host's work in one run.
 
     Args:
-        execution: what the run executes.
-        buffers: the instructions of every command buffer; none if they were not read.
+        execution: the instructions of the run.
+        buffers: the instructions of every command buffer; empty if they were not read.
     """
     times = {step.instruction.name: step.times for step in execution.steps}
     captured = frozenset[str]().union(*buffers)

@@ -1,7 +1,8 @@
-"""Reader of XLA's scheduled programs: computations, instructions, array sizes as they lie in memory.
+"""Parser of XLA's scheduled programs: computations, instructions, and sizes of arrays in memory.
 
-The text is that of `jax.stages.Compiled.as_text()` after scheduling and layout assignment. An array's layout names its
-memory: `S(1)` is a TPU's vector memory (VMEM), `S(2)` to `S(6)` are small memories of the core, none is HBM.
+It reads the text of `jax.stages.Compiled.as_text()`, after scheduling and layout assignment. An array's layout names
+its memory: `S(1)` is a TPU's vector memory (VMEM), `S(2)` to `S(6)` are small memories of the core, and no mark means
+HBM.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Array:
 
     Attributes:
         dtype: XLA's name of the element type, such as "bf16".
-        shape: its sizes.
-        order: the axes from the fastest varying to the slowest.
-        tile: sizes of the outermost tile, over the fastest axes, slowest first; empty: no tiles.
-        space: number of its memory; 0 is HBM, 1 is VMEM.
+        shape: its size along each axis.
+        order: the axes from the fastest varying one to the slowest.
+        tile: sizes of the outermost tile along the fastest axes, slowest of these first; empty if there are no tiles.
+        space: number of the memory that holds it; 0 is HBM, 1 is VMEM.
     """
 
     dtype: str
@@ -41,18 +42,18 @@ class Array:
 
     @property
     def bits(self) -> int:
-        """Bits of an element."""
+        """Number of bits of an element."""
         digits = re.search(r"\d+", self.dtype)
         return _BITS[self.dtype] if self.dtype in _BITS else int(digits.group()) if digits else 0
 
     @property
     def logical_bytes(self) -> int:
-        """Bytes of the elements, without padding."""
+        """Number of bytes of the elements, without padding."""
         return -(-math.prod(self.shape) * self.bits // 8)
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory: the axes that tiles cover are padded to whole tiles."""
+        """Number of bytes in memory, where the axes that tiles cover are padded to whole tiles."""
         sizes = [self.shape[axis] for axis in reversed(self.order)] if self.order else list(self.shape)
         for place, size in enumerate(reversed(self.tile), 1):
             if place <= len(sizes):
@@ -60,12 +61,12 @@ class Array:
         return -(-math.prod(sizes) * self.bits // 8)
 
     def part(self, shape: tuple[int, ...]) -> Array:
-        """Returns a part of the array as it lies there: in whole tiles."""
+        """Returns a part of the array with the given shape, padded to whole tiles as in memory."""
         return replace(self, shape=shape)
 
 
 def arrays(text: str) -> list[Array]:
-    """Returns the arrays of a type: one, or the leaves of a tuple in order."""
+    """Returns the arrays of a type: a single array, or the leaves of a tuple in order."""
     return [_array(match) for match in _ARRAY.finditer(text)]
 
 
@@ -88,14 +89,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction of a program.
 
     Attributes:
         name: its name, unique in the module.
-        opcode: such as "fusion".
+        opcode: the kind of instruction, such as "fusion".
         type: the text of its result's type.
-        operands: names of its operands; the number of a parameter, the text of a constant without axes.
-        attributes: the text after its operands.
+        operands: names of its operands; for a parameter its number, and for a scalar constant its text.
+        attributes: the text that follows its operands.
         root: whether it is the result of its computation.
     """
 
@@ -113,18 +114,18 @@ class Instruction:
 
     @property
     def scope(self) -> str:
-        """The path of named scopes and functions that it was traced in; empty if XLA made it."""
+        """The path of named scopes and functions in which it was traced; empty if XLA added the instruction."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match.group(1) if match else ""
 
     @property
     def literal(self) -> int | None:
-        """The value of a constant that is one integer."""
+        """The value of an integer constant; `None` for any other instruction."""
         text = self.operands[0] if self.opcode == "constant" and self.operands else ""
         return int(text) if re.fullmatch(r"-?\d+", text) else None
 
     def attribute(self, name: str) -> str:
-        """Returns the text of an attribute up to the next comma, empty if there is none."""
+        """Returns the text of an attribute up to the next comma; empty if it has no such attribute."""
         match = re.search(rf"(?:^|[ ,]){name}=([^ ,]+)", self.attributes)
         return match.group(1) if match else ""
 
@@ -135,7 +136,7 @@ class Instruction:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The computations of a conditional, by the value of its predicate (false first)."""
+        """The computations of a conditional, in the order of its predicate's values (false first)."""
         listed = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
         if listed:
             return tuple(part.strip().lstrip("%") for part in listed.group(1).split(","))
@@ -144,7 +145,7 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """The iterations of a loop, where XLA knows them."""
+        """The number of iterations of a loop; `None` if XLA does not know it."""
         match = re.search(r'known_trip_count"?[:=]\{"?n"?:"?(\d+)', self.attributes)
         return int(match.group(1)) if match else None
 
@@ -194,7 +195,7 @@ class Module:
 
     Attributes:
         computations: all computations by name.
-        entry: the name of the one that runs first.
+        entry: the name of the computation that runs first.
     """
 
     computations: dict[str, Computation]
@@ -202,7 +203,7 @@ class Module:
 
     @cached_property
     def callers(self) -> dict[str, tuple[Computation, Instruction]]:
-        """The computation and the instruction that call each body and condition of a loop; XLA never shares them."""
+        """The computation and the instruction that call each body and condition of a loop; each has a single caller."""
         return {
             name: (computation, instruction)
             for computation in self.computations.values()
@@ -221,7 +222,7 @@ def parse(text: str) -> Module:
     """Reads a scheduled program.
 
     Raises:
-        ValueError: the text holds no entry computation.
+        ValueError: the text contains no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry, name, inside = "", "", list[Instruction]()
@@ -236,7 +237,7 @@ def parse(text: str) -> Module:
             name = header.group(2)
             entry = name if header.group(1) else entry
     if not entry:
-        raise ValueError("the text holds no ENTRY computation: give the text of a compiled program")
+        raise ValueError("the text contains no ENTRY computation: give the text of a compiled program")
     return Module(computations, entry)
 
 
@@ -260,7 +261,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _after_type(text: str) -> int:
-    """Returns the index of the blank after a result's type, which may be a tuple."""
+    """Returns the index of the space after a result's type, which may be a tuple."""
     if text[1] == "(":
         return _closing(text, 1) + 1
     return text.index(" ", 1)

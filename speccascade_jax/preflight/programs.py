@@ -1,7 +1,7 @@
-"""The programs of a pair and a method, traced from shapes for devices that are not there.
+"""Programs of a pair and a method, traced from shapes for devices that this machine does not have.
 
-Nothing is allocated or read: parameters, prompts and states are `jax.ShapeDtypeStruct`s that carry their layout. The
-functions that are compiled are those that `decode`, sweeps and training run.
+Nothing is allocated or read: parameters, prompts and states are `jax.ShapeDtypeStruct`s with their layout on the
+devices. The compiled functions are those that `decode`, sweeps and training run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from speccascade_jax.stopping import acceptance_head
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
 DTYPES = ("bfloat16", "float32", "int8")
 DEPTH = 4
-"""Residual blocks of an acceptance head, as in Huang et al., 2024 (SpecDec++), the most that training tries."""
+"""Residual blocks of an acceptance head: the most that training tries (Huang et al., 2024, SpecDec++)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +54,25 @@ class Job:
 
     Attributes:
         target, draft: names of presets (`models.families.PRESETS`) or paths of checkpoints, of which only names and
-            shapes are read. A draft may be a word such as "exit:2"; `None`: the target drafts for itself.
-        others: pairs of a name and a model, for further drafts.
+            shapes are read. A draft may be a name such as "exit:2", which uses the target's first two layers; `None`:
+            the target drafts for itself.
+        others: (name, model) for each further draft.
         topology: "CHIP:SIZES" (`topologies.devices`).
         mesh: (data, model), as for `sc.Pair.load`; draft_whole: whether drafts are replicated on every device.
         batch: rows; prompt_length: tokens of a prompt; max_new_tokens: tokens of an output.
-        dtype: of the parameters: "bfloat16", "float32" or "int8" (computed in bfloat16); draft_dtype: that of drafts,
-            `None` for the same.
-        part: "prefill" (the models read the prompts), "round" (draft, score, verify, commit), "generation" (all of
-            it), "target" and "draft" (one token of the model alone), "train" (one training step of the target).
-        scan_layers: whether the models' layers are scans (`models.stacks`); `None`: those of deep models are.
-        settings: those of `sc.decode`.
-        training: settings of the part "train", of which `batch` is the number of rows, and the two lengths those of
-            the encoder's input and the target (of a decoder-only model: of prompt and answer).
+        dtype: dtype of the parameters: "bfloat16", "float32" or "int8" (computed in bfloat16); draft_dtype: dtype of
+            the drafts; `None`: the same as `dtype`.
+        part: the part of decoding to compile: "prefill" (the models read the prompts), "round" (draft, score, verify,
+            commit), "generation" (prefill and all rounds), "target" or "draft" (one token of this model alone), or
+            "train" (one training step of the target).
+        scan_layers: whether layers run as a scan over stacked parameters (`models.stacks`); `None`: only in deep
+            models.
+        settings: settings of `sc.decode`, by name.
+        training: settings of the part "train". For this part, `batch` is the number of rows, and the two lengths are
+            those of the encoder's input and of the target output (for a decoder-only model: of prompt and answer).
 
     Raises:
-        ValueError: a value without meaning.
+        ValueError: a field has an invalid value.
     """
 
     target: str
@@ -105,7 +108,7 @@ class Job:
             training.check(self)
 
     def as_values(self) -> dict[str, Any]:
-        """Returns the job as values of JSON; settings that are not the usual ones, objects as texts."""
+        """Returns the job as JSON values: only fields that differ from their defaults; objects as texts."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         usual, plain = Settings(), (str, int, float, bool, type(None))
         chosen = {name: value for name, value in vars(self.settings).items() if value != getattr(usual, name)}
@@ -116,11 +119,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A job with its models as shapes, and the method that decodes.
+    """A job with the shapes of its models, and with the method that decodes.
 
     Attributes:
         job: the program to compile.
-        mesh: the devices; `None`: one.
+        mesh: the mesh of devices; `None`: a single device.
     """
 
     job: Job
@@ -128,7 +131,7 @@ class Traced:
 
     @classmethod
     def of(cls, job: Job) -> Traced:
-        """Prepares a job.
+        """Returns a job with the mesh of its devices.
 
         Raises:
             ValueError: unknown devices, models or settings; a mesh that does not fit them.
@@ -155,19 +158,19 @@ class Traced:
 
     def _bound(self, source: str, dtype: str, whole: bool) -> BoundModel:
         model: Any = checkpoints.named(source)
-        # As `checkpoints.load` does: layers with weights of 8 bits are never scanned.
+        # As in `checkpoints.load`, layers with 8-bit weights never run as a scan.
         scanned = False if dtype == "int8" else self.job.scan_layers
         config = dataclasses.replace(
             model.config, dtype="float32" if dtype == "float32" else "bfloat16", scan_layers=scanned
         )
-        if self.mesh is not None and not whole:  # a replicated draft runs as on one device, as `checkpoints.load` does
+        if self.mesh is not None and not whole:  # a replicated draft runs as on one device, as in `checkpoints.load`
             sharding.check(config, self.job.mesh, source)
             model = dataclasses.replace(model, mesh=self.mesh)
         model = dataclasses.replace(model, config=config)
         return BoundModel(params=self._params(model, dtype, whole), model=model)
 
     def _params(self, model: Model, dtype: str, whole: bool) -> Params:
-        """Returns the shapes of a model's parameters as `checkpoints.load(prepared=True)` lays them out."""
+        """Returns the shapes of a model's parameters, in the layout of `checkpoints.load(prepared=True)`."""
         shapes = dict(family_of(model.config).shapes(model.config))
         for fused, parts in fused_names(shapes).items():
             columns = [shapes.pop(part) for part in parts]
@@ -195,7 +198,7 @@ class Traced:
 
     @cached_property
     def method(self) -> Method:
-        """The method that the settings name; the model alone for the parts "target" and "draft"."""
+        """The method of the settings; for the parts "target" and "draft", decoding with this model alone."""
         alone = {"target": names.TARGET, "draft": names.DRAFT}
         return table.get(alone.get(self.job.part, self.settings.method))
 
@@ -256,21 +259,21 @@ class Traced:
 
     @cached_property
     def controls(self) -> Controls:
-        """The shapes of the numbers of every row."""
+        """The shapes of the sampling settings, which have one value per row."""
         spec = sharding.ROWS if self.mesh else None
         values = self.method.controls(self.settings, self.job.batch)
         return jax.tree.map(lambda x: self.shape(np.shape(x), np.asarray(x).dtype, spec), values)
 
     @cached_property
     def state(self) -> PyTree:
-        """The shapes of the state between two rounds, with the layout that the models' caches have."""
+        """The shapes of the state between two rounds, with the layout of the models' caches."""
         start = jax.eval_shape(self._begin, *self._begin_arguments)
         if self.mesh is None:
             return jax.tree.map(lambda x: self.shape(x.shape, x.dtype), start)
         return jax.tree_util.tree_map_with_path(self._laid_out, start)
 
     def _laid_out(self, path: Any, leaf: Any) -> Any:
-        """Returns a leaf of the state with its layout.
+        """Returns a leaf of the state with its layout on the devices.
 
         XLA chooses the layout of distributions and of replicated drafts' states, as it does inside a generation.
         """
@@ -313,7 +316,7 @@ class Traced:
         def one(params: Params, state: PyTree, controls: Controls) -> PyTree:
             return one_round(engine, params, state, controls)[0]
 
-        # the state is given away, as in a loop, so that caches are written in place
+        # the state is donated, as in a loop, so that caches are written in place
         return jax.jit(one, donate_argnums=1).lower(self.program[1], self.state, self.controls)
 
     def _lower_generation(self) -> Any:
@@ -349,7 +352,7 @@ class Traced:
 
 
 class _ShapesHead(Head):
-    """An acceptance head as shapes, of the largest depth that training tries; it fits any draft."""
+    """Shapes of an acceptance head with the largest depth that training tries; it fits any draft."""
 
     @classmethod
     def of(cls, pair: Pair) -> Head:

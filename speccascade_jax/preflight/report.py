@@ -1,7 +1,7 @@
-"""Reports of compiled programs: memory, HBM traffic, compute, ops, collectives, and the time of a round as a band.
+"""Reports of compiled programs: memory, HBM traffic, compute, ops, collectives, and the band of a round's times.
 
-A program is compiled in a child process, with the compiler's dump of final schedules switched on (`bundles`). The child
-reads what it needs and deletes the dump.
+A child process compiles the program and lets the compiler write its final schedules (`bundles`). The child process
+reads these files and deletes them. A *band* is a range of possible times.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from speccascade_jax.preflight.execution import STAGES, Execution, Step
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The costs of a stage of a program, or of all of it, on one device. Numbers are sums over one run.
+    """Costs of one stage of a program, or of the whole program, on one device. Numbers are sums over one run.
 
     Attributes:
-        hbm_bytes: bytes between HBM and the core.
+        hbm_bytes: bytes that are moved between HBM and the core.
         cycles: bundles that the core issues (`bundles`).
-        ops: instructions with a schedule of their own, which have to be started; collectives among them. On a GPU:
-            kernels and copies.
-        transfers: copies that run beside the ops (`copy-start`, `slice-start`).
+        ops: instructions that have their own schedule and have to be started, including collectives. On a GPU: kernels
+            and copies.
+        transfers: copies that run at the same time as ops (`copy-start`, `slice-start`).
         scalar_ops: small instructions that are part of the program's own schedule.
-        collectives: messages between devices; sent_bytes: their bytes.
-        unnamed_bytes, unnamed_cycles: the share of instructions without a scope, which XLA made.
+        collectives: number of messages between devices; sent_bytes: their total size in bytes.
+        unnamed_bytes, unnamed_cycles: the part of the bytes and cycles that belongs to instructions without a scope,
+            which XLA added.
     """
 
     hbm_bytes: float = 0.0
@@ -60,11 +61,12 @@ _NAMES = [part.name for part in dataclasses.fields(Costs)]
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a program needs on each device, as its compiler states them.
+    """Memory that a program needs on each device, in bytes, as its compiler reports it.
 
     Attributes:
-        arguments, outputs: parameters, states and prompts, and results; aliases: outputs in the place of arguments.
-        temporaries: everything between; code: the program itself.
+        arguments: parameters, states and prompts; outputs: results; aliases: outputs that are written in place of
+            arguments.
+        temporaries: intermediate arrays; code: the program itself.
     """
 
     arguments: int
@@ -75,19 +77,20 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Bytes that have to fit: everything at once, aliases counted once."""
+        """Bytes that have to fit: the sum of all parts, with aliases counted once."""
         return self.arguments + self.outputs - self.aliases + self.temporaries + self.code
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """The work of a GPU's host in one run of a program (`gpu`).
+    """Work of the host in one run of a program on a GPU (`gpu`).
 
     Attributes:
-        captured: kernels in command buffers (CUDA graphs), which start without the host.
-        graphs: command buffers that the host starts.
-        host_waits: times that the host waits for a value of the GPU, to decide on a loop's next turn or on a branch.
-        loops, conditionals: those that a run meets.
+        captured: kernels in command buffers (CUDA graphs), which the host does not start one by one.
+        graphs: number of command buffers that the host starts.
+        host_waits: how often the host waits for a value from the GPU, to decide whether a loop continues or which
+            branch runs.
+        loops, conditionals: numbers of loops and conditionals that the run executes.
     """
 
     captured: float = 0.0
@@ -99,12 +102,12 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of one training step, if every row of its batch is full.
+    """Work of one training step, if every row of its batch is full.
 
     Attributes:
         tokens: target tokens of all rows.
-        flops: operations of the model by `training.finetune.watching.training_flops`.
-        devices: number of devices that share it.
+        flops: floating-point operations of the model, by `training.finetune.watching.training_flops`.
+        devices: number of devices that share the work.
     """
 
     tokens: int
@@ -114,11 +117,11 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """The collectives of one kind in one run of a program, on one device.
+    """Collectives of one kind in one run of a program, on one device.
 
     Attributes:
         count: their number.
-        sent_bytes: sum of the bytes of their largest arrays.
+        sent_bytes: sum over the collectives of the bytes of each one's largest array.
         largest: bytes of the largest array of any of them.
     """
 
@@ -129,12 +132,13 @@ class Messages:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Seconds of one run of a program: the least, and with every op's start at its highest cost.
+    """Range of seconds that one run of a program may take, from free starts of ops to the largest cost of every start.
 
     Attributes:
-        memory, compute: seconds that traffic and compute take alone; they overlap. A GPU's compute is not known: 0.
-        collectives: seconds of waiting for other devices.
-        starts: seconds of starting ops, at most.
+        memory, compute: seconds of HBM traffic and of compute, which overlap; compute is 0 for a GPU, where it is
+            unknown.
+        collectives: seconds spent on messages between devices.
+        starts: largest number of seconds spent on starting ops.
     """
 
     memory: float
@@ -144,44 +148,44 @@ class Band:
 
     @property
     def low(self) -> float:
-        """The larger of traffic and compute, plus collectives."""
+        """Low end, in seconds: the larger of traffic and compute, plus collectives."""
         return max(self.memory, self.compute) + self.collectives
 
     @property
     def high(self) -> float:
-        """The low end plus the start of every op."""
+        """High end, in seconds: the low end plus the largest cost of starting every op."""
         return self.low + self.starts
 
     @property
     def bound(self) -> str:
-        """The largest part: "memory", "compute", "collectives" or "ops"."""
+        """The largest part of the time: "memory", "compute", "collectives" or "ops" (their starts)."""
         parts = {"memory": self.memory, "compute": self.compute, "collectives": self.collectives, "ops": self.starts}
         return max(parts, key=lambda name: parts[name])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A compiler's account of one program. All of it is compiled for a chip, nothing is measured.
+    """Report on one program, computed from the program as compiled for a chip; nothing is measured.
 
     Attributes:
         job: the arguments of `preflight.report`.
         chip: name of the chip.
         memory: bytes on each device.
         stages: costs by stage (`execution.STAGES`).
-        more: the costs that one more pass of the draft model ("draft") and one more call that brings its cache up to
-            date ("catch-up") add to a round; empty for other parts.
-        complete: whether a round leaves the draft's cache complete, so that it never has to catch up.
-        cache_copies: runs of an instruction that copies a whole cache within a loop.
+        more: the costs that are added to a round by one more pass of the draft model ("draft") and by one more call
+            that brings its cache up to date ("catch-up"); empty for other parts of decoding.
+        complete: whether the draft's cache is complete after every round, so that the draft never has to catch up.
+        cache_copies: how often a run copies a whole cache within a loop.
         kernels: names of hand-written kernels (Pallas).
-        f64: instructions on 64-bit floats; callbacks: calls of the host.
+        f64: number of instructions on 64-bit floats; callbacks: number of calls to Python on the host.
         compile_memory: peak bytes of the process that compiled.
-        compile_seconds: time of the compiler, without the dump if `dumped` is false.
-        dumped: whether cycles were read from final schedules, and command buffers of a GPU from its dump.
+        compile_seconds: time of the compiler; it includes writing the dump if `dumped` is true.
+        dumped: whether the compiler's dump was read, for cycles (TPU) or command buffers (GPU).
         launches: the work of a GPU's host; `None` for a TPU.
         messages: collectives by kind, such as "all-gather".
         work: the work of a training step; `None` for other parts.
-        assumed: numbers that the program does not hold, in words.
-        versions: of jax and of the compiler.
+        assumed: the assumptions about numbers that the program's text does not contain, as texts.
+        versions: versions of jax and of the compiler.
     """
 
     job: Mapping[str, Any]
@@ -205,12 +209,12 @@ class Report:
 
     @property
     def total(self) -> Costs:
-        """The sum over stages."""
+        """Sum of the costs over all stages."""
         return summed(self.stages.values())
 
     @property
     def band(self) -> Band:
-        """Seconds of one run."""
+        """Range of seconds that one run may take."""
         return band(self.total, chip_of(self.chip))
 
     @property
@@ -220,12 +224,12 @@ class Report:
 
     @property
     def missing(self) -> int:
-        """Bytes by which the program exceeds the chip's memory, negative where there is room."""
+        """Bytes by which the program exceeds the chip's memory; negative if memory is left."""
         return self.memory.peak - chip_of(self.chip).memory
 
     @property
     def utilisation(self) -> tuple[float, float] | None:
-        """The share of the devices' peak that a training step's operations are, least and most (MFU)."""
+        """Lowest and highest share of the devices' peak speed that a training step reaches (MFU)."""
         if self.work is None:
             return None
         chip = chip_of(self.chip)
@@ -233,7 +237,7 @@ class Report:
         return at_peak / self.band.high, at_peak / self.band.low
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the report as values of JSON."""
+        """Returns the report as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -249,7 +253,7 @@ class Report:
 
 
 def band(costs: Costs, chip: Chip) -> Band:
-    """Returns the time of costs on a chip: the larger of traffic and compute, plus collectives, plus starts."""
+    """Returns the range of times that some costs take on a chip."""
     return Band(
         memory=costs.hbm_bytes / chip.bandwidth,
         compute=costs.cycles / chip.clock if chip.clock else 0.0,
@@ -259,7 +263,7 @@ def band(costs: Costs, chip: Chip) -> Band:
 
 
 def account(execution: Execution, cycles: Mapping[str, int] | None) -> dict[str, Costs]:
-    """Returns the costs of a run by stage.
+    """Returns the costs of a run, by stage.
 
     Args:
         execution: what the run executes.
@@ -310,7 +314,7 @@ def messages(execution: Execution) -> dict[str, Messages]:
 
 
 def cache_copies(execution: Execution, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> float:
-    """Returns how often a run writes a whole cache inside a loop, where an update in place would write a few entries.
+    """Returns how often a run writes a whole cache inside a loop, instead of updating a few entries in place.
 
     Args:
         execution: what the run executes.
@@ -327,5 +331,5 @@ def _rewrites(execution: Execution, step: Step, wanted: set[tuple[str, tuple[int
     if instruction.opcode != "fusion":
         return instruction.opcode in ("copy", "transpose", "select", "reverse", "concatenate")
     inside = execution.module.computations[str(instruction.called("calls"))]
-    # a fusion that updates in place reads the array that it returns, and nothing else of its size
+    # a fusion that updates in place reads the array that it returns, and no other array of this size
     return not {part.opcode for part in inside.instructions} & {"dynamic-update-slice", "scatter"}

@@ -1,10 +1,10 @@
-"""Bundles that a TPU core issues while it runs a final schedule.
+"""Simulation of a TPU core's scalar unit, which counts the bundles that the core issues in a final schedule.
 
-The core's scalar unit counts the turns of a schedule's loops, compares, and branches. Most of that depends on constants
-alone, so it is followed here: 32-bit integers and predicates are computed, every other value is unknown. Bundles in a
-loop count as often as the loop turns, except those that a turn skips. Most loops skip some: they load, compute and
-store at once, for three turns, so that the first turn stores nothing. A branch whose condition is unknown is not taken:
-the bundles that it would skip count, and the body of a loop of unknown length counts once.
+The scalar unit counts the iterations of a schedule's loops, compares numbers, and branches. Most of this depends only
+on constants, so it is simulated here: 32-bit integers and predicates are computed, and every other value is unknown. A
+bundle in a loop counts once for each iteration that does not skip it. Most loops are pipelined: they load, compute and
+store at the same time for three different iterations, so the first iteration skips the store. A branch with an unknown
+condition is not taken: the bundles that it would skip count, and the body of a loop of unknown length counts once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 DELAY = 4
-"""Bundles that are issued after a branch before it takes effect."""
+"""Number of bundles that are issued after a branch before it takes effect."""
 MOST_STEPS = 10_000_000
-"""Bundles with scalar instructions that are followed; after these no branch goes back, so that reading ends."""
+"""Most bundles with scalar instructions that are simulated; then no branch goes back, and the simulation ends."""
 
 _LINE = re.compile(r"^ *(?:0x)?[0-9a-f]+ +(?:[A-Z]{2})? *: ?[> ]*\{")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -58,11 +58,13 @@ class _Scalar:
 
     Attributes:
         result: the register that it writes, empty for a branch.
-        kind: its name up to the first dot; types: the rest of its name.
-        predicate: the register that decides whether it runs, empty: always; negated: whether it runs if that is 0.
-        kept: the register whose value it takes where it does not run, empty: its own.
-        operands: constants as text and registers.
-        target: the bundle that a branch goes to.
+        kind: the instruction's name up to the first dot; types: the rest of this name.
+        predicate: the register that decides whether it runs (empty: it always runs); negated: whether it runs if this
+            register is 0.
+        kept: the register whose value the result takes if the instruction does not run (empty: the result keeps its
+            value).
+        operands: constants (as text) and names of registers.
+        target: the index of the bundle to which a branch goes.
         name: the name of its result; uses: the names of all values that it reads.
     """
 
@@ -84,7 +86,7 @@ def issued(text: str) -> int:
 
 
 def bundles_of(text: str) -> list[str]:
-    """Returns the text of every bundle; comments may go on over several lines."""
+    """Returns the text of every bundle; a comment may extend over several lines."""
     bundles: list[str] = []
     for line in text.splitlines():
         if begin := _LINE.match(line):
@@ -95,7 +97,7 @@ def bundles_of(text: str) -> list[str]:
 
 
 def _program(bundles: Sequence[str]) -> list[list[_Scalar]]:
-    """Returns the scalar instructions of every bundle that branches depend on."""
+    """Returns, for every bundle, its scalar instructions on which branches depend."""
     regions: dict[str, int] = {}
     for number, bundle in enumerate(bundles):
         for region in _REGION.findall(bundle):
@@ -106,7 +108,7 @@ def _program(bundles: Sequence[str]) -> list[list[_Scalar]]:
 
 
 def _deciding(instructions: Sequence[_Scalar]) -> set[str]:
-    """Returns the names of all values that branches depend on."""
+    """Returns the names of all values on which branches depend."""
     uses: dict[str, set[str]] = {}
     for part in instructions:
         uses.setdefault(part.name, set()).update(part.uses)
@@ -126,7 +128,7 @@ def _scalars(bundle: str, regions: dict[str, int], end: int) -> list[_Scalar]:
 
 
 def _scalar(text: str, regions: dict[str, int], end: int) -> _Scalar | None:
-    """Returns an instruction, or `None` for one that sets no register of the scalar unit and does not branch."""
+    """Parses an instruction; returns `None` if it neither sets a register of the scalar unit nor branches."""
     match = _INSTRUCTION.match(text)
     if match is None:
         return None
@@ -138,7 +140,7 @@ def _scalar(text: str, regions: dict[str, int], end: int) -> _Scalar | None:
         return _spilled(kind, name, spill)
     if kind == "sbr":
         goal = _TARGET.search(rest)
-        # a region that starts nowhere is the end of the schedule
+        # a region without a start is the end of the schedule
         return _Scalar("", kind, (), *condition, target=regions.get(goal.group(1), end) if goal else end, uses=uses)
     if not _REGISTER.match(name):
         return None
@@ -147,7 +149,7 @@ def _scalar(text: str, regions: dict[str, int], end: int) -> _Scalar | None:
 
 
 def _spilled(kind: str, name: str, spill: re.Match[str]) -> _Scalar:
-    """Returns the move of a register to a place in memory, which stands for it, or back."""
+    """Returns the instruction that stores a register in memory or loads it; the place counts as a register."""
     place, negation, predicate, stored = spill.groups()
     result, operand = (place, stored or "") if kind == "sst" else (name, place)
     return _Scalar(
@@ -163,7 +165,7 @@ def _register(name: str) -> str:
 
 @dataclass
 class _Run:
-    """One run of a schedule's scalar instructions.
+    """Simulated run of a schedule's scalar instructions.
 
     Attributes:
         program: the scalar instructions of every bundle.
@@ -176,7 +178,7 @@ class _Run:
     def count(self) -> int:
         """Returns the number of bundles until the run leaves the schedule."""
         place = issued = steps = 0
-        landing: tuple[int, int] | None = None  # (bundles until a branch takes effect, where it goes)
+        landing: tuple[int, int] | None = None  # (bundles until a branch takes effect, its target)
         busy = self._next_busy()
         while place < len(self.program):
             quiet = min(busy[place] - place, landing[0] if landing else len(self.program))
@@ -195,7 +197,7 @@ class _Run:
         return issued
 
     def _next_busy(self) -> list[int]:
-        """Returns, for every bundle, the first one from there that holds scalar instructions."""
+        """Returns, for every bundle, the index of the first bundle from there that contains scalar instructions."""
         table, last = [0] * len(self.program), len(self.program)
         for number in reversed(range(len(self.program))):
             last = number if self.program[number] else last
@@ -203,14 +205,14 @@ class _Run:
         return table
 
     def _step(self, bundle: Sequence[_Scalar]) -> int | None:
-        """Runs a bundle, whose instructions read before any of them writes; returns where a branch goes."""
+        """Runs a bundle, in which all instructions read before any writes; returns the target of a taken branch."""
         goal, written = None, {}
         for part in bundle:
             runs = self._runs(part)
             if part.kind == "sbr":
                 goal = part.target if runs else goal
             elif part.kind != "sphi" and (runs != 0 or part.kept):
-                # a phi joins two names of one register
+                # a phi instruction joins two names of one register
                 value = self._value(part) if runs else self.registers.get(part.kept)
                 written[part.result] = None if runs is None else value
         self.registers.update(written)
@@ -248,7 +250,7 @@ class _Run:
 
 
 def _joined(kind: str, values: Sequence[Value]) -> Value:
-    """Returns the value of two predicates joined, which one of them may decide alone."""
+    """Returns the value of two predicates joined by `and` or `or`; one known predicate may be enough to decide it."""
     decisive = 0 if kind in ("pand", "pnand") else 1
     if any(value is not None and bool(value) == bool(decisive) for value in values):
         joined = decisive

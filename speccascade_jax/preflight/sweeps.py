@@ -1,4 +1,4 @@
-"""The programs of a sweep: one job for each program that the sweep would compile, and a table of their reports."""
+"""Programs of a sweep: a job for each program that the sweep would compile, and a table of the reports on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GB = 1e9
 
 
 class Planned(NamedTuple):
-    """A program that a sweep would compile.
+    """Program that a sweep would compile.
 
     Attributes:
         method: the method's name in tables.
@@ -41,13 +41,13 @@ class Planned(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The report on a program, or the reason why there is none.
+    """Report on a program, or the reason why there is none.
 
     Attributes:
         planned: the program.
         report: the report; `None` if the program was not compiled.
-        error: why it was not.
-        too_large: whether it was not because it needs more memory than a device has.
+        error: the reason why it was not compiled.
+        too_large: whether this reason is that the program needs more memory than a device has.
     """
 
     planned: Planned
@@ -57,7 +57,7 @@ class Result(NamedTuple):
 
     @property
     def fits(self) -> str:
-        """Says whether the program fits: "yes", "no", or "error" if that is unknown."""
+        """Whether the program fits into memory: "yes", "no", or "error" if this is unknown."""
         if self.report is not None:
             return "yes" if self.report.fits else "no"
         return "no" if self.too_large else "error"
@@ -83,15 +83,16 @@ def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
 def planned(
     points: Iterable[Point], topology: str, mesh: tuple[int, int], prompt_length: int | None = None
 ) -> list[Planned]:
-    """Returns the programs of a sweep's points: rounds at batch 1 and at the batch of quality, and one prefill.
+    """Returns the programs of a sweep's points: rounds at batch 1 and at the batch size for quality, and a prefill.
 
-    Points that differ in α or in the amount of sampling share a program. Methods of several generations are left out:
-    their generations are those of the target and the draft alone, which every sweep has.
+    Points that differ only in α or in the values of sampling settings share a program. Methods that run several
+    generations are left out, because each of these generations is decoding with the target or the draft alone, which
+    every sweep contains.
 
     Args:
         points: the sweep's points.
         topology: the devices.
-        mesh: (data, model), in place of the points' own.
+        mesh: (data, model), which replaces the mesh of the points.
         prompt_length: tokens of a prompt; `None`: the longest that the task allows.
     """
     programs: dict[Job, Planned] = {}
@@ -106,18 +107,18 @@ def planned(
 
 
 def left_out(points: Iterable[Point]) -> list[str]:
-    """Returns the titles of methods without a program of their own."""
+    """Returns the titles of methods that have no program of their own."""
     return list(dict.fromkeys(_title(point) for point in points if not _has_a_program(point)))
 
 
 def _has_a_program(point: Point) -> bool:
-    """Returns whether the method is one generation whose program does not depend on measured costs."""
+    """Returns whether the method runs a single generation, with a program that does not depend on measured costs."""
     single = isinstance(point.method, Speculation | Alone) and not isinstance(point.method, OracleMethod)
     return single and point.settings.block_size != AUTO
 
 
 def kind_of(job: Job) -> Job:
-    """Returns the job with settings that differ only where its program does."""
+    """Returns the job with normalised settings, so that jobs with the same program are equal."""
     return replace(job, settings=_kind(job.settings))
 
 
@@ -153,17 +154,17 @@ def _jobs(point: Point, topology: str, mesh: tuple[int, int], prompt_length: int
 
 
 def _on_accelerators(dtype: str) -> str:
-    """Returns the dtype that accelerators compute in: 16-bit floats of a CPU are bfloat16 there."""
+    """Returns the dtype in which accelerators compute: for any 16-bit dtype this is bfloat16."""
     return "bfloat16" if dtype == "float16" else dtype
 
 
 def _kind(settings: Settings) -> Settings:
-    """Returns settings that differ only where the program differs, or the branches of sampling that it takes."""
+    """Returns normalised settings, equal for equal programs and equal branches of sampling."""
     return replace(settings, alpha=None, stop_threshold=None, temperature=same_branch(settings.temperature))
 
 
 def _of_prefill(settings: Settings) -> Settings:
-    """Returns the settings that decide about a prefill: whose prompts are read, and how much a rollback takes back."""
+    """Returns the settings on which a prefill depends: which models read the prompts, and the longest rollback."""
     if settings.drafters == Settings().drafters and settings.tree is None:
         size = settings.block_size if isinstance(settings.block_size, int) else None
         return Settings(method="spec_decode", block_size=size)
@@ -175,11 +176,11 @@ def run(
     report: Callable[[Job], Report],
     track: Callable[[Sequence[Planned]], Iterable[Planned]],
 ) -> list[Result]:
-    """Compiles every program once; a prefill that several methods share is compiled once too.
+    """Compiles every program once, including a prefill that several methods share; returns the results in order.
 
     Args:
         programs: the programs.
-        report: compiles a job and reports on it.
+        report: function that compiles a job and returns the report on it.
         track: wraps the programs in a progress bar.
     """
     results = list[Result]()
@@ -206,7 +207,7 @@ def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int], missin
     reports = [result.report for result in results if result.report is not None]
     chip = chip_of(topology)
     notes = [
-        f"Compiled for {topology}, mesh {mesh}, by {_versions(reports)}; nothing ran. A device has "
+        f"Compiled for {topology}, mesh {mesh}, by {_versions(reports)}; nothing ran. Each device has "
         f"{chip.memory / GB:.1f} GB.",
         f"ms: the larger of HBM traffic ({chip.bandwidth / GB:,.0f} GB/s) and compute, plus collectives "
         f"({chip.latency * 1e6:g} µs each), up to that plus {chip.launch * 1e6:g} µs for each op.",
@@ -246,7 +247,7 @@ def _versions(reports: Sequence[Report]) -> str:
 
 
 def refusals(results: Sequence[Result]) -> list[str]:
-    """Returns a line for every program that does not fit its devices: what is missing, and what to change."""
+    """Returns a line for every program that does not fit its devices: the missing bytes, and what to change."""
     lines = []
     for result in results:
         job = result.planned.job

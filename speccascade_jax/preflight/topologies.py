@@ -1,4 +1,4 @@
-"""Devices that are not there: the chips of a named topology, for which XLA compiles without touching hardware."""
+"""Devices that this machine does not have: the chips of a named topology, for which XLA compiles without hardware."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ from speccascade_jax.runtime import mesh as meshes
 
 SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "tpu7x": "2x2x1"}
 SMALLEST |= {name: "1" for name in CHIPS if name not in SMALLEST}
-"""The smallest topology of each kind of chip; the first of its devices stands for a single chip."""
+"""Smallest topology of each kind of chip; its first device is used if a single chip is requested."""
 TWO_CORES = ("v4",)
-"""Chips whose two cores are one device on a pod; the compiler makes two of them unless it is told."""
+"""Chips whose two cores form one device on a pod; by default the compiler makes each core a device."""
 _QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Environment that keeps the library from asking a cloud for hardware, and from minding other processes."""
+"""Environment variables with which libtpu neither asks a cloud for hardware nor checks for other processes."""
 NO_LIBRARY = (
     "compiling for a TPU needs its compiler, which is not installed: pip install 'speccascade_jax[libtpu]' (0.7 GB)"
 )
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-"""Packages of JAX's that hold a GPU's compiler."""
+"""JAX's packages that contain the compiler for GPUs."""
 NO_PLUGIN = (
     "compiling for a GPU needs its compiler, which is not installed: pip install 'speccascade_jax[cuda12]' "
     "(JAX's plugin and CUDA's libraries, 5 GB; no driver)"
 )
 
 
-@functools.cache  # programs mix arrays of one set of device objects only
+@functools.cache  # cached, because a program may only combine arrays that belong to the same device objects
 def devices(topology: str) -> list[Any]:
-    """Returns the devices of a topology, which compile programs and run none.
+    """Returns the devices of a topology; programs can be compiled for them, but not run.
 
     Args:
         topology: "CHIP:SIZES", such as "v5e:2x4", or a chip alone for its smallest topology. For a GPU, SIZES is the
-            number of GPUs on one host ("h100:8"), or groups of hosts by hosts by GPUs on each ("h100:1x2x8").
+            number of GPUs on one host ("h100:8"), or three numbers: groups of hosts, hosts per group, GPUs per host
+            ("h100:1x2x8").
 
     Raises:
-        ValueError: no such chip or sizes.
-        ImportError: the chip's compiler is not installed; names the command.
+        ValueError: the chip or the sizes are unknown.
+        ImportError: the chip's compiler is not installed; the message contains the command that installs it.
     """
     kind = chip_of(topology)
     _check_installed(kind)
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     if not os.environ.get("JAX_PLATFORMS"):
-        # otherwise JAX would look for a device in this machine, because its library is installed
+        # otherwise JAX would look for a TPU in this machine, because libtpu is installed
         jax.config.update("jax_platforms", "cpu")
     sizes = topology.split(":")[1] if ":" in topology else SMALLEST[kind.name]
     try:
@@ -79,7 +80,7 @@ def _check_installed(kind: Chip) -> None:
 
 
 def _gpu_sizes(sizes: str) -> str:
-    """Returns sizes as the GPU compiler reads them: groups of hosts, hosts of a group, GPUs of a host."""
+    """Returns sizes in the GPU compiler's form: groups of hosts, hosts per group, GPUs per host."""
     parts = sizes.split("x")
     if len(parts) not in (1, 3) or not all(part.isdigit() and int(part) for part in parts):
         raise ValueError("give the number of GPUs on one host, such as 8, or three numbers, such as 1x2x8")
@@ -87,10 +88,10 @@ def _gpu_sizes(sizes: str) -> str:
 
 
 def mesh_of(topology: str, shape: Sequence[int]) -> Mesh | None:
-    """Returns a mesh (data, model) over a topology's first devices; `None` for a single one.
+    """Returns a mesh (data, model) over a topology's first devices; `None` for a single device.
 
     Raises:
-        ValueError: as `devices`; the topology has fewer devices.
+        ValueError: as in `devices`; or the topology has too few devices.
     """
     data, model = meshes.checked(shape)
     chips, count = devices(topology), data * model

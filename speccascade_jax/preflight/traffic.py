@@ -1,8 +1,9 @@
-"""Bytes that instructions move between HBM and the core, and bytes that devices send to each other.
+"""Counts of the bytes that instructions move between HBM and the core, and that devices send to each other.
 
-A transfer counts what arrives: `copy-start` and `slice-start` fetch ahead. Every other instruction reads its operands
-that lie in HBM and writes its results that lie there. A slice or gather reads only its part, and an update in place
-writes only its part, fused or not. Parts consist of whole tiles, which an update that fills them in part reads first.
+For a transfer that fetches data ahead (`copy-start`, `slice-start`), the bytes that arrive count. Every other
+instruction reads its operands that lie in HBM, and writes its results that lie there. A slice or gather reads only a
+part of its operand, and an update in place writes only a part, fused or not. Parts consist of whole tiles; an update
+that fills only a part of a tile reads this tile first.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
 def collective(instruction: Instruction) -> str | None:
-    """Returns the kind of a collective, for its start or for the whole; `None` for anything else."""
+    """Returns the kind of a collective, for a whole collective or for its start; `None` for any other instruction."""
     kind = instruction.opcode.removesuffix("-start")
     return kind if kind in COLLECTIVES else None
 
 
 def message(module: Module, instruction: Instruction) -> tuple[str, int] | None:
-    """Returns the kind and the bytes of a collective, alone or in a fusion; `None` for anything else.
+    """Returns the kind and the bytes of a collective, alone or in a fusion; `None` for any other instruction.
 
-    On a TPU, a collective that runs beside products is a chain of fusions, of which the first one starts it, and
-    gradients are added up and scattered in a fusion of an all-reduce with slices.
+    On a TPU, a collective that runs at the same time as matrix products is a chain of fusions, and the first fusion
+    starts it. Gradients are summed and scattered in a fusion of an all-reduce with slices.
     """
     kind = collective(instruction)
     if kind is not None:
@@ -43,17 +44,17 @@ def message(module: Module, instruction: Instruction) -> tuple[str, int] | None:
     fused = next((part for part in inside if collective(part)), None)
     if fused is None:
         return None
-    size = sum(array.bytes for array in fused.results)  # one message for several arrays
+    size = sum(array.bytes for array in fused.results)  # a single message carries several arrays
     return "reduce-scatter" if scatters else str(collective(fused)), size
 
 
 def sent(instruction: Instruction) -> int:
-    """Returns the bytes of a collective's largest array: what a device receives, or adds up."""
+    """Returns the bytes of a collective's largest array, which a device receives or sums."""
     return max((array.bytes for array in instruction.results), default=0)
 
 
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """Returns the bytes that one execution of an instruction reads from HBM and writes to it."""
+    """Returns the bytes that one execution of an instruction reads from HBM and writes to HBM."""
     return _read(module, computation, instruction) + _written(module, computation, instruction)
 
 
@@ -96,7 +97,7 @@ def _fused_read(module: Module, inside: Computation, value: Instruction, whole: 
         if user.opcode in _VIEWS or _is_view(module, user):
             total += _fused_read(module, inside, user, whole)
         elif user.opcode == "tuple" and user.root:
-            total += 0  # handed on unread
+            total += 0  # passed on without being read
         elif user.opcode in (*_PARTS, *_UPDATES, "fusion"):
             total += _part_read(module, inside, user, place, value)
         else:
@@ -105,14 +106,14 @@ def _fused_read(module: Module, inside: Computation, value: Instruction, whole: 
 
 
 def _arriving(computation: Computation, start: Instruction) -> list[Array]:
-    """Returns what a start brings: its result lists the operands, what arrives, and semaphores."""
+    """Returns what a transfer's start delivers; its result contains operands, arriving arrays and semaphores."""
     operands = [computation.by_name[name] for name in start.operands if name in computation.by_name]
     listed = sum(len(operand.results) for operand in operands)
     return [array for array in start.results[listed:] if array.space != _SEMAPHORES]
 
 
 def _is_view(module: Module, instruction: Instruction) -> bool:
-    """Returns whether a fusion within a fusion only gives its operand another layout."""
+    """Returns whether a fusion inside a fusion only changes the layout of its operand."""
     called = instruction.called("calls") if instruction.opcode == "fusion" else None
     if called is None:
         return False
@@ -144,23 +145,23 @@ def _fused_written(inside: Computation, fusion: Instruction) -> int:
 
 
 def _value_written(inside: Computation, part: Instruction, whole: int) -> int:
-    """Returns the bytes that a fused computation writes of a result: the updates in place that it consists of, or all.
+    """Returns the bytes that a fused computation writes of a result: those of its updates in place, or all bytes.
 
     Args:
         inside: the fused computation.
         part: the result.
-        whole: its bytes.
+        whole: the number of bytes of the result.
     """
     total = 0
     while part.opcode in (*_VIEWS, *_UPDATES):
         total += _update_bytes(inside, part) if part.opcode in _UPDATES else 0
         part = inside.by_name[part.operands[0]]
-    # updates of a value that the fusion makes are not in place
+    # updates of a value that the fusion itself computes are not in place
     return min(whole, total) if total and part.opcode == "parameter" else whole
 
 
 def _sliced_bytes(instruction: Instruction, operand: Instruction) -> int:
-    """Returns the bytes of the tiles that a slice needs; a gather fetches its rows one by one."""
+    """Returns the bytes of the tiles that a slice reads; a gather reads its rows one by one."""
     source, result = operand.results[0], instruction.results[0]
     if instruction.opcode == "gather" or len(source.shape) != len(result.shape):
         return result.bytes
@@ -178,7 +179,7 @@ def _update_bytes(computation: Computation, update: Instruction) -> int:
 
 
 def _completed_bytes(module: Module, computation: Computation, update: Instruction) -> int:
-    """Returns the bytes that an update in place reads, because it fills a part of a tile or adds to what is there."""
+    """Returns the bytes that an update in place reads, because it fills only a part of a tile or adds to old values."""
     values = computation.by_name.get(update.operands[_UPDATES[update.opcode]])
     if values is None:
         return 0

@@ -1,7 +1,7 @@
-"""The training step as a program to compile: its settings, its arguments as shapes, and the work that it does.
+"""Training step as a program to compile: its settings, the shapes of its arguments, and its amount of work.
 
-The step is that of `training.finetune.steps`, and its state is spread over the mesh as `training.finetune.partition`
-spreads it. No parameter, checkpoint or text is read.
+The step is that of `training.finetune.steps`. Its state is distributed over the mesh as in
+`training.finetune.partition`. No parameter, checkpoint or text is read.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings of a training step, besides those that it shares with decoding; defaults are T5's recipe.
+    """Settings that a training step does not share with decoding; the defaults are those of T5's recipe.
 
     Attributes:
         config: configuration of the model, in place of that of the job's target.
-        dropout: rate of dropout; `None`: that of the configuration.
+        dropout: dropout rate; `None`: the rate in the configuration.
         optimizer, objective, distillation, accumulate, remat: as in `training.finetune.trainer.Trainer`. Of a teacher,
             only the name and the shapes are read.
     """
@@ -66,14 +66,14 @@ class Training:
         whole("accumulate", self.accumulate, 1)
 
     def as_values(self) -> dict[str, str]:
-        """Returns the settings that are not the usual ones, as texts."""
+        """Returns the settings that differ from their defaults, as texts."""
         usual = Training()
         chosen = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         return {name: _text(value) for name, value in chosen.items()}
 
 
 def _text(value: Any) -> str:
-    """Returns a setting with all its fields, of which a configuration's `repr` omits some."""
+    """Returns a setting as text with all its fields, because a configuration's `repr` omits some."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}({dataclasses.asdict(value)})"
     return str(value)
@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
 def fields_of(trainer: Trainer) -> dict[str, Any]:
     """Returns the fields of a `Job` that a training run's settings decide; no text and no array is read.
 
-    The batch is the widest one of the corpus.
+    The batch is the one with the most tokens per row in the corpus.
     """
     config = trainer.configuration
     rows, prompt_length, max_new_tokens = widest(trainer.corpus, isinstance(config, T5Config))
@@ -98,7 +98,7 @@ def widest(corpus: Any, encoder_decoder: bool) -> tuple[int, int, int]:
     """Returns the number of rows of a corpus's widest batch, its tokens of a prompt, and its tokens of an answer.
 
     Raises:
-        ValueError: the corpus does not say how wide its batches are.
+        ValueError: the corpus does not define how wide its batches are.
     """
     encoder, width = _limits(corpus, encoder_decoder)
     if isinstance(corpus, SpanCorruption) and not corpus.widths:
@@ -120,19 +120,19 @@ def _limits(corpus: Any, encoder_decoder: bool) -> tuple[int, int]:
         removed, spans = noise_counts(chunk, corpus.noise_density, corpus.mean_span)
         return (chunk - removed + spans + 1, removed + spans + 1) if encoder_decoder else (0, corpus.length)
     if not corpus.widths:
-        raise ValueError(f"{type(corpus).__name__} has no widths: set them, to say how wide its batches are")
+        raise ValueError(f"{type(corpus).__name__} has no widths: set widths, the tokens per row of its batches")
     return (corpus.widths[-1] if encoder_decoder else 0), corpus.widths[-1]
 
 
 def check(job: Any) -> None:
-    """Raises a ValueError if a job's values make no training step."""
+    """Raises a ValueError if a job's values are not valid for a training step."""
     if job.dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype={job.dtype!r}: training computes in float32 or bfloat16")
     check_rows(job.batch, job.training.accumulate * job.mesh[0])
 
 
 def model_of(job: Any, mesh: Mesh | None) -> Model:
-    """Returns the model that is trained.
+    """Returns the model to train.
 
     Raises:
         ValueError: the mesh does not fit the model.
@@ -163,7 +163,7 @@ def shapes_of(model: Model) -> Params:
 
 
 def lower(job: Any, mesh: Mesh | None) -> jax.stages.Lowered:
-    """Returns a job's training step, lowered for its devices.
+    """Returns a job's training step as a program, lowered for the job's devices.
 
     Raises:
         ValueError: the mesh does not fit the models, or the teacher does not fit the model.
@@ -182,7 +182,7 @@ def lower(job: Any, mesh: Mesh | None) -> jax.stages.Lowered:
 
 
 def _teacher(job: Any, mesh: Mesh | None) -> tuple[Model | None, Params | None]:
-    """Returns the teacher and the shapes of its parameters, float32 with the layout of decoding."""
+    """Returns the teacher, and the shapes of its parameters in float32 with the layout for decoding."""
     if job.training.distillation is None:
         return None, None
     model = _on_mesh(checkpoints.named(job.training.distillation.teacher).config, job, mesh)
@@ -226,7 +226,7 @@ def work_of(job: Any) -> Work:
 
 
 def grid(result: Any) -> Grid:
-    """Returns the table of a training step: memory, time, speed and messages, each for one device."""
+    """Returns the table of a training step: memory, time, speed and messages, per device."""
     job, report = result.planned.job, result.report
     rows = [["fits", result.fits]]
     if report is not None:
@@ -237,8 +237,8 @@ def grid(result: Any) -> Grid:
         f"Compiled for {job.topology}, mesh {job.mesh}; nothing ran. A device has {chip.memory / GB:.1f} GB.",
         f"{job.batch} rows of {job.prompt_length} + {job.max_new_tokens} tokens, accumulate {training.accumulate}, "
         f"remat {training.remat}, dtype {job.dtype}.",
-        "Speeds are compiled for the devices, not measured: the first figure has every start of an op at its highest "
-        "cost, the second has no starts. Messages are counted as if no computation ran beside them.",
+        "Speeds are computed from the compiled program, not measured: in the first figure every start of an op has its "
+        "largest cost, in the second starts cost nothing. No computation is assumed to run during messages.",
     ]
     return Grid(title=f"Training step of {job.target}", header=["of one device", ""], rows=rows, notes=notes)
 

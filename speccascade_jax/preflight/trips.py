@@ -1,7 +1,7 @@
-"""Iterations of loops whose counter starts at a constant, advances by a constant, and is compared with a constant.
+"""Iterations of loops whose counter begins at a constant, changes by a constant, and is compared with a constant.
 
-A TPU's compiled text has lost the `known_trip_count` that XLA derived. Constants stand in the loop's computations or
-come in with its operands, through the tuples of loops around it.
+The text of a program compiled for a TPU no longer contains the `known_trip_count` that XLA derived. The constants are
+in the loop's computations, or reach the loop as operands, possibly through the tuples of outer loops.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import math
 from speccascade_jax.preflight.hlo import Computation, Instruction, Module
 
 _SAME = ("copy", "bitcast", "copy-start", "copy-done", "reshape")
-"""Instructions whose value is that of their operand."""
+"""Opcodes of instructions whose value equals that of their operand."""
 _MOST_HOPS = 64
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """Returns the iterations of a loop, or `None` if constants do not decide them.
+    """Returns the iterations of a loop, or `None` if constants do not determine them.
 
     Args:
         module: the program.
-        computation: the computation that the loop is an instruction of.
-        loop: a "while".
+        computation: the computation that contains the loop.
+        loop: an instruction of kind "while".
     """
     condition = module.computations[str(loop.called("condition"))]
     test = condition.root
@@ -37,7 +37,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _count(test: Instruction, distance: int, step: int) -> int | None:
-    """Returns how often a counter that is `distance` away from its limit advances by `step`."""
+    """Returns how many steps of size `step` take a counter over the `distance` to its limit."""
     direction = test.attribute("direction")
     if direction in ("GT", "GE"):
         distance, step = -distance, -step
@@ -49,7 +49,7 @@ def _count(test: Instruction, distance: int, step: int) -> int | None:
 
 
 def _element_of(computation: Computation, name: str) -> int | None:
-    """Returns the element of a computation's parameter that a value is, or `None`."""
+    """Returns the index of the element of a computation's parameter that equals a value, or `None`."""
     value = _same(computation, name)
     if value is None or value.opcode != "get-tuple-element":
         return None
@@ -58,7 +58,7 @@ def _element_of(computation: Computation, name: str) -> int | None:
 
 
 def _same(computation: Computation, name: str) -> Instruction | None:
-    """Returns the instruction that a value comes from, through copies and views."""
+    """Returns the instruction that computes a value, behind any copies and views."""
     value = computation.by_name.get(name)
     while value is not None and value.opcode in _SAME:
         value = computation.by_name.get(value.operands[0])
@@ -66,7 +66,7 @@ def _same(computation: Computation, name: str) -> Instruction | None:
 
 
 def _value(module: Module, computation: Computation, name: str, hops: int = 0) -> int | None:
-    """Returns the integer that a value always has, or `None`."""
+    """Returns the integer that a value always equals, or `None`."""
     value = _same(computation, name)
     if value is None or hops > _MOST_HOPS:
         return None
@@ -95,7 +95,7 @@ def _entering(module: Module, computation: Computation, loop: Instruction, index
 
 
 def _step(module: Module, body: Computation, index: int) -> int | None:
-    """Returns by how much a loop's body advances its counter, or `None`."""
+    """Returns the constant by which a loop's body changes its counter, or `None`."""
     if body.root.opcode != "tuple":
         return None
     advance = _same(body, body.root.operands[index])
