@@ -4,7 +4,7 @@ Both records are measured on the same examples, and every resample of the exampl
 or length affects both scores and cancels in their difference. The interval of a difference is therefore much narrower
 than the intervals of the two scores. All resamples are one matrix of counts; the product of this matrix with a record's
 statistics gives the sums of every resample. sacrebleu's own paired test needs texts, which records do not contain, and
-supports no other metrics. If answers are only right or wrong, a few made-up answers are resampled together with the
+supports only its own metrics. If answers are only right or wrong, a few made-up answers are resampled together with the
 real ones (`metrics.quality.COINS`).
 
 Each side of a comparison is a list of records that differ in their random seed only. A side's score is the mean over
@@ -12,11 +12,11 @@ its records, on every resample and in the tables. The seeds themselves are not r
 
 Latencies are ratios of times. They are resampled as log ratios, so that no interval reaches 0. Examples are resampled
 as for qualities, and the intervals are widened to correct for few examples (Hesterberg, 2015: "expanded percentile
-interval"). The machine may be slower during a whole trial, and this effect is not a property of the method. A two-way
-analysis of variance of trials and examples estimates the variance of the effect. Independent draws from Student's t add
-this variance to each record. With log-normal noise and periods in which the machine is busy, 95% intervals contain the
-true value in 93 to 97% of all cases, if there are at least 3 trials (`tests/results/analysis/bootstrap_test.py`). Needs
-no JAX.
+interval"). The machine may be slower during a whole trial (one timing of all examples), which is not a property of the
+method. A two-way analysis of variance of trials and examples estimates the variance of the effect. Independent draws
+from Student's t add this variance to each record. With log-normal noise and periods in which the machine is busy, 95%
+intervals contain the true value in 93 to 97% of all cases, if there are at least 3 trials
+(`tests/results/analysis/bootstrap_test.py`). Needs no JAX.
 """
 
 import zlib
@@ -37,9 +37,9 @@ in 89% with 8, in 92% with 16, in 94% with 64."""
 
 
 class Interval(NamedTuple):
-    """A number and its interval from `low` to `high`: over resamples of the examples, over trials, or over seeds.
+    """A number and its interval from `low` to `high`, over resamples of the examples, over trials, or over seeds.
 
-    If only the number is known, all three are equal.
+    If only the number is known, `value`, `low` and `high` are equal.
     """
 
     value: float
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
     def covering(self, other: "Interval") -> "Interval":
-        """Returns the interval, widened so that it includes all of `other`."""
+        """Returns the interval, widened so that it contains the interval `other`."""
         return Interval(self.value, min(self.low, other.low), max(self.high, other.high))
 
     def among(self, pairs: int) -> "Interval":
@@ -101,7 +101,7 @@ def has_latency(record: Record) -> bool:
 
 
 MOST = 50.0
-"""Bound on log ratios, larger than any measured log ratio; without a bound, their exponentials could overflow."""
+"""Bound on log ratios, far beyond any measured log ratio, so that their exponentials do not overflow."""
 
 
 class Bootstrap:
@@ -282,7 +282,7 @@ class Bootstrap:
         return np.exp(logs.clip(-MOST, MOST))
 
     def _trials(self, trials: int, key: str) -> np.ndarray:
-        """Draws the error of a record's trials for each resample, `[samples]`, in standard errors, from Student's t.
+        """Draws a record's error between trials for each resample, `[samples]`, in standard errors, from Student's t.
 
         All records share the examples but not the trials, because trials run at different times on a machine whose
         speed drifts. A single trial gives no estimate of this error, so its draws are 0.

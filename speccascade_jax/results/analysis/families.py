@@ -36,8 +36,7 @@ class Family:
         law: identifies the output distribution; only families with equal `law` are compared.
         spots: the measured point of each γ or h, ascending.
         on_rejection: whether h is compared with an estimate of P(some token of the block is rejected), as in theorem
-            3.1.
-            For a family with an acceptance head, this is so if the head's loss gave rejections weight 1 (`w_rej`).
+            3.1. For a family with an acceptance head, this is so if the head's loss gave rejections weight 1 (`w_rej`).
         w_rej: weight of rejections in the head's loss; `None` if there is no head, or the records do not contain it.
         verify: "token" or "block": only families with the same kind of verification are compared.
     """
@@ -53,7 +52,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """The families of one panel, and its oracles, which have neither γ nor h."""
+    """Families of one panel, and its oracles, which have neither γ nor h."""
 
     panel: Panel
     fixed: list[Family]
@@ -81,14 +80,16 @@ class Families:
 
 
 def of_records(records: Iterable[Record]) -> list[Families]:
-    """Returns the families of every panel that has any; a panel here joins all block sizes of its task and pair.
+    """Returns the families of every panel that has any; here a panel combines all block sizes of its task and pair.
 
     Raises:
         ValueError: no panel has families.
     """
     every = [_of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
     if not (compared := [families for families in every if families.fixed or families.adaptive]):
-        raise ValueError("the records hold neither fixed block sizes nor stop thresholds: nothing to compare")
+        raise ValueError(
+            "the records contain neither fixed block sizes nor stop thresholds to compare: sweep one of them"
+        )
     return compared
 
 
@@ -133,7 +134,7 @@ def _place(record: Record) -> tuple[_Kind, float] | None:
     if (stop := point["stop_threshold"]) is not None:
         return _Kind(name, THRESHOLD, law, block, bonus, setting(record, HEAD)), stop
     if panels.is_swept(record):
-        # a swept block size is a number, never "auto"
+        # a block size that a sweep varies is a number, never "auto"
         return _Kind(name, GAMMA, law, None, bonus, None), cast(int, block)
     return None if point["timed"] else (_Kind(name, NO_NUMBER, law, block, bonus, None), 0.0)
 
@@ -168,11 +169,9 @@ class Comparison(NamedTuple):
         front: the front's verification rate at the same discard rate, NaN below the front's lowest discard rate.
         level: whether γ discards more than any measured threshold, so that the front was extended to this discard rate.
         difference: the front's verification rate minus that of γ, negative if the front is better; `None` if the front
-            has
-            no rate there.
+            has no rate there.
         verdict: `DOMINATES` or `LOSES` if the interval of the difference excludes 0, otherwise `TIES`; `BEYOND` without
-            an
-            interval.
+            an interval.
     """
 
     family: Family

@@ -1,4 +1,4 @@
-"""Estimated times of one forward pass of target and draft, and the tokens per second predicted from these times.
+"""Estimates of the time of one forward pass of target and draft, and tokens per second predicted from these times.
 
 A regression fits the seconds of whole generations to their draft steps and target calls (Huang et al., 2024
 (SpecDec++), section 4.2 and Table 2; METHODS section 6 *Figures*). The paper's equation 2.1, `T = t_draft · draft_steps
@@ -56,8 +56,7 @@ class Fit:
             coefficients that were not fitted.
         clusters: number of records, or of generations if all belong to one record.
         r_squared: explained share of the variance *about the mean*, also for a fit without intercept, so that both fits
-            are
-            comparable.
+            are comparable.
         generations: number of generations.
     """
 
@@ -99,7 +98,7 @@ class Draws(NamedTuple):
     off: np.ndarray
 
     def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
-        """Returns the times `[1 + samples]` of counts `[1 + samples]`: by the fit itself, then with the drawn errors.
+        """Returns the seconds for counts, both `[1 + samples]`: by the fit itself, then with the drawn errors.
 
         The errors apply to the logarithm, so that times stay positive for any error.
         """
@@ -110,7 +109,7 @@ class Draws(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Timed generations: seconds, draft steps, target calls and index of the record, each `[N]`."""
+    """Timed generations: their seconds, draft steps, target calls and record index, each `[N]`."""
 
     seconds: np.ndarray
     draft_steps: np.ndarray
@@ -181,8 +180,7 @@ def fit(
         draft_steps: draft steps of each generation; `None` if the draft is not used.
         target_calls: target calls of each generation; `None` if the target is not used.
         clusters: index of the group (record) to which a generation belongs; with `None`, or a single group, each
-            generation
-            is its own cluster.
+            generation is its own cluster.
         intercept: whether a generation also has a constant cost.
 
     Raises:
@@ -297,8 +295,7 @@ class Suggestion(NamedTuple):
         family: the family of the thresholds; threshold: the suggested h.
         tokens: predicted tokens per second at the suggested h, `[1 + samples]`.
         between: the measured thresholds from which `tokens` is interpolated; a single one if `threshold` equals it or
-            is
-            outside the measured range.
+            is outside the measured range.
         best: the best measured threshold.
     """
 

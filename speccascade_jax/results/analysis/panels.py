@@ -48,7 +48,7 @@ def metric_name(metric: str) -> str:
 
 
 def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
-    """Returns a curve's name for figures and tables: the method's title, and distinguishing details in brackets.
+    """Returns a curve's name for figures and tables: the method's title, then distinguishing settings in brackets.
 
     Args:
         record: a record of the curve.
@@ -165,8 +165,7 @@ class Panel:
 
     Attributes:
         setting: the settings that all curves share, including `block_size` and `bonus`, the fingerprint of the weights,
-            and
-            the device; `None` for a setting in which the curves of joined panels differ.
+            and the device; `None` for a setting in which the curves of joined panels differ.
         metric: name of the quality metric.
         target, draft: points of the target alone and of the draft alone; `None` if the records contain none.
         curves: the points of each curve, by the curve's key in the order of `place`; points have ascending α.
@@ -256,7 +255,7 @@ def read_points(*paths: str | Path) -> list[Record]:
     points = [record for record in read_records(*paths) if "point" in record]
     if not points:
         files = ", ".join(map(str, paths))
-        raise ValueError(f"{files} holds no record of a point: experiments.sweep and run write them")
+        raise ValueError(f"{files} contains no record of a point: write some with experiments.sweep or run")
     return points
 
 
@@ -340,7 +339,8 @@ def _panel(setting: dict[str, Any], records: Sequence[Record]) -> Panel:
         name, coordinate = _along(record)
         word = "" if name == TARGET else word
         words[name + word] = word
-        # a point may be measured again with the same seed (with larger batches, say): its latest record counts
+        # a point may be measured again with the same seed, for example with larger batches: then its latest record
+        # counts
         by_point[name + word, coordinate][record["point"]["seed"]] = record
     curves: dict[str, list[Spot]] = defaultdict(list)
     for (curve, alpha), members in by_point.items():

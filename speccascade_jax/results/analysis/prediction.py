@@ -1,12 +1,13 @@
 """Predicted latencies: the counts of records, multiplied by the costs of compiled programs on other hardware.
 
-No hardware changes how often a method calls its models. `preflight.costs` compiles a sweep's programs for hardware that
-is not there, and writes the seconds that each part of a program takes (`results.store.program_costs`). This module
-returns copies of records whose latencies are predicted, so that tables and plots of measured records show them too.
+How often a method calls its models does not depend on the hardware. `preflight.costs` compiles a sweep's programs for
+hardware that this machine does not have, and writes the seconds that each part of a program takes
+(`results.store.program_costs`). This module returns copies of records whose latencies are predicted, so that tables and
+plots of measured records show them too.
 
 The seconds of an example are those of two programs that run one after the other: the models read the prompt (prefill),
-then rounds. Calls of the target, passes of the draft and calls that bring the draft's cache up to date are counted
-apart. Needs no JAX.
+then rounds. Calls of the target, passes of the draft, and calls that bring the draft's cache up to date are counted
+separately. Needs no JAX.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from speccascade_jax.results.store.program_costs import PARTS, Hardware, key, pr
 from speccascade_jax.results.store.record import Record, Row
 
 LABEL = "predicted from the compiled program, not measured"
-"""Words that stand in place of a processor's name wherever a device is named."""
+"""Text that tables and plots of predictions show instead of a processor's name."""
 
 STARTS = (0.0, 0.5, 1.0)
-"""Costs of starting an op as shares of the largest one: those of a band's low end, of its number, and of its high end.
-Method and target pay the same cost, so that their ratio is between those of the two ends."""
+"""Times to start an op, as shares of the largest time: for a band's low end, for its number, and for its high end.
+Method and target have the same time, so their ratio lies between the ratios at the two ends."""
 
 SCORING = ("score", "sampling", "verify")
 """Stages that run only in rounds with a call of the target. All other stages run in every round."""
 
 
 class Seconds(NamedTuple):
-    """Seconds of single examples by part, each `[examples, len(PARTS)]`: of the prefill, and of all rounds."""
+    """Seconds of single examples by part, each `[examples, len(PARTS)]`: for prefill, and for all rounds."""
 
     prefill: np.ndarray
     rounds: np.ndarray
 
     def total(self, start: float) -> np.ndarray:
-        """Returns seconds `[examples]` if starting an op costs `start` times its largest cost.
+        """Returns seconds `[examples]` if starting an op takes `start` times its largest time.
 
-        Traffic and compute overlap within a program.
+        Within a program traffic and compute overlap, so only the longer of the two counts.
         """
         memory, compute, collectives, ops = np.moveaxis(np.stack(self), -1, 0)
         total: np.ndarray = (np.maximum(memory, compute) + collectives + start * ops).sum(0)
@@ -48,7 +49,7 @@ class Seconds(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of runs of the parts of a program by single examples, each `[examples]`."""
+    """How often single examples run each part of a program, each `[examples]`."""
 
     rounds: np.ndarray
     calls: np.ndarray
@@ -59,9 +60,10 @@ class Counts(NamedTuple):
 def counts(record: Record, complete: bool) -> Counts:
     """Returns how often a record's examples ran the parts of their program, in the record's order.
 
-    `draft_steps` are passes that draft, and calls that catch up. A pass gives one token, so the other steps catch up,
-    at most one in a round. Passes after which a stop policy drew no token count as catching up, which costs about as
-    much. A tree is drafted by one pass per level.
+    A record's `draft_steps` contain passes that draft, and calls that catch up (read tokens that the draft's cache
+    lacks). A pass drafts one token, so all steps beyond the number of drafted tokens catch up, at most one per round.
+    Passes after which a stop policy drew no token count as catching up, which costs about as much. A tree is drafted by
+    one pass per level.
 
     Args:
         record: the record.
@@ -70,9 +72,9 @@ def counts(record: Record, complete: bool) -> Counts:
     single, point = record["per_example"], record["point"]
     calls, steps, drafted = (np.asarray(single[n], float) for n in ("target_calls", "draft_steps", "drafted"))
     zero = np.zeros_like(steps)
-    if point["method"] == DRAFT:  # the draft writes in the target's place, one pass in each round
+    if point["method"] == DRAFT:  # the draft alone writes the output, with one pass in each round
         return Counts(steps, steps, zero, zero)
-    # an example's last block may be committed without a call; records hold only the sum of such rounds
+    # an example's last block may be committed without a target call; records contain only the sum of such rounds
     rounds = calls + record["counts"]["unverified"] / len(calls)
     if tree := point.get("tree"):
         drafted = rounds * len(tree)
@@ -99,7 +101,7 @@ def predict(records: Sequence[Record], hardware: Hardware, costs: Mapping[str, R
     """Returns copies of records with predicted latencies in place of measured ones.
 
     A copy's entry "predicted" describes the hardware and the parts of the time. If no latency can be predicted, the
-    copy has none, and this entry holds the reason.
+    copy has no latency, and this entry contains the reason.
 
     Args:
         records: records of points; latencies are relative to the target alone, whose record must be among them.
@@ -154,7 +156,7 @@ def _predicted(record: Record, target: Record | None, hardware: Hardware, costs:
 
 
 def _facts(record: Record, hardware: Hardware) -> Row:
-    """Returns what tables say about a prediction."""
+    """Returns the facts about a prediction that tables show."""
     program = programs(record, hardware)["round"]
     facts = {name: program[name] for name in ("topology", "mesh", "dtype", "prompt_length")}
     return facts | {"counted_in": record["point"]["dtype"], "models": list(hardware.models)}
@@ -184,7 +186,8 @@ def _latencies(record: Record, ours: np.ndarray, theirs: np.ndarray) -> Row:
     def entry(seconds: np.ndarray) -> Row:
         ms = 1e3 * float(seconds.mean())
         entries = {"ms_per_example": _exactly(ms), "ms_per_token": _exactly(ms / max(tokens, 1))}
-        # without counts of calls: equal calls of different programs are not equal work, whose times would be noise
+        # without counts of calls, because equal calls of different programs are not equal work, from which noise is
+        # estimated
         return entries | {"per_example_ms": [(1e3 * seconds).tolist()], "examples": len(seconds), "trials": 1}
 
     relative = _exactly(float(ours.sum() / theirs.sum()))
@@ -205,7 +208,7 @@ def _copy(record: Record, facts: Row, latencies: Row) -> Record:
 
 
 def ends(*sides: Iterable[Record]) -> Iterator[list[list[Record]]]:
-    """Yields the sides of a comparison at the low end and at the high end of the band; nothing if one is measured."""
+    """Yields a comparison's sides at the low end, then at the high end of the band; nothing if a side is measured."""
     records = [list(side) for side in sides]
     if all("ends" in record.get("predicted", {}) for side in records for record in side):
         yield from ([[record["predicted"]["ends"][end] for record in side] for side in records] for end in (0, 1))

@@ -1,4 +1,4 @@
-"""Software versions that measured the records, and notes on tables whose records mix versions. Needs no JAX."""
+"""Versions of the software that measured the records, and notes on tables whose records mix versions. Needs no JAX."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

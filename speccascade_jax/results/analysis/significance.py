@@ -29,12 +29,12 @@ CALLS = ("draft_steps", "target_calls")
 """Counts that determine the time of a run; a record holds each under `per_example_` and this name."""
 
 BUSY, BUSY_TRIAL = math.log(1.1), math.log(1.2)
-"""Largest log ratios between times of equal work on a machine that is not busy: over all trials, and between single
-trials."""
+"""Largest log ratios between times of equal work at which a machine does not count as busy: over all trials, and
+between single trials."""
 
 LEAST_TRIALS = 3
-"""Fewest trials for the marks `BEST` and `TIE`. With fewer trials, the machine's effect on a trial cannot be
-distinguished from the method's."""
+"""Fewest trials for which latencies get the marks `BEST` and `TIE`. With fewer trials, the machine's effect on a trial
+cannot be distinguished from the method's."""
 
 
 def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | None = None) -> Interval | None:
@@ -110,7 +110,7 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
     def place(spot: Spot) -> Place:
         gap = spot.quality.value - base
         difference = quality_gain(panel, spot, bootstrap) or (Interval(gap, gap, gap) if target else spot.quality)
-        if spot is target:  # all latencies are relative to the target's, so the target's own is 1
+        if spot is target:  # all latencies are relative to the target's latency, so that of the target itself is 1
             return Place(spot, spot.latency and Interval(1.0, 1.0, 1.0), difference)
         return Place(spot, spot.latency and (latency(spot, bootstrap, floor) or spot.latency), difference)
 
@@ -235,7 +235,7 @@ def noise_notes(panel: Panel) -> Iterator[str]:
     if not any(spot.latency for spot in panel.spots):
         return
     if panel.predicted:
-        yield "No mark for predicted latencies: a band says nothing about the differences of two programs."
+        yield "Predicted latencies have no marks, because a band does not bound the difference between two programs."
         return
     floor, trial = noise(panel), trial_noise(panel)
     if floor > BUSY or trial > BUSY_TRIAL:

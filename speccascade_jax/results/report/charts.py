@@ -74,7 +74,7 @@ def ends_key(places: Places, timed: bool) -> list[Key]:
 
 
 def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands: Mapping[int, str]) -> Any:
-    """Draws quality minus the target's quality against the relative latency.
+    """Draws the quality minus the target's quality against the relative latency, as an interactive chart.
 
     If nothing was timed, the horizontal axis shows the rejected share of examined draft tokens.
 

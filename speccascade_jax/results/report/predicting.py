@@ -1,4 +1,4 @@
-"""The flags of commands that predict latencies for other hardware, and the records that they add to a store's."""
+"""Flags of commands that predict latencies for other hardware, and the predicted records that they add."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DTYPES = ("bfloat16", "float32")
 FLAGS = {
     "predict": "also predict latencies for this hardware, from the records' counts and from compiled programs, without "
     "running them: v5e:2x4,h100. The costs are kept in <store>.costs.json",
-    "predict_mesh": "DATA,MODEL: spread the models over so many devices (default: the mesh of the records)",
+    "predict_mesh": "DATA,MODEL: devices over which rows and models are split (default: the mesh of the records)",
     "predict_dtype": "dtype of the predicted programs (default: bfloat16)",
-    "predict_prompt_length": "length of the prompts, for records that do not hold it (default: 128)",
-    "predict_models": "TARGET,DRAFT: predict with the shapes of these models instead, of a preset or a checkpoint",
+    "predict_prompt_length": "length of the prompts, for records that do not contain it (default: 128)",
+    "predict_models": "TARGET,DRAFT: presets or checkpoints whose shapes replace those of the measured models",
 }
-"""Names of the flags and their texts for --help."""
+"""Names of the flags, with their help texts."""
 
 Complete = Callable[[Path, Sequence[Record], Sequence[Hardware]], dict[str, Row]]
-"""Compiles the programs that a file of costs lacks, such as `preflight.costs.complete`."""
+"""Function that compiles the programs that a file of costs lacks, such as `preflight.costs.complete`."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +40,10 @@ def hardware(
     predict_prompt_length: str | None = None,
     predict_models: str | None = None,
 ) -> list[Hardware]:
-    """Returns the hardware that the flags' values name; nothing without --predict.
+    """Returns the hardware that the flags name; an empty sequence without --predict.
 
     Raises:
-        ValueError: a value has no meaning, or a flag needs --predict.
+        ValueError: a value is invalid, or a flag is used without --predict.
     """
     others = {"mesh": predict_mesh, "dtype": predict_dtype, "prompt_length": predict_prompt_length}
     others |= {"models": predict_models}
@@ -67,10 +67,10 @@ def hardware(
 
 
 def _numbers(name: str, text: str, count: int) -> tuple[int, ...]:
-    """Returns the numbers from 1 up that a text such as "2,4" holds, one for each part.
+    """Returns the numbers (1 or more) in a text such as "2,4".
 
     Raises:
-        ValueError: the text holds others, or not `count` of them.
+        ValueError: the text contains other values, or not exactly `count` numbers.
     """
     parts = text.split(",")
     if len(parts) != count or not all(part.isdecimal() and int(part) for part in parts):
@@ -80,14 +80,14 @@ def _numbers(name: str, text: str, count: int) -> tuple[int, ...]:
 
 
 def of_arguments(arguments: argparse.Namespace) -> list[Hardware]:
-    """Returns the hardware that a parser's arguments name."""
+    """Returns the hardware that the parsed arguments name."""
     return hardware(**{name: getattr(arguments, name) for name in FLAGS})
 
 
 def predicted(
     records: Sequence[Record], store: str | Path, chosen: Sequence[Hardware], complete: Complete
 ) -> list[Record]:
-    """Returns copies of a store's records with predicted latencies, for every hardware in turn.
+    """Returns copies of a store's records with predicted latencies, for each hardware one after the other.
 
     Args:
         records: records of points.

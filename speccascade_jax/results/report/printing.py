@@ -1,4 +1,4 @@
-"""Terminal output of the experiments: progress with the remaining time, records and tables. Needs no JAX."""
+"""Terminal output of the commands: progress with the remaining time, records and tables. Needs no JAX."""
 
 import re
 import shlex

@@ -217,8 +217,7 @@ def draw_fronts(every: Sequence[Families], folder: Path, stem: str, form: str = 
 
     Returns:
         The paths, and the reasons why some panels have no figure: their records lack the counts of single examples, or
-            have
-            too few of them.
+        contain too few of them.
     """
     bootstrap, paths, missing = Bootstrap(), list[Path](), list[str]()
     for families in every:

@@ -1,4 +1,4 @@
-"""The table of predicted latencies with what bounds them, and the notes of predicted tables. Needs no JAX."""
+"""Table of predicted latencies with the resource that limits each, and notes on predicted latencies. Needs no JAX."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from speccascade_jax.results.store.record import Record
 
 
 def bound_grid(panel: Panel) -> Grid:
-    """Returns the table of a panel's points with the time of an example as a band, the speed-up, and what bounds it."""
+    """Returns the table of a panel's points: time of an example as a band, speed-up, and limiting resource."""
     bootstrap = Bootstrap()
     header = ["Method", "α", "ms per example", "speed-up", "[low, high]", "bound by", *(f"{part} ms" for part in PARTS)]
     rows = [_row(spot, bootstrap) for spot in (*panel.ends, *panel.spots)]
@@ -51,7 +51,9 @@ def notes(panel: Panel) -> list[str]:
             "target pay the same cost."
         )
     if any(record["point"]["stop"] not in (None, "fixed") for record in records):
-        sentences.append("Blocks that a stop policy ends early are scored at the widest of the program's widths.")
+        sentences.append(
+            "If a stop policy ends a block early, the block is still scored at the program's largest width."
+        )
     return sentences + list(_refusals(records))
 
 

@@ -129,10 +129,11 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
     slower = "relative latency ≤ 1" if margin == 0 else f"relative latency ≤ {1 + margin:g}"
     alone = "" if any(panel.predicted for panel in panels) else _ALONE
     notes = [
-        f"Speed-up: 1 / relative latency of the fastest α at the target's quality or above ({exact}); {NONE}: none.",
+        f"Speed-up: 1 / relative latency of the fastest α whose quality is at least the target's ({exact}); {NONE}: no "
+        "such α.",
         f"Loss of at most {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
         "quality difference with its interval. The loss is certain to be this small if the whole interval is.",
-        f"Best quality: over the α's with {slower}.{alone}",
+        f"Best quality: the highest quality of all α's with {slower}.{alone}",
         *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
         "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
         "number of compared entries either.",
@@ -169,8 +170,8 @@ def _explained(brackets: str) -> list[str]:
     return [
         f"{brackets}; 95% paired bootstrap over examples, {samples:,} resamples (seeds are averaged, not resampled; "
         "latencies resample trials too).",
-        f"{BEST}: better than every other entry of its column: no paired interval between them includes equality. "
-        f"{TIE}: a tie: the paired interval against the best of its column includes equality.",
+        f"{BEST}: better than every other entry of its column; no paired interval of these comparisons includes "
+        f"equality. {TIE}: tied with the best entry of its column; their paired interval includes equality.",
     ]
 
 

@@ -72,7 +72,7 @@ def test_ties_are_marked_and_no_entry_is_bold():
 def test_notes_explain_intervals_marks_and_their_limits():
     notes = "\n".join(table(WINNER).notes)
     assert "1,000 resamples (seeds are averaged, not resampled; latencies resample trials too)" in notes
-    assert "*: better than every other entry" in notes and "≈: a tie" in notes
+    assert "*: better than every other entry" in notes and "≈: tied with the best" in notes
     assert "No interval accounts for the choice of α on the same examples" in notes
 
 
