@@ -1,6 +1,6 @@
-"""Tests of a recorded afternoon: an installed wheel, a user's file, a user's rule, six typed lines.
+"""Tests of a first session with the package: an installed wheel, a user's data file, a user's rule, six commands.
 
-Nothing of the repository is on the path: only the wheel's code runs.
+The repository is not on Python's path, so only the wheel's code runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of the public functions: outputs, statistics that match what happened, and refusals and warnings."""
+"""Tests of the public functions: outputs, statistics that equal a recount, errors and warnings."""
 
 import dataclasses
 import warnings

@@ -1,4 +1,4 @@
-"""Tests that every gin file of fine-tuning resolves: families with data, and recipes with every command of theirs."""
+"""Tests that gin files of fine-tuning resolve: each model family with each data file, each command of a recipe."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Tests of the recipes of assistant selection: commands resolve and fit each other, for the example and two domains."""
+"""Tests that recipes of assistant selection resolve and use each other's outputs (shipped pair, and two domains)."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Fixtures and settings of every test: programs are compiled once for all processes, and dropped in time."""
+"""Fixtures and settings of every test: processes share compiled programs, and drop them before memory maps run out."""
 
 import gc
 import os

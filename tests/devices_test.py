@@ -1,4 +1,4 @@
-"""Tests that an accelerator writes what the CPU writes, up to near-ties; skipped without both devices."""
+"""Tests that an accelerator writes the CPU's tokens, except at near-ties; skipped unless both devices exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cpu():
 @pytest.mark.parametrize(
     "settings", [{"method": "autoregressive"}, {"rule": "spec_decode", "block_size": 5}], ids=["alone", "lossless"]
 )
-def test_an_accelerator_writes_what_the_cpu_writes(cpu, settings):
+def test_an_accelerator_writes_the_tokens_that_the_cpu_writes(cpu, settings):
     device = jax.devices()[0]
     if device.platform == "cpu":
         pytest.skip("no accelerator at hand")

@@ -1,4 +1,4 @@
-"""Tests that every public name has an example, and that every example of the package runs and prints what it says."""
+"""Tests that every public name has an example, and that every example runs and prints its stated output."""
 
 import ast
 import doctest

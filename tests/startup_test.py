@@ -1,4 +1,4 @@
-"""Tests of the cost before a process's first token: heavy imports, and programs in addition to those that decode."""
+"""Tests of the work before a process's first token: heavy imports, and programs other than those that decode."""
 
 import json
 import os

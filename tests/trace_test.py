@@ -1,4 +1,4 @@
-"""Tests of traces: the same tokens, and the engine's counts recomputed from them, over hundreds of generations."""
+"""Tests of traces over hundreds of generations: unchanged tokens, and the engine's counts recomputed from traces."""
 
 import json
 from collections import Counter

@@ -31,7 +31,7 @@ def decoders(kind, noise=0.05):
 
 
 @pytest.mark.laws
-def test_a_draft_that_is_the_target_stays_right_after_leaves_that_it_was_not_fed():
+def test_a_draft_equal_to_the_target_stays_exact_after_leaves_that_it_did_not_read():
     """The last level is fed only if the distribution after it is wanted; the next round must feed a kept leaf."""
     out = sc.decode(Pair(target=FakeLM(12), draft=FakeLM(12)), [[3, 4, 5]], tree=(2, 1), max_new_tokens=30)
     assert (out.stats["rejected"], out.stats["target_calls"]) == (0, 10)

@@ -1,4 +1,4 @@
-"""Tests of the command from end to end with random models, and of its errors; no measured value is checked."""
+"""Tests of the benchmark command from end to end with random models, and of its errors; no measured time is checked."""
 
 import io
 import json

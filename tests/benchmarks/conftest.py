@@ -1,4 +1,4 @@
-"""Small pairs that the benchmarks can run: tabular models in memory, random T5s in a folder."""
+"""Fixtures with small pairs for the benchmarks: tabular models in memory, and random T5s in a folder."""
 
 import numpy as np
 import pytest

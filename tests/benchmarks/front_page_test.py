@@ -1,4 +1,4 @@
-"""Tests that the README's numbers are those of its store, and of the CPU times of recipes."""
+"""Tests that the README's numbers equal those in its file of records, and tests of the CPU times of recipes."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Tests of turns, of loops long enough to be timed, and of floors."""
+"""Tests of timing in turns, of loops that are long enough to be timed, and of memory floors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the bytes that a call must read, from its program."""
+"""Tests of the count of bytes that a call must read, computed from its program."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Checkpoints of every format are read from a bucket as from a disk, and damage there is named."""
+"""Tests that checkpoints of every format are read from a bucket as from a disk, and that errors name damaged parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversions: written files, dry runs, checksums, and errors as a user sees them."""
+"""Tests of conversions: written files, dry runs, checksums, and errors as a user sees them."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Gemma 2 in Google's JAX releases: layouts of heads and gates, padded vocabulary, damage."""
+"""Tests of Gemma 2 in Google's JAX releases: layouts of heads and gates, padded vocabulary, damaged files."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def write(path, stored):
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("root", ["", "transformer/"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_products_equal_the_einsums(tmp_path, turned, root, prepared):
+def test_products_equal_the_einsums_of_the_stored_arrays(tmp_path, turned, root, prepared):
     stored = arrays(turned)
     model, params = load(write(tmp_path / "g", {root + n: a for n, a in stored.items()}))
     assert model.config == dataclasses.replace(CONFIG, pattern=("local", "global"))

@@ -1,4 +1,4 @@
-"""Directories of transformers: configurations, names, shards, damage, checksums."""
+"""Tests of folders saved by transformers: configurations, tensor names, shards, damage, checksums."""
 
 import json
 
@@ -38,7 +38,7 @@ def written(tmp_path):
     ("flax_model.msgpack", r"from_flax=True\) and save_pretrained"), ("pytorch_model.bin", "and save_pretrained"),
     ("tf_model.h5", "and save_pretrained"), ("model-00001-of-00002.safetensors", "incomplete: .* copy"),
 ])  # fmt: skip
-def test_other_weights_are_named_with_what_converts_them(written, weights, remedy):
+def test_an_error_for_other_weight_files_says_how_to_convert_them(written, weights, remedy):
     path = written()
     (path / "model.safetensors").rename(path / weights)
     with pytest.raises(CheckpointError, match=remedy) as error:
@@ -50,7 +50,7 @@ def test_other_weights_are_named_with_what_converts_them(written, weights, remed
     ("model.Q4_K_M.gguf", b"GGUF", "give the model's safetensors"), ("adapter_config.json", b"{}", "merge_and_unload"),
     ("model.safetensors", b"", "no config.json with a model_type"),
 ])  # fmt: skip
-def test_a_folder_of_another_format_is_told_what_to_do(tmp_path, name, content, remedy):
+def test_an_error_for_a_folder_of_another_format_names_the_remedy(tmp_path, name, content, remedy):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{name} .*{remedy}"):
         load(tmp_path)
@@ -65,13 +65,13 @@ def test_a_pointer_of_git_lfs_is_named(written):
         load(path)
 
 
-def test_a_name_of_the_hub_is_told_how_to_download_it():
+def test_an_error_for_a_name_on_the_hub_says_how_to_download_it():
     for read in (load, sc.load_pair):
         with pytest.raises((ValueError, FileNotFoundError), match="hf download google/t5-x --local-dir models/t5-x "):
             read("google/t5-x")
 
 
-def test_the_root_of_a_cache_is_pointed_to_its_snapshot(written, tmp_path):
+def test_an_error_for_the_root_of_a_cache_names_its_snapshot(written, tmp_path):
     snapshot = tmp_path / "models--org--name" / "snapshots" / "0f1e2d"
     snapshot.parent.mkdir(parents=True)
     written().rename(snapshot)
@@ -189,7 +189,7 @@ def test_a_t5_starts_where_transformers_starts_it(written, tmp_path, config, gen
     assert model_of(tmp_path / "ours").config == loaded
 
 
-def test_a_start_that_is_no_id_is_named(written):
+def test_an_error_names_a_start_id_that_is_no_id(written):
     for odd, message in (
         ([3, 4], r"decoder_start_token_id is \[3, 4\]: give one id"),
         (99, "start_id is 99: give one of"),

@@ -1,4 +1,4 @@
-"""Files of llama2.c: the layout of version 0, its header, the published models."""
+"""Tests of llama2.c's files: the layout of version 0, its header, the published models."""
 
 import struct
 

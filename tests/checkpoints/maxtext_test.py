@@ -1,4 +1,4 @@
-"""MaxText's layouts: the logits of a tree that was written from a model's parameters, as MaxText's converter does."""
+"""Tests of MaxText's layouts: logits of models that were written as MaxText's converter writes them."""
 
 import dataclasses
 

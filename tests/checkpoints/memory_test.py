@@ -1,9 +1,9 @@
-"""Peak memory of loading: at most the model and two of its largest arrays, above an empty start-up.
+"""Tests that loading needs memory for at most the model and two of its largest arrays, above an empty start-up.
 
-The tests allow half an array more, because the time at which freed pages go back to the system varies: runs differ by
-10 MB (120 to 132 MB with a limit of 132 MB for two arrays). A third array would still be detected.
+The tests allow half an array more, because freed pages go back to the system at varying times: the peaks of several
+runs were 120 to 132 MB, with a limit of 132 MB for two arrays. A third array would still be detected.
 
-With a gigabyte and printed numbers: SPECCASCADE_LARGE=1 python -m pytest -s tests/checkpoints/memory_test.py
+To load a gigabyte and print the numbers: SPECCASCADE_LARGE=1 python -m pytest -s tests/checkpoints/memory_test.py
 """
 
 import json

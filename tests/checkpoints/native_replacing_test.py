@@ -1,4 +1,4 @@
-"""Replacement by `save`: it refuses other files, and after any failure the old or the new checkpoint is complete."""
+"""Tests of replacing a checkpoint: other files are refused, and after any failure the old or new one is complete."""
 
 import contextlib
 import errno

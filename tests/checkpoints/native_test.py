@@ -1,4 +1,4 @@
-"""Our own format: round trips, contents of its files, damage; values and sizes of 8-bit arrays."""
+"""Tests of the package's own format: round trips, contents of its files, damage; values and sizes of 8-bit arrays."""
 
 import dataclasses
 import getpass

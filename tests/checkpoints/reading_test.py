@@ -1,4 +1,4 @@
-"""Reading of checkpoints: detection of formats, steps, vocabulary, shapes and values."""
+"""Tests of reading checkpoints: detection of formats, steps, vocabulary, shapes and values."""
 
 import dataclasses
 import shutil

@@ -1,4 +1,4 @@
-"""The safetensors container: files of the library are read, and errors name damaged parts."""
+"""Tests of safetensors files: those that the library writes are read, and errors name damaged parts."""
 
 import json
 

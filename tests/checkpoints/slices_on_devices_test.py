@@ -1,4 +1,4 @@
-"""Loads onto eight simulated devices: equal to loads onto one device; two processes read and hold their shares."""
+"""Tests of loading onto eight simulated devices: equal to loading onto one; two processes read only their shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices: the parts of parameters that a process's devices hold, in every format, and the bytes that are read for them.
+"""Tests of loading only a process's part of each parameter, in every format, and of the bytes that are read for it.
 
 Processes are simulated here by the parts that their devices would hold; `slices_on_devices_test` starts real ones.
 """
@@ -218,7 +218,7 @@ def test_chunks_follow_the_axis_that_a_mesh_splits():
     assert chunks_of("token_embedder/embedding", (64, 16), 4) == (64, 16)
 
 
-def test_only_what_is_read_must_be_finite(tmp_path):
+def test_only_the_parts_that_a_process_reads_must_be_finite(tmp_path):
     arrays = random_arrays(T5_SIZES)
     arrays["token_embedder/embedding"][70, 3] = np.nan  # in the third of four parts
     path = huggingface(tmp_path / "hf", "t5_1.1", T5_SIZES, arrays)

@@ -1,4 +1,4 @@
-"""Checkpoints whose layers are stacked, or are to be: every format gives either layout."""
+"""Tests that every checkpoint format loads with stacked and with separate layers, however its layers are stored."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ def test_a_conversion_keeps_stacks_and_writes_them_layer_by_layer(tmp_path, stac
     assert "decoder/layers_0/mlp/wo/kernel_scales" in (tmp_path / "narrow/config.json").read_text()
 
 
-def test_layers_that_are_stored_in_another_order_are_stacked_in_theirs(tmp_path, arrays, params, stacked):
+def test_layers_stored_in_another_order_are_stacked_in_the_order_of_the_model(tmp_path, arrays, params, stacked):
     save(tmp_path / "u", T5(CONFIG), params)
     stored = find(tmp_path / "u")
     turned = dict(reversed(stored.tensors.items()))

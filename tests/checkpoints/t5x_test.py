@@ -1,4 +1,4 @@
-"""T5X's formats: golden files written by T5X, variants written here, damage."""
+"""Tests of T5X's formats: golden files written by T5X, variants written by the tests, damage."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Tests of random bits: purposes, slots, rounds and levels differ, and the four old purposes keep their bits."""
+"""Tests of random bits: they differ by purpose, slot, round and level; the four oldest purposes keep recorded bits."""
 
 import itertools
 

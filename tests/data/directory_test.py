@@ -1,4 +1,4 @@
-"""The data directory: one setting, and an error that names the remedy."""
+"""Tests of the data directory: the variable that sets it, and the error for a missing file."""
 
 import re
 

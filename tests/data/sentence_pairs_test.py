@@ -1,4 +1,4 @@
-"""Token ids of sentence pairs, from text and from pieces."""
+"""Tests of token ids of sentence pairs, from text and from pieces."""
 
 import gzip
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Tests of all functions that score and choose arms, against NumPy and by sampling."""
+"""Tests of all functions that score and choose arms (drafters), against NumPy and by sampling."""
 
 import jax
 import jax.numpy as jnp

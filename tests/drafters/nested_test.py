@@ -154,7 +154,7 @@ class SharesBits(AppendedDrafter):
 
 
 @pytest.mark.laws
-def test_shared_random_bits_are_found():
+def test_planted_shared_random_bits_are_found():
     assert appended_p_value(SharesBits, Fixed(2)) < 1e-6
 
 

@@ -1,4 +1,4 @@
-"""Tests of planned block lengths: the output's distribution, no useless call of the draft, and one program for all."""
+"""Tests of planned block lengths: the output's distribution, no useless draft call, one program for all lengths."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Tests of the choice of a drafter per row: outputs keep the target's distribution, idle drafters are not called."""
+"""Tests of choosing a drafter per row: outputs keep the target's distribution, and unused drafters are not called."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,7 +132,7 @@ class Peeking(SelectedDrafter):
 
 
 @pytest.mark.laws
-def test_an_arm_chosen_by_its_draft_is_found():
+def test_a_planted_choice_by_the_arms_own_draft_is_found():
     """Expects that the test of the distribution finds a planted bug, in which the choice depends on the drafts."""
     q_table, p_table = conformance.tables(3, seed=11)
     arms = tuple(sc.TableLM(table) for table in (q_table, np.roll(q_table, 1, axis=1)))
@@ -269,7 +269,7 @@ def rows_differ(kind):
 
 
 @pytest.mark.laws
-def test_an_arms_block_in_the_rows_of_others_is_found(monkeypatch):
+def test_a_planted_block_in_the_rows_of_other_arms_is_found(monkeypatch):
     assert not rows_differ(SelectedDrafter)
     merged = selected._merged
     monkeypatch.setattr(selected, "_merged", lambda rows, *drafts: merged(rows | True, *drafts))
@@ -277,7 +277,7 @@ def test_an_arms_block_in_the_rows_of_others_is_found(monkeypatch):
 
 
 @pytest.mark.laws
-def test_overwritten_distributions_are_found(monkeypatch):
+def test_planted_overwritten_distributions_are_found(monkeypatch):
     monkeypatch.setattr(selected, "_leaving_rows_alone", lambda arm, rows: arm)
     assert not rows_differ(Untold), "rows stay protected from a drafter that ignores sits_out"
     monkeypatch.setattr(selected, "_needs_protection", lambda drafter, rows: False)
@@ -285,7 +285,7 @@ def test_overwritten_distributions_are_found(monkeypatch):
 
 
 @pytest.mark.laws
-def test_an_arm_chosen_by_the_drafts_random_bits_is_found():
+def test_a_planted_choice_by_the_drafts_random_bits_is_found():
     """Expects biased outputs in the rows of one arm, because the same random bits choose the arm and draw tokens."""
     p_values = {}
     for kind in (SelectedDrafter, SharedBits):

@@ -77,6 +77,6 @@ def test_a_wrong_draft_is_named(decode, change, message, settings):
     (lambda pair, size: (Bare(), {}), "^drafter 'bad.make': Bare has no stats; help"),
     (lambda pair, size: (Loose(), {}), "^drafter 'bad.make': Loose must be hashable"),
 ])  # fmt: skip
-def test_a_function_that_makes_no_drafter_is_refused(decode, make, message):
+def test_a_function_that_returns_no_drafter_is_refused(decode, make, message):
     with pytest.raises(ValueError, match=message):
         decode(make)

@@ -1,4 +1,4 @@
-"""Tests that a row's output depends on its prompt, its id and its controls, never on other rows of the batch."""
+"""Tests that a row's output depends on its prompt, its id and its settings, but never on other rows of the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def test_a_row_is_the_same_alone_in_a_batch_and_permuted(models, rule, bonus):
     assert len(set(together.lengths)) > 1
 
 
-def test_greedy_speculation_is_the_target_alone():
+def test_greedy_speculation_equals_the_target_alone():
     """Uses fake models, whose cache is a hash of all tokens fed, so any cache error changes all later tokens."""
     pair, tokens, zero = pairs("fake"), prompts(seed=5), {"temperature": np.zeros(ROWS)}
     alone = assemble(pair, method="autoregressive", stop_ids=[STOP])

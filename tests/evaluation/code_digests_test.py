@@ -1,4 +1,4 @@
-"""Digests of code: another rule, policy or drafter changes them; comments, places and processes do not."""
+"""Tests of code digests: they change with a rule, policy or drafter, but not with comments, paths or processes."""
 
 import importlib
 import linecache

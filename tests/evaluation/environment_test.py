@@ -1,4 +1,4 @@
-"""The code behind a record: the package's version, git's revision, and whether files differ from it."""
+"""Tests of the code version in a record: the package's version, git's revision, and whether files differ from it."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Acceptance heads: they are checked before any measurement, and records name the one that was used."""
+"""Tests of acceptance heads in sweeps: heads are checked before any measurement, and records identify the head."""
 
 import warnings
 from dataclasses import replace

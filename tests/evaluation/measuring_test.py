@@ -140,7 +140,7 @@ def bench(monkeypatch):
     ("ab", 2, ["atb", "bta", "bta", "atb"]),
     ("abc", 8, ["atcb", "bcta", "tbac", "cabt", "bcta", "atcb", "cabt", "tbac"]),  # the runs begin in turn
 ])  # fmt: skip
-def test_every_method_runs_next_to_the_baseline_and_first_as_often_as_last(bench, methods, examples, turns):
+def test_every_method_runs_next_to_the_baseline_and_begins_as_many_turns_as_it_ends(bench, methods, examples, turns):
     runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
     latency.interleave(bench.run("target", 1.0), runs, examples=examples, trials=trials, clock=bench.clock)
     order = "".join(name[0] for _, _, name in bench.log)
@@ -149,7 +149,7 @@ def test_every_method_runs_next_to_the_baseline_and_first_as_often_as_last(bench
 
 
 @pytest.mark.parametrize("methods", [3, 4, 5, 6])
-def test_every_run_follows_each_other_one_equally_often(bench, methods):
+def test_each_run_directly_follows_every_other_run_equally_often(bench, methods):
     runs, turns = [bench.run(f"m{number}", 1.0) for number in range(methods)], 2 * (methods + 1)
     latency.interleave(bench.run("target", 1.0), runs, examples=turns, trials=1, clock=bench.clock)
     turn_of = [bench.log[n : n + methods + 1] for n in range(0, len(bench.log), methods + 1)]
@@ -202,7 +202,7 @@ def test_results_are_not_read_while_the_clock_runs(bench):
     assert not alone.seconds.any()
 
 
-def test_a_baseline_without_methods_is_refused(bench):
+def test_timing_a_baseline_without_methods_is_refused(bench):
     with pytest.raises(ValueError, match="there are no methods to time"):
         latency.interleave(bench.run("t", 1), [], examples=1, trials=1)
 
@@ -280,7 +280,7 @@ def test_a_failed_write_leaves_no_record_without_outputs(records, tmp_path, monk
         assert store.done_keys() == set()
 
 
-def test_taking_over_records_takes_over_their_outputs(records, path, tmp_path):
+def test_records_that_are_taken_over_from_another_store_bring_their_outputs(records, path, tmp_path):
     with ResultStore(tmp_path / "b.jsonl") as store:
         assert store.take_over([records[0]["key"]], [path]) == 1
         assert outputs.read(tmp_path / "b.jsonl", store.records[0]) == outputs.read(path, records[0])

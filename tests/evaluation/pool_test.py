@@ -1,4 +1,4 @@
-"""A pool of two workers: no record is lost or doubled after a kill of one or of the driver; records equal a sweep's."""
+"""Tests of a pool of two workers: after any process is killed, the records equal those of a plain sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions with tabular models over a real vocabulary: batches, keys, resumption, and records with their keys."""
+"""Tests of sessions (a pair that measures points), with tabular models: batches, keys, resumption, and records."""
 
 import json
 from dataclasses import replace
@@ -181,7 +181,7 @@ def test_a_point_is_measured_on_its_own_examples(loaded):
     assert part["statistics"]["bleu"] == [rows[item] for item in part["ids"]]
 
 
-def test_a_point_is_timed_on_its_own_examples_as_often_as_it_says(loaded, monkeypatch):
+def test_a_point_is_timed_on_its_own_examples_in_the_set_number_of_trials(loaded, monkeypatch):
     (record,) = measuring.evaluate(loaded, [_on(loaded, 3, 2, timed=3, trials=1)])
     assert np.shape(record["latency"]["per_example_ms"]) == (1, 3) and record["point"]["first_example"] == 3
     timed, prepare = [], loaded.prepare
@@ -347,7 +347,9 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
 @pytest.mark.parametrize(("stored", "middle", "expected"), [
     ("float32", False, None), ("int8", False, "int8"), ("int8", True, STORED),
 ])  # fmt: skip
-def test_a_record_says_how_its_drafts_were_held_and_no_two_ways_share_a_key(tmp_path, stored, middle, expected):
+def test_a_record_names_the_dtype_of_its_drafts_and_different_dtypes_have_other_keys(
+    tmp_path, stored, middle, expected
+):
     """Checks `draft_dtype="stored"`, which has the key of what it stands for; a middle draft is stored in float32."""
     path = str(tiny_pair.write(tmp_path, draft_dtype=stored, middle=middle))
     keys = {}

@@ -1,4 +1,4 @@
-"""The --help and the errors of the entry points, as a user sees them; bigrams counted from a file."""
+"""Tests of --help and of the commands' errors, as a user sees them, and of counting bigrams from a file."""
 
 import os
 import subprocess

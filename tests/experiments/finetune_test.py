@@ -1,4 +1,4 @@
-"""Real fine-tuning runs by the command, killed again and again on one process and on two: they end as without kills."""
+"""Tests of fine-tuning runs that are killed repeatedly, on one process or two: results equal those without kills."""
 
 import json
 import os
@@ -161,7 +161,7 @@ def killed(start, run_dir, count, draws):
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.mark.parity)])
-def test_runs_that_are_killed_again_and_again_end_as_without(count, start, unbroken, tmp_path):
+def test_runs_that_are_killed_repeatedly_give_the_result_of_uninterrupted_runs(count, start, unbroken, tmp_path):
     draws, kills, run = random.Random(count), 0, 0
     while kills < KILLS:
         run_dir, run = tmp_path / f"run_{run}", run + 1
@@ -171,7 +171,7 @@ def test_runs_that_are_killed_again_and_again_end_as_without(count, start, unbro
 
 
 @pytest.mark.parity
-def test_two_processes_train_as_one(unbroken):
+def test_two_processes_give_the_training_result_of_one_process(unbroken):
     (_, alone), (_, together) = unbroken(1), unbroken(2)
     for name in ("loss", "gradient_norm", "validation_loss"):
         wanted, curve = ([record[name] for record in records[:20] + records[-1:] if name in record]

@@ -1,4 +1,4 @@
-"""The home folder, `~`, in every path that a user names."""
+"""Tests that `~` stands for the home folder in every path that a user names."""
 
 import errno
 import os

@@ -1,6 +1,6 @@
-"""Real sweeps, killed with SIGKILL after their first records and started again: no record lost, doubled or torn.
+"""Tests of sweeps that are killed with SIGKILL after some records and restarted: no record is lost, doubled or torn.
 
-One sweep has one process. Others have several, of which one writes and a kill ends all.
+One sweep has a single process. The others have several: one process writes, and killing one ends all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that are killed at random disk operations and restarted: metrics and records end as without kills."""
+"""Tests of jobs that are killed at random disk operations and restarted: results equal those without kills."""
 
 import multiprocessing
 import os

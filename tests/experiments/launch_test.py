@@ -1,4 +1,4 @@
-"""Commands of the launchers, word for word; their scripts, run with stand-ins for the tools that they call."""
+"""Tests of the launchers' commands, word for word, and of their scripts, with stand-ins for the tools they call."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_a_preflight_takes_over_the_settings_of_the_command():
     assert preflight.step_for(["python", "-m", "experiments.tables", "--gin_file=a.gin"], "v5e") is None
 
 
-def test_notes_say_what_is_not_checked_and_what_is_lost(capsys):
+def test_notes_name_unchecked_settings_and_files_that_will_be_lost(capsys):
     command = ["--", "python", "-m", "experiments.survey", "--gin_file=a.gin"]
     assert launch.main([*SPOT, "--dry_run", *command]) == 0
     said = capsys.readouterr()
@@ -418,7 +418,7 @@ STATUSES = 'n=$(cat runs 2> /dev/null || echo 0); echo $((n + 1)) > runs; status
 @pytest.mark.parametrize(("statuses", "runs", "last"), [
     ("75 143 0", 3, 0), ("1 0", 1, 1), ("143 2 0", 2, 2), ("137 0", 1, 137), ("75 75 75 75 0", 4, 75),
 ])  # fmt: skip
-def test_a_host_runs_a_command_again_after_75_and_143_only(tools, statuses, runs, last):
+def test_a_host_repeats_a_command_only_after_statuses_75_and_143(tools, statuses, runs, last):
     tools("work", STATUSES.format(statuses))
     script = scripts.variables({"max_restarts": 3}, ["work"]) + scripts.RESTARTING + 'exit "$status"'
     assert bash(script).returncode == last and len(calls("work")) == runs
@@ -467,7 +467,7 @@ def test_a_suspended_resource_is_created_again_until_a_host_reports_the_end(tool
     ("case $* in *describe*) echo FAILED ;; *cat*) exit 1 ;; esac", 1),
     ("case $* in *describe*) echo NOT_FOUND; exit 1 ;; *create*) exit 7 ;; *cat*) exit 1 ;; esac", 1),
 ])  # fmt: skip
-def test_a_resource_that_cannot_be_had_ends_the_loop(tools, lines, status):
+def test_a_queued_resource_that_fails_ends_the_loop(tools, lines, status):
     tools("gcloud", lines)
     assert bash(scripts.watching("pod", [], "gs://b/pod", ["gcloud", "create"])).returncode == status
     assert len(calls("gcloud create")) <= 1
@@ -538,7 +538,7 @@ def test_a_tpu_vm_unpacks_the_code_logs_its_output_and_runs_once_at_a_time(tools
 
 
 @pytest.mark.parametrize(("status", "count", "requeued"), [(75, 0, 1), (143, 2, 1), (1, 0, 0), (0, 0, 0), (75, 3, 0)])
-def test_slurm_queues_a_job_again_after_75_and_143_only(tools, monkeypatch, status, count, requeued):
+def test_slurm_requeues_a_job_only_after_statuses_75_and_143(tools, monkeypatch, status, count, requeued):
     tools("srun", f"exit {status}")
     tools("scontrol")
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(count))

@@ -1,4 +1,4 @@
-"""Tests of the scripts that compare, score and report: their output and files for a store with outputs."""
+"""Tests of the commands compare, score and report: their output and files for a store with outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script plots: the contents of its figures, --pareto among them, for hand-made records."""
+"""Tests of the command plots: the contents of its figures, including --pareto, for hand-made records."""
 
 import json
 

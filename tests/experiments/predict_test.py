@@ -1,4 +1,4 @@
-"""The flag --predict of tables, plots, report and sweep: labels, the file of costs, and errors of one line."""
+"""Tests of the flag --predict of tables, plots, report and sweep: labels, the file of costs, and errors of one line."""
 
 import csv
 import importlib.util
@@ -87,7 +87,7 @@ def test_without_the_compiler_one_line_names_the_command(script, quickstart, cap
     assert line.startswith("error: ") and "pip install 'speccascade_jax[libtpu]'" in line
 
 
-def test_flags_have_meanings():
+def test_flags_become_descriptions_of_hardware():
     assert predicting.hardware("v5e:2x4, h100", "1,8", None, "64", "a,b") == [
         Hardware(topology=name, mesh=(1, 8), prompt_length=64, models=("a", "b")) for name in ("v5e:2x4", "h100")
     ]
@@ -106,7 +106,7 @@ def test_flags_have_meanings():
         (["--predict=v9"], "the chips are"),
     ],
 )
-def test_flags_without_meaning_are_refused(script, quickstart, capsys, flags, message):
+def test_invalid_flags_are_refused(script, quickstart, capsys, flags, message):
     assert script("tables").main([str(quickstart), *flags]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -1,4 +1,4 @@
-"""The script show: the text of every token that a reader sees, with and without colours."""
+"""Tests of the command show: the printed text of every token, with and without colours."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The script tables: Table 2 in all its forms from fake records, and tables of measures (--measures)."""
+"""Tests of the command tables: Table 2 in all formats from fake records, and tables of measures (--measures)."""
 
 import csv
 import io

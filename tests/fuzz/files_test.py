@@ -1,4 +1,4 @@
-"""A thousand damaged files of all formats: errors of ours that name them, no silent change, no time, no memory."""
+"""Test of readers on a thousand damaged files: errors name the file; no silent change, delay or large allocation."""
 
 import json
 import os

@@ -45,7 +45,7 @@ def test_two_models_match_the_papers_tables_to_the_last_digit(costs, rows, laten
 
 @pytest.mark.parametrize(("costs", "rows"), [(COSTS_6, TABLE_6), (COSTS_7, TABLE_7)])
 @pytest.mark.parametrize("objective", ["paper", "overshoot"])
-def test_more_models_are_never_worse(costs, rows, objective):
+def test_more_candidate_models_never_give_a_slower_optimum(costs, rows, objective):
     acceptance = matrix(rows)
     stacks = [hierarchy.solve(costs[n:], acceptance[n:, n:], objective=objective) for n in range(5, -1, -1)]
     latencies = [stack.latency for stack in stacks]
@@ -129,7 +129,7 @@ def test_the_other_objective_agrees_with_enumeration_and_has_another_optimum():
     assert min(lost) >= 1 and max(lost) > 1.001
 
 
-def test_where_any_matrix_goes_the_search_still_finds_the_optimum_of_enumeration():
+def test_the_search_finds_the_enumerated_optimum_for_arbitrary_matrices():
     """Acceptance without the triangle inequality makes the search harder: once, (4, 1, 1) hid the first one's optimum.
 
     A search of fewer levels misses two of the random ones.
@@ -147,7 +147,7 @@ def test_where_any_matrix_goes_the_search_still_finds_the_optimum_of_enumeration
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("blocks", "missed", "worst"), [(BLOCKS, 0, 1.0), (1, 5, 1.122)])
-def test_the_search_misses_as_few_optima_as_the_page_says(blocks, missed, worst, monkeypatch):
+def test_the_search_misses_as_few_optima_as_documented(blocks, missed, worst, monkeypatch):
     """Enumerates 1,000 instances; with one block each, the search is as thin as that of tens of models."""
     monkeypatch.setitem(_keep.__globals__, "BLOCKS", blocks)
     rng, ratios = np.random.default_rng(6), []
@@ -161,7 +161,7 @@ def test_the_search_misses_as_few_optima_as_the_page_says(blocks, missed, worst,
     assert max(ratios) == pytest.approx(worst, abs=1e-3)
 
 
-def test_of_many_blocks_the_search_keeps_the_best_for_every_level_above():
+def test_the_search_keeps_the_best_of_many_blocks_for_every_level_above():
     """Covers four levels above, from one that keeps nearly all of a long block to one that keeps hardly any."""
     costs, acceptance = np.array([0.1, 1.0, 1.0, 1.0, 1.0]), np.zeros((5, 5))
     acceptance[0, 1:] = kept = 0.95, 0.8, 0.5, 0.1

@@ -139,7 +139,7 @@ def test_lossy_arms_are_reported(pair):
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "autoregressive_draft", "a.b"])
-def test_an_arm_has_no_name_that_stands_for_something_else(name):
+def test_an_arm_cannot_have_a_reserved_name(name):
     with pytest.raises(ValueError, match=f"an Arm has the name '{name}', but .*: rename it"):
         Arm(drafter="draft", name=name)
     assert Arm(drafter="autoregressive", name="autoregressive").called == "autoregressive"

@@ -48,7 +48,7 @@ def test_mistakes_in_rules_are_found(rule, said):
         sc.check_rule(rule)
 
 
-def test_a_rule_that_keeps_every_draft_is_said_to_be_hardly_checked(monkeypatch):
+def test_a_rule_that_keeps_every_draft_gives_a_warning(monkeypatch):
     from speccascade_jax.methods import checking
 
     monkeypatch.setattr(checking, "_p_values", lambda *_: [1.0])

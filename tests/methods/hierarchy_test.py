@@ -134,7 +134,7 @@ def test_equal_levels_share_a_point_and_records_name_all_parts():
         recorded(Settings(method="spec_decode", drafters=(replace(MIDDLE, rule=sc.RULES["opt"]),)))
 
 
-def test_labels_and_distributions_tell_different_settings_apart():
+def test_different_settings_have_different_labels_and_distribution_names():
     chosen = [
         Settings(method="chow", alpha=0.1), Settings(method="chow", alpha=0.1, accept="deferral"),
         Settings(method="chow", alpha=0.1, drafters=("middle",)), Settings(method="fuzzy", alpha=0.1),

@@ -211,7 +211,7 @@ TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}  # either
     ({"drafters": (CERTAIN,), "tail": "m1", "tail_size": 2}, 1 / 4, 3.7 / 4),
     ({"drafters": (WARM,), "tail": "m1", "tail_size": 2}, 0, 3.3 / 4),
 ])  # fmt: skip
-def test_a_stack_is_greedy_only_where_all_that_it_hands_up_is_certain(drafting, deferral_rate, second_token):
+def test_a_stack_is_greedy_only_if_all_tokens_that_it_passes_up_are_certain(drafting, deferral_rate, second_token):
     """Reads the flag by `bild_star` with α = 1, under a target of (0.3, 0.7).
 
     The cross entropy of (0.6, 0.4) is 0.87, and its greedy form, taken of both tokens, is 1.56. Of the lossless level's
@@ -242,7 +242,7 @@ def test_a_rule_reads_the_raw_distribution_of_a_cooled_level_or_tail(drafting, r
 
 @pytest.mark.laws
 @pytest.mark.parametrize("rule", [None, "chow"])
-def test_a_level_that_fails_after_its_block_is_found_where_a_rule_reads_it(rule):
+def test_nan_after_a_levels_block_is_an_error_only_if_a_rule_reads_this_position(rule):
     """The level writes 1 and 2 and has no distribution after 2; the target alone does without it."""
     follows = 20 * np.eye(4, dtype=np.float32)[[1, 2, 3, 0]]
     broken = np.where(np.arange(4)[:, None] == 2, np.nan, follows)

@@ -1,4 +1,4 @@
-"""Short answers: numbers, SQuAD's normalisation, letters, and the best of several references."""
+"""Tests of metrics for short answers: numbers, SQuAD's normalisation, letters, and the best of several references."""
 
 from __future__ import annotations
 

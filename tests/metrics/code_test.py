@@ -1,4 +1,4 @@
-"""pass@1 with a fake sandbox; no code runs without permission."""
+"""Tests of pass@1 with a fake sandbox; generated code never runs without permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quality metrics against known corpora and against the libraries that they use, and their errors."""
+"""Tests of quality metrics, on known corpora and against the libraries that they use, and of their errors."""
 
 from __future__ import annotations
 

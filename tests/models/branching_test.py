@@ -1,4 +1,4 @@
-"""Trees fed at once or level by level: each node's logits equal those of its path fed alone."""
+"""Tests of scoring trees, at once or level by level: a node's logits equal those after its own path."""
 
 from functools import partial
 from types import SimpleNamespace

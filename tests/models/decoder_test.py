@@ -1,4 +1,4 @@
-"""Decoder-only models: parameter names, presets, and cached logits against teacher-forced ones."""
+"""Tests of decoder-only models: parameter names, presets, and cached logits against teacher-forced ones."""
 
 import dataclasses
 import math

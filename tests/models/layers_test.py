@@ -1,4 +1,4 @@
-"""Float32 models multiply in full float32 precision on every device; 16-bit models use the default precision."""
+"""Tests of precision: float32 models multiply in full float32 on every device; 16-bit models use JAX's default."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Drafts that copy or count: their logits against a search in plain Python, and decoding with them."""
+"""Tests of drafts that copy text or count bigrams: logits against a search in plain Python, and decoding."""
 
 import jax
 import numpy as np
@@ -51,7 +51,7 @@ def test_logits_equal_a_search_in_plain_python(encoder):
     assert 0 < copies < rows * (width + 1)
 
 
-def test_a_table_of_counts_drafts_where_nothing_matches():
+def test_a_table_of_counts_drafts_if_no_earlier_text_matches():
     table = ngrams.count_bigrams([[0, 3, 2, 1], [0, 3, 3, 1], [0, 2, 1]], V, most=2)
     bound = ngrams.bigrams(table, V)
     prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))

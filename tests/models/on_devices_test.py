@@ -1,4 +1,4 @@
-"""Eight simulated devices write what one device writes, and no step gathers a cache or a distribution.
+"""Tests that eight simulated devices write the tokens of one device, and that no step gathers a cache or distribution.
 
 The runs themselves are in `tests.support.on_devices`.
 """

@@ -1,4 +1,4 @@
-"""Stored forms of weights: equal logits whatever code multiplies, close logits in 16 and 8 bits, for both families."""
+"""Tests of stored forms of weights: equal logits for every implementation of products; close ones in fewer bits."""
 
 from functools import partial
 

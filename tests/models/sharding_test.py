@@ -1,4 +1,4 @@
-"""Layouts of models on a mesh and their memory, against sizes computed by hand.
+"""Tests of the layouts of models on a mesh, and of their memory against sizes computed by hand.
 
 Every parameter has a layout, and fusing and splitting kernels are inverse. `tests/models/on_devices_test.py` tests the
 outputs of eight devices.

@@ -1,4 +1,4 @@
-"""Layers as a scan: logits, gradients, caches and tokens equal those of unrolled layers with the same weights."""
+"""Tests of layers as a scan: logits, gradients, caches and tokens equal those of separate layers with equal weights."""
 
 import dataclasses
 import functools
@@ -131,7 +131,7 @@ def test_trees_are_fed_and_their_paths_kept(kind):
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_a_layer_of_ring_buffers_is_written_and_no_other(axis):
+def test_a_write_changes_the_ring_buffers_of_one_layer_only(axis):
     stack, shape = RNG.normal(size=(3, 4, 6, 6)).astype(np.float32), [4, 6, 6]
     shape[axis] = 4
     block, start = RNG.normal(size=shape).astype(np.float32), jnp.asarray([4, 13])
@@ -203,7 +203,7 @@ def test_names_shapes_layouts_and_fingerprints(kind):
     assert needs[0] == needs[1]
 
 
-def test_the_depth_decides_unless_the_option_does():
+def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
     assert {name: config.scanned for name, config in PRESETS.items()} == {
         name: "small" not in name and "base" not in name for name in PRESETS
     }

@@ -1,4 +1,4 @@
-"""T5 against T5X's results for its own checkpoints (logits, scores and greedy decoding)."""
+"""Tests of T5 against T5X's results for its own checkpoints (logits, scores and greedy decoding)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""T5: parameter names, relative positions, and cached logits against teacher-forced ones."""
+"""Tests of T5: parameter names, relative positions, and cached logits against teacher-forced ones."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Models fed with known tokens: caches catch up, and computations on shared arrays run once.
+"""Tests of feeding models with known tokens: caches catch up, and computations on shared arrays run once.
 
 Arrays that several models share are passed once, and XLA then merges their common computations.
 """

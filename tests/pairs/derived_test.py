@@ -1,4 +1,4 @@
-"""Drafts named by a word: exits, lookups and tables of bigrams, in every argument that accepts a draft's path."""
+"""Tests of derived drafts (exits, lookups, tables of bigrams) in every argument that accepts a draft's path."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Files of a drafter's parameters: round trips, and refusal of another target."""
+"""Tests of files with a drafter's parameters: round trips, and refusal of another target."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Pairs from any two checkpoints: their vocabularies must be equal, and padding rows are never sampled."""
+"""Tests of pairs from any two checkpoints: vocabularies must be equal, and padding rows are never sampled."""
 
 import dataclasses
 import hashlib
@@ -99,7 +99,7 @@ def test_rows_without_a_piece_count_as_padding(models, vocabulary):
         sc.Pair.load(models[352], models[344])  # Without a vocabulary the padding is unknown.
 
 
-def test_pairs_over_ids_can_be_told_how_many_are_real(models):
+def test_the_number_of_real_ids_can_be_set_for_pairs_without_a_vocabulary(models):
     pair = sc.Pair.load(models[352], models[344], vocab_size=340)
     assert [bound.model.vocab_size for bound in (pair.target, pair.draft)] == [340, 340]
     wide = sc.Pair.load(models[352], models[340], vocab_size=350)
@@ -148,13 +148,13 @@ def test_a_model_may_lack_rows_for_pieces_that_were_only_added(lacking, tmp_path
 
 
 @pytest.mark.laws
-def test_a_draft_that_lacks_rows_changes_no_token(lacking):
+def test_a_draft_with_fewer_embedding_rows_changes_no_token(lacking):
     prompts, settings = [[9, lacking.target.model.vocab_size - 1, 5, 1]], {"temperature": 0.0, "max_new_tokens": 12}
     alone = sc.decode(lacking, prompts, method="autoregressive", **settings)
     assert np.array_equal(sc.decode(lacking, prompts, block_size=3, **settings).tokens, alone.tokens)
 
 
-def test_pieces_in_the_spare_rows_of_a_t5_are_entries(vocabulary, tmp_path):
+def test_pieces_in_the_spare_embedding_rows_of_a_t5_belong_to_the_vocabulary(vocabulary, tmp_path):
     """Checks a case like "{" and "}" added as 32,100 and 32,101 of T5's 32,128 rows (transformers#14727)."""
     path = _save(tmp_path / "model", T5Config(341, 352, 8, 1, 8, 8, 1, 1))
     shutil.copy(vocabulary, path / "tokenizer.model")
@@ -164,14 +164,14 @@ def test_pieces_in_the_spare_rows_of_a_t5_are_entries(vocabulary, tmp_path):
     assert pair.vocabulary.encode("{\n}") == [340, 342, 341]
 
 
-def test_a_t5_with_rows_for_them_has_sentinels(vocabulary, tmp_path):
+def test_a_t5_with_embedding_rows_for_sentinels_has_sentinels(vocabulary, tmp_path):
     path = _save(tmp_path / "model", T5Config(464, 464, 8, 1, 8, 8, 1, 1))
     pair = sc.Pair.load(path, path, vocabulary)
     assert pair.vocabulary.vocab_size == pair.target.model.vocab_size == 440
     assert pair.vocabulary.encode("<extra_id_0>") == [439] and pair.vocabulary == load.Vocabulary(vocabulary)
 
 
-def test_outputs_end_with_the_targets_own_ids_wherever_the_vocabulary_lies(folders, vocabulary):
+def test_the_targets_stop_ids_end_outputs_in_whichever_folder_the_vocabulary_is(folders, vocabulary):
     (folders[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 9, 999]}))
     (folders[1] / "generation_config.json").write_text(json.dumps({"eos_token_id": [8]}))
     pair = sc.Pair.load(*folders, vocabulary)

@@ -1,4 +1,4 @@
-"""Conversion of texts to the ids that models read, and of outputs to texts that continue the prompts."""
+"""Tests of converting texts to the ids that models read, and outputs to texts that continue the prompts."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def test_encoders_start_and_pad_as_their_configuration_says(vocabulary):
     assert prompt.encoder_tokens[:, :4].tolist() == [[5, 0, 7, 0], [5, 0, 2, 0], [1, 0, 0, 0]]
 
 
-def test_a_text_that_names_its_beginning_or_its_end_gets_no_second_one(tmp_path):
+def test_a_text_that_contains_the_begin_or_end_token_gets_no_second_one(tmp_path):
     """Chat templates begin with BOS (llama-cpp-python#1501); a T5's prompt may end with "</s>"."""
     vocabulary = load_vocabulary(tokenizer_files.metaspace(tmp_path))
     model = sc.FakeLM(vocabulary.vocab_size)
@@ -116,7 +116,7 @@ def test_a_text_that_names_its_beginning_or_its_end_gets_no_second_one(tmp_path)
     (np.array([[1, 70, 71, 72], [2, 1, 70, 71]]), "prompt 1 begins with id 2"),
     ([[1, 70, 71, 72], [1, 70, 2, 2]], "prompt 1 ends with id 2"),
 ])  # fmt: skip
-def test_padded_ids_are_noticed(pair, rows, said):
+def test_padded_ids_cause_a_warning(pair, rows, said):
     with pytest.warns(UserWarning, match=f"{said}.*give lists of ids without padding"):
         make_prompt(pair, rows)
     bare = sc.Pair(target=sc.FakeLM(99), draft=sc.FakeLM(99))

@@ -1,6 +1,6 @@
-"""Loss and gradients of fine-tuning against transformers on the same batch (needs torch, transformers).
+"""Tests of fine-tuning's loss and gradients against transformers on the same batch (needs torch, transformers).
 
-Their gradients are saved as a model of theirs and read as a checkpoint, so both are compared by our names and layouts.
+transformers' gradients are saved as if they were a model and read as a checkpoint, so both have our names and layouts.
 """
 
 import flax.traverse_util

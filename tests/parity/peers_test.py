@@ -1,4 +1,4 @@
-"""Exports of `benchmarks/peers`: equal logits in transformers, and equal tokens with its repaired caches."""
+"""Tests of models exported by `benchmarks/peers`: equal logits in transformers, equal tokens with patched caches."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The report in a headless browser: it loads no other file, and points show their settings and open outputs."""
+"""Test of the report in a headless browser: it loads no other file, and points show their settings and outputs."""
 
 import json
 import subprocess

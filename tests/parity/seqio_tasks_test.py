@@ -1,4 +1,4 @@
-"""Tasks through seqio, end to end: the three data sets of Narasimhan et al. (2024), mocked, and a user's own task."""
+"""Tests of seqio tasks from end to end: the data sets of Narasimhan et al. (2024), mocked, and a user's own task."""
 
 import gin
 import numpy as np

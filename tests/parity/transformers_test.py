@@ -1,6 +1,7 @@
-"""T5 and decoder-only models against Hugging Face transformers with equal random weights (needs torch, transformers).
+"""Tests of T5 and decoder-only models against transformers with equal random weights (needs torch, transformers).
 
-Before a comparison, weights pass through all conversions: their safetensors → ours → our own format → ours.
+Before a comparison, weights pass through all conversions: transformers' safetensors → our parameters → our format → our
+parameters.
 """
 
 import jax.numpy as jnp
@@ -185,7 +186,7 @@ def their_odd_t5(kind: str):
 
 @pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
 @pytest.mark.parametrize("kind", ["ids", "head", "mt5"])
-def test_odd_t5s_write_what_transformers_writes(kind, tmp_path):
+def test_t5s_with_unusual_configurations_write_the_outputs_of_transformers(kind, tmp_path):
     """Compares greedy tokens through `decode`: id 0 is in the prompts, and one of them is padded."""
     their_odd_t5(kind).save_pretrained(tmp_path)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()

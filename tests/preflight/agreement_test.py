@@ -1,4 +1,4 @@
-"""The costs of compiled programs: by the package, by a second reader, and by hand."""
+"""Tests that the costs of compiled programs agree: by the package, by a second reader, and by hand."""
 
 import importlib.util
 import json
@@ -76,7 +76,7 @@ def test_two_readers_agree(reading, place, name):
 
 
 @pytest.mark.parametrize(("place", "name"), [case for case in CASES if case[1] in PROGRAMS])
-def test_bytes_are_those_by_hand(reading, place, name):
+def test_bytes_equal_those_counted_by_hand(reading, place, name):
     costs = reading(place, name).costs
     assert costs.hbm_bytes == pytest.approx(PROGRAMS[name].hbm, rel=0.03)
     if PROGRAMS[name].ops and place == "v5e":

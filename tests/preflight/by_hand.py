@@ -1,4 +1,4 @@
-"""Programs whose bytes, iterations and cycles follow from arithmetic on their shapes."""
+"""Small programs whose bytes, iterations and cycles follow from arithmetic on their shapes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiles programs with the compiler's dump, in a process of its own: `compile_programs FOLDER TOPOLOGY NAME ...`.
+"""Compiles programs with the compiler's dump, in a separate process: `compile_programs FOLDER TOPOLOGY NAME ...`.
 
-The folder receives, for every name, the compiled text (`hlo.txt`), the dump (`dump/`), and for a model's program the
-numbers that its text does not hold (`assumptions.json`).
+For every name, the folder gets the compiled text (`hlo.txt`), the dump (`dump/`), and for a model's program the numbers
+that its text does not contain (`assumptions.json`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiler's account of a program's arguments agrees with what `experiments.describe` says from shapes."""
+"""Tests that the compiler's size of a program's arguments agrees with the estimate of `experiments.describe`."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Golden figures of compiled programs, and planted regressions that they find."""
+"""Tests of compiled programs against golden figures, which also find planted regressions."""
 
 import json
 
@@ -19,12 +19,12 @@ REMEDY = "if this change is meant, write the file anew: python -m tests.support.
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_published_sizes_cost_what_they_did(name):
+def test_costs_of_published_sizes_are_unchanged(name):
     assert differences(golden_programs.large(name), GOLDEN[name]) == [], REMEDY
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_tiny_programs_cost_what_they_did(name):
+def test_costs_of_tiny_programs_are_unchanged(name):
     assert differences(golden_programs.tiny(name), GOLDEN[name]) == [], REMEDY
 
 

@@ -1,4 +1,4 @@
-"""Kernels, traffic, waits and command buffers of a program that XLA compiled for an H100, counted by hand as well.
+"""Tests of kernels, traffic, waits and command buffers of a program compiled for an H100, against counts by hand.
 
 `gpu_dump/` holds the compiler's text of the program below and its list of the host's work; metadata and the bodies of
 reductions were cut from the text. The program, with w [512, 512], table [4096, 512], cache [1, 64, 512], x [1, 512],
@@ -58,7 +58,7 @@ def test_the_branch_that_runs_decides_on_the_kernels() -> None:
     assert taken - skipped == 2 + SCORED * 3 - 1
 
 
-def test_branches_that_are_only_tried_decide_on_nothing() -> None:
+def test_branches_that_are_only_compared_add_no_decisions() -> None:
     module = run().module
     # without a pattern the branch with most work runs, and the walk has to try both
     tried = execution.execute(module, Assumptions(loops={"/draft/while": DRAFTED}), host_counts=True)
@@ -66,7 +66,7 @@ def test_branches_that_are_only_tried_decide_on_nothing() -> None:
     assert (len(tried.assumed), tried.steps) == (2, run(branch=1).steps)
 
 
-def test_conditions_run_where_the_host_does_not_count_the_turns() -> None:
+def test_conditions_run_if_the_host_does_not_count_the_iterations() -> None:
     module = run().module
     assumed = Assumptions(loops={"/draft/while": DRAFTED}, branches={"/score/cond:2": 1})
     by_device = execution.execute(module, assumed)
@@ -96,13 +96,13 @@ def test_command_buffers_and_waits_are_those_of_the_compilers_list() -> None:
     assert (work.host_waits, work.loops, work.conditionals) == (DRAFTED + 1 + 1, 2, 1)
 
 
-def test_without_the_list_no_kernel_counts_as_captured() -> None:
+def test_without_the_compilers_list_no_kernel_counts_as_captured() -> None:
     work = gpu.launches(run(branch=0), ())
     assert (work.captured, work.graphs) == (0, 0)
     assert (work.host_waits, work.loops, work.conditionals) == (DRAFTED + 1 + 1, 1, 1)
 
 
-def test_decisions_inside_a_command_buffer_ask_nobody() -> None:
+def test_decisions_inside_a_command_buffer_need_no_wait_of_the_host() -> None:
     text = (
         "000: kCommandBuffer [source | sink]\n    001: kCopy [source] kCopy\n    004: kWhile [prev] \ncondition:\n"
         "        005: kCustomKernel [source] c\n      body:\n        006: kCustomKernel [source] b\n"
@@ -133,7 +133,7 @@ def test_the_compilers_list_and_its_program_hold_the_same_work() -> None:
     assert sorted(listed_work(metadata)) == sorted(step.instruction.name for step in all_steps(module))
 
 
-def test_collectives_lie_in_the_memory_of_the_gpu() -> None:
+def test_arrays_of_collectives_count_as_memory_of_the_gpu() -> None:
     line = "  %all-reduce.1 = bf16[512]{0:S(1)} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add"
     text = f"ENTRY %main (x: bf16[512]) -> bf16[512] {{\n  %x = bf16[512]{{0:S(1)}} parameter(0)\n{line}\n}}\n"
     text = text.replace("  %all-reduce", "  ROOT %all-reduce")
@@ -161,7 +161,7 @@ def test_a_report_survives_json() -> None:
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_a_gpus_description_holds_its_data(name: str) -> None:
+def test_the_compilers_description_of_a_gpu_has_the_chips_numbers(name: str) -> None:
     chip = chips.CHIPS[name]
     numbers = dict(re.findall(r"(\w+): ([\d.]+)", chip.target_config))
     assert int(numbers["memory_bandwidth"]) == chip.bandwidth
@@ -186,7 +186,7 @@ def test_a_missing_plugin_is_one_line_with_the_command(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("sizes", ["2x4", "0", "1x1x0", "eight", "1x1x1x8"])
-def test_sizes_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
+def test_invalid_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: str) -> None:
     monkeypatch.setattr(topologies, "PLUGINS", ("json",))
     with pytest.raises(ValueError, match=rf"topology='h100:{sizes}'.*give the number of GPUs on one host"):
         topologies.devices(f"h100:{sizes}")

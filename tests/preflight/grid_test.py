@@ -1,4 +1,4 @@
-"""Every method, rule, verifier, drafter and stop policy compiles for a TPU; both families of models have each kind."""
+"""Tests that every method, rule, verifier, drafter and stop policy compiles for a TPU, with both model families."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""The package's reader of compiled programs on texts that were cut from compilations of `by_hand.PROGRAMS` for v5e."""
+"""Tests of the reader of compiled programs, on texts cut from compilations of `by_hand.PROGRAMS` for v5e."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def costs_of(entry, before=""):
         ("scatter", 3 * 4 * 256 * 1024, {}),
     ],
 )
-def test_bytes_of_texts_are_those_by_hand_and_of_the_second_reader(name, expected, branches):
+def test_bytes_of_stored_programs_equal_those_counted_by_hand_and_by_the_second_reader(name, expected, branches):
     text = text_of(name)
     read = total_of(text, branches=branches).hbm_bytes
     assert read == pytest.approx(expected, rel=0.03)
@@ -143,16 +143,16 @@ def counts_of(text):
     return {name: trips.trip_count(module, room, loop) for name, (room, loop) in loops.items()}
 
 
-def test_constants_come_through_the_tuples_of_loops_around():
+def test_constants_are_found_through_the_tuples_of_outer_loops():
     assert counts_of(INNER) == {"loop": 5, "all": 2}
 
 
-def test_a_value_that_a_loop_around_changes_decides_no_iterations():
+def test_a_value_that_an_outer_loop_changes_gives_no_number_of_iterations():
     changed = INNER.replace("tuple(%later, %by, %to)", "tuple(%later, %by, %later)")
     assert counts_of(changed) == {"loop": None, "all": 2}
 
 
-def test_iterations_that_the_data_decide_are_assumed():
+def test_iterations_that_depend_on_data_are_assumed():
     text = text_of("nested").replace("constant(4)", 'custom-call(), custom_call_target="Limit"')
     counts = [total_of(text, loops={"closed_call/while": count}).hbm_bytes for count in (1, 2)]
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.03)

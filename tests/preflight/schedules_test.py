@@ -1,6 +1,6 @@
-"""Counts of the bundles that a core issues, against schedules that are counted by hand.
+"""Tests of counting the bundles that a TPU core issues, against counts by hand.
 
-`cases/softmax.final_bundles.txt` is one fusion of a round of T5 small and base, compiled for v5e.
+`cases/softmax.final_bundles.txt` is the schedule of one fusion in a round of T5 small and base, compiled for v5e.
 """
 
 from pathlib import Path
@@ -71,7 +71,7 @@ def both(text):
 
 
 @pytest.mark.parametrize("turns", [1, 4, 60])
-def test_a_loop_counts_its_branch_and_the_bundles_after_it(turns):
+def test_a_loop_counts_its_branch_and_the_delayed_bundles_after_it(turns):
     # an empty bundle inside shows no depth
     assert both(LOOP.format(limit=turns, middle="%v2_v2 = vlaneseq")) == 1 + turns * 10 + 1
 
@@ -90,26 +90,26 @@ def test_loops_multiply_within_loops_without_a_comment_on_their_exit():
     assert both(NESTED) == 1 + 5 * (1 + 3 * 7 + 7)
 
 
-def test_what_a_turn_skips_does_not_count():
+def test_bundles_that_an_iteration_skips_do_not_count():
     # two of six turns skip two bundles
     assert both(SKIPPED) == 1 + 6 * 15 - 2 * 2
 
 
-def test_a_difference_decides_what_a_turn_skips():
+def test_a_computed_difference_decides_which_bundles_an_iteration_skips():
     text = SKIPPED.replace("%p3_p3 = scmp.lt.s32.totalorder %s2_s1, 2", "%s7_s7 = ssub.s32 %s2_s1, 2")
     text = text.replace("   0x2   :", "   0x2   : > { %p3_p3 = scmp.lt.s32.totalorder %s7_s7, 0 }\n   0x2   :")
     assert both(text) == 1 + 6 * 16 - 2 * 2
 
 
-def test_what_a_branch_of_unknown_outcome_would_skip_counts():
+def test_bundles_that_an_unknown_branch_would_skip_count():
     assert both(SKIPPED.replace("%s2_s1, 2", "%s2_s1, %s30_s30")) == 1 + 6 * 15
 
 
-def test_a_schedule_of_the_compiler():
+def test_a_schedule_written_by_the_compiler_is_counted():
     # three bundles, six turns of 54 of which two skip 38, and the last bundle
     assert both(SOFTMAX.read_text()) == 3 + 6 * 54 - 2 * 38 + 1
 
 
-def test_reading_ends_where_a_loop_does_not(monkeypatch):
+def test_counting_ends_even_if_a_loop_does_not(monkeypatch):
     monkeypatch.setattr(schedules, "MOST_STEPS", 1000)
     assert schedules.issued(LOOP.format(limit=100_000, middle="%v2_v2 = vlaneseq")) < 10_000

@@ -1,8 +1,8 @@
 """Second reader of compiled programs, written from the formats alone, to check `speccascade_jax.preflight` against.
 
-It shares no code and no method with the package. The program is one flat table of rows, and the costs of a computation
-are summed from the leaves of the call graph upwards. Bytes of a fusion follow from demand: which share of every value
-the results need. Cycles follow from arrays over a loop's turns, which say in which turns a region is skipped.
+It shares no code and no method with the package. A program is a flat table of rows, and the costs of a computation are
+summed from the leaves of the call graph upwards. The bytes of a fusion follow from the share of each value that its
+results need. Cycles follow from arrays over a loop's iterations, which tell in which iterations a region is skipped.
 """
 
 from __future__ import annotations

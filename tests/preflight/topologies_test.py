@@ -1,4 +1,4 @@
-"""The names under which a compiler is asked for devices."""
+"""Test of the names of devices that the compiler receives."""
 
 from types import SimpleNamespace
 from typing import Any

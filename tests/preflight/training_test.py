@@ -1,4 +1,4 @@
-"""Tests of the training step as a program to compile: its job, its shapes, its messages, and the program itself."""
+"""Tests of compiling a training step: its job, its shapes, its messages between devices, and the program itself."""
 
 import jax
 import pytest
@@ -82,7 +82,7 @@ def test_the_arguments_of_a_step_are_its_parameters_its_moments_and_the_batch(mo
     assert rate.shape == () and sum(leaf.size for leaf in jax.tree.leaves(lowered.in_avals[0][0].params)) == sum(sizes)
 
 
-def test_a_values_text_differs_where_only_the_layout_of_layers_does():
+def test_the_text_of_a_configuration_shows_a_different_layout_of_layers():
     texts = [
         job(training=Training(config=T5Config(**{**vars(TINY), "scan_layers": scan}))).as_values() for scan in (0, 1)
     ]

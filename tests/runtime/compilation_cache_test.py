@@ -1,4 +1,4 @@
-"""The folder of compiled programs, the settings that choose it, and caches in any damaged state."""
+"""Tests of the folder of compiled programs: the settings that choose it, and damaged entries."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Errors of gin, in one line."""
+"""Tests that errors of gin are printed in one line."""
 
 import gin
 import pytest
@@ -49,7 +49,7 @@ def test_a_text_without_quotes_is_shown_as_the_shell_needs_it(value, quoted):
     assert str(error.value).endswith(quoted) and str(error.value).count("--gin.") == 2
 
 
-def test_notes_of_an_error_are_said():
+def test_notes_of_an_error_are_printed():
     error = ValueError("wrong")
     error.add_note("while importing mine.py")
     assert gin_errors.explained(error) == "wrong; while importing mine.py"

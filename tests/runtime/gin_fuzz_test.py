@@ -1,4 +1,4 @@
-"""Mutated gin files: the outcome is always a run, or one line that says what is wrong."""
+"""Tests of mutated gin files: each gives a run, or one line that says what is wrong."""
 
 import ast
 import random

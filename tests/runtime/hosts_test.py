@@ -1,4 +1,4 @@
-"""A single process needs no agreement; `tests/experiments/hosts_test.py` tests several."""
+"""Tests of agreement between processes, without starting several; `tests/experiments/hosts_test.py` starts them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ NO_MESH = "error: process 1 of 4 has ended: mesh=(1, 1) needs 1 devices\n"
 @pytest.mark.parametrize(("words", "status", "said"), [
     ([b"."], None, ""), ([], hosts.STATUS, AGAIN), ([b"!mesh=(1, 1)", b" needs 1 devices"], 1, NO_MESH),
 ])  # fmt: skip
-def test_a_process_ends_with_another_ones_death_or_error_but_not_with_its_goodbye(
-    words, status, said, monkeypatch, capsys
-):
+def test_a_process_ends_if_another_dies_or_fails_but_not_if_another_finishes(words, status, said, monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(hosts.os, "_exit", ended.append)
     monkeypatch.setattr(hosts, "_ENDING", threading.Lock())
@@ -79,7 +77,7 @@ def test_a_process_ends_with_another_ones_death_or_error_but_not_with_its_goodby
     (OSError("disk full"), b"!OSError: disk full"),
     (SystemExit(2), b""), (KeyboardInterrupt(), b""),
 ])  # fmt: skip
-def test_an_error_reaches_the_other_processes_in_words(error, words, monkeypatch):
+def test_the_text_of_an_error_reaches_the_other_processes(error, words, monkeypatch):
     own_end, remote_end = socket.socketpair()
     monkeypatch.setattr(hosts, "_CONNECTIONS", {1: own_end})
     hosts._say_failed(error)
@@ -96,7 +94,7 @@ hosts.begin("localhost:{port}", 2, {index})
 
 @pytest.mark.laws
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_process_whose_others_come_late_ends_in_one_line_and_may_be_started_again(index):
+def test_a_process_that_waits_too_long_for_others_ends_with_one_line_and_can_be_started_again(index):
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-c", ALONE.format(port=port, index=index)]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line that says how to continue, the status that shells expect, no trace."""
+"""Tests of Ctrl-C and SIGTERM: one line says how to continue, with the usual exit status and no traceback."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Gin texts of version 0.2 keep their meaning, and each old name is reported once."""
+"""Tests that gin files of version 0.2 keep their meaning, and that each old name is reported once."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The restart with other allocator settings happens once, and only if it has an effect."""
+"""Tests that a program restarts itself with other allocator settings once, and only if this has an effect."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The check of a mesh's shape, which comes before any device is used; one device has no mesh."""
+"""Tests of the check of a mesh's shape, before any device is used; a single device has no mesh."""
 
 from __future__ import annotations
 

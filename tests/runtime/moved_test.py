@@ -1,4 +1,4 @@
-"""Old module names: the modules at their new places, from Python and from pickles, with a warning."""
+"""Tests that old module names still import the moved modules, from Python and from pickles, with a warning."""
 
 import importlib
 import pickle

@@ -1,4 +1,4 @@
-"""Notices of long operations: once, to a person who waits."""
+"""Tests of notices about long operations, which are shown once, and only in a terminal or log."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""The user's own files by path: used as module.NAME, loaded once, errors that name the file."""
+"""Tests of a user's own files given by path: names as module.NAME, a single load, errors that name the file."""
 
 from __future__ import annotations
 

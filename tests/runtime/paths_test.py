@@ -1,4 +1,4 @@
-"""Commands in suggestions, as the user types them."""
+"""Tests that commands in suggestions are written as the user can type them."""
 
 import os
 import sys

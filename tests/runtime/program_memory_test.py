@@ -1,4 +1,4 @@
-"""Compiled programs are dropped when the process runs out of memory maps, and not before."""
+"""Tests that compiled programs are dropped when the process runs out of memory maps, and not before."""
 
 import jax
 import jax.numpy as jnp

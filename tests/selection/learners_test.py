@@ -64,7 +64,7 @@ def test_a_prior_reduces_regret_on_the_first_queries():
     assert right[1] > 0.9 > right[0]
 
 
-def test_a_wrong_prior_is_overruled():
+def test_observed_times_overrule_a_wrong_prior():
     features, domain, times = stream((0,), 300)
     numbers = {"layers_0": {"kernel": np.zeros((12, 3), np.float32), "bias": np.array([0, 0, 6.0], np.float32)}}
     begun = learners.with_prior(learners.thompson(features, ARMS), Policy(numbers, CARD), numbers, features[:20])
@@ -72,7 +72,7 @@ def test_a_wrong_prior_is_overruled():
     assert (taken[:10] == 2).mean() > 0.5 and (taken[200:] == domain[200:]).mean() > 0.8
 
 
-def test_a_prior_is_as_sure_of_each_arm_whatever_the_discount():
+def test_a_prior_is_equally_confident_of_each_arm_for_any_discount():
     features = np.random.default_rng(0).normal(size=(30, 12))
     numbers = {"layers_0": {"kernel": np.zeros((12, 3), np.float32), "bias": np.zeros(3, np.float32)}}
     learner = learners.thompson(features, ARMS, discount=0.9)

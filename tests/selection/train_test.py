@@ -1,4 +1,4 @@
-"""Tests of policy training on data with known answers: results, kills, refused input."""
+"""Tests of policy training on data with a known best arm: results, resumption after kills, refused input."""
 
 import dataclasses
 import json

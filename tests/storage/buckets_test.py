@@ -1,4 +1,4 @@
-"""Objects behave as files that are read and written as a whole; two writers never both win; failures are one line."""
+"""Tests of objects in buckets: read and written as a whole, never overwritten by a second writer, one-line errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_names_below_a_place_are_its_folder(bucket):
     assert [str(path) for path in BucketPath("gs://bucket").iterdir()][1:] == ["gs://bucket/runs-2", "gs://bucket/runs"]
 
 
-def test_of_many_writers_one_creates_and_none_overwrites(bucket):
+def test_only_one_of_many_writers_creates_an_object_and_none_overwrites_it(bucket):
     won = []
     writers = [threading.Thread(target=lambda i=i: PLACE.create(b"%d" % i) and won.append(i)) for i in range(8)]
     for writer in writers:
@@ -78,7 +78,7 @@ def test_of_many_writers_one_creates_and_none_overwrites(bucket):
     assert [PLACE.read_bytes()] == [b"%d" % i for i in won]
 
 
-def test_a_swap_needs_the_generation_that_was_read(bucket):
+def test_an_object_is_replaced_only_if_it_has_not_changed_since_it_was_read(bucket):
     PLACE.write(b"one")
     content, generation = PLACE.read()
     PLACE.write(b"two")
@@ -121,7 +121,7 @@ def test_a_lasting_failure_is_one_line_with_its_remedy(bucket, fault, message):
     assert not bucket.objects
 
 
-def test_what_stands_for_a_folder_is_no_object_below_it(bucket):
+def test_a_placeholder_object_for_a_folder_is_not_listed(bucket):
     for name in ("bucket/runs/", "bucket/runs/b/", "bucket/runs/a.jsonl"):
         bucket.objects[name] = b"", next(bucket.generations)
     assert PLACE.parent.below() == ["a.jsonl"] and list(PLACE.parent.iterdir()) == [PLACE]

@@ -1,4 +1,4 @@
-"""Digests of whole files: every flipped bit is detected, and files without a digest load."""
+"""Tests of digests of whole files: every flipped bit is detected, and files without a digest load."""
 
 import json
 

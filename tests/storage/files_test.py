@@ -1,6 +1,6 @@
-"""Atomic files: a full disk names the file and keeps the old one; `~` is expanded; a folder keeps its settings.
+"""Tests of atomic writes: a full disk keeps the old file and names it; `~` is expanded; a folder keeps its settings.
 
-Reports replace reports and no other files. Readers' errors name file and line, and zip bombs are refused.
+Reports replace only reports. Errors of readers name file and line, and zip bombs are refused.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""A lease keeps a second writer away while its holder lives, and passes on once the holder is dead."""
+"""Tests of leases: a second writer is refused while the first one lives, and gets the lease after its death."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_second_writer_is_refused_while_the_first_one_lives(bucket):
 
 
 @pytest.mark.parametrize("left", [b'{"host": "a", "process": 1}', b"not JSON"])
-def test_the_lease_of_a_dead_writer_passes_on_after_its_time(bucket, left):
+def test_another_writer_gets_the_lease_of_a_dead_writer_after_it_expires(bucket, left):
     PLACE.write(left)
     began = time.monotonic()
     said = "gs://bucket/a.jsonl was being written by (process 1 on a|an unknown process): waiting 0 s whether it lives"
@@ -38,7 +38,7 @@ def test_the_lease_of_a_dead_writer_passes_on_after_its_time(bucket, left):
         assert PLACE.read_bytes() != left
 
 
-def test_a_writer_that_lost_its_lease_says_so_and_leaves_the_new_one_alone(bucket, recwarn):
+def test_a_writer_that_lost_its_lease_raises_an_error_and_leaves_the_new_lease_unchanged(bucket, recwarn):
     lease = Lease(PLACE, STORE, SECONDS)
     PLACE.write(b'{"host": "b", "process": 2}')
     lease._thread.join(5)
@@ -65,7 +65,7 @@ def test_a_server_that_fails_for_a_while_ends_no_lease(bucket):
     assert PLACE.exists()
 
 
-def test_the_end_does_not_wait_for_a_server_that_does_not_answer(bucket, monkeypatch):
+def test_a_writer_ends_without_waiting_for_a_server_that_does_not_answer(bucket, monkeypatch):
     monkeypatch.setattr(leases, "_GRACE", 0.1)
     lease = Lease(PLACE, STORE, SECONDS)
     bucket.fault = lambda method, name: "slow"

@@ -1,4 +1,4 @@
-"""Locks: one writer at a time, whom errors name; killed writers leave no lock."""
+"""Tests of locks: one writer at a time, named in errors; killed writers leave no lock."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Acceptance heads of tiny pairs."""
+"""Acceptance heads for tiny pairs."""
 
 import jax
 

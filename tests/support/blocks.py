@@ -1,4 +1,4 @@
-"""Block verification by enumeration: the exact outcome of every block that may be drafted, without sampling."""
+"""Block verification by enumeration: exact probabilities of all outcomes for every block, without sampling."""
 
 from __future__ import annotations
 

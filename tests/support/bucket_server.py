@@ -1,8 +1,8 @@
 """A storage server on this machine: the part of Google Cloud Storage's JSON API that tensorstore calls.
 
-It honours the preconditions of generations, one request at a time, and keeps the objects in memory. Before it answers a
-request, it asks `fault`, which may name a failure. Run as a program, it prints its address and serves until it is
-killed.
+It checks preconditions on generations (version numbers of objects), serves one request at a time, and keeps the objects
+in memory. Before it answers a request, it calls `fault`, which may return a failure to simulate. Run as a program, it
+prints its address and serves until it is killed.
 """
 
 from __future__ import annotations

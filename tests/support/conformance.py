@@ -1,4 +1,4 @@
-"""Requirements on every rule, as functions of a rule: a row in `RULES` is tested by all (docs/extending.md)."""
+"""Requirements on a rule, as functions; tests apply all of them to each row of `RULES` (docs/extending.md)."""
 
 from __future__ import annotations
 

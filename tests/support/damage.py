@@ -1,4 +1,4 @@
-"""Files with one wrong bit, and JSON files with other entries."""
+"""Damaged copies of files: with one wrong bit, or JSON with changed entries."""
 
 import json
 from collections.abc import Callable, Iterator

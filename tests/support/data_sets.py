@@ -1,4 +1,4 @@
-"""Tasks whose data need not be on the machine."""
+"""Tasks whose data may be absent on a machine; their tests are then skipped."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Drafters that the protocol allows and the package lacks: alternating, without a distribution, with target features.
 
-Also the states that one uncached forward pass gives.
+The module also computes hidden states by one forward pass without a cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines of tiny models whose next token depends on the whole prefix, and their generations."""
+"""Engines with tiny models whose next token depends on the whole prefix, and generations with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the public functions that share a bucket, an engine, and so their compiled programs."""
+"""Calls of the public functions with equal prompt lengths and settings, so that they share compiled programs."""
 
 import numpy as np
 

@@ -1,10 +1,10 @@
-"""Small examples of every format that is read, and reading of mutated copies in a process of bounded memory.
+"""Small files of every format that the package reads, and a reader of mutated copies in a process with limited memory.
 
     python -m tests.support.fuzzing FOLDER CASES SEED
 
-Prints one JSON object: the counts of refused and accepted files per format, and every failure. A failure is a reading
-that ended in another way than by one of our errors that names the file, that changed silently although there are
-digests, or that took too long.
+Prints one JSON object: the counts of refused and accepted files per format, and every failure. A reading fails if it
+raises any other error than one of ours that names the file, if it returns changed data although there are digests, or
+if it takes too long.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """The points of `tests/results/store/golden/format_2.jsonl` as dataclasses, and their keys.
 
-The classes replace those of the package: as small as possible, with the defaults from when the golden keys were taken.
-Standard library only, because every available interpreter computes the keys:
+The classes replace those of the package: they are as small as possible, with the defaults at the time of the golden
+keys. They use only the standard library, because every installed Python interpreter computes the keys:
 
     python3.12 -I -S -c "import sys; sys.path.insert(0, '.'); from tests.support import golden_points as g; g.main()"
 """

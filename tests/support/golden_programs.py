@@ -1,4 +1,4 @@
-"""Figures of compiled programs that `make accelerators` holds: a change of 5% has to be meant.
+"""Golden figures of compiled programs, which `make accelerators` checks: a test fails if a figure changes by 5%.
 
 python -m tests.support.golden_programs      write tests/preflight/golden.json anew (needs libtpu, some 4 minutes)
 """

@@ -1,7 +1,7 @@
 """Jobs that write files, each in a process of its own that dies at a chosen operation on its folder.
 
-It dies by SIGKILL before its n-th `fsync`, `replace`, `rename`, `write`, `unlink` or `rmdir` there; a write is then
-half done. The remaining files are those that a kill at that moment leaves.
+The process kills itself with SIGKILL before its n-th `fsync`, `replace`, `rename`, `write`, `unlink` or `rmdir` in the
+folder; a write is then half done. The remaining files are those that a kill at this moment leaves.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Records whose examples are made by hand: a gain, a ratio of times, and noise."""
+"""Records with made-up examples, which have a set gain in quality, a set ratio of times, and noise."""
 
 import copy
 

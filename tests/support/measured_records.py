@@ -1,4 +1,4 @@
-"""Records with counts of single examples and timed runs whose seconds are planted.
+"""Records with counts of single examples, and with timed runs whose seconds follow from set forward times.
 
 They have the form that a sweep writes.
 """

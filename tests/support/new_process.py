@@ -1,4 +1,4 @@
-"""Programs in a process of their own, which print JSON in their last line."""
+"""Runner of programs in new processes, which print JSON in their last line."""
 
 import json
 import os

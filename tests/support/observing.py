@@ -1,4 +1,4 @@
-"""The host's view of a program in the sandbox: its processes, by a name that they give themselves."""
+"""Observer of a sandboxed program from the host: finds its processes by a name that they set themselves."""
 
 from __future__ import annotations
 

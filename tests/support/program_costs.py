@@ -1,4 +1,4 @@
-"""Costs of compiled programs made by hand: every part of a program takes another number of microseconds."""
+"""Made-up costs of compiled programs, in which every part takes a different number of microseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gin files, resolved up to the loading of weights, for tests of `gin/` and `configs/`."""
+"""Loader of gin files that stops before weights are loaded, for tests of `gin/` and `configs/`."""
 
 import gin
 import pytest

@@ -1,4 +1,4 @@
-"""A seqio user's own module: importing it registers Tasks and Mixtures of them."""
+"""A module as a user of seqio would write it: importing it registers Tasks, and Mixtures of these Tasks."""
 
 import seqio
 import tensorflow as tf

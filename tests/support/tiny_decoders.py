@@ -1,4 +1,4 @@
-"""Random decoder-only models of every preset's kind, with weights so large that a wrong cache slot shows."""
+"""Random decoder-only models of every preset's kind, with weights so large that a wrong cache slot is noticed."""
 
 from __future__ import annotations
 

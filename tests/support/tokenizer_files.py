@@ -1,4 +1,4 @@
-"""Small tokenizer files of every kind, written into a folder: nothing is downloaded, nothing is large."""
+"""Small tokenizer files of every kind, written into a folder without downloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of resumable state and metrics log: kills, damage, refused files; scalars for TensorBoard and W&B."""
+"""Tests of a run's saved state and log of metrics: kills, damage, refused files; numbers for TensorBoard and W&B."""
 
 import errno
 import importlib.util

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: exact states, damage of every file, kills and signals, other meshes, several processes."""
+"""Tests of a run's checkpoints: exact states, damaged files, kills, signals, other meshes, several processes."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("number", "seed"), [(signal.SIGKILL, 0), (signal.SIGTERM, 2)])
-def test_a_run_that_is_killed_again_and_again_ends_as_without(number, seed, unbroken, tmp_path):
+def test_a_run_that_is_killed_repeatedly_gives_the_result_of_an_uninterrupted_one(number, seed, unbroken, tmp_path):
     folder, draws, status = tmp_path / "run", random.Random(seed), 1
     for _ in range(3):
         running = start(folder, every=3)  # a write is under way at most times

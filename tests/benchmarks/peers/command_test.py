@@ -1,4 +1,4 @@
-"""Tests of the command, with our own worker on a small planted pair, and of its messages about missing parts."""
+"""Tests of the command that compares libraries, with our own worker on a small planted pair, and of its errors."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Tests of turns, comparisons and choices, with fake workers."""
+"""Tests of timing in turns, of comparisons of outputs, and of the choice of settings, with fake workers."""
 
 import dataclasses
 from pathlib import Path

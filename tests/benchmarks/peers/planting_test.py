@@ -1,4 +1,4 @@
-"""Tests of planted pairs: their outputs, in any type of weights, and the acceptance of their drafts are as planted."""
+"""Tests that planted pairs have the planned outputs, in any dtype of weights, and the planned acceptance rate."""
 
 import jax
 import numpy as np

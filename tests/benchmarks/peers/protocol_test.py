@@ -1,4 +1,4 @@
-"""Tests of requests to a worker: a library that counts upwards, and can be set to be wrong, late or dead."""
+"""Tests of requests to a worker, whose fake library counts upwards, and fails, waits or ends on request."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Tasks from the user's own files: every format, few-shot pools, lengths, errors that name line and remedy."""
+"""Tests of tasks from a user's own files: every format, few-shot pools, lengths, errors that name line and remedy."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Tasks through seqio, tested without it: rows, values, errors, and no import before use."""
+"""Tests of seqio tasks without seqio: table rows, values, errors, and no import before use."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Tasks: the shipped data sets, the readers of the data directory, few-shot prompts and exemplars, errors."""
+"""Tests of tasks: the shipped data sets, the readers of the data directory, few-shot prompts and exemplars, errors."""
 
 from __future__ import annotations
 

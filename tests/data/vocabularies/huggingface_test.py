@@ -1,4 +1,4 @@
-"""`tokenizer.json` files of both kinds, and special ids from files in the same folder."""
+"""Tests of `tokenizer.json` files of both kinds, and of special ids from files in the same folder."""
 
 from __future__ import annotations
 

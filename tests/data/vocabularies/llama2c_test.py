@@ -1,4 +1,4 @@
-"""llama2.c's tokenizer files: the merges of its loop, bytes for text without a piece, spaces of continuations."""
+"""Tests of llama2.c's tokenizer files: the order of merges, bytes for text without a piece, spaces of continuations."""
 
 from __future__ import annotations
 

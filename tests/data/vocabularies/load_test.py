@@ -1,4 +1,4 @@
-"""The detection of a vocabulary's kind, the search in folders, and the comparison of two."""
+"""Tests of detecting a vocabulary's kind, of the search in folders, and of comparing two vocabularies."""
 
 from __future__ import annotations
 

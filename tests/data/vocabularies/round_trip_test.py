@@ -1,4 +1,4 @@
-"""Properties of every kind of vocabulary: texts survive, continuations join correctly, decoded text does not change."""
+"""Tests of every kind of vocabulary: texts survive a round trip, continuations join, decoded text does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentencepiece wrapper and its training."""
+"""Tests of the wrapper of sentencepiece, and of training vocabularies with it."""
 
 import json
 
@@ -148,7 +148,7 @@ def beside(folder, **files):
 CHATML = {"<|im_end|>": 370, "<|im_start|>": 371}
 
 
-def test_pieces_that_files_beside_it_add_count(tmp_path):
+def test_pieces_that_neighbouring_files_add_belong_to_the_vocabulary(tmp_path):
     """Reads ChatML's additions to a Llama, as in llama.cpp#7271; ids as of transformers' `added_tokens.json`."""
     plain = SentencePieceVocabulary(tokenizer_files.llama(tmp_path))
     decoder = {"370": {"content": "<|im_end|>", "special": True}, "372": {"content": "{", "special": False},
@@ -192,7 +192,7 @@ def test_legacy_changes_nothing_in_a_vocabulary_without_a_prefix(tmp_path):
     ({"tokenizer_config": {"add_bos_token": False, "bos_token": "<s>"}}, None, (2,)),  # Yi
     ({"tokenizer_config": {"bos_token": "<s>", "eos_token": "</s>"}, "config": {"eos_token_id": 2}}, 1, (2,)),
 ])  # fmt: skip
-def test_files_beside_it_say_where_texts_begin_and_end(tmp_path, files, bos, stops):
+def test_neighbouring_files_determine_begin_and_end_tokens(tmp_path, files, bos, stops):
     plain = SentencePieceVocabulary(tokenizer_files.llama(tmp_path))
     vocabulary = beside(tmp_path, **files)
     assert (vocabulary.bos_id, vocabulary.stop_ids) == (bos, stops)
@@ -200,7 +200,7 @@ def test_files_beside_it_say_where_texts_begin_and_end(tmp_path, files, bos, sto
     assert (vocabulary == plain) == ((bos, stops) == (1, (2,)))
 
 
-def test_sentinels_of_t5_are_pieces_where_a_model_has_entries_for_them(vocabulary, llama):
+def test_sentinels_of_t5_are_pieces_if_the_model_has_entries_for_them(vocabulary, llama):
     """Compares ids and text with transformers' and seqio's vocabularies of T5 (transformers#4021, llama.cpp#8938)."""
     whole = vocabulary.with_sentinels(296 + 100)
     assert vocabulary.with_sentinels(395) is vocabulary and llama.with_sentinels(1000) is llama

@@ -1,4 +1,4 @@
-"""Hostile programs: each ends as it should, and the host is unchanged."""
+"""Tests of hostile programs in the sandbox: each is stopped or limited, and the host is unchanged."""
 
 from __future__ import annotations
 

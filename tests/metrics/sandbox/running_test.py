@@ -1,4 +1,4 @@
-"""Ordinary programs, their view of the system, and the refusal to run without full protection."""
+"""Tests of ordinary programs in the sandbox, of what they see, and of the refusal to run without protection."""
 
 from __future__ import annotations
 

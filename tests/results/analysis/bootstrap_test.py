@@ -1,6 +1,6 @@
 """Tests of paired bootstrap intervals: against sacrebleu, against scipy, by example id, and their coverage.
 
-Intervals of latencies have their nominal coverage on simulated machines, noisy and at times busy.
+Coverage of latency intervals is tested on simulated machines, which are noisy and sometimes busy.
 """
 
 import json
@@ -259,7 +259,7 @@ def answers(right, name="opt", **more):
     return answered | {"point": answered["point"] | more}
 
 
-def test_equal_answers_on_few_examples_leave_a_lossy_methods_difference_open():
+def test_equal_answers_on_few_examples_do_not_prove_a_lossy_method_equal():
     """Four of 64 examples gained and none lost may be chance too: the sign test gives 0.125."""
     target, same = answers([True] * 5 + [False] * 3, "autoregressive", lossless=True), [True] * 5 + [False] * 3
     lossy = Bootstrap().quality_difference([answers(same)], [target])
@@ -271,7 +271,7 @@ def test_equal_answers_on_few_examples_leave_a_lossy_methods_difference_open():
     assert Bootstrap().quality_difference([answers(np.arange(64) < 12)], [answers(none, "chow")]).excludes(0)
 
 
-def test_seeds_of_one_setting_throw_the_same_coins_and_programs_count_as_answers():
+def test_seeds_of_one_setting_share_made_up_answers_and_program_outcomes_count_as_answers():
     first, second = answers([True] * 8, seed=0), answers([True] * 8, seed=1)
     assert Bootstrap().quality_difference([first], [second]) == (0, 0, 0)
     programs = record([[1, 0, 0]] * 8, metric="pass_at_1")
@@ -298,7 +298,7 @@ def coverage(examples, ours, theirs, many=1000):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("examples", [8, 16, 64])
-def test_intervals_of_answers_that_seldom_differ_hold_the_truth(examples):
+def test_intervals_of_answers_that_seldom_differ_contain_the_true_difference(examples):
     """By the examples alone, 95% intervals of the first two differences hold it in 57, 76, 93% and in 22, 37, 85%."""
     for ours, theirs in ((0.1, 0.05), (0.03, 0.0), (0.15, 0.0), (0.08, 0.08)):
         difference, alone = coverage(examples, ours, theirs)
@@ -338,7 +338,7 @@ def found(rng, n, *, trials, examples, **world) -> Interval:
 
 @pytest.mark.laws
 @pytest.mark.parametrize("trials", [3, 4, 5, 7, 10])
-def test_intervals_cover_the_truth_in_93_to_97_percent_of_cases(trials):
+def test_intervals_contain_the_true_ratio_in_93_to_97_percent_of_cases(trials):
     rng, inside, many = np.random.default_rng(trials), 0, 0
     for examples in (8, 12, 16, 64):
         for spread in (0.05, 0.25):

@@ -1,4 +1,4 @@
-"""Stores in buckets: no record is lost, doubled or torn, whoever writes at the same time and is killed."""
+"""Tests of stores in buckets: no record is lost, doubled or torn, even if several writers are killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_copy_of_a_local_store_is_read_but_not_written(bucket, tmp_path):
         read_records("gs://bucket/none.jsonl")
 
 
-def test_of_two_records_of_a_point_the_first_one_stays(bucket):
+def test_the_first_of_two_records_of_a_point_is_kept(bucket):
     with open_store(STORE, "0-of-2") as first, open_store(STORE, "1-of-2") as second:
         first.append(with_outputs(0, output(0, "first"), by=1))
         second.append(with_outputs(0, output(0, "second"), by=2))
@@ -109,14 +109,14 @@ def test_a_superseding_record_replaces_the_former_one(bucket):
     assert len(BucketPath(STORE + "/records").below()) == 5
 
 
-def test_records_supersede_each_other_on_machines_with_wrong_clocks(bucket):
+def test_the_superseding_record_is_read_even_if_clocks_are_wrong(bucket):
     with open_store(STORE) as store:
         for day, (code, former) in ((1, ("a", {})), (3, ("b", {"supersedes": "a"})), (2, ("c", {"supersedes": "b"}))):
             store.append(record(0, provenance={"code": code}, started=f"2026-01-0{day}", **former))
     assert [r["provenance"]["code"] for r in read_records(STORE)] == ["c"]
 
 
-def test_processes_of_one_mesh_keep_to_the_points_that_they_agreed_on(bucket):
+def test_processes_of_one_mesh_measure_the_points_on_which_they_agreed(bucket):
     with open_store(STORE, "0-of-1", follow=False) as store, open_store(STORE, "0-of-2") as other:
         other.append(record(0, by=2))
         assert store.done_keys() == set()
@@ -124,7 +124,7 @@ def test_processes_of_one_mesh_keep_to_the_points_that_they_agreed_on(bucket):
         assert [r["by"] for r in store.records] == [2]
 
 
-def test_a_bucket_alone_is_no_output():
+def test_a_bucket_without_a_path_is_refused_as_an_output():
     with pytest.raises(ValueError, match="output='gs://my.jsonl' names a bucket: give gs://BUCKET/NAME.jsonl"):
         check_name("gs://my.jsonl")
 

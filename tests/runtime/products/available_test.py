@@ -1,4 +1,4 @@
-"""Availability of own products, reasons to leave them to XLA, and the warning if that is slower."""
+"""Tests of the availability of the package's own matrix products, and of the warning if slower ones of XLA are used."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""The compiled products: correct for every shape and kind, the same bits for any number of rows, from any thread."""
+"""Tests of the compiled matrix products: correct for every shape and dtype; bits do not depend on rows or threads."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Tests of divergences against NumPy in float64, and of sampled outputs: law, shapes, random bits, choice of rows."""
+"""Tests of divergences against NumPy, and of sampled outputs: distribution, shapes, random bits, chosen rows."""
 
 import functools
 
@@ -142,7 +142,7 @@ def test_greedy_outputs_are_the_students_most_likely_tokens():
 
 @pytest.mark.parametrize(("outputs_name", "model"), [("student", STUDENT), ("teacher", TEACHER)])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_outputs_are_sampled_from_the_law_of_their_model(outputs_name, model, temperature):
+def test_outputs_have_the_distribution_of_their_model(outputs_name, model, temperature):
     rows = 2000
     batch = Batch(*(np.repeat(field[:1], rows, axis=0) for field in BATCH))
     tokens = redrawn(batch=batch, outputs=outputs_name, temperature=temperature).tokens

@@ -1,4 +1,4 @@
-"""Tests of growing a model: the same function at first, and every new part learns."""
+"""Tests of starting from a smaller model: the larger one computes the same function at first, then all parts learn."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Tests of training micro models: learning, resumption bit for bit, refused input in one line; shipped gin files."""
+"""Tests of training tiny models: learning, resumption bit for bit, one-line errors for bad input; shipped gin files."""
 
 import dataclasses
 import itertools

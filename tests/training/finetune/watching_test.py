@@ -1,4 +1,4 @@
-"""Tests of operations per step against XLA's count and against PaLM's formula, and of the numbers made from them."""
+"""Tests of operations per training step against XLA's count and PaLM's formula, and of speeds derived from them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ def test_the_norm_is_that_of_all_gradients_together():
     assert float(watching.gradient_norm(gradients)) == 25.0
 
 
-def test_progress_is_told_after_the_first_step_and_twice_a_minute(monkeypatch):
+def test_progress_is_printed_after_the_first_step_and_twice_a_minute(monkeypatch):
     clock, said = SimpleNamespace(now=0.0), []
     monkeypatch.setattr(watching.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(watching.logging, "info", lambda text, *values: said.append(text % values))

@@ -37,7 +37,7 @@ def blocks(loaded):
     return acceptance_report.collect(loaded, point)
 
 
-def test_behind_puts_each_block_after_the_committed_tokens():
+def test_each_block_is_placed_after_the_committed_tokens():
     committed = np.array([[5, 6, 7, 8], [5, 6, 0, 0]])
     sequences = acceptance_report.behind(committed, np.array([1, 2]), np.array([[1, 2], [3, 4]]))
     assert sequences[0, :3].tolist() == [5, 1, 2] and sequences[1, :4].tolist() == [5, 6, 3, 4]

@@ -1,4 +1,4 @@
-"""The function `calibrate`, from its arguments to the files it writes, with fake and with tabular models."""
+"""Tests of `calibrate`, from its arguments to the files that it writes, with fake and with tabular models."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Fixtures for calibrations, which measure with any session that they get."""
+"""Fixtures for calibrations, whose session can be replaced by a fake one."""
 
 import pytest
 

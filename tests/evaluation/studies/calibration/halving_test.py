@@ -1,4 +1,4 @@
-"""Successive halving on records from formulas: tolerances, and which candidates are measured, go on and win."""
+"""Tests of successive halving on records made by formulas: tolerances, candidates, survivors, and the winner."""
 
 import itertools
 
@@ -130,14 +130,14 @@ def test_dominated_candidates_rank_lower():
     assert len(halving.ranked(equal)) == 2
 
 
-def test_a_search_keeps_the_whole_range_from_safe_to_cheap():
+def test_the_survivors_of_a_search_range_from_safe_to_cheap_candidates():
     """Checks the survivors on few examples, where cheap candidates look good, but the answer may be a safer one."""
     verdicts = _verdicts(*((best - 0.05 * n, 1 - 0.1 * n) for best in (1, 0.9) for n in range(8)))
     kept = halving.survivors(verdicts, confidence=0.9, least=1)
     assert sorted(verdicts.index(verdict) for verdict in kept) == list(range(8))
 
 
-def test_half_and_the_safest_survive_but_hopeless_candidates_do_not():
+def test_the_best_half_and_the_safest_candidate_survive_but_hopeless_ones_do_not():
     verdicts = _verdicts((1.0, 0.99), (0.6, 0.3), (0.7, 0.4), (0.8, 0.5), (0.09, 0.1), (0.2, 0.2), (0.55, 0.6))
     kept = [verdicts.index(verdict) for verdict in halving.survivors(verdicts, confidence=0.9, least=1)]
     assert kept == [1, 2, 3, 0]
@@ -220,7 +220,7 @@ def test_the_targets_own_output_loses_nothing(records):
     assert Tolerance(max_loss=0).share(target, target, Bootstrap()) == 1
 
 
-def test_both_bounds_must_be_kept_on_the_same_resample(records):
+def test_both_bounds_must_hold_on_the_same_resample(records):
     ours, target = records(quality=0.97, latency=0.6)
     apart = [Tolerance(max_loss=0.03), Tolerance(max_latency=0.6)]
     kept = [item.kept(ours, target, Bootstrap()) for item in apart]

@@ -1,4 +1,4 @@
-"""Appendix D of Holsman et al. (2025) on records from formulas: the trail, its levels, its ends."""
+"""Tests of the threshold search in Appendix D of Holsman et al. (2025), on records made by formulas."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
         return thresholds.run(Bench(store, loaded, seeds), base, settings or AppendixD(), WINDOW, SUBSET), loaded
 
 
-def test_the_trail_follows_the_paper(tmp_path, capsys):
+def test_the_search_over_thresholds_follows_the_paper(tmp_path, capsys):
     trail, loaded = _run(tmp_path)
     assert trail.block_size == 10 and trail.baseline_acceptance == pytest.approx(0.62)
     assert trail.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
@@ -71,7 +71,7 @@ def test_blocks_grow_when_nearly_all_drafted_tokens_are_kept(tmp_path):
     assert lengths == {0.3: 10, 0.5: 10, 0.7: 15}
 
 
-def test_the_trail_ends_when_all_is_kept_or_the_range_ends_if_quality_never_falls(tmp_path):
+def test_the_search_ends_if_all_tokens_are_kept_or_the_range_of_thresholds_ends(tmp_path):
     def harmless(settings):
         return law(settings) if settings.alpha is None else (1.0, 0.5, min(0.5 + settings.alpha / 2, 1.0))
 

@@ -1,4 +1,4 @@
-"""Profile of a very small pair, whose parts add up to the traced time, and tables of known numbers."""
+"""Tests of the profile of a tiny pair, whose parts add up to the traced time, and of tables of known numbers."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Own times on hand-made timelines and on a real trace; places of instructions, by names as XLA writes them."""
+"""Tests of the time of each instruction, on hand-made timelines and on a real trace, and of its phase and module."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Spec-Bench end to end with a tabular pair: its questions, conversation texts, answers, arithmetic, timing."""
+"""Tests of Spec-Bench from end to end with a tabular pair: questions, conversations, answers, arithmetic, timing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Surveys: values per position, rates that real runs confirm, and α's where the curve moves.
+"""Tests of surveys: values per position, rejection rates against real runs, and α's where these rates change.
 
-The bound of fuzzy decoding: enumeration of every output of small models shows what is proven and what fails.
+For the bound of fuzzy decoding, every output of small models is enumerated: proven bounds hold, others fail for some
+model.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Surveys of a task: printed, compared with real runs, and used to plan a sweep."""
+"""Tests of surveys of a task: printed results, comparison with real runs, and planning of a sweep."""
 
 import json
 import warnings
@@ -132,7 +132,7 @@ def test_a_greedy_draft_is_run_and_named_on_request(tmp_path, capsys):
 
 
 @pytest.mark.laws
-def test_a_sweep_is_planned_where_its_curves_change(tmp_path, loaded):
+def test_a_sweep_gets_alphas_where_its_curves_change(tmp_path, loaded):
     store = tmp_path / "sweep.jsonl"
     arguments = {"methods": ("token_v3", "chow"), "alphas": {"chow": (0.5,)}, "temperatures": (1.0,), "plan": 4}
     experiment.sweep(**SHARED, **arguments, output=str(store))
