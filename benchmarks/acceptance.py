@@ -1,6 +1,6 @@
 """Section `acceptance`: how often the target accepts the draft's tokens on a task, for a model card.
 
-It needs no other section: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
+Command: `python -m benchmarks --sections=acceptance --pair=FOLDER --examples=500`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEASURES = ("acceptance_rate", "block_efficiency", "draft_utilisation")
 
 
 class Written(NamedTuple):
-    """The outputs of one method: tokens `[N, L]`, lengths `[N]`, counters per row."""
+    """Outputs of one method: tokens `[N, L]`, lengths `[N]`, counters per row."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -116,7 +116,7 @@ def _agreement(bench: Bench, prompts: Prompt, outputs: Written) -> dict[str, Any
         batch = jax.tree.map(lambda x, rows=rows: x[rows], prompts)
         tokens, lengths = outputs.tokens[rows], outputs.lengths[rows]
         real = np.arange(tokens.shape[1])[None] < lengths[:, None]
-        real[len(set(rows.tolist())) :] = False  # repeated rows, which only fill the batch, must not count twice
+        real[len(set(rows.tolist())) :] = False  # the last batch may contain repeated rows, which must not count twice
         comparison = _compare(bench.pair.target, bench.pair.draft, batch, jnp.asarray(tokens))
         agrees, shared = (np.asarray(x)[real] for x in comparison)
         same, mass, positions = same + agrees.sum(), mass + shared.sum(), positions + int(real.sum())

@@ -17,9 +17,9 @@ from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
-"""The factor by which this section measures more turns than others, because the compared times differ by little."""
+"""Factor on the number of turns, which is higher than in other sections because the compared times differ by little."""
 SEEDS = 2
-"""The number of seeds per prompt above temperature 0, where output lengths depend on the seed."""
+"""Number of seeds per prompt above temperature 0, where output lengths depend on the seed."""
 
 
 def run(bench: Bench) -> Rows:
@@ -35,8 +35,8 @@ def run(bench: Bench) -> Rows:
 def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     """Times batches of `size` rows with every γ in each turn; `ratio` is the time over that of the best fixed γ.
 
-    Half of the turns choose the best γ, and the ratios come from the other half. The least of several noisy medians is
-    below its true value. If it were chosen and judged on the same turns, everything else would look too slow.
+    Half of the turns choose the best γ, and the ratios come from the other half. The smallest of several noisy medians
+    is below its true value, so with a choice on the same turns everything else would look too slow.
     """
     fixed = [recorded(Settings(method=SPEC_DECODE.method, block_size=length)) for length in bench.settings.beside_auto]
     methods = {"0": recorded(Settings(method=TARGET))} | {str(entry.block_size): entry for entry in fixed}
@@ -52,7 +52,7 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     seconds = measure.interleave(calls, TURNS * bench.settings.repeats)
     tokens = {name: sum(int(np.sum(entry.lengths)) for entry in of) for name, of in generations.items()}
     times = {name: seconds[name] / tokens[name] for name in methods}
-    # turns alternate between two orders of the calls: the first two of every four turns have both orders
+    # turns alternate between two orders of the calls, so the first two of every four turns have both orders
     chosen_by = np.arange(TURNS * bench.settings.repeats) % 4 < 2
     best = min((name for name in methods if name != AUTO), key=lambda name: float(np.median(times[name][chosen_by])))
     return [

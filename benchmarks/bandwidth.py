@@ -9,7 +9,7 @@ from speccascade_jax.core.types import BoundModel
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per working set: its size in MB, its GB/s, and the measurement whose floor it gives."""
+    """Measures one row per working set: its size in MB, its GB/s, and the measurement whose floor it determines."""
     wanted = [
         ("far beyond the caches", bench.settings.working_set, "verification"),
         ("bytes that a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),

@@ -1,4 +1,4 @@
-"""Section `block_wise`: time of block verification over token-wise verification, on the same blocks."""
+"""Section `block_wise`: time of block verification divided by that of token-wise verification, on the same blocks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ DRAFTS = 64
 def run(bench: Bench) -> Rows:
     """Measures, per rule and vocabulary size, the µs of verifying a block token by token and as a block.
 
-    The measured work is `p̃` (and `p`, if the rule reads it) from logits at T = 1, and `verify`. The models and the
-    draft's own distributions are excluded. `ratio` is the block-wise time over the token-wise time of the same turn.
-    `DRAFTS` different blocks take turns, so that rejections are at as many different positions as in a generation.
-    `kept` is the mean number of accepted tokens out of 5.
+    The measured work is the computation of `p̃` (and `p`, if the rule reads it) from logits at T = 1, and `verify`. The
+    models and the draft's own distributions are excluded. `ratio` is the block-wise time over the token-wise time of
+    the same turn. `DRAFTS` different blocks take turns, so that rejections are at as many different positions as in a
+    generation. `kept` is the mean number of accepted tokens out of 5.
     """
     rows, sizes = [], bench.settings.vocab_sizes
     sizes = (min(SMALLEST, sizes[0]), *sizes[1:])
@@ -62,7 +62,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
-    """Measures the milliseconds per round with both verifications: a generation's time at T = 1, over its rounds."""
+    """Measures the milliseconds per round with both verifications: a generation's time at T = 1 per round."""
     pair, rule = _models(size), deferral.RULES[name]
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
     prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))

@@ -1,6 +1,6 @@
 """Section `compilation`: time from a new process to the first result, with an empty and with a full compilation cache.
 
-The section runs this module as the program of that process. The program prints its measurements as JSON.
+The section runs this module as a program in a new process, which prints its measurements as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile the papers' own pairs for TPUs that are not there, and print what their compiler says as Markdown.
+"""Compile the papers' own pairs for TPUs that this machine does not have, and print the programs' costs as Markdown.
 
     python -m benchmarks.compiled results/compiled.json                 needs libtpu; about an hour on 2 cores
     python -m benchmarks.compiled results/compiled.json --markdown      the tables of the programs compiled so far
@@ -21,12 +21,12 @@ from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 SETTINGS = {"method": "token_v3", "alpha": 0.5, "block_size": 5, "temperature": 1.0, "dtype": "bfloat16"}
 KEPT = 0.8
-"""Share of the draft's tokens that the table of speed-ups assumes to be accepted."""
+"""Assumed acceptance rate in the table of speed-ups."""
 _BEGIN = r'\{\n "compiled": '
 
 
 class Pair(NamedTuple):
-    """A pair of published models on some devices, at a paper's lengths.
+    """A pair of published models, its devices, and the lengths of prompts and outputs in a paper.
 
     Attributes:
         name: title of the pair; target, draft: presets of its models.

@@ -21,7 +21,7 @@ from speccascade_jax.results.store.record import Record
 from speccascade_jax.runtime.program_memory import release_when_crowded
 
 CROWDED = 0.15
-"""The share of the allowed memory maps above which compiled programs are dropped before a group of methods is timed.
+"""Share of the allowed memory maps above which compiled programs are dropped before a group of methods is timed.
 
 Otherwise `decode` itself could drop programs while it is timed.
 """
@@ -29,7 +29,7 @@ Otherwise `decode` itself could drop programs while it is timed.
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one call: its length and forward passes, which `latency.interleave` reads, and its tokens."""
+    """Result of one call: its length and forward passes, which `latency.interleave` reads, and its tokens."""
 
     lengths: Any
     stats: Any
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward passes of the two models in one call."""
+    """Numbers of forward passes of the two models in one call."""
 
     draft_steps: int
     target_calls: int

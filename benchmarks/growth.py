@@ -1,4 +1,4 @@
-"""Section `growth`: time of a model's call as cache, batch, vocabulary or block grow, and of stacks of more models."""
+"""Section `growth`: time of a model's call as its cache, batch, vocabulary or block grows, and of stacks of models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LONGER = 20
 The copy of a large cache is slow, because it is written into new memory pages.
 """
 STACKED_TOKENS = 120
-"""The number of tokens that a stack writes."""
+"""Number of tokens that a stack writes."""
 
 
 def run(bench: Bench) -> Rows:

@@ -26,7 +26,7 @@ LAYOUTS = {
             Column("ms per example", "ms_per_example", spread(2)),
             Column("ratio", "ratio", spread(3)),
         ),
-        ("All three write the same tokens; they differ in the capacity for longer blocks.",),
+        ("All three engines write the same tokens; they differ in the length of the longest block that fits.",),
     ),
     "heads": Layout(
         "Time of an acceptance head against the time of drafting a token, batch 1, T = 1",
@@ -48,7 +48,7 @@ LAYOUTS = {
             Column("floor of", "floor_of"),
         ),
         (
-            "The fastest of W x, x W and, on a CPU, the product with packed weights.",
+            "The fastest of three products: W x, x W and, on a CPU, the product with packed weights.",
             "A working set of about ten MB may fit in a cache, like the weights of a small model.",
         ),
     ),
@@ -184,8 +184,8 @@ LAYOUTS = {
             Column("as the target's", "same_output", percent),
         ),
         (
-            "Predicted: prefill, and the counts of target calls and draft steps times their measured costs. From "
-            "acceptance: rounds of (1 − a^(γ+1)) / (1 − a) tokens.",
+            "Predicted: from prefill, and from the counts of target calls and draft steps times their measured costs. "
+            "From acceptance: the same, if each round gives (1 − a^(γ+1)) / (1 − a) tokens.",
             "As the target's: outputs equal to the target's greedy outputs, for settings that guarantee it.",
         ),
     ),
@@ -225,7 +225,7 @@ LAYOUTS = {
             Column("added per round, µs", "added_us", spread(1)),
             Column("/ alone", "ratio", spread(3)),
         ),
-        ("1 drafter: no selection. All settings write the same tokens. Ratios are taken within each turn.",),
+        ("1 drafter: no selection. All settings write the same tokens. Ratios are computed within each turn.",),
     ),
     "auto": Layout(
         "Planned block lengths against fixed ones, ms per token",
@@ -237,7 +237,7 @@ LAYOUTS = {
             Column("/ best fixed", "ratio", spread(3)),
             Column("rounds by γ", "rounds"),
         ),
-        ("γ 0 is the target alone. Ratios are taken within each turn, to the fixed γ with the lowest median.",),
+        ("γ 0 is the target alone. Ratios are computed within each turn, to the fixed γ with the lowest median.",),
     ),
     "compilation": Layout(
         "Seconds from a program's source to its first result, batch 1",
@@ -329,8 +329,8 @@ LAYOUTS = {
             Column("loss of the paper's optimum", "lost", percent),
         ),
         (
-            "Paper: dynamic programming over (model, budget), exact. Overshoot: a search (hierarchy.solve).",
-            "Loss: additional time of the paper's optimum over the other optimum, with overshoot.",
+            "Paper: exact dynamic programming over (model, budget). Overshoot: heuristic search (hierarchy.solve).",
+            "Loss: additional time of the paper's optimum over the best stack found, counted with overshoot.",
         ),
     ),
     "calls": Layout(

@@ -67,8 +67,8 @@ class Loop:
 def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Loop:
     """Returns a `Loop` of `run` whose call takes about `seconds`; compiles it and warms it up.
 
-    The repetitions are chosen by the quickest of three tries. A single try may be delayed by other processes, and would
-    then give a loop that is too short. The time of such a loop is mostly the cost of starting it.
+    The number of repetitions follows from the quickest of three tries. If a single try were delayed by other processes,
+    the loop would be too short, and its time mostly that of starting it.
     """
     jax.block_until_ready(run(1))
     count = 1

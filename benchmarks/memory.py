@@ -57,7 +57,7 @@ def _row(drafts: str, bench: Bench, method: Settings, size: int) -> dict[str, An
 
 
 def resident() -> dict[str, float | None]:
-    """Returns megabytes of this process in memory, now (`None` on systems without `/proc`) and at most so far."""
+    """Returns this process's resident memory in MB: now (`None` on systems without `/proc`), and at its peak."""
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
     status = Path("/proc/self/statm")
     pages = int(status.read_text().split()[1]) if status.exists() else None

@@ -2,8 +2,8 @@
 
     python -m benchmarks.recipe_times configs/paper4_table3.gin configs/paper5_table1.gin --write
 
-This program runs the commands in each recipe's header twice, in new folders that share a compilation cache, which is
-empty at first. It counts the CPU seconds of the processes, which depend less on other programs than elapsed time does.
+This program runs the commands in each recipe's header twice, in new folders that share an initially empty compilation
+cache. It counts the CPU seconds of the processes, which depend less on other programs than elapsed time does.
 """
 
 from __future__ import annotations

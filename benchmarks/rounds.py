@@ -1,4 +1,4 @@
-"""Section `rounds`: time of the engine over the time of the model calls that it makes."""
+"""Section `rounds`: time of the engine divided by the time of the model calls that it makes."""
 
 from __future__ import annotations
 

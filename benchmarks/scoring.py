@@ -1,4 +1,4 @@
-"""Section `scoring`: time of a call over T tokens, as needed to score a block, over that of a call over one token."""
+"""Section `scoring`: time of a call on T tokens, as needed to score a block, divided by that of a call on one token."""
 
 from __future__ import annotations
 

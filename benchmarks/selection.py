@@ -1,4 +1,4 @@
-"""Section `selection`: time of one drafter alone, and of the same drafter chosen for every query among 2, 4 and 8.
+"""Section `selection`: time of a single drafter, and of the same drafter if it is always chosen from 2, 4 or 8.
 
 All settings write the same tokens, so the difference in time is the cost of choosing and of the unused drafters. A test
 checks that no unused drafter is called; this section measures the remaining cost.

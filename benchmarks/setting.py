@@ -31,7 +31,8 @@ Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
 
 SPEC_DECODE = recorded(Settings(method="spec_decode"))
-# The lossless rule, and three lossy rules with two α's each: without deferral, with a decision per position, per token.
+# The lossless rule, and three lossy rules with two α's each: one without deferral, one that defers per position, one
+# per token.
 METHODS = (
     SPEC_DECODE,
     recorded(Settings(method="lossy", alpha=0.4)),
@@ -69,8 +70,8 @@ class Sizes:
 
     Attributes:
         pair: a shipped pair's name, or a folder; task: the task whose prompts are used; max_new_tokens: longest output.
-        examples: number of prompts that are timed one at a time; repeats: number of turns of every comparison (a
-            multiple of it for short calls); loop_seconds: duration of a timed loop; calls: number of turns in `calls`.
+        examples: number of prompts that are timed one at a time; repeats: number of turns of every comparison
+            (multiplied for short calls); loop_seconds: duration of a timed loop; calls: number of turns in `calls`.
         block_size: γ in sections with a single γ; block_sizes: γ's in sections that compare several;
             lossy_block_sizes: γ's of lossy rules there.
         capacity: largest block of the engines in `stopping`; head_depths: depths of the acceptance heads there.

@@ -1,4 +1,4 @@
-"""Section `steps`: time per token of each model alone, over the time to read its weights and caches from memory."""
+"""Section `steps`: time per token of each model alone, divided by the time to read its weights and caches."""
 
 from __future__ import annotations
 

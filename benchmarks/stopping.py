@@ -23,7 +23,7 @@ from speccascade_jax.stopping import acceptance_head
 from speccascade_jax.stopping.policies import Fixed
 
 LENGTH = 4
-"""The number of tokens in each short block."""
+"""Number of tokens in each short block."""
 
 
 @dataclass(frozen=True)

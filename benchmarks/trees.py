@@ -1,4 +1,4 @@
-"""Section `trees`: tokens per call and speed-up of tree drafts and of chains, and the speed-up that calls predict."""
+"""Section `trees`: tokens per call and speed-ups of trees and chains, and speed-ups predicted from call times."""
 
 from __future__ import annotations
 

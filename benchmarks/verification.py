@@ -1,4 +1,4 @@
-"""Section `verification`: time to verify a block over the time to read q̃ and p̃ once."""
+"""Section `verification`: time to verify a block divided by the time to read q̃ and p̃ once."""
 
 from __future__ import annotations
 

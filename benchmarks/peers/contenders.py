@@ -15,13 +15,15 @@ PLAIN, LOSSLESS, LOSSY, LOOKUP = "plain", "lossless", "lossy", "prompt lookup"
 BLOCKS = (2, 3, 5, 7)
 """Block sizes γ of this package's lossless settings; transformers is timed with γ = 3 and 5 too."""
 HELD = {"float16": (2, 3, 5), "int8": (2, 3, 5)}
-"""Other dtype of this package's weights -> γ of its lossless settings; a cheaper step favours shorter blocks."""
+"""Other dtypes of this package's weights -> γ of the lossless setting with it; if a step is cheaper, shorter blocks are
+better."""
 LOSSY_BLOCKS = (3, 5, 7)
 LARGE_BLOCK = 3
 """The largest block that is timed at batch sizes above 1, where arithmetic limits speed and favours short blocks."""
 ALPHAS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 LOSSY_POINTS = tuple((rule, alpha) for rule in ("token_v3", "opt") for alpha in ALPHAS)
-"""Lossy rules and their α's. For each rule, the α with the most tokens per target call at kept quality is timed."""
+"""Lossy rules and their α's. For each rule, only the α with the most tokens per target call among those that keep the
+quality is timed."""
 KEPT_QUALITY = 0.5
 """The largest loss of quality, in units of the metric, at which a lossy setting counts as keeping the quality."""
 

@@ -1,4 +1,4 @@
-"""Random weights with planted greedy tokens, and drafts with a planted acceptance.
+"""Random weights with planned greedy outputs, and drafts with a planned (*planted*) acceptance rate.
 
 Two models with random weights would agree on no token, but a benchmark of speculation needs a known acceptance rate.
 Here the greedy next token is a function `f` of the last token, because the output layer's column of token `f(t)` is the
@@ -28,13 +28,13 @@ Flat = dict[str, np.ndarray]
 SPECIAL = 2
 """The first id that outputs contain: id 0 is start and padding, id 1 is end of sequence."""
 STRETCH = 20
-"""Every stretch of so many steps of the cycle has the planted rejection rate, so that short outputs have it too."""
+"""Every so many steps of the cycle have exactly the planned rejection rate, so that short outputs have it too."""
 ADDED = 0.02
-"""The size of a layer's contribution to a residual stream of size 1."""
+"""Size of a layer's contribution, relative to the residual stream."""
 HANDED_OVER = 0.5
-"""The factor with which the last cross-attention adds the mean of the encoder's output."""
+"""Factor with which the last cross-attention adds the mean of the encoder's output."""
 BEST = 20.0
-"""The logit of the best token; other logits are far smaller."""
+"""Logit of the best token; all other logits are far smaller."""
 
 
 def successors(size: int, seed: int) -> np.ndarray:
