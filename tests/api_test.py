@@ -34,7 +34,7 @@ def test_decode_works_on_tabular_models():
         draft_temperature=None, max_new_tokens=LENGTH, seed=0, bonus="rule", example_ids=None,
     )  # fmt: skip
     assert out.tokens.shape == (ROWS, LENGTH) and out.tokens.dtype == np.int32
-    assert out.texts is None and (out.lengths == LENGTH).all()  # no stop id unless one is named
+    assert out.texts is None and (out.lengths == LENGTH).all()  # without a vocabulary, no stop id unless one is passed
     law = reference.transitions("token_v3", q_logits, p_logits, 0.3, 0.0)
     for prompt, row in zip(PROMPTS, out.tokens, strict=True):
         for before, after in zip([prompt[-1], *row], row, strict=False):
@@ -91,7 +91,7 @@ def test_autoregressive_methods_equal_each_model_alone(pair):
 def test_max_new_tokens_is_respected_inside_a_block(pair):
     out = run(pair, max_new_tokens=2, stop_ids=[], temperature=0.0, alpha=1.0)
     assert out.tokens.shape == (ROWS, 2) and (out.lengths == 2).all()
-    assert out.stats["rows"]["drafted"].tolist() == [2] * ROWS  # no draft beyond what fits
+    assert out.stats["rows"]["drafted"].tolist() == [2] * ROWS  # no more drafts than fit into max_new_tokens
 
 
 # --- one value per row
@@ -192,7 +192,7 @@ def test_statistics_equal_a_recount_of_the_rounds(pair, rule, bonus):
 def test_draft_steps_count_every_forward_pass():
     """A lossless rule needs no distribution at the bonus position, which saves a draft pass.
 
-    After a full block the saved pass is made up for.
+    After a fully kept block, the next round makes up for this pass.
     """
     same = sc.TableLM(chain(None))
     pair = sc.Pair(target=same, draft=same)
@@ -356,7 +356,7 @@ def test_target_law_refuses_what_decode_refuses():
 
 
 def test_an_alpha_beyond_the_useful_range_gives_a_warning(pair):
-    """`token_v3` at 2 defers every token but the target's best: a slip, not an error."""
+    """`token_v3` at α = 2 defers every token but the target's best, which is allowed but probably a mistake."""
     with pytest.warns(UserWarning, match=r"alpha=2 of 'token_v3' lies outside 0 … 1: beyond it hardly anything"):
         sc.decode(pair, [[1], [2]], rule="token_v3", alpha=[0.5, 2.0], max_new_tokens=2)
     with warnings.catch_warnings():
@@ -364,7 +364,7 @@ def test_an_alpha_beyond_the_useful_range_gives_a_warning(pair):
         sc.decode(pair, [[1]], rule="token_v3", alpha=1.0, max_new_tokens=2)
 
 
-# --- logits that are no numbers
+# --- NaN logits
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

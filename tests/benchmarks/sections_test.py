@@ -19,7 +19,7 @@ SMALL = replace(quick(Sizes(acceptance_task="tiny_translation")), acceptance_exa
 def test_agreement_compares_the_distributions_along_the_outputs(tabular):
     bench, task = Bench(SMALL, tabular), acceptance.get_task("tiny_translation")
     prompts = acceptance.prompts_of(bench, task, [task.build_prompt(example) for example in task.load(limit=EXAMPLES)])
-    # sampled outputs: greedy ones of a table are all alike
+    # sampled outputs, because all greedy outputs of a table are equal
     outputs = acceptance.write(bench, recorded(Settings(method=TARGET)), 1.0, prompts, task)
     agreement = acceptance._agreement(bench, prompts, outputs)
     p, q = (np.asarray(jax.nn.softmax(bound.params)) for bound in (tabular.target, tabular.draft))
@@ -92,6 +92,7 @@ def test_predicted_times_are_call_counts_times_measured_times(tabular, monkeypat
     expected = row["draft_steps"] * draft + row["target_calls"] * target
     inside = np.subtract(TURNS["engine"], TURNS["prefill"])
     assert row["draft_steps"] >= row["target_calls"] >= 1
-    assert row["calls_ms"]["value"] == pytest.approx(1e3 * np.median(expected))  # no sum of medians
+    # the median of sums, not the sum of medians
+    assert row["calls_ms"]["value"] == pytest.approx(1e3 * np.median(expected))
     assert row["engine_ms"]["value"] == pytest.approx(1e3 * np.median(inside))
     assert row["ratio"] == pytest.approx(measure.spread(inside / expected))

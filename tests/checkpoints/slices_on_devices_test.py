@@ -40,7 +40,7 @@ FORMATS = {
 
 
 def test_parameters_on_eight_devices_equal_those_of_one(tmp_path):
-    """Fused and stacked parameters too, on every device, split and whole."""
+    """Compares fused and stacked parameters too, on every device, split and replicated."""
     paths = [str(FORMATS[kind](tmp_path / kind, SMALL)) for kind in ("ours", "scanned", "theirs")]
     assert compared(tmp_path / "compared.json", paths) == dict.fromkeys(paths, [])
 
@@ -52,7 +52,7 @@ def size_of(folder: Path) -> int:
 @pytest.mark.parity
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes and memory are counted in /proc")
 def test_each_of_two_processes_reads_and_holds_its_share(tmp_path, bucket):
-    """At most 5% more bytes than the files' share; memory of the share and two arrays; from a disk and a bucket."""
+    """Expects at most 5% more bytes than its share of the files, and memory for the share and two arrays."""
     empty, largest = str(saved(tmp_path / "empty", SMALL)), 4 * LARGE.num_embeddings * LARGE.d_model
     paths = {kind: make(tmp_path / kind, LARGE) for kind, make in FORMATS.items()}
     copies = {kind: f"{uploaded(tmp_path / kind)}/{path.relative_to(tmp_path / kind)}" for kind, path in paths.items()}

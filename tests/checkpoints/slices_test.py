@@ -37,7 +37,7 @@ from tests.support.memory import bytes_read
 SHARDS = 4
 T5_SIZES = T5Config(120, 120, 16, 4, 6, 24, 2, 3)
 WIDE = T5Config(1024, 1024, 128, 4, 64, 256, 2, 3)
-"""Sizes of which halves of kernels are at least one chunk."""
+"""Model sizes for which half of a kernel is at least one chunk."""
 QWEN = dataclasses.replace(hf.KINDS["qwen2.5"], num_kv_heads=4, num_embeddings=96, vocab_size=96)
 GEMMA = dataclasses.replace(maxtext_test.GEMMA, num_kv_heads=4, num_embeddings=96, vocab_size=96)
 

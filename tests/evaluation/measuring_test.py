@@ -94,7 +94,7 @@ class OwnStack(NestedDrafter):
 
 
 def stack_of_ones_own(pair, block):
-    """Returns a drafter that is an engine: the pair's draft under itself."""
+    """Returns a drafter that is an engine, in which the pair's draft drafts for itself."""
     bound = pair.draft
     inner = Engine(target=bound.model, drafter=ModelDrafter(bound.model, Fixed(block)), verifier=LOSSLESS)
     return OwnStack(inner, 2), {"target": bound.params, "drafter": {"model": bound.params}}

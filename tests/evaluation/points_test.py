@@ -244,7 +244,7 @@ def test_ways_to_verify_are_swept_by_methods_with_speculative_acceptance():
     ((point,),) = _points(methods=(tree,), verify=("token", "block"), bonus="none")[2:]
     assert point.settings.tree == (2, 1) and point.settings.verify == "token" and point.settings.bonus == "none"
     assert curve(point.settings) == "opt[tree 2·1]" and not point.method.sweeps_block(point.settings)
-    # no γ, although they do not branch
+    # trees that do not branch have no γ either
     ones = [Settings(method="opt", alpha=0.3, tree=(1,) * depth) for depth in (2, 3)]
     swept = [p.settings for group in _points(methods=ones, block_sizes=(3, 5))[2:] for p in group]
     assert [(settings.tree, settings.block_size) for settings in swept] == [((1, 1), None), ((1, 1, 1), None)]

@@ -350,7 +350,7 @@ def test_two_checkpoints_are_loaded_under_their_name(pair, monkeypatch):
 def test_a_record_names_the_dtype_of_its_drafts_and_different_dtypes_have_other_keys(
     tmp_path, stored, middle, expected
 ):
-    """Checks `draft_dtype="stored"`, which has the key of what it stands for; a middle draft is stored in float32."""
+    """Checks that `draft_dtype="stored"` has the key of the dtype that it stands for; a middle draft is in float32."""
     path = str(tiny_pair.write(tmp_path, draft_dtype=stored, middle=middle))
     keys = {}
     for dtype in (STORED, None, "int8"):
@@ -415,7 +415,7 @@ def test_a_sweep_continues_after_failures_but_refuses_a_point_that_always_fails(
         experiment.measure(groups, store, opened)
         assert len(store.records) == 4
         experiment.present(store)
-        # the target beside it failed, so the time is not a measure either
+        # the target timed with it failed, so the relative time is not valid either
         assert all("failed_timings" in record and "latency" not in record for record in store.records)
         failed_counts = {record["point"]["method"]: len(record.get("failed_examples", ())) for record in store.records}
     assert failed_counts[DRAFT] == 0 and failed_counts[TARGET] == failed_counts["spec_decode"] == len(rows)
@@ -515,7 +515,7 @@ def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp
 
 @pytest.mark.usefixtures("this_pair")
 def test_points_timed_with_other_settings_are_counted_before_they_are_timed_again(tmp_path, monkeypatch, capsys):
-    """A latency holds for its own devices and mesh: it is not reused, and the sweep says so."""
+    """A latency is valid only for its own devices and mesh: on others it is not reused, and the sweep says so."""
     path = tmp_path / "s.jsonl"
     run(path)
     assert "timed on other devices" not in capsys.readouterr().out

@@ -83,7 +83,7 @@ def simulated(costs, acceptance, models, budgets, rounds, seed):
     rng = np.random.default_rng(seed)
 
     def block(level, rows):
-        """Returns lengths `[rows]` and costs `[rows]` of the blocks that level `level` hands up."""
+        """Returns lengths `[rows]` and costs `[rows]` of the blocks that level `level` passes to the level above."""
         if level == 0:
             return np.full(rows, budgets[0]), np.full(rows, budgets[0] * costs[models[0]])
         lengths_so_far, paid = np.zeros(rows, int), np.zeros(rows)

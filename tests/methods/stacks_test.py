@@ -194,7 +194,7 @@ def of_probabilities(*probabilities):
     return sc.TableLM(np.log(np.float32([probabilities] * len(probabilities))))
 
 
-# at temperature 0, and defers nothing: such a level hands up what drafts for it
+# at temperature 0 this level defers nothing, so it passes up the tokens of its drafter
 KEEPS_ALL = {"budget": 2, "temperature": 0.0, "rule": "chow", "alpha": 0.9}
 SAMPLED = sc.Level(model="m1", block_size=2, draft_temperature=1.0, **KEEPS_ALL)
 LOSSLESS = replace(SAMPLED, rule="spec_decode", alpha=None)

@@ -25,14 +25,14 @@ Shape = tuple[tuple[int, ...], Any]
 
 @dataclass(frozen=True)
 class ByHand:
-    """A program with what it costs.
+    """A program and its costs, computed by hand.
 
     Attributes:
-        function: the program; shapes: of its arguments.
-        hbm: bytes between HBM and the core.
-        donated: arguments that are given away.
-        loops, branches: numbers that the compiled program does not hold, as `execution.Assumptions` takes them.
-        ops: instructions that the core starts; 0 where XLA may choose.
+        function: the program; shapes: the shapes of its arguments.
+        hbm: bytes that are moved between HBM and the core.
+        donated: numbers of the arguments that the caller donates.
+        loops, branches: numbers that the compiled program does not contain, as in `execution.Assumptions`.
+        ops: number of instructions that the core starts; 0 if it depends on XLA's choices.
     """
 
     function: Callable[..., Any]
@@ -154,4 +154,4 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5_small_base": {"target": "t5_1_1_base", "draft": "t5_1_1_small", "rule": "token_v3", "alpha": 0.3},
     "gemma_4_layers": {"target": "gemma2_2b_4_layers", "part": "target", "batch": 8, "prompt_length": 128},
 }
-"""Models at sizes that the package's readers were not written on: arguments of `preflight.compiled`."""
+"""Models of sizes that were not used to write the readers, as arguments of `preflight.compiled`."""

@@ -20,7 +20,7 @@ from tests.support.program_costs import V5E
 
 @dataclass
 class Compiler:
-    """A stand-in for `preflight.report` that records its arguments, and fails where it is told."""
+    """A fake of `preflight.report` that records its arguments, and fails for the programs that a test names."""
 
     peak: int = 1000
     errors: dict[str, Exception] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def test_the_compiler_gets_the_pair_and_the_settings(tmp_path):
     expected = {"topology": "v5e", "mesh": (1, 1), "dtype": "bfloat16", "part": "round", "batch": 1}
     expected |= {"prompt_length": 32, "max_new_tokens": 64, "block_size": 5, "bonus": "rule", "temperature": 0.0}
     assert expected.items() <= chow.items()
-    # costs of one iteration of each loop are apart, so that counts multiply them
+    # the costs of one iteration of each loop are stored separately, so that counts can multiply them
     assert chow["drafted"] == chow["catching_up"] == 0
     assert {call["part"] for call in compiler.calls} == {"prefill", "round"}
     for call in compiler.calls:

@@ -27,7 +27,7 @@ def test_arguments_agree_with_describe(target, batch, positions, dtype, topology
     model = checkpoints.named(target)
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype=dtype))
     needs = memory_estimate.needs(model, batch=batch, length=positions, block_size=0, mesh=mesh)
-    # a call reads everything that is an argument, but of an untied embedding a few rows only
+    # a call reads all of its arguments, except an untied embedding, of which it reads a few rows
     config, width = model.config, 4 if dtype == "float32" else 2
     embedding = 0 if config.tied else config.num_embeddings * config.d_model * width // mesh[1]
     read = positions if model.is_encoder_decoder else positions // 2

@@ -43,7 +43,7 @@ def anew(monkeypatch):
 
 
 def turned(x):
-    """Returns `x` after two turns that XLA cannot undo: passes over the whole array."""
+    """Returns `x` after two reversals that XLA cannot cancel, so that each is a pass over the whole array."""
     reversed_once = jax.lax.optimization_barrier(x[:, ::-1])
     return jax.lax.optimization_barrier(reversed_once[:, ::-1])
 

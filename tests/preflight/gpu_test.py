@@ -60,7 +60,7 @@ def test_the_branch_that_runs_decides_on_the_kernels() -> None:
 
 def test_branches_that_are_only_compared_add_no_decisions() -> None:
     module = run().module
-    # without a pattern the branch with most work runs, and the walk has to try both
+    # without a pattern, the branch with most work counts, so both have to be evaluated
     tried = execution.execute(module, Assumptions(loops={"/draft/while": DRAFTED}), host_counts=True)
     assert tried.decisions == run(branch=1).decisions
     assert (len(tried.assumed), tried.steps) == (2, run(branch=1).steps)
@@ -206,9 +206,9 @@ def listed_work(metadata: str) -> list[str]:
 
 
 def all_steps(module: hlo.Module) -> list[execution.Step]:
-    """Returns every step of a program once, whatever decides on it."""
+    """Returns every instruction of a program once, as a step that runs."""
     reached, queue = list[str](), [module.entry]
-    for name in queue:  # grows while it is read
+    for name in queue:  # the list grows while the loop reads it
         reached.append(name)
         for part in module.computations[name].instructions:
             called = (part.called("condition"), part.called("body"), *part.branches)
@@ -258,7 +258,7 @@ def test_a_round_of_t5_starts_without_the_host_but_for_loops_and_branches() -> N
     assert work is not None and compiled.dumped and compiled.fits
     assert compiled.total.ops > 200 and compiled.total.cycles == 0
     assert 0.9 < work.captured / compiled.total.ops <= 1 and work.graphs < compiled.total.ops / 20
-    # a loop of drafting is decided on once more than it turns, a loop of catching up twice
+    # the condition of the drafting loop is evaluated once more than its body runs, that of the catch-up loop twice
     assert work.host_waits >= 3 + 1 + 2
     weights = compiled.memory.arguments
     assert weights < compiled.total.hbm_bytes < 40 * weights

@@ -71,7 +71,7 @@ KINDS = "fuzzy_js", "fuzzy_kl_reversed_top50", "fuzzy_tv_scaled", "fuzzy_after_s
 ALIKE = {name for name in ONE if name.startswith("fuzzy_") and name not in KINDS} | {
     "token_cascade_log", "chow_log", "diff_log", "opt_log", "lossy_tuned", "lossy_greedy", "token_v1", "token_v2",
 }  # fmt: skip
-"""Rules that differ from others in arithmetic on two distributions alone: a T5 compiles them, and a Gemma does not."""
+"""Rules that differ from others only in arithmetic on two distributions, and are therefore compiled with T5 alone."""
 CASES = [
     pytest.param(family, *each.values, id=f"{family}-{each.id}")
     for family in ("t5", "gemma")
@@ -81,9 +81,9 @@ CASES = [
 
 
 WIDTHS = 2
-"""Copies a round of a Gemma's cache where the target is called at one of several widths: XLA lays it out anew."""
+"""Cache copies in a Gemma's round with several widths of target calls, because XLA changes the cache's layout."""
 GENERATION = 18
-"""Copies of a Gemma's caches in a generation of three rounds: six a round, which a round alone does not have."""
+"""Cache copies in a Gemma's generation of three rounds, six per round; the program of a single round has none."""
 
 
 def check(report, text, copies=0):
@@ -101,7 +101,7 @@ def test_everything_compiles_for_a_tpu(family, arguments):
     program, report = compiling.compiled(family, **arguments)
     is_round = arguments.get("part", "round") == "round"
     several = family == "gemma" and is_round and any("width_" in line for line in report.assumed)
-    # engines that draft inside the engine write a Gemma's short rings whole, and trees keep all of their entries
+    # nested engines write a Gemma's short ring buffers as a whole, and trees move all of their entries
     inner = family == "gemma" and bool({"tail", "drafters", "tree"} & arguments.keys())
     whole = family == "gemma" and arguments.get("part") == "generation" and "method" not in arguments
     check(report, program.as_text(), None if inner else GENERATION * whole or WIDTHS * several)

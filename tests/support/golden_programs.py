@@ -33,7 +33,7 @@ TINY = {
 
 
 def figures(report):
-    """Returns the figures of a report that are held."""
+    """Returns the figures of a report that are compared."""
     total = report.total
     values = {"hbm_bytes": total.hbm_bytes, "ops": total.ops, "collectives": total.collectives}
     return values | {"cycles": total.cycles, "temporaries": report.memory.temporaries, "code": report.memory.code}

@@ -26,7 +26,8 @@ OPENINGS = frozenset({"What", "Of", "As", "Those", "Whose", "Where", "How", "Whi
 MOST_VAGUE = 0.005
 """The largest share of vague identifiers among a folder's assigned names."""
 COMMENTED = {"core": 0.08, "drafters": 0.08, "engine": 0.08, "models": 0.08}
-"""Least number of comment lines per code line, by room: the invariants of these rooms cannot be read off the code."""
+"""Least number of comment lines per code line, by room, because the code alone does not show these rooms'
+invariants."""
 
 
 @dataclass

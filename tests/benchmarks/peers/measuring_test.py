@@ -54,7 +54,7 @@ def test_times_are_measured_in_turns_relative_to_our_plain_decoding(monkeypatch)
     assert plain["ms_per_token"]["value"] == pytest.approx(200.0)  # two calls of 0.6 s for six tokens
     assert plain["turns"] == 3 and plain["equal_outputs"] == 1.0 and plain["gap"] is None
     theirs = [row for row in measured["rows"] if row["library"] == "transformers 5" and row["batch"] == 1]
-    # as released and patched where a draft is uneven, in two types of weights
+    # as released, and patched if the draft's encoder and decoder differ in depth; in two dtypes of weights
     assert [row["label"] for row in theirs][:3] == ["plain", "assisted, 3", "assisted, 3, patched"]
     assert len(theirs) == 2 * 7
     assert theirs[0]["ratio"]["value"] == pytest.approx(2.0)

@@ -281,10 +281,10 @@ def test_seeds_of_one_setting_share_made_up_answers_and_program_outcomes_count_a
 
 
 def coverage(examples, ours, theirs, many=1000):
-    """Returns the share of 95% intervals that hold the truth: of the difference, and of our quality alone.
+    """Returns the share of 95% intervals that contain the true value: of the difference, and of our quality alone.
 
     Args:
-        ours, theirs: the shares of examples on which one side alone is right; on 70% both are.
+        ours, theirs: the shares of examples on which only this side is right; on 70% both sides are right.
     """
     rng, inside, bootstrap = np.random.default_rng(examples), np.zeros(2), Bootstrap(samples=400)
     for n in range(many):
@@ -299,7 +299,7 @@ def coverage(examples, ours, theirs, many=1000):
 @pytest.mark.laws
 @pytest.mark.parametrize("examples", [8, 16, 64])
 def test_intervals_of_answers_that_seldom_differ_contain_the_true_difference(examples):
-    """By the examples alone, 95% intervals of the first two differences hold it in 57, 76, 93% and in 22, 37, 85%."""
+    """Without made-up answers, intervals of the first two differences cover only 57, 76, 93% and 22, 37, 85%."""
     for ours, theirs in ((0.1, 0.05), (0.03, 0.0), (0.15, 0.0), (0.08, 0.08)):
         difference, alone = coverage(examples, ours, theirs)
         assert min(difference, alone) > 0.93, (ours, theirs)  # 0.007 is one standard deviation
