@@ -86,7 +86,8 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _heads(bench: Bench) -> list[dict[str, Any]]:
-    """Measures the µs of a head on one row, as a loop, and its share of drafting a token at T = 1.
+    """Measures the µs of an acceptance head on one row, in a loop, and its share of the time of drafting a token (T =
+    1).
 
     The time of drafting a token includes the draft's pass, its distribution and the draw. The head is timed alone, and
     not as the difference of two engines: two programs for the same work differ by far more than a head costs.

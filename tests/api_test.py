@@ -55,10 +55,11 @@ def test_prompts_can_be_an_array_a_list_or_a_single_prompt(pair):
 def test_texts_are_encoded_and_outputs_decoded():
     pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
     out = run(pair, ["cd", "f", "iii", "aa"] * 4, stop_ids=None)
-    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]  # the output continues the prompt
+    # the output's text continues the prompt
+    assert np.asarray(make_prompt(pair, ["cd"]).tokens)[0, :3].tolist() == [2, 3, 0]
     for text, row, length in zip(out.texts, out.tokens, out.lengths, strict=True):
         assert text == Words().decode(row[:length].tolist())
-        assert length == LENGTH or row[length - 1] == Words.eos_id  # the vocabulary's stop id is the default
+        assert length == LENGTH or row[length - 1] == Words.eos_id  # by default, the vocabulary's stop id ends a row
 
 
 @pytest.mark.parametrize("method", ["speculative", "autoregressive", "autoregressive_draft"])
@@ -385,7 +386,8 @@ def test_an_error_about_nan_logits_names_model_row_and_position(broken, value):
     assert not fine.failed
     np.testing.assert_array_equal(out.tokens[well], fine.tokens[well])
     np.testing.assert_array_equal(out.lengths[well], fine.lengths[well])
-    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]  # whole rounds before the failure
+    # a failed row keeps only whole rounds before the failure
+    assert out.tokens[1, : out.lengths[1]].tolist() == [6, 7, 8][: out.lengths[1]]
     # no measure counts failed rows, not even their earlier tokens
     with pytest.warns(UserWarning, match="4 of 16 rows"):
         out = run(pair, prompts, temperature=0.0, block_size=1)

@@ -54,7 +54,7 @@ def drafters(monkeypatch):
     def compared(**given):
         *_, settings = (
             method for method in given["methods"] if method.choose == "random"
-        )  # the last one, if there are several
+        )  # of several commands, the last one counts
         names.append({arm.called for arm in build_selection.arms_of(settings)})
         return enumeration.enumerate_points(**given)
 

@@ -171,7 +171,8 @@ def one_deferral_rule(monkeypatch):
         known = getattr(build_drafter, ways).items()
         verifier = {name: lambda rule, verifier=verifier: verifier(stand_in(rule)) for name, verifier in known}
         monkeypatch.setattr(build_drafter, ways, verifier)
-    monkeypatch.setattr(scoring, "WIDTHS", ())  # a program per width; tests/engine/edges_test.py has them
+    # one program per width is slow to compile; tests/engine/edges_test.py tests the widths
+    monkeypatch.setattr(scoring, "WIDTHS", ())
 
 
 HEAVY = [pytest.param(config, marks=pytest.mark.tools) for config in SWEEPS if config != QUICKSTART]
@@ -274,7 +275,7 @@ def test_these_tests_know_every_gin_file():
     known = {*(f"gin/{name}.gin" for name in single), HEAD, EXITS, POLICY}
     known |= {*SELECTIONS, *MODELS, *TASK_FILES, *METHODS, *CONFIGS, *SIZES, *TRAINING}
     files = {str(path.relative_to(ROOT)) for folder in ("gin", "configs") for path in (ROOT / folder).rglob("*.gin")}
-    elsewhere = ("gin/finetune/", "configs/paper1/")  # tests/configs_finetuning_test.py
+    elsewhere = ("gin/finetune/", "configs/paper1/")  # tests/configs_finetuning_test.py covers these folders
     assert {file for file in files if not file.startswith(elsewhere)} == known
 
 

@@ -45,7 +45,7 @@ def ideas(tmp_path, monkeypatch):
 
 def test_a_rule_takes_ten_lines_and_decodes(ideas, capsys):
     definition = blocks(f"file: {IDEAS}.py")[0].split("import speccascade_jax as sc\n")[1].strip()
-    assert len([line for line in definition.splitlines() if line.strip()]) <= 10  # "ten lines" is a promise
+    assert len([line for line in definition.splitlines() if line.strip()]) <= 10  # the page promises ten lines
     decoding, _ = blocks("executed by tests/docs_test.py")
     exec(decoding, namespace := {})
     assert namespace["out"].tokens.shape == (2, 12)
@@ -106,7 +106,8 @@ def test_the_pages_gin_file_sweeps_tabulates_and_plots_everything(ideas, tmp_pat
         assert name in said, name
     assert (tmp_path / "results/my_ideas.png").read_bytes().startswith(b"\x89PNG")
     lossless = [r for r in records if r["point"]["lossless"] or r["point"]["method"] == "autoregressive"]
-    assert len(lossless) == 5 and len({r["quality"]["value"] for r in lossless}) == 1  # greedy
+    # greedy decoding, so all lossless methods have the same quality
+    assert len(lossless) == 5 and len({r["quality"]["value"] for r in lossless}) == 1
 
 
 @pytest.mark.parametrize(("given", "said"), [

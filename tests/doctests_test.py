@@ -61,7 +61,7 @@ def home(name: str) -> tuple[str, str]:
         return value.__name__, ""
     if hasattr(value, "__qualname__"):
         return value.__module__, value.__qualname__
-    return f"speccascade_jax.{sc._NAMES[name]}", name  # a table has no name of its own
+    return f"speccascade_jax.{sc._NAMES[name]}", name  # a table has no `__name__`
 
 
 def belongs(place: str, owner: str) -> bool:

@@ -8,7 +8,7 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.pairs.pair import Pair
 from tests.support import conformance, reference
 
-many_rows = pytest.mark.usefixtures("optimised")  # they run longer than they compile
+many_rows = pytest.mark.usefixtures("optimised")  # these tests run longer than they compile
 
 ALL = conformance.REPRESENTATIVE
 SAMPLED = [rule for rule in ALL.values() if not rule.greedy_only]
@@ -41,7 +41,7 @@ def test_rows_under_different_deferral_rules_have_their_distributions(way, rows)
     ("token_v3", {"block_size": 5}),
     ("token_v3", {"block_size": 7, "verify": "block"}),
     ("token_v3", {"block_size": 7, "verify": "block", "bonus": "none"}),
-    ("token_v3", {"tree": (3, 1, 2)}),  # three siblings of four tokens, deeper than wide
+    ("token_v3", {"tree": (3, 1, 2)}),  # a tree with three siblings at first, deeper than it is wide
     ("token_v3", {"tree": (3, 1, 2), "bonus": "none"}),
 ])  # fmt: skip
 def test_transitions_at_every_position_have_the_rules_distribution(name, engine):

@@ -83,7 +83,7 @@ def test_there_are_no_circular_imports():
     for _, inside, imported in ours():
         name = ".".join(("speccascade_jax", *inside.parts)).removesuffix(".__init__")
         graph[name] = {target for target, how in imported if target.startswith("speccascade_jax") and target != name}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError and names the circle
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules of the cycle
 
 
 def test_late_imports_are_heavy_and_optional():

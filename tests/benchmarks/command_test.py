@@ -23,7 +23,7 @@ def record(tabular, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "quick.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "load_pair", lambda name: tabular)
-        # every layer takes long to compile
+        # a small model, because every layer takes long to compile
         patch.setitem(SIZES, next(iter(SIZES)), T5Config(4096, 4096, 64, 2, 16, 64, 1, 1))
         arguments = ["--quick", f"--output={output}", f"--sections={','.join(SECTIONS)}", "--draft_dtype=stored,int8"]
         assert command.main(arguments) == 0
@@ -84,7 +84,7 @@ def test_dtypes_of_the_draft_are_timed_in_turns_and_compared_with_the_first(reco
     (first, second, *_) = rows(record, "decode")
     assert (first["draft_dtype"], second["draft_dtype"]) == ("stored", "int8")
     assert first["over_first"]["value"] == pytest.approx(1) and second["over_first"]["value"] > 0
-    assert second["same_as_first"] == 1.0  # a pair in memory, for both
+    assert second["same_as_first"] == 1.0  # the pair is in memory, so both dtypes use the same weights
 
 
 @pytest.mark.tools
@@ -131,7 +131,7 @@ def test_the_remaining_time_is_estimated_from_finished_sections(monkeypatch):
     with command._Steps(Console(file=said), ["a", "b"]) as steps:
         steps.begin("a")
         assert list(steps.track([1, 2])) == [1, 2]
-        now[0] = 20.0  # twice as long as guessed
+        now[0] = 20.0  # the section took twice as long as guessed
         steps.end()
     assert "a done, 0:20 elapsed, about 1:00 left" in said.getvalue()
 

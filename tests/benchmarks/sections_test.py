@@ -12,7 +12,7 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.pairs.pair import load_pair
 
-EXAMPLES = 35  # a batch and a part of one
+EXAMPLES = 35  # one full batch, and a part of another
 SMALL = replace(quick(Sizes(acceptance_task="tiny_translation")), acceptance_examples=EXAMPLES)
 
 
@@ -69,7 +69,8 @@ def test_an_exit_needs_only_the_targets_weights_and_a_head(folder):
     assert list(megabytes) == ["nothing", "the draft", "exit:1", "exit:1, own head"]
     config = pair.target.model.config
     head = config.d_model * config.num_embeddings * 4 / 1e6
-    assert megabytes["exit:1"] == pytest.approx(megabytes["nothing"], abs=1e-4)  # controls of a draft
+    # only the sampling settings of a draft are added
+    assert megabytes["exit:1"] == pytest.approx(megabytes["nothing"], abs=1e-4)
     assert megabytes["exit:1, own head"] == pytest.approx(megabytes["nothing"] + head, rel=0.01)
     assert megabytes["the draft"] > megabytes["exit:1"]
 

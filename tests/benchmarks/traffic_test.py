@@ -47,7 +47,8 @@ def _step_bytes(**sizes) -> int:
 def test_a_decoding_step_reads_neither_the_encoder_nor_the_embedding_table():
     plain = _step_bytes()
     assert _step_bytes(num_encoder_layers=3) == plain
-    assert _step_bytes(vocab_size=164, num_embeddings=164) - plain == 4 * 16 * 100  # the output matrix
+    # the output matrix is read as a whole
+    assert _step_bytes(vocab_size=164, num_embeddings=164) - plain == 4 * 16 * 100
 
 
 def test_a_decoder_layer_is_read_without_the_cross_attention_kernels_of_prefill():

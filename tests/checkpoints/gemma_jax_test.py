@@ -85,7 +85,7 @@ def test_other_arrays_are_unchanged(tmp_path):
 
 @pytest.mark.parametrize(("name", "shape", "said"), [
     ("layer_1/mlp/linear", None, r"1 of \d+ arrays are missing \(layer_1/mlp/linear\)"),
-    # An array of Gemma 3.
+    # this array exists only in Gemma 3
     ("layer_0/attn/_query_norm/scale", (H,), r"no place for 1 array \(layer_0/attn/_query_norm/scale\)"),
     ("layer_1/attn/kv_einsum/w", (2, K, E, H + 2), r"layer_1/attn/kv_einsum has shape \[2, 2, 32, 10\]"),
     ("layer_9999999999/mlp/linear", (F, E), r"g: its 10,000,000,000 layers exceed the maximum"),

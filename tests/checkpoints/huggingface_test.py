@@ -166,7 +166,8 @@ def test_mt5_is_t5_1_1_and_never_scaled(written):
         written("t5_1.1", {"model_type": "mt5", "tie_word_embeddings": True}, absent=["feed_forward_proj"])
     )
     assert (model.config, same(params, expected)) == (hf.KINDS["t5_1.1"], True)
-    path = written("t5_1.1", {"model_type": "mt5"}, arrays={"lm_head.weight": None})  # as release 5 writes a tied one
+    # release 5 writes a tied model without this array
+    path = written("t5_1.1", {"model_type": "mt5"}, arrays={"lm_head.weight": None})
     logits = {"decoder/logits_dense/kernel": expected["token_embedder/embedding"].T}
     assert same(load(path)[1], expected | logits)
 
@@ -338,7 +339,7 @@ def test_checksums_detect_a_flipped_bit(written):
 ])  # fmt: skip
 def test_checksums_that_do_not_fit_are_refused(written, change, said):
     path = written()
-    damage.edit_json(write_checksums(path), lambda r: r.pop("bytes"))  # As in files of earlier versions.
+    damage.edit_json(write_checksums(path), lambda r: r.pop("bytes"))  # files of earlier versions have no entry "bytes"
     load(path)
     damage.edit_json(path / "checksums.json", change)
     with pytest.raises(CheckpointError, match=said):

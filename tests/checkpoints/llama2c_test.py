@@ -12,7 +12,7 @@ from tests.support import memory
 
 DIM, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB, LENGTH = 8, 12, 3, 4, 2, 11, 16
 KV = DIM // HEADS * KV_HEADS
-KINDS = {  # In the file's order.
+KINDS = {  # in the order of the file
     "rms_att": (DIM,), "wq": (DIM, DIM), "wk": (KV, DIM), "wv": (KV, DIM), "wo": (DIM, DIM), "rms_ffn": (DIM,),
     "w1": (HIDDEN, DIM), "w2": (DIM, HIDDEN), "w3": (HIDDEN, DIM),
 }  # fmt: skip

@@ -121,7 +121,7 @@ def test_a_save_killed_between_its_renames_leaves_a_whole_checkpoint(saved, mode
         loaded = load(saved)[1]
     assert same(loaded, new if moment == "after" else old)
     save(saved, model, params, overwrite=True)
-    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # No leftovers.
+    assert sorted(entry.name for entry in saved.parent.iterdir()) == ["mine", "other"]  # no temporary files are left
 
 
 def test_a_second_writer_of_a_directory_is_refused(saved, model, params):

@@ -159,7 +159,7 @@ def test_decoders_survive_a_round_trip_with_all_settings(tmp_path, name):
     save(tmp_path / "mine", DecoderLM(config), unflatten_dict(flat, sep="/"))
     model, params = load(tmp_path / "mine")
     assert model == DecoderLM(config)
-    assert hash(model) == hash(DecoderLM(config))  # It is a static argument of jit.
+    assert hash(model) == hash(DecoderLM(config))  # the model must be hashable, because it is a static argument of jit
     assert same(params, flat)
     fused = checkpoint_arrays.flat(model.prepare(params))
     assert fused.keys() != flat.keys() and same(load(tmp_path / "mine", prepared=True)[1], fused)

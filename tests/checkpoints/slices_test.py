@@ -220,7 +220,7 @@ def test_chunks_follow_the_axis_that_a_mesh_splits():
 
 def test_only_the_parts_that_a_process_reads_must_be_finite(tmp_path):
     arrays = random_arrays(T5_SIZES)
-    arrays["token_embedder/embedding"][70, 3] = np.nan  # in the third of four parts
+    arrays["token_embedder/embedding"][70, 3] = np.nan  # the row lies in the third of four parts
     path = huggingface(tmp_path / "hf", "t5_1.1", T5_SIZES, arrays)
     parts_of(path, [0, 1])
     with pytest.raises(CheckpointError, match=r"not finite \(shared.weight: 1 of 480 values are NaN"):

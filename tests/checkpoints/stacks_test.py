@@ -44,7 +44,7 @@ def test_a_stacked_checkpoint_is_read_in_either_layout(tmp_path, arrays, stacked
 
 def test_a_checkpoint_of_separate_layers_is_stacked(tmp_path, arrays, model, params, stacked):
     save(tmp_path / "u", model, params)
-    assert "scan_layers" not in (tmp_path / "u/config.json").read_text()  # as earlier versions wrote it
+    assert "scan_layers" not in (tmp_path / "u/config.json").read_text()  # earlier versions wrote no such field
     loaded, read = load(tmp_path / "u", scan_layers=True)
     assert loaded == SCANNED and same(read, flat(stacked))
     convert(find(tmp_path / "u"), tmp_path / "again", "float32")
@@ -54,7 +54,8 @@ def test_a_checkpoint_of_separate_layers_is_stacked(tmp_path, arrays, model, par
 def test_a_conversion_keeps_stacks_and_writes_them_layer_by_layer(tmp_path, stacked, arrays):
     save(tmp_path / "s", SCANNED, stacked)
     convert(find(tmp_path / "s"), tmp_path / "again", "float32")
-    assert describe(tmp_path / "again") == describe(tmp_path / "s")  # with the fingerprint of all arrays
+    # the description contains the fingerprint of all arrays
+    assert describe(tmp_path / "again") == describe(tmp_path / "s")
     assert same(load(tmp_path / "again")[1], flat(stacked))
     convert(find(tmp_path / "s"), tmp_path / "narrow", "int8")
     assert "decoder/layers_0/mlp/wo/kernel_scales" in (tmp_path / "narrow/config.json").read_text()

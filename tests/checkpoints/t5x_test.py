@@ -156,7 +156,7 @@ def lose(path):
 CHUNK = f"{FOLDER}/0.0"
 DAMAGES = [
     (lose, rf"checkpoint_7 is incomplete: 2 of \d+ .*{KEY}, token_embedder.*copy"),
-    (lambda path: (path / CHUNK).unlink(), rf"incomplete: 1 of .*{KEY}"),  # Not read as zeros.
+    (lambda path: (path / CHUNK).unlink(), rf"incomplete: 1 of .*{KEY}"),  # a missing chunk is not read as zeros
     (edit(f"{FOLDER}/.zarray", lambda whole: b"{"), rf"damaged: .*{KEY}"),
 ]
 CUTS = (lambda b: b[:20], lambda b: b"", lambda b: b"garbage" + b, lambda b: b[:40] + b"x" + b[41:])

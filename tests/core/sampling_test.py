@@ -60,11 +60,13 @@ def test_transform_equals_the_reference(temperature):
     top_p=st.floats(0.01, 1.0),
     top_k=st.integers(0, 12),
 )
-@example(row=np.float32([0] + 8 * [6e-8]), temperature=3.0, top_p=0.5, top_k=0)  # no ties before the softmax
+# logits that are not equal before the softmax, but equal after it
+@example(row=np.float32([0] + 8 * [6e-8]), temperature=3.0, top_p=0.5, top_k=0)
 def test_transform_of_random_logits_equals_the_reference(row, temperature, top_p, top_k):
     law = scaled(row[None], temperature, top_p, top_k)[0]
     np.testing.assert_allclose(law.sum(), 1.0, atol=1e-5)
-    assert law.min() >= 0 and row[law > 0].max() >= row.max() - 1e-4  # nearer logits are ties after the softmax
+    # logits closer than this are equal after the softmax
+    assert law.min() >= 0 and row[law > 0].max() >= row.max() - 1e-4
     if top_k > 0:
         assert (law > 0).sum() <= top_k
     # logits that differ by less than float32 resolves after the softmax are ties here and none in the reference
@@ -86,7 +88,7 @@ def test_disabled_truncation_gives_the_softmax_bit_for_bit():
     logits = random_logits(2, rows=4, vocab_size=5000)
     plain = np.asarray(jax.jit(sampling.softmax)(logits))
     np.testing.assert_array_equal(scaled(logits), plain)
-    # also where a neighbour truncates, or is greedy
+    # each row's result is independent of neighbours that truncate or are greedy
     mixed = scaled(logits, [1.0, 1.0, 0.0, 1.0], [1.0, 0.5, 1.0, 1.0], [0, 0, 0, 7])
     np.testing.assert_array_equal(mixed[0], plain[0])
 
@@ -122,8 +124,9 @@ def test_ties_go_to_the_lowest_index():
     np.testing.assert_array_equal(scaled(logits, 0.0)[0], [0, 1, 0, 0, 0])
     np.testing.assert_array_equal(scaled(logits, 1.0, 1.0, 2)[0] > 0, [0, 1, 1, 0, 0])
     flat = np.zeros((1, 8), np.float32)
-    np.testing.assert_array_equal(scaled(flat, 1.0, 0.5)[0], [0.25] * 4 + [0] * 4)  # exactly reached by four
-    np.testing.assert_array_equal(scaled(flat, 1.0, 0.51)[0] > 0, [1] * 5 + [0] * 3)  # the crossing token is included
+    np.testing.assert_array_equal(scaled(flat, 1.0, 0.5)[0], [0.25] * 4 + [0] * 4)  # four tokens reach the mass exactly
+    # the token that crosses the threshold is included
+    np.testing.assert_array_equal(scaled(flat, 1.0, 0.51)[0] > 0, [1] * 5 + [0] * 3)
     np.testing.assert_array_equal(scaled(flat, 1.0, 1e-6)[0], [1] + [0] * 7)
 
 
@@ -146,7 +149,7 @@ def test_masked_entries_stay_at_zero():
 @pytest.mark.parametrize("temperature", [1e-3, 1e-8, 1e-30, 1e-37])
 def test_tiny_temperatures_become_greedy_without_overflow(temperature):
     logits = random_logits(4, rows=3) * 30
-    logits[0, :2] = 500.0  # a tie that no temperature breaks
+    logits[0, :2] = 500.0  # two equal logits, at any temperature
     law = scaled(logits, temperature)
     np.testing.assert_allclose(law[0, :2], 0.5)
     np.testing.assert_array_equal(law[1:], scaled(logits, 0.0)[1:])

@@ -78,7 +78,7 @@ def shaped_fields(value):
 
 
 def check_shapes(value):
-    with jaxtyped("context"):  # a letter is one number throughout
+    with jaxtyped("context"):  # within this context, a letter stands for one size
         for name, shape, array in shaped_fields(value):
             assert isinstance(array, shape), f"{name} is {array.dtype}{array.shape}, annotated as {shape}"
 

@@ -119,7 +119,8 @@ def test_errors_do_not_list_many_names():
 def test_an_error_names_a_users_file_that_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "broken_rule.py").write_text("nothing.here = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(NameError, match="'nothing' is not defined") as raised:  # unchanged: its traceback is wanted
+    # the error is raised unchanged, because the user needs its traceback
+    with pytest.raises(NameError, match="'nothing' is not defined") as raised:
         names.look_up("rule", "broken_rule.mine", {}, int)
     said = gin_flags.said(raised.value)
     assert said.startswith("NameError: name 'nothing' is not defined")

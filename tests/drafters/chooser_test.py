@@ -35,7 +35,7 @@ def test_thompson_draws_each_arm_as_often_as_it_is_the_best():
     law = np.bincount(worlds, minlength=ARMS) / len(worlds)
     frequencies = counts(chooser.thompson(told(deviation), UNIFORMS)) / ROWS
     np.testing.assert_allclose(frequencies, law, atol=4 * np.sqrt(0.25 / ROWS) + 4 * np.sqrt(0.25 / len(worlds)))
-    for edge in (0.0, 1 - 2.0**-24):  # the extreme random numbers give finite scores
+    for edge in (0.0, 1 - 2.0**-24):  # scores must be finite at the extreme random numbers
         assert int(chooser.thompson(told(deviation), jnp.full((1, ARMS), edge))[0]) in range(ARMS)
 
 
@@ -43,7 +43,8 @@ def test_greedy_takes_the_best_mean_and_optimistic_the_best_bound():
     assert (np.asarray(chooser.greedy(told(), UNIFORMS)) == 1).all()
     assert (np.asarray(chooser.optimistic(told(np.array([0.9, 0.1, 0.1], np.float32)), UNIFORMS)) == 0).all()
     assert int(chooser.greedy(Scores(jnp.array([[2.0, 2.0]])), jnp.zeros((1, 2)))[0]) == 0
-    near = Scores(jnp.array([[0.0, 1.0], [0.0, 1.0]]), jnp.array([[1.0, 0.4], [1.0, 0.6]]))  # bounds 2, 1.8 and 2, 2.2
+    # the upper bounds are 2 and 1.8 in the first row, 2 and 2.2 in the second
+    near = Scores(jnp.array([[0.0, 1.0], [0.0, 1.0]]), jnp.array([[1.0, 0.4], [1.0, 0.6]]))
     assert chooser.optimistic(near, jnp.zeros((2, 2))).tolist() == [0, 1]
 
 

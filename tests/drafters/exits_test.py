@@ -82,7 +82,8 @@ def _pairs(target, layer):
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
-@pytest.mark.parametrize("layer", [2, *(pytest.param(n, marks=pytest.mark.laws) for n in (0, 1, 3))])  # odd: windows
+# odd layers have attention windows
+@pytest.mark.parametrize("layer", [2, *(pytest.param(n, marks=pytest.mark.laws) for n in (0, 1, 3))])
 def test_drafting_in_the_targets_cache_equals_a_separate_draft(target, layer, temperature):
     """Compares tokens and acceptance with those of a separate draft; the greedy output must be the target's."""
     shared, copied = _pairs(target, layer)
@@ -130,9 +131,9 @@ def test_self_drafting_needs_no_second_weights_or_cache():
         _memory(pair, method)
         for pair, method in ((shared, "autoregressive"), (shared, "spec_decode"), (copied, "spec_decode"))
     )
-    # the arguments differ only by the draft's controls
+    # the arguments differ only by the draft's sampling settings
     assert abs(own_exit[0] - alone[0]) < 100 and own_exit[0] < 0.7 * copied_exit[0], (alone, own_exit, copied_exit)
-    cache = layer * 2 * 2 * config.num_heads * config.head_dim * 400 * 4  # keys and values of two rows
+    cache = layer * 2 * 2 * config.num_heads * config.head_dim * 400 * 4  # bytes of the keys and values of two rows
     laws = 2 * 2 * 4 * config.num_embeddings * 4  # q and its scaled form, for a block and its bonus position
     assert copied_exit[1] - own_exit[1] > 0.9 * cache, (alone, own_exit, copied_exit)
     # the exit has no cache of its own, and its writes into the target's cache make no copy of it

@@ -47,7 +47,7 @@ def nested(inner_rule, outer_rule, budget, policy):
         ("spec_decode", "spec_decode", 3, Fixed(2)),
         ("spec_decode", "token_v3", 2, Fixed(1)),
         ("opt", "chow", 2, Fixed(2)),
-        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # with several widths of target calls
+        ("opt", "token_v3", 3, CumulativeConfidence(3)),  # target calls have one of several widths
     ],
 )
 def test_two_levels_have_the_targets_distribution(inner_rule, outer_rule, budget, policy):

@@ -174,7 +174,7 @@ def sequences(engine, params, law, costs, pairs=10_000, length=6, temperature=1.
     planned_params = planning.told(params, costs)
     tokens, lengths, chosen = jax.jit(jax.vmap(two))(jnp.arange(2 * pairs, dtype=jnp.int32).reshape(pairs, 2))
     assert (np.asarray(lengths) == length).all()
-    aimed = np.asarray(chosen)[:, 0]  # both rows of a batch have the same
+    aimed = np.asarray(chosen)[:, 0]  # both rows of a batch have the same block length
     return conformance.sequence_p_value(np.asarray(tokens).reshape(2 * pairs, length), law), aimed
 
 

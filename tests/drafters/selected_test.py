@@ -221,7 +221,7 @@ def test_the_choice_of_a_row_depends_only_on_its_id_and_the_seed():
     first = np.asarray(run(engine, arm_params).inner["choice"])
     assert len(set(first)) > 1
     np.testing.assert_array_equal(first, run(engine, arm_params, temperature=0.3).inner["choice"])
-    other_ids = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # 12 choices rarely agree by chance
+    other_ids = [7, 2, 9, 0, 4, 11, 5, 3, 7, 7, 0, 9]  # with 12 choices, equal results by chance are rare
     np.testing.assert_array_equal(first[other_ids], run(engine, arm_params, rows=other_ids).inner["choice"])
 
 

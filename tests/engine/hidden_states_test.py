@@ -108,7 +108,7 @@ STOPS = tuple(range(2, 61, 9))
         ("t5", Fixed(3), {"stop_ids": STOPS}),
         pytest.param("decoder", Fixed(3), {"stop_ids": STOPS}, marks=pytest.mark.laws),
         pytest.param("t5", Confidence(7), {}, marks=pytest.mark.laws),
-        pytest.param("decoder", Confidence(7), {}, marks=pytest.mark.laws),  # target calls of several widths
+        pytest.param("decoder", Confidence(7), {}, marks=pytest.mark.laws),  # target calls have several widths
         pytest.param("t5", Fixed(2), {"bonus": "none"}, marks=pytest.mark.laws),
     ],
 )

@@ -138,7 +138,7 @@ def bench(monkeypatch):
 @pytest.mark.parametrize(("methods", "examples", "turns"), [
     ("a", 2, ["at", "ta", "ta", "at"]),
     ("ab", 2, ["atb", "bta", "bta", "atb"]),
-    ("abc", 8, ["atcb", "bcta", "tbac", "cabt", "bcta", "atcb", "cabt", "tbac"]),  # the runs begin in turn
+    ("abc", 8, ["atcb", "bcta", "tbac", "cabt", "bcta", "atcb", "cabt", "tbac"]),  # each run is first in some turns
 ])  # fmt: skip
 def test_every_method_runs_next_to_the_baseline_and_begins_as_many_turns_as_it_ends(bench, methods, examples, turns):
     runs, trials = [bench.run(name, 1.0) for name in methods], len(turns) // examples
@@ -176,7 +176,7 @@ def test_seconds_and_ratios(timed):
     assert (measured["ms_per_example"]["low"], measured["ms_per_example"]["high"]) == pytest.approx((2000, 4000))
     assert measured["ms_per_token"]["trials"] == pytest.approx([200, 400])
     assert (measured["examples"], measured["trials"], measured["tokens_per_example"]) == (3, 2, 10)
-    assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # one row per trial
+    assert np.sum(measured["per_example_ms"], axis=0).tolist() == [3000, 6000, 9000]  # the times have one row per trial
     assert np.sum(latency.latency(method)["per_example_ms"]) / np.sum(measured["per_example_ms"]) == relative["value"]
 
 
@@ -293,7 +293,7 @@ def test_points_that_were_measured_without_outputs_are_counted(records, path, ca
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         store.append(bare)
         experiment.tell_without_outputs(store, replace(EVALUATION, keep_outputs=False), [bare["key"]])
-        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # this run does not report other runs' points
+        experiment.tell_without_outputs(store, EVALUATION, [kept["key"]])  # a run does not count points of other runs
         assert capsys.readouterr().out == ""
         experiment.tell_without_outputs(store, EVALUATION, [kept["key"], bare["key"]])
         assert "1 of these 2 points have no stored outputs beside" in capsys.readouterr().out

@@ -222,7 +222,8 @@ def test_the_target_alone_is_also_judged_at_lower_temperatures_but_not_timed():
     colder = sorted((point.settings.temperature, point.seed) for point in added)
     assert colder == [(0.4, 0), (0.4, 3), (0.5, 0), (0.5, 3)]
     assert all(point.evaluation.latency_examples == 0 and point.settings.top_p == 0.9 for point in added)
-    assert not [point for point in added if point.settings.temperature == 0.0]  # the sweep has it
+    # the sweep already has the target at T = 0
+    assert not [point for point in added if point.settings.temperature == 0.0]
     alone = enumerate_points(**arguments, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))[-1]
     assert (alone[0].settings.temperature, alone[0].seed) == (0.0, 3)  # greedy outputs do not depend on the seed
     assert len(enumerate_points(**arguments, samplings=samplings[2:], seeds=(3, 0), cooler=(0.0,))) == 2 * 3 + 1

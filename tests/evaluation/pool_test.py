@@ -22,7 +22,7 @@ from speccascade_jax.storage.files import plain
 from tests.support import text_pair, tiny_pair
 
 ROOT = repository_root()
-POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
+POINTS = 2 + 1 + 3  # target and draft alone, spec_decode, and chow at three α's
 
 
 def given(folder, output):
@@ -94,7 +94,7 @@ class Scripted:
                 return
 
     def wait(self, asked, num_returns):
-        return asked[-1:], asked[:-1]  # the latest request is answered first
+        return asked[-1:], asked[:-1]  # the fake answers the latest request first
 
     def get(self, answer):
         return answer()

@@ -508,7 +508,8 @@ def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp
     for record in (timed, elsewhere):
         assert record["latency"] and record["quality"] == untimed["quality"]
         assert outputs.read(path, record) == outputs.read(path, untimed)
-    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")  # results of stale code are judged again
+    # the code has changed, so stored results are stale
+    monkeypatch.setattr(session.Session, "code", lambda *_: "changed")
     with pytest.raises(pytest.fail.Exception, match="judged again"):
         run(path)
 

@@ -72,9 +72,10 @@ def said():
 def test_help_explains_the_script_with_an_example(name, said):
     assert f"python -m experiments.{name}" in said[name]
     assert f"--{FLAGS[name]}" in said[name]
-    if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # it has its own main
+    if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # this script has its own main
         assert "Settings, each as --gin.NAME=VALUE" in said[name]
-        assert {"recipe": "Step.command"}.get(name, "ModelPair.draft_dtype") in said[name]  # a field of a field
+        # help also shows fields of nested settings
+        assert {"recipe": "Step.command"}.get(name, "ModelPair.draft_dtype") in said[name]
 
 
 TOGETHER = {"run", "sweep", "finetune"}

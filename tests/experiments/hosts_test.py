@@ -20,7 +20,7 @@ from speccascade_jax.runtime.paths import repository_root
 from tests.support import tiny_pair
 
 ROOT = repository_root()
-POINTS = 2 + 1 + 3  # the two ends, spec_decode, chow at three α's
+POINTS = 2 + 1 + 3  # target and draft alone, spec_decode, and chow at three α's
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def unbroken(folder):
     assert [status for status, *_ in done] == [0, 0], done
     spoken = [
         [line for line in out.splitlines() if "[Gloo]" not in line] for _, out, _ in done
-    ]  # Gloo's lines are not the sweep's
+    ]  # lines that the library Gloo prints do not count
     assert "6 points measured" in done[0][1] and spoken[1] == []
     return records(folder / "unbroken.jsonl")
 

@@ -10,7 +10,8 @@ from speccascade_jax import hierarchy
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.hierarchy.measure import triangle_breach
 
-measure = sys.modules["speccascade_jax.hierarchy.measure"]  # `hierarchy.measure` is the function
+# the module, because `hierarchy.measure` is the function of the same name
+measure = sys.modules["speccascade_jax.hierarchy.measure"]
 V = 4
 TOKENS = np.array([[1, 3, 2, 0], [2, 2, 0, 0]], np.int32)
 LENGTHS = np.array([4, 2], np.int32)

@@ -142,7 +142,8 @@ def test_a_whole_run_prints_and_writes_its_rows(tmp_path, capsys):
     pair = ModelPair(name=str(folder), others={"exit0": "exit:0", "copies": "lookup:4", "dear": "exit:1"})
     # batch 1 for quality and for time, so one program serves both
     evaluation = Evaluation(**SMALL, quality_examples=4, quality_batch=1, latency_examples=1)
-    costs = {"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0}  # costs at which stacks pay
+    # with these costs, stacks are faster than single drafts
+    costs = {"target": 100.0, "draft": 20.0, "exit0": 1.0, "copies": 0.1, "dear": 101.0}
     arguments = {"pair": pair, "evaluation": evaluation, "settings": Settings(temperature=1.0, top_p=0.9)}
     output = str(tmp_path / "h.json")
     rows = optimizing.optimize(**arguments, max_budget=4, costs=costs, tail="copies", output=output)

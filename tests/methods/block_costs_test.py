@@ -214,7 +214,7 @@ def test_round_times_and_the_drafts_prefill_are_computed_from_timed_calls():
     assert computed.prefill == pytest.approx(before - reading) and computed.steady
     always = {call: calls[call] for call in calls if call[0] != alone}
     np.testing.assert_allclose(block_costs.told_from(always, 9, (1, 2, 3), False).rounds, round_seconds)
-    calls[2, 9] = (before + 2.0, 1)  # over after one round: its cost is unknown
+    calls[2, 9] = (before + 2.0, 1)  # this call ended after one round, so the cost of a round is unknown
     np.testing.assert_allclose(block_costs.told_from(calls, 9, (0, 1, 3), True).rounds, (1.0, 1.5, 2.5))
 
 

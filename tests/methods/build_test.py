@@ -37,7 +37,7 @@ def test_equal_calls_share_a_decoder_and_its_controls(pair):
     assert first.controls(3).alpha.shape == (3,)
     assert (
         decoder_for(dataclasses.replace(pair), "decode", settings, [4]) is not first
-    )  # another pair, other parameters
+    )  # another pair has other parameters
 
 
 @pytest.mark.parametrize("other", [
@@ -125,7 +125,7 @@ def test_a_compile_notice_says_what_the_program_is_for_and_what_is_new(pair, sai
     assert len(said) == 1
     sc.decode(pair, [[5] * 9, [2]], max_new_tokens=3, **settings)
     assert said[1].endswith("(a batch of 2 and prompts padded to 12 tokens for the first time)")
-    list(sc.stream(pair, [1], max_new_tokens=3, **settings))  # streaming has other programs
+    list(sc.stream(pair, [1], max_new_tokens=3, **settings))  # streaming needs other programs
     assert len(said) == 3 and said[2].endswith("(these settings are new)")
 
 

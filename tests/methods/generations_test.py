@@ -64,7 +64,7 @@ def test_the_target_rewrites_rows_with_a_low_score(method):
     outputs = [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
     assert outputs == expected
     assert out.stats["deferral_rate"] == 0.5
-    if method == "seq_cascade":  # a second program is slow to compile
+    if method == "seq_cascade":  # one method only, because a second program is slow to compile
         alone = decode(pair, method, [[starts[0]]], alpha=threshold)
         assert alone.tokens[0, : alone.lengths[0]].tolist() == expected[0]
 
@@ -117,7 +117,8 @@ def test_random_allocation_is_a_mixture_of_both_distributions(share):
     for name, expected_of in {"draft_steps": ~anew, "drafted": ~anew, "target_calls": anew}.items():
         np.testing.assert_array_equal(counts[name], np.where(expected_of, length, 0))
     assert not counts["discarded"].any()
-    assert int(out.generation.num_rounds) == length * ((share > 0) + (share < 1))  # no unneeded call
+    # a model that writes no output is not called
+    assert int(out.generation.num_rounds) == length * ((share > 0) + (share < 1))
 
 
 def test_a_deferred_output_has_the_targets_distribution():
@@ -133,7 +134,8 @@ def test_a_deferred_output_has_the_targets_distribution():
     law = np.stack([reference.softmax(row) for row in p_table])
     assert conformance.sequence_p_value(out.tokens[anew], law) > 1e-3
     q_law = np.stack([reference.softmax(row) for row in q_table])
-    assert conformance.sequence_p_value(out.tokens[~anew], q_law) < 1e-6  # kept outputs are a selection
+    # outputs that were kept are a selection, so their distribution differs
+    assert conformance.sequence_p_value(out.tokens[~anew], q_law) < 1e-6
 
 
 def test_counts_of_both_models_add_up():
@@ -201,7 +203,8 @@ def test_a_token_100_nats_below_the_first_has_a_log_likelihood():
 def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement():
     """Checks `N_target = |S ∪ {N}|` row by row, with rows that end in a stop id and rows that end at their limit."""
     q_table, p_table = conformance.tables(40, seed=24)
-    q_table = np.where(np.arange(40)[:, None] % 3 == 0, q_table, p_table)  # two thirds of the tokens are agreed on
+    # the models agree on two thirds of the tokens
+    q_table = np.where(np.arange(40)[:, None] % 3 == 0, q_table, p_table)
     limit = 14
     out = sc.decode(
         conformance.tabular_pair(q_table, p_table), np.arange(40)[:, None], method="stop_oracle", block_size=limit,
@@ -216,7 +219,7 @@ def test_the_oracle_discards_nothing_and_calls_the_target_once_per_disagreement(
         assert out.stats["rows"]["target_calls"][start] == len(disagreements | {len(expected) - 1})
         ended += len(expected) < limit
     assert out.stats["discarded"] == 0 and out.stats["rejected"] == 0
-    assert 0 < ended < 40  # both ways of ending
+    assert 0 < ended < 40  # some outputs end at the stop id, others at the limit
 
 
 @pytest.mark.laws

@@ -106,7 +106,7 @@ def test_unused_settings_and_unknown_names_are_refused_before_loading(pair, chos
     with pytest.raises(ValueError, match=said):
         sc.decode(pair, [[0]], **chosen, max_new_tokens=3)
     if chosen.get("stop") == 5 or "rule" in chosen and chosen["rule"] == 0.5:
-        return  # a record could not name them
+        return  # a point is refused earlier, because a record could not name these objects
     with pytest.raises(ValueError, match=said):
         point = Point(
             pair=ModelPair(name="pair"), evaluation=Evaluation(task="tiny_translation").resolved(),
@@ -230,7 +230,7 @@ def test_gin_alone_sweeps_and_tabulates_three_levels(folder, tmp_path, capsys):
     assert list(tmp_path.glob("stack*.png"))
     target = next(r for r in records if r["point"]["method"] == "autoregressive")
     lossless = [r for r in records if r["point"]["lossless"]]
-    # greedy and lossless, whatever drafts
+    # greedy and lossless methods have equal outputs with any drafter
     assert len(lossless) >= 3 and {r["quality"]["value"] for r in lossless} == {target["quality"]["value"]}
     (stack,) = (r for r in records if r["point"]["curve"] == "spec_decode[draft 2 → middle 3]")
     assert json.loads(json.dumps(stack))["point"]["drafters"] == ["draft 2 → middle 3"]

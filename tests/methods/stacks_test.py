@@ -199,8 +199,10 @@ KEEPS_ALL = {"budget": 2, "temperature": 0.0, "rule": "chow", "alpha": 0.9}
 SAMPLED = sc.Level(model="m1", block_size=2, draft_temperature=1.0, **KEEPS_ALL)
 LOSSLESS = replace(SAMPLED, rule="spec_decode", alpha=None)
 CERTAIN = sc.Level(model="m1", drafters=("m2",), block_size=2, **KEEPS_ALL)
-WARM = replace(CERTAIN, temperature=1.0, draft_temperature=0.0)  # certain too, but what follows it is sampled
-TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}  # either model's certain token, by a coin
+# this level's tokens are certain too, but the tokens after its drafts are sampled
+WARM = replace(CERTAIN, temperature=1.0, draft_temperature=0.0)
+# a coin decides whether the token of draft or target is kept; both are certain
+TOSSED = {"rule": "random_accept", "accept": "deferral", "alpha": 0.6}
 
 
 @pytest.mark.laws
@@ -222,7 +224,7 @@ def test_a_stack_is_greedy_only_if_all_tokens_that_it_passes_up_are_certain(draf
     settings = {"rule": "bild_star", "alpha": 1.0, "temperature": 1.0, "max_new_tokens": 4}
     out = sc.decode(pair, [[0]] * 2_000, **drafting, **settings)
     assert out.stats["deferral_rate"] == deferral_rate
-    assert np.asarray(out.tokens).mean() == pytest.approx(second_token, abs=0.03)  # over five standard errors
+    assert np.asarray(out.tokens).mean() == pytest.approx(second_token, abs=0.03)  # more than five standard errors
 
 
 COOLED = sc.Level(model="same", budget=2, block_size=2, temperature=0.4)
@@ -232,7 +234,7 @@ TAILED = {"block_size": 1, "tail": "same", "tail_size": 2, "draft_temperature": 
 @pytest.mark.laws
 @pytest.mark.parametrize(("rule", "alpha", "deferral_rate"), [("chow", 0.33, 1), ("fuzzy_kl", 0.3, 0)])
 @pytest.mark.parametrize("drafting", [{"drafters": (COOLED,)}, TAILED])
-def test_a_rule_reads_the_raw_distribution_of_a_cooled_level_or_tail(drafting, rule, alpha, deferral_rate):
+def test_a_rule_reads_the_raw_distribution_of_a_level_or_tail_at_a_low_temperature(drafting, rule, alpha, deferral_rate):
     """The largest of (0.6, 0.4) is below 1 − α, and that at temperature 0.4, 0.73, is not; KL is 0.18 and 0.41."""
     draft = of_probabilities(0.6, 0.4)
     pair = Pair(of_probabilities(0.3, 0.7), draft, others={"same": draft})

@@ -58,7 +58,7 @@ def test_methods_of_one_deferral_share_a_distribution_and_order_acceptance(rule)
     # min(q̃, π) >= (1 − r) q̃ everywhere: replacing from p̃ can only reject more
     assert rates["speculative"] > rates["fuzzy"] + 0.01
     assert abs(rates["speculative"] - rates["fuzzy_after_sd"]) < 0.01
-    assert abs(rates["fuzzy"] - rates["oracle_cascade"]) < 0.05  # examined at other prefixes
+    assert abs(rates["fuzzy"] - rates["oracle_cascade"]) < 0.05  # the methods examine tokens at other prefixes
 
 
 def test_another_bonus_changes_the_distribution():
@@ -216,7 +216,7 @@ def test_unverified_tokens_are_counted(method):
     np.testing.assert_array_equal(s["drafted"] + s["target_calls"], s["committed"] + s["discarded"])
     np.testing.assert_array_equal(s["target_calls"] + s["unverified"], s["rounds"])
     np.testing.assert_array_equal(s["kept"] + s["rejected"], s["examined"])
-    by_target = s["committed"] - s["kept"] - s["unverified_tokens"]  # the target writes at most one per call
+    by_target = s["committed"] - s["kept"] - s["unverified_tokens"]  # the target writes at most one token per call
     assert (by_target >= 0).all() and (by_target <= s["target_calls"]).all()
     assert ((s["unverified_tokens"] > 0) == (s["unverified"] > 0)).all()
 
@@ -291,7 +291,8 @@ def test_every_method_can_be_built():
 def test_every_rule_is_a_method():
     pair = conformance.tabular_pair(*conformance.tables(5, seed=48))
     assert set(sc.RULES) <= set(sc.METHODS)
-    different = {"sd_reference", "random_accept"}  # two baselines whose methods differ from their rules
+    # these two baselines are methods that differ from the rules of the same name
+    different = {"sd_reference", "random_accept"}
     for name, rule in sc.RULES.items():
         if name not in different:
             engine, _ = assemble(pair, method=name)

@@ -82,7 +82,7 @@ def test_without_a_sandbox_the_reason_is_given(monkeypatch):
 def test_a_session_refuses_before_it_decodes(monkeypatch):
     from speccascade_jax.evaluation.session import Session
 
-    unloaded = object.__new__(Session)  # the refusal needs none of its parts
+    unloaded = object.__new__(Session)  # an empty session, because the refusal needs none of its parts
     with pytest.raises(ValueError, match="Evaluation.execute_code = True"):
         measuring.judge(unloaded, [point(execute_code=False)])
 

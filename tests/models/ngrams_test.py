@@ -57,15 +57,16 @@ def test_a_table_of_counts_drafts_if_no_earlier_text_matches():
     prompt = Prompt(np.array([[0]], np.int32), np.array([1], np.int32))
     logits = run(bound.model, bound.params, prompt, np.array([[3, 2, 4]], np.int32)).logits[0]
     law = np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(law[0], [0, 0, 1 / 3, 2 / 3, 0], atol=1e-6)  # After 0.
+    np.testing.assert_allclose(law[0], [0, 0, 1 / 3, 2 / 3, 0], atol=1e-6)  # the distribution after token 0
     # After 3 come 2, 3 and 1; two of them are kept.
     np.testing.assert_allclose(law[1], [0, 1 / 2, 1 / 2, 0, 0], atol=1e-6)
     np.testing.assert_allclose(law[2], [0, 1, 0, 0, 0], atol=1e-6)
-    assert law[3].argmax() in (1, 3) and np.isfinite(logits).sum() == 2 + 2 + 1 + 2  # 4 never occurred.
+    assert law[3].argmax() in (1, 3) and np.isfinite(logits).sum() == 2 + 2 + 1 + 2  # token 4 never occurred
     combined = ngrams.max_gram(table, V, LONGEST)
     combined_logits = run(combined.model, combined.params, prompt, np.array([[3, 2, 3]], np.int32)).logits[0]
-    np.testing.assert_array_equal(combined_logits[:3], logits[:3])  # No token occurred twice yet.
-    np.testing.assert_array_equal(combined_logits[3], [-np.inf, -np.inf, 0, -np.inf, -np.inf])  # 2 followed 3.
+    np.testing.assert_array_equal(combined_logits[:3], logits[:3])  # at these positions no token has occurred twice
+    # token 2 followed token 3
+    np.testing.assert_array_equal(combined_logits[3], [-np.inf, -np.inf, 0, -np.inf, -np.inf])
 
 
 def test_rolled_back_tokens_are_forgotten():

@@ -146,7 +146,7 @@ def test_the_estimate_of_bytes_read_equals_the_programs_arguments(model):
     inputs = zip(jax.tree_util.tree_leaves_with_path((params, cache, block)), program.invars, strict=True)
     sizes = {jax.tree_util.keystr(path): 4 * leaf.size for (path, leaf), variable in inputs if id(variable) in taken}
     in_part = [name for name in sizes if ".bias" in name or ("embedding" in name and not model.config.tied)]
-    wanted = sum(sizes.values()) - sum(sizes[name] for name in [*in_part, "[2]"])  # [2] is the tokens.
+    wanted = sum(sizes.values()) - sum(sizes[name] for name in [*in_part, "[2]"])  # the entry "[2]" contains the tokens
     assert len(in_part) == 1 and needs(model, batch=1, length=9, block_size=2).call_bytes == wanted
 
 

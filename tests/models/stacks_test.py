@@ -85,7 +85,7 @@ def test_dropout_follows_the_key_and_leaves_out_the_last_layer_most():
         return [np.asarray(state) for state in sown["exits"]["decoder"]["hidden"]]
 
     first, second, last = states(0, layer_dropout=1 - 1e-6)
-    assert not np.array_equal(second, states(1, layer_dropout=1 - 1e-6)[1])  # other rows leave it out
+    assert not np.array_equal(second, states(1, layer_dropout=1 - 1e-6)[1])  # in other rows this layer is left out
     np.testing.assert_array_equal(second, last)
     close(first, states(0)[0])
     dropped = [states(seed, dropout_rate=0.5)[0] for seed in (0, 0, 1)]

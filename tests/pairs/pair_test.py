@@ -143,7 +143,8 @@ def test_a_model_may_lack_rows_for_pieces_that_were_only_added(lacking, tmp_path
     assert sizes == [lacking.target.model.vocab_size] * 2 and lacking.vocabulary.vocab_size == 343
     _added(tmp_path / "t", ["<|a|>", "[END]"], generation_config={"eos_token_id": [1, 341]})
     if sizes[0] == 340:
-        with pytest.raises(ValueError, match="has 342 pieces, more than the 340 rows"):  # it could not write its end
+        # such a draft could not write the end token
+        with pytest.raises(ValueError, match="has 342 pieces, more than the 340 rows"):
             sc.Pair.load(tmp_path / "t", tmp_path / "d")
 
 

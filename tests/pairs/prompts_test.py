@@ -210,7 +210,7 @@ def test_prompt_and_output_text_join_correctly(pair):
     assert [prompt + text for prompt, text in zip(PROMPTS, out.texts, strict=True)] == [
         "Once upon a time", "Once upon a time", "Once upon a time", "a time"
     ]  # fmt: skip
-    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # BOS stops a row.
+    assert [int(row[n - 1]) for row, n in zip(out.tokens, out.lengths, strict=True)] == [BOS] * 4  # BOS ends a row
 
 
 def test_streamed_texts_continue_the_prompt(pair):

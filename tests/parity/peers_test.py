@@ -48,7 +48,7 @@ def _exported(config, folder):
 
 def _theirs(family, folder, new=NEW):
     """Returns the benchmark's worker, with the folder's models loaded."""
-    from benchmarks.peers.workers.huggingface import HuggingFace  # Needs transformers.
+    from benchmarks.peers.workers.huggingface import HuggingFace  # imported here, because the worker needs transformers
 
     pair = {"folder": str(folder), "family": family, "new_tokens": new, "stop": [60]}
     peer = HuggingFace()

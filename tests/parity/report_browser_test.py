@@ -50,7 +50,7 @@ def test_the_report_loads_shows_tooltips_and_opens_outputs(browse, report, size,
     assert did["asked"] == [report.resolve().as_uri()]
     assert did["place"]["name"] in did["hovered"] and "--from_record=" in did["hovered"]
     assert did["seen"]["open"] == [did["place"]["anchor"]] and did["seen"]["hash"] == f"#{did['place']['anchor']}"
-    assert did["seen"]["prompts"] == 16  # Prompt and reference of eight outputs.
+    assert did["seen"]["prompts"] == 16  # prompt and reference of each of eight outputs
     assert did["seen"]["width"] <= int(size.partition("x")[0])  # Nothing overflows to the right.
     assert did["tip"]["shown"] == "block" and did["tip"]["inside"] and "drafted and kept" in did["tip"]["text"]
     assert did["picture"] > 10_000

@@ -93,7 +93,8 @@ def test_resume_measures_only_the_missing_pairs(stored):
     status, measured, record = stored("--pairs=last")
     assert (status, measured, list(record["pairs"])) == (0, ["last"], ["last"])
     status, measured, record = stored("--resume", "--pairs=first")
-    assert (status, measured, list(record["pairs"])) == (0, ["first"], ["first", "last"])  # in the tables' order
+    # pairs are stored in the order of the tables
+    assert (status, measured, list(record["pairs"])) == (0, ["first"], ["first", "last"])
 
 
 @pytest.mark.parametrize(("arguments", "jax", "said"), [

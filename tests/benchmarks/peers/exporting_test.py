@@ -54,7 +54,7 @@ def test_rotary_pairs_are_reordered_to_halves_of_a_head(tmp_path):
     logits = decoder.teacher_forced_logits(model, params, tokens)
     np.testing.assert_allclose(logits, wanted, rtol=2e-4, atol=2e-4)
     unturned = decoder.teacher_forced_logits(decoder.DecoderLM(LLAMA), nested, tokens)
-    assert np.abs(unturned - wanted).max() > 0.1  # so that the order matters
+    assert np.abs(unturned - wanted).max() > 0.1  # the logits differ, so the order of coordinates matters
 
 
 def test_another_model_family_is_rejected(tmp_path):

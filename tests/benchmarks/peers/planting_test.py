@@ -87,7 +87,7 @@ def test_models_in_every_dtype_write_the_planted_tokens(told, dtype, monkeypatch
     load, loaded = sc.Pair.load, []
     monkeypatch.setattr(sc.Pair, "load", lambda *paths, **more: loaded.append(load(*paths, **more)) or loaded[-1])
     ours = Ours()
-    for times in (1, 2):  # whatever pair was there before is dropped
+    for times in (1, 2):  # loading a pair again drops the previous one
         ours.load(pair)
         for options in ({"method": "autoregressive"}, {"rule": "spec_decode", "block_size": 3}):
             assert ours.write({"dtype": dtype, **options}, prompts, pair) == wanted

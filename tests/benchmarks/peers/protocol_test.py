@@ -40,7 +40,7 @@ protocol.serve(Counting(), {"double": lambda number: 2 * number})
 def worker(tmp_path):
     """Returns the worker, with a pair that stops at 7."""
     (tmp_path / "fake.py").write_text(FAKE)
-    environment = {"PYTHONPATH": str(repository_root()), "PYTHONUNBUFFERED": ""}  # as a user's shell has it
+    environment = {"PYTHONPATH": str(repository_root()), "PYTHONUNBUFFERED": ""}  # the environment of a user's shell
     started = Worker([sys.executable, str(tmp_path / "fake.py")], tmp_path / "log", environment)
     started.ask("load", pair={"first": 1, "new_tokens": 4, "stop": [7]})
     yield started

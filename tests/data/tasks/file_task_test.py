@@ -192,7 +192,7 @@ def test_folders_saved_by_datasets_are_read(tmp_path, monkeypatch):
     fake = types.SimpleNamespace(load_from_disk=lambda path: rows)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     shown = FileTask(path=tmp_path, pool=str(tmp_path), shots=1).load("test")
-    assert [example.source for example in shown] == ["a b\n\nc"]  # the first split's first row is the exemplar
+    assert [example.source for example in shown] == ["a b\n\nc"]  # the exemplar is the first row of the first split
     task = FileTask(path=tmp_path)
     assert task.splits == ("train", "test")
     with pytest.raises(ValueError, match="has the splits train, test: set held_out to 0"):

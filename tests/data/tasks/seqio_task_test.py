@@ -66,7 +66,7 @@ def test_reading_task_files_imports_no_optional_library():
 
 @pytest.mark.parametrize("task", ["xsum", own_task(module="no.such.module")])
 def test_without_seqio_the_error_says_how_to_install_it(task, monkeypatch):
-    monkeypatch.setitem(sys.modules, "seqio", None)  # makes the import fail
+    monkeypatch.setitem(sys.modules, "seqio", None)  # importing seqio now fails
     with pytest.raises(ImportError, match=r"(speccascade_xsum|theirs) is read through seqio.*pip install .*\[seqio\]"):
         get_task(task).load(limit=1)
     with pytest.raises(SystemExit, match="^error: .* is read through seqio"), gin_flags.one_line_errors():

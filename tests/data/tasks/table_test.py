@@ -25,7 +25,8 @@ def sentences(text: str) -> list[str]:
 def test_tiny_translation_is_as_documented():
     examples = table.get_task("tiny_translation").load()
     assert [example.id for example in examples] == list(range(200))
-    assert table.get_task("tiny_translation").load("test", 1000) == examples  # with a limit beyond the end
+    # a limit beyond the number of examples returns all
+    assert table.get_task("tiny_translation").load("test", 1000) == examples
     for example in examples:
         assert 2 <= len(sentences(example.source)) <= 4, example
         assert len(sentences(example.source)) == len(sentences(example.reference)), example

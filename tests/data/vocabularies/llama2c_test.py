@@ -62,7 +62,7 @@ def test_special_ids_end_an_output(small):
     assert (small.bos_id, small.eos_id, small.stop_ids) == (1, 2, (1, 2))
     ids = small.encode("a time")
     assert small.decode([*ids, 1, *ids]) == small.decode([*ids, 2, *ids]) == "a time"
-    assert small.decode([1, *ids, 9999, -1]) == "a time"  # a prompt's BOS does not end an output
+    assert small.decode([1, *ids, 9999, -1]) == "a time"  # the BOS of a prompt does not end an output
 
 
 def test_invalid_utf8_bytes_are_replaced(small):

@@ -29,14 +29,15 @@ def test_the_kind_is_detected_from_the_content_not_the_name(trained, tmp_path):
 
 def test_a_folder_is_searched_in_order(trained, tmp_path):
     tokenizer_files.llama2c(tmp_path / "tok.bin")
-    (tmp_path / "model.bin").write_bytes(bytes(range(256)) * 9)  # weights may have the same ending
+    (tmp_path / "model.bin").write_bytes(bytes(range(256)) * 9)  # files of weights may have the same ending
     assert load_vocabulary(tmp_path).path == tmp_path / "tok.bin"
     for name in ("vocabulary.model", "spiece.model", "tokenizer.model"):
         (tmp_path / name).write_bytes(trained)
         assert load_vocabulary(tmp_path).path == tmp_path / name
     tokenizer_files.metaspace(tmp_path)
     assert load_vocabulary(tmp_path).path == tmp_path / "tokenizer.json"
-    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]  # the vocabulary next to a file
+    # the vocabulary in the file's folder is found
+    assert candidates(tmp_path / "model.bin") == [tmp_path / "tokenizer.json"]
 
 
 def test_a_file_that_is_not_a_vocabulary_is_rejected(tmp_path):
@@ -65,7 +66,8 @@ def _llama2c(folder, name, **pieces):
 def test_differences_are_reported_in_the_order_piece_size(tmp_path):
     original, same = (_llama2c(tmp_path, name, b=-1.0, c=-1.0) for name in ("one", "same"))
     assert first_difference(original, same) is None
-    assert first_difference(original, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None  # equal pieces are enough
+    # vocabularies with equal pieces do not differ
+    assert first_difference(original, _llama2c(tmp_path, "scores", b=-5.0, c=-1.0)) is None
     difference = first_difference(original, _llama2c(tmp_path, "two", x=-1.0, y=-1.0))
     assert difference == f"id 261 is 'b' in {tmp_path}/one and 'x' in {tmp_path}/two"
     longer = _llama2c(tmp_path, "longer", b=-1.0, c=-1.0, d=-1.0)

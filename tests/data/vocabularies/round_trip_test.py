@@ -86,7 +86,7 @@ def test_a_continuation_joins_the_text_before_it(made, kind, text, data):
     ids = vocabulary.encode(text)
     cut = data.draw(st.integers(1, len(ids)))
     before = vocabulary.decode(ids[:cut])
-    if not before.endswith("�"):  # not in the middle of a character
+    if not before.endswith("�"):  # only where the text before does not end in the middle of a character
         assert before + vocabulary.decode(ids[cut:], after=ids[:cut]) == text == vocabulary.decode(ids)
 
 
@@ -145,4 +145,4 @@ def test_a_flipped_bit_in_a_vocabulary_with_a_digest_is_detected(tmp_path, kind)
     for _ in damage.flips(path, 60):
         with pytest.raises(ValueError, match=f"{path.name} is damaged: its bytes do not match checksums.json"):
             load.load_vocabulary(path)
-    load.load_vocabulary(path)  # the vocabulary is unchanged
+    load.load_vocabulary(path)  # the restored file loads again

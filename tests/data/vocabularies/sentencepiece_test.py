@@ -187,9 +187,10 @@ def test_legacy_changes_nothing_in_a_vocabulary_without_a_prefix(tmp_path):
 
 
 @pytest.mark.parametrize(("files", "bos", "stops"), [
-    ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 7}}, 1, (2, 5)),  # Gemma 2 for chats
+    # Gemma 2's chat models
+    ({"generation_config": {"eos_token_id": [2, 5]}, "config": {"eos_token_id": 7}}, 1, (2, 5)),
     ({"config": {"eos_token_id": 7}}, 1, (2, 7)),
-    ({"tokenizer_config": {"add_bos_token": False, "bos_token": "<s>"}}, None, (2,)),  # Yi
+    ({"tokenizer_config": {"add_bos_token": False, "bos_token": "<s>"}}, None, (2,)),  # Yi's models
     ({"tokenizer_config": {"bos_token": "<s>", "eos_token": "</s>"}, "config": {"eos_token_id": 2}}, 1, (2,)),
 ])  # fmt: skip
 def test_neighbouring_files_determine_begin_and_end_tokens(tmp_path, files, bos, stops):

@@ -28,7 +28,7 @@ def law(settings):
         return 0.8, 0.1, 1.0
     if settings.alpha is None:
         return 1.0, 0.95, 0.5
-    if settings.rule:  # fuzzy
+    if settings.rule:  # a fuzzy method
         return 1.035 - 0.1 * settings.alpha, 0.8 - 0.3 * settings.alpha, settings.alpha
     return 0.99 - 0.1 * settings.alpha, 0.9 - 0.5 * settings.alpha, 0.5
 
@@ -121,7 +121,8 @@ def test_a_second_call_measures_nothing_twice(calibrate):
     assert calibrate(max_loss=0.035) == first and not calibrate.loaded.asked
     calibrate(max_loss=0.025)
     assert calibrate.loaded.asked
-    assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)  # another search, the same rung 1
+    # this search shares only the first rung with the stored one
+    assert all(p.evaluation.quality_examples > 32 for p in calibrate.loaded.asked)
 
 
 def test_the_report_comes_before_the_error_if_no_setting_keeps_the_tolerance(calibrate, capsys):
@@ -207,7 +208,7 @@ def _some_german(pair) -> sc.Pair:
     """Returns the tabular pair with a target shifted towards the references; the draft shares no word with them."""
     counts, end = np.zeros((text_pair.PIECES, text_pair.PIECES)), pair.vocabulary.eos_id
     for example in TASKS["tiny_translation"].load():
-        ids = [end, *pair.vocabulary.encode(example.reference)]  # a prompt's last token is the end too
+        ids = [end, *pair.vocabulary.encode(example.reference)]  # the last token of a prompt is also the end token
         np.add.at(counts, (ids[:-1], ids[1:]), 1)
     return replace(pair, target=sc.TableLM(np.asarray(pair.target.params) / 8 + 3 * np.log1p(counts)))
 

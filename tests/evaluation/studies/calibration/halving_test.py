@@ -49,13 +49,13 @@ def _search(bench, windows=None, **tolerance):
 def test_rungs_double_up_to_all_examples():
     rungs = _windows(400, first=7)
     assert [(window.first, window.judged) for window in rungs] == [(7, 50), (7, 100), (7, 200), (7, 400)]
-    assert [window.timed for window in rungs] == [8, 8, 8, 16]  # an interval needs at least eight
+    assert [window.timed for window in rungs] == [8, 8, 8, 16]  # an interval needs at least eight examples
     assert [window.judged for window in _windows(33)] == [33] and [window.judged for window in _windows(10)] == [10]
 
 
 @pytest.mark.parametrize(("tolerance", "alpha"), [
     ({"max_loss": 0.0}, None), ({"max_loss": 0.045}, 0.3), ({"max_loss": 0.065}, 0.5),
-    ({"max_latency": 0.67}, 0.5),  # the best that is fast enough
+    ({"max_latency": 0.67}, 0.5),  # the best quality among the settings that are fast enough
 ])  # fmt: skip
 def test_the_fastest_setting_within_the_allowed_loss_is_found(bench, tolerance, alpha):
     choice = _search(bench, **tolerance)

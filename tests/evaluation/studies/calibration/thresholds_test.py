@@ -37,7 +37,7 @@ def _run(tmp_path, law=law, settings=None, seeds=(0, 1), base=BASE):
 def test_the_search_over_thresholds_follows_the_paper(tmp_path, capsys):
     trail, loaded = _run(tmp_path)
     assert trail.block_size == 10 and trail.baseline_acceptance == pytest.approx(0.62)
-    assert trail.threshold == 0.4  # keeps 0.60; 0.5 keeps 0.65
+    assert trail.threshold == 0.4  # the threshold 0.4 keeps 0.60 of the tokens, and 0.5 keeps 0.65
     assert trail.floor == pytest.approx(trail.target - 0.2 * (trail.target - trail.draft))
     assert [step.threshold for step in trail.steps] == [0.4, 0.5, 0.6, 0.7, 0.8]
     assert [step.held for step in trail.steps] == [True] * 4 + [False]

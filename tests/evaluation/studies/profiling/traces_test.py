@@ -16,12 +16,13 @@ def _own(*events: tuple[str, float, float]):
 
 
 @pytest.mark.parametrize(("events", "expected"), [
-    ([("a", 0, 10), ("b", 10, 14), ("a", 14, 15)], {"a": (11, 0, 2), "b": (4, 0, 1)}),  # one after another
+    # instructions that run one after another
+    ([("a", 0, 10), ("b", 10, 14), ("a", 14, 15)], {"a": (11, 0, 2), "b": (4, 0, 1)}),
     ([("a", 0, 10), ("b", 13, 14)], {"a": (10, 0, 1), "b": (1, 3, 1)}),  # a gap is waiting time of the next one
     # a loop has no time of its own, unless it became one kernel, which is an instruction
     ([("while", 0, 17), ("a", 2, 5), ("b", 5, 17)], {"a": (3, 2, 1), "b": (12, 0, 1)}),
     ([("while.1", 0, 4), ("a", 5, 6)], {"while.1": (4, 0, 1), "a": (1, 1, 1)}),
-    ([("a", 0, 10), ("b", 4, 6)], {"a": (9, 0, 1), "b": (1, 0, 1)}),  # two at once share the time
+    ([("a", 0, 10), ("b", 4, 6)], {"a": (9, 0, 1), "b": (1, 0, 1)}),  # two instructions that run at once share the time
     ([("a", 0, 10), ("b", 6, 12)], {"a": (8, 0, 1), "b": (4, 0, 1)}),
 ])  # fmt: skip
 def test_time_is_charged_to_the_running_instruction(events, expected):
@@ -166,10 +167,10 @@ def test_loops_contain_instructions_but_products_do_not(program):
     ("slice.1", "draft", ""),
     ("dot.1", "draft/model", "logits_dense"),  # module by its weights, two loops up; phase by its user
     ("alone.1", "draft", ""),
-    ("copy.1", "draft/copies", ""),  # placed by the loop around it
-    ("scores.3", "score", "self_attention"),  # no weights: placed by its user
-    ("fusion.3", "verify/rule", ""),  # placed by the instructions fused in it
-    ("between.3", "commit", ""),  # its user counts before its operands
+    ("copy.1", "draft/copies", ""),  # assigned to the phase of the loop that contains it
+    ("scores.3", "score", "self_attention"),  # without weights: assigned to the phase of its user
+    ("fusion.3", "verify/rule", ""),  # assigned to the phase of the instructions fused in it
+    ("between.3", "commit", ""),  # its user decides about the phase, not its operands
     ("copy.3", "other/copies", ""),
     ("encoded.1", "prefill", "mlp"),
     ("hoisted.1", "prefill", "mlp"),  # moved out of the loop: runs once per generation
@@ -191,8 +192,8 @@ def test_every_instruction_gets_its_phase_and_module(program, name, phase, modul
     (ROUND + "draft/while/body/sampling/cond/branch_1_fun/while/body/closed_call/ge", "draft/sampling", ""),
     (ROUND + "draft/while/body/draft/while/body/score/add", "draft/draft/score", ""),  # an engine inside a drafter
     (ROUND + "not", "other", ""),
-    (ROUND + "verify/sub;" + ROUND + "commit/add", "verify", ""),  # merged instructions: the first one
-    (ROUND + "verify/while/" + ROUND + "verify/mul", "verify", ""),  # inlined: counted once
+    (ROUND + "verify/sub;" + ROUND + "commit/add", "verify", ""),  # merged instructions count for the first one's phase
+    (ROUND + "verify/while/" + ROUND + "verify/mul", "verify", ""),  # an inlined instruction counts once
     ("jit(generation)/jit(_generate)/vmap(f)/row_keys.<locals>.<lambda>/while/body/add", "prefill", ""),
     ("", "other", ""),
 ])  # fmt: skip

@@ -36,7 +36,8 @@ PLAIN = get_conversation("plain")
 def run(pair, tmp_path, monkeypatch):
     monkeypatch.setenv(directory.VARIABLE, str(tmp_path))
     monkeypatch.setattr(answering, "load_source", lambda source: pair)
-    monkeypatch.setattr(prompts, "bucket", lambda length: 128)  # all turns in one program
+    # prompts of all turns have one padded length, so one program suffices
+    monkeypatch.setattr(prompts, "bucket", lambda length: 128)
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
     def run(**changes):
@@ -109,7 +110,7 @@ def test_a_long_prompt_reaches_the_models_whole(speaker, monkeypatch):
     monkeypatch.setattr(Decoder, "generate", lambda decoder, prompt, *_, **__: reached.append(prompt))
     text = speaker.prompt(Question(81, "writing", ("The dog sleeps, and the cat is not at home. " * 15,)))
     ids = text_ids(speaker.pair, text)
-    with pytest.raises(AttributeError):  # nothing was generated
+    with pytest.raises(AttributeError):  # the fake generates nothing to read
         speaker.answer(text)
     assert 300 < len(ids) == reached[0].length[0]
     assert reached[0].tokens[0, : len(ids)].tolist() == ids
@@ -216,7 +217,7 @@ def test_a_killed_run_resumes(run, tmp_path, monkeypatch):
     assert [[json.loads(line)["question_id"] for line in file] for file in after.values()] == [[81, 92, 250]] * 2
     said.clear()
     assert run() == rows and rows[-1].questions == 3 and not said and lines(tmp_path) == after
-    one_side = tmp_path / "answers/tiny-autoregressive.jsonl"  # the answers of the other side are kept
+    one_side = tmp_path / "answers/tiny-autoregressive.jsonl"  # loses its last answer
     one_side.write_text("\n".join(after["tiny-autoregressive"][:2]) + "\n")
     assert run()[-1].questions == 3 and said == [("autoregressive", 250)]
 

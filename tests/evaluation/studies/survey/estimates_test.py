@@ -207,7 +207,7 @@ def test_proven_bounds_hold_for_every_model(name, along):
         assert standing == "proven"
         assert exact <= incurred + 1e-5 and incurred <= bound + 1e-5
         if name.startswith("kl"):
-            assert exact == pytest.approx(incurred, abs=2e-5)  # the chain rule
+            assert exact == pytest.approx(incurred, abs=2e-5)  # the chain rule of KL gives this sum
         tightest = max(tightest, exact / bound)
     assert tightest > 0.95  # a loose bound would hold for a wrong sum too
 

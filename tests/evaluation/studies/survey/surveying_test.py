@@ -108,14 +108,14 @@ def test_fuzzy_rules_are_run_and_compared_with_their_bound(tmp_path, capsys, mon
     chosen = [point.settings for point in asked]
     writers = [(run.method, run.rule, run.alpha, run.bonus, run.draft_temperature) for run in chosen]
     assert writers[1:3] == [("fuzzy", "fuzzy_tv_scaled", tau, "rule", 1.0) for tau in (0.5, 0.9)]
-    assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # kl: along the target's outputs
+    assert {writer[0] for writer in writers[3:]} == {"autoregressive"}  # for kl, the surveyed outputs are the target's
     assert [(row["rule"], row["tau"], row["along"]) for row in kept["bounds"]] == [
         (rule, tau, along) for rule, along in zip(rules[1:], ("rule", "target"), strict=True) for tau in (0.5, 0.9)
     ]
     for row in kept["bounds"]:
         assert row["standing"] == "proven" and row["share"] <= 1 and row["incurred"] <= row["bound"]
         assert row["bound"] == pytest.approx(row["tokens"] * row["share"] * row["tau"])
-    # the larger threshold keeps some of the draft
+    # the larger threshold keeps a part of the draft's tokens
     assert all(row["share"] > 0 and row["incurred"] > 0 for row in kept["bounds"][1::2])
     assert "Divergence from the target" in said and "tv of draft and target: median" in said
     assert (kept["pair"], kept["task"], kept["temperature"]) == ("tabular", "tiny_translation", 1.0)
