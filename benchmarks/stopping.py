@@ -86,11 +86,11 @@ def _capacity(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _heads(bench: Bench) -> list[dict[str, Any]]:
-    """Measures the µs of an acceptance head on one row, in a loop, and its share of the time of drafting a token (T =
-    1).
+    """Measures the µs of an acceptance head on one row, in a loop, and its share of the time of drafting a token.
 
-    The time of drafting a token includes the draft's pass, its distribution and the draw. The head is timed alone, and
-    not as the difference of two engines: two programs for the same work differ by far more than a head costs.
+    The temperature is 1. The time of drafting a token includes the draft's pass, its distribution and the draw. The
+    head is timed alone, and not as the difference of two engines, because two programs for the same work differ by far
+    more than the time of a head.
     """
     features = teacher_forcing.features(bench.pair.draft)
     if features is None:

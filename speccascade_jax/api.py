@@ -224,7 +224,7 @@ def target_law(
     chosen = deferral.get(rule)
     q_logits, p_logits = jnp.asarray(q_logits, jnp.float32), jnp.asarray(p_logits, jnp.float32)
     if q_logits.shape != p_logits.shape:
-        raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}; pass logits of equal shapes")
+        raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}: pass equal shapes")
     for name, logits in (("draft", q_logits), ("target", p_logits)):
         # A row whose largest logit is not finite is an error, as in `decode`; other logits of -inf only mask a token.
         if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():

@@ -234,7 +234,7 @@ TAILED = {"block_size": 1, "tail": "same", "tail_size": 2, "draft_temperature": 
 @pytest.mark.laws
 @pytest.mark.parametrize(("rule", "alpha", "deferral_rate"), [("chow", 0.33, 1), ("fuzzy_kl", 0.3, 0)])
 @pytest.mark.parametrize("drafting", [{"drafters": (COOLED,)}, TAILED])
-def test_a_rule_reads_the_raw_distribution_of_a_level_or_tail_at_a_low_temperature(drafting, rule, alpha, deferral_rate):
+def test_a_rule_reads_the_raw_distribution_of_a_level_or_tail_at_any_temperature(drafting, rule, alpha, deferral_rate):
     """The largest of (0.6, 0.4) is below 1 − α, and that at temperature 0.4, 0.73, is not; KL is 0.18 and 0.41."""
     draft = of_probabilities(0.6, 0.4)
     pair = Pair(of_probabilities(0.3, 0.7), draft, others={"same": draft})

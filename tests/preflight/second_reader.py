@@ -335,7 +335,7 @@ def demands(
         return everything, written
     if row.opcode == "concatenate":
         return [share] * len(sources), written
-    # element-wise: as many elements of an operand as of the result, at most all of them
+    # an element-wise operation reads as many elements of an operand as it writes, at most all of them
     return [min(share * leaf.elements / max(1, source.leaves[0].elements), share) if source and source.leaves else share
             for source in sources], written  # fmt: skip
 

@@ -206,7 +206,7 @@ class Panel:
             ValueError: the records contain none.
         """
         if self.target is None:
-            raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}: measure it with experiments.sweep")
+            raise ValueError(f"no record of the target alone ({TARGET}) for {self.title()}: measure it by a sweep")
         return self.target
 
     def title(self) -> str:

@@ -185,7 +185,7 @@ def test_methods_that_made_the_same_calls_are_always_tied():
     panel, _ = spots(*same, working(chow, 2))
     assert significance.noise(panel) == pytest.approx(np.log(0.74 / 0.65), abs=0.02)
     shown = spots(*same)[1]
-    assert significance.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # for any latencies
+    assert significance.latency_marks(shown, Bootstrap(), 0.0) == ["≈", "≈"]  # whatever their latencies are
     # the best one ties with one of the two within noise, and so with the other
     best = working(point("chow", ratio=0.64), 2)
     assert latency_marks(*same, best) == ["≈", "≈", "≈"]
