@@ -49,7 +49,7 @@ class Seconds(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How often single examples run each part of a program, each `[examples]`."""
+    """Numbers of runs of each part of a program, by single examples, each `[examples]`."""
 
     rounds: np.ndarray
     calls: np.ndarray
