@@ -92,7 +92,8 @@ def test_numbers_seeds_and_prompts_of_one_bucket_share_a_program(pair):
     before = streaming.compilations()
     for n, alpha in enumerate((0.0, 0.3, 1)):
         numbers = {"temperature": [0, 1.0, 0.7][n], "top_p": [1, 0.9, 1.0][n], "top_k": [0, 3, 0][n]}
-        streamed(pair, range(1, 2 + n), block_size=2, alpha=alpha, seed=n, example_id=n, **numbers)  # new here
+        # these lengths and seeds are new
+        streamed(pair, range(1, 2 + n), block_size=2, alpha=alpha, seed=n, example_id=n, **numbers)
     assert streaming.compilations() == before + 2
 
 
@@ -136,7 +137,8 @@ def test_bad_input_is_refused_at_the_call(pair):
 @pytest.mark.parametrize("broken", ["target", "draft"])
 def test_nan_logits_raise_the_error_of_decode_after_the_earlier_tokens(broken):
     table = np.full((VOCAB, VOCAB), -20.0, np.float32)
-    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0  # each token is followed by the next
+    # in the table, each token is followed by the next one
+    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 20.0
     damaged = table.copy()
     damaged[8, 3] = np.nan
     models = {"target": sc.TableLM(table), "draft": sc.TableLM(table)} | {broken: sc.TableLM(damaged)}
@@ -188,7 +190,8 @@ def test_a_character_appears_with_its_last_byte(vocabulary):
     assert "".join(texts) == "is 雪 ok" and not any("\ufffd" in text for text in texts)
     snow = next(n for n, text in enumerate(texts) if "雪" in text)
     assert texts[snow - 2 : snow] == ["", ""]
-    assert "".join(shown(vocabulary, ids[:snow])) == vocabulary.decode(ids[:snow])  # ends in the middle of a character
+    # these ids end in the middle of a character
+    assert "".join(shown(vocabulary, ids[:snow])) == vocabulary.decode(ids[:snow])
 
 
 def test_a_t5_pair_streams_the_decoded_text(words):

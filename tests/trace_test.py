@@ -175,7 +175,7 @@ def test_a_trace_round_trips_through_json_and_fixed_blocks_compare_nothing():
 def test_a_trace_of_the_draft_alone_has_one_source():
     out = sc.decode(PAIR, [[0]], method="autoregressive_draft", max_new_tokens=5, trace=True)
     assert {step.source for turn in out.trace[0].rounds for step in turn.steps} == {"draft"}
-    with pytest.raises(ValueError, match="seq_cascade"):  # several generations
+    with pytest.raises(ValueError, match="seq_cascade"):  # this method runs several generations
         sc.decode(PAIR, [[0]], method="seq_cascade", alpha=0.5, trace=True)
 
 

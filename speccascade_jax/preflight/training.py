@@ -120,7 +120,7 @@ def _limits(corpus: Any, encoder_decoder: bool) -> tuple[int, int]:
         removed, spans = noise_counts(chunk, corpus.noise_density, corpus.mean_span)
         return (chunk - removed + spans + 1, removed + spans + 1) if encoder_decoder else (0, corpus.length)
     if not corpus.widths:
-        raise ValueError(f"{type(corpus).__name__} has no widths: set widths, the tokens per row of its batches")
+        raise ValueError(f"{type(corpus).__name__} has no widths: set `widths`, the tokens per row of a batch")
     return (corpus.widths[-1] if encoder_decoder else 0), corpus.widths[-1]
 
 

@@ -495,7 +495,7 @@ def test_a_record_names_its_keys_and_code_and_another_toolchain_keeps_it(tmp_pat
 
 
 @pytest.mark.usefixtures("this_pair")
-def test_quality_is_judged_once_for_all_hardware_and_with_or_without_latency(tmp_path, monkeypatch):
+def test_quality_is_measured_once_for_all_hardware_with_or_without_latency(tmp_path, monkeypatch):
     path = tmp_path / "s.jsonl"
     untimed = run(path, replace(KEPT, latency_examples=0))
     assert untimed["key"] == untimed["judged_key"] and "latency" not in untimed

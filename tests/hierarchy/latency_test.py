@@ -74,6 +74,6 @@ def test_the_overshoot_latency_matches_simulation_and_the_papers_is_larger():
         ((), (), "increasing"),
     ],
 )
-def test_an_invalid_chain_is_refused(models, budgets, message):
+def test_an_invalid_chain_of_models_is_refused(models, budgets, message):
     with pytest.raises(ValueError, match=message):
         hierarchy.latency([1.0, 2.0], [[1, 0.5], [0, 1]], models, budgets)

@@ -137,7 +137,7 @@ def test_missing_entries_are_named(tables, changes, message):
         measured(tables, **changes)
 
 
-def test_a_broken_model_is_named(tables):
+def test_an_error_names_a_model_with_nan_logits(tables):
     broken = tables | {"small": np.where(np.arange(V) == 2, np.nan, tables["small"])}
     with pytest.raises(ValueError, match="model 'small' gives NaN"):
         measured(broken)

@@ -27,7 +27,7 @@ SIZES = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 500_000.0}
 DECODERS = {
-    # A window far shorter than the prompts.
+    # the window is far shorter than the prompts
     "gemma2": ("Gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 12}),
     "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     "llama3.1": ("Llama", {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
@@ -72,7 +72,7 @@ def their_t5(config: T5Config):
         model.shared.weight.mul_(0.3)  # Otherwise a tied model would only repeat its last token.
         for name, weight in model.named_parameters():
             if "SelfAttention" in name or "EncDecAttention" in name:
-                weight.mul_(2.0)  # Positions must affect the logits.
+                weight.mul_(2.0)  # the relative biases must be so large that they change the logits
     if not c.tied:
         # transformers 5 ties it to the embedding whatever the configuration says.
         model.lm_head.weight = torch.nn.Parameter(torch.randn(c.num_embeddings, c.d_model) * c.d_model**-0.5)
@@ -179,7 +179,7 @@ def their_odd_t5(kind: str):
             for name, value in ids.items():
                 setattr(config, name, value)
     else:
-        torch.manual_seed(11)  # with it transformers writes many different tokens
+        torch.manual_seed(11)  # with this seed transformers writes many different tokens
         theirs.lm_head.weight = torch.nn.Parameter(torch.randn(61, 24) * 0.5)
     return theirs
 

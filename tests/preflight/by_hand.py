@@ -100,7 +100,7 @@ MATRIX: Shape = ((D, D), BF16)
 TABLE: Shape = ((250_000, 1024), F32)
 X = 2 * 128 * D
 PROGRAMS = {
-    # the matrix, the rows and the result
+    # reads the matrix and the rows, writes the result
     "product": ByHand(lambda x, w: x @ w, (ROWS, MATRIX), X + WEIGHTS + X, ops=1),
     "turns": ByHand(partial(turns, 7), (FEW, MATRIX), 7 * WEIGHTS),
     "until": ByHand(until, (FEW, MATRIX, ((), S32)), 5 * WEIGHTS, loops={"/while": 5}),
@@ -108,7 +108,7 @@ PROGRAMS = {
     "branch_1": ByHand(chosen, (((), jnp.bool_), ROWS, MATRIX), X + WEIGHTS + X, branches={"/cond:2": 1}),
     "branch_0": ByHand(chosen, (((), jnp.bool_), ROWS, MATRIX), X + X, branches={"/cond:2": 0}),
     "branch_in_loop": ByHand(chosen_in_loop, (FEW, MATRIX), 6 * WEIGHTS, branches={"/cond:2": 1}),
-    # every layer's matrix once
+    # reads the matrix of every layer once
     "layers": ByHand(layers, (((128, WIDTH), BF16), ((LAYERS, WIDTH, WIDTH), BF16)), LAYERS * 2 * WIDTH**2),
     # the slice is read from one buffer and written into the other
     "update": ByHand(
@@ -132,7 +132,7 @@ PROGRAMS = {
         lambda x, y: jnp.concatenate([x, y], 1), (((5120, 10_240), BF16),) * 2, 2 * 2 * 2 * 5120 * 10_240, ops=1
     ),
     "two_results": ByHand(lambda x: (x.sum(0), x.max(0)), (((16_384, 4096), F32),), 4 * 16_384 * 4096, ops=1),
-    # a predicate takes a byte
+    # in memory, a predicate takes one byte
     "masked": ByHand(
         lambda mask, x: jnp.where(mask, x, 0), (((4096, 16_384), jnp.bool_), ((4096, 16_384), F32)),
         4096 * 16_384 * (1 + 4 + 4), ops=1,

@@ -142,7 +142,8 @@ def test_a_mesh_exchanges_sums_and_small_arrays_only(family):
 
 
 def test_attention_that_leaves_its_device_is_found(monkeypatch):
-    monkeypatch.setattr(layers, "under", lambda mesh: contextlib.nullcontext())  # XLA then splits attention itself
+    # without `jax.shard_map`, XLA splits attention by itself
+    monkeypatch.setattr(layers, "under", lambda mesh: contextlib.nullcontext())
     jax.clear_caches()
     program, _ = compiling.compiled("t5", **ON_MESH, prompt_length=17)
     jax.clear_caches()

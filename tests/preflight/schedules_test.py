@@ -72,7 +72,7 @@ def both(text):
 
 @pytest.mark.parametrize("turns", [1, 4, 60])
 def test_a_loop_counts_its_branch_and_the_delayed_bundles_after_it(turns):
-    # an empty bundle inside shows no depth
+    # the compiler writes no loop depth for an empty bundle
     assert both(LOOP.format(limit=turns, middle="%v2_v2 = vlaneseq")) == 1 + turns * 10 + 1
 
 
@@ -91,7 +91,7 @@ def test_loops_multiply_within_loops_without_a_comment_on_their_exit():
 
 
 def test_bundles_that_an_iteration_skips_do_not_count():
-    # two of six turns skip two bundles
+    # two of six iterations skip two bundles each
     assert both(SKIPPED) == 1 + 6 * 15 - 2 * 2
 
 

@@ -103,7 +103,7 @@ def test_distribution_keeps_the_leading_axes():
 @pytest.mark.parametrize(("name", "q", "p", "alpha"), [
     ("chow", [0.5, 0.25, 0.25, 0], [1, 0, 0, 0], 0.5),
     ("diff", [0.5, 0.25, 0.25, 0], [0.75, 0.25, 0, 0], 0.25),
-    ("opt", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 1.0),  # TV = 1/4
+    ("opt", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 1.0),  # the total variation is 1/4
     ("token_v1", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.25),
     ("token_v2", [0.5, 0.5, 0, 0], [0.75, 0.25, 0, 0], 0.5),
     ("token_v3", [0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0], 0.5),
@@ -137,7 +137,8 @@ def test_the_table_of_rules_equals_the_documented_one():
         low, high = rule.alpha.bounds(8192)
         assert low <= rule.alpha.typical <= high and all(low - 1e-3 <= x <= high + 1e-3 for x in rule.alpha.usual())
     assert RULES["diff_log"].alpha.bounds(100) == (-math.log(100), math.log(100))
-    assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].alpha.grid)  # inside the domain
+    # all usual α's lie inside the domain
+    assert all(0 <= x < 1 for name in ("lossy", "lossy_tuned") for x in RULES[name].alpha.grid)
     assert [n for n in METHODS_TABLE if RULES[n].lossless] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if not RULES[n].reads_q] == ["spec_decode"]
     assert [n for n in METHODS_TABLE if RULES[n].greedy_only] == ["lossy_greedy"]
@@ -300,7 +301,7 @@ def test_lemma_10_opt_and_diff_at_temperature_zero_share_a_distribution_but_not_
 
 @pytest.mark.parametrize(("name", "alphas", "temperatures"), [
     ("lossy", [0.0], ANY),
-    ("lossy", [0.3, 0.8], [0.0]),  # lemma 6
+    ("lossy", [0.3, 0.8], [0.0]),  # by lemma 6
     ("lossy_tuned", [0.0, 0.3, 0.8], [0.0]),
     ("diff", [-1.0], ANY),
     ("chow", [-1e-3, -1.0, -7.0], ANY),
@@ -346,7 +347,7 @@ def test_not_an_identity_token_v3_at_zero_is_not_lossless(temperature):
     pair = conformance.law_pair(q[None], p[None], temperature)
     deferred = np.asarray(RULES["token_v3"].deferral(pair, jnp.zeros((1, 1))))[0]
     np.testing.assert_array_equal(deferred, [False, True, True])
-    # at temperature 0 it is lossless
+    # at temperature 0 token_v3 is lossless
     np.testing.assert_array_equal(law("token_v3", q, p, 0.0, 0.0), law("spec_decode", q, p, 0.0, 0.0))
 
 

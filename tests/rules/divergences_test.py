@@ -62,7 +62,7 @@ def wide_logits():
     """Returns pairs of logits `(q, p)` that differ by up to 300, with entries masked in one or both."""
     rng = np.random.default_rng(5)
     q, p = rng.uniform(-150, 150, (2, 60, 11)).astype(np.float32)
-    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # token 0 is far from the others
+    q[:20, 1:], p[:20, 1:] = 0.05 * q[:20, 1:], 0.05 * p[:20, 1:]  # the logit of token 0 is far from the others
     q[:10, 0], p[10:20, 0] = -120.0, -120.0
     q[40:50, 3] = p[40:50, 3] = -np.inf
     q[50:55, 4], p[55:, 5] = -np.inf, -np.inf
@@ -118,9 +118,10 @@ def test_distributions_without_a_common_token_have_the_largest_distance_exactly(
     q[:, half] = -np.inf
     p[:, np.setdiff1d(np.arange(vocab_size), half)] = -np.inf
     pair = conformance.law_pair(q, p, 1.0)
-    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # rounding occurs
+    assert (np.asarray(pair.q.sum(-1)) != 1.0).any() or vocab_size < 8192  # checks that rounding occurs in this case
     for name in ("js", "tv"):
-        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):  # top-k has all of the target's
+        # this top-k includes all tokens with mass under the target
+        for top_k, scaled in ((0, False), (0, True), (vocab_size // 2, False)):
             rule = deferral.fuzzy(name, top_k, scaled)
             assert (np.asarray(compared(rule.deferral, pair)) >= 1.0).all(), rule.name
     np.testing.assert_array_equal(total_variation(pair.p, pair.q), 1.0)

@@ -41,7 +41,7 @@ def test_decoding_caches_programs_in_the_users_cache_folder_by_default(monkeypat
     assemble(sc.Pair(target=model, draft=model))
     folder = tmp_path / "xdg/speccascade_jax/xla"
     assert (jax.config.values[DIRECTORY], jax.config.values[SECONDS]) == (str(folder), 0.0)
-    assert folder.stat().st_mode & 0o077 == 0  # no permissions for others
+    assert folder.stat().st_mode & 0o077 == 0  # other users have no permissions
 
 
 @pytest.mark.parametrize(("variable", "value", "expected"), [
@@ -84,7 +84,8 @@ def test_unwritable_folders_and_folders_that_others_can_write_are_not_used(
         folder.mkdir()
         folder.chmod(mode)
     monkeypatch.setenv(compilation_cache.VARIABLE, str(tmp_path / name))
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")  # root may write everywhere
+    # replaced, because root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "locked")
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + owner)
     with pytest.warns(UserWarning, match=f"not cached \\({said}") as caught:
         assert switched_on() == (None, 1.0)
@@ -114,10 +115,10 @@ def decode(folder, *limit):
 @pytest.mark.laws
 def test_decoding_works_on_a_full_disk_and_after_it(tmp_path):
     before, warned, tokens = decode(tmp_path, 100)
-    assert before is None  # no import has touched JAX's settings
+    assert before is None  # importing the package does not change JAX's settings
     assert tokens == [[0, 1, 0]]
     assert any("Error writing persistent compilation cache entry for 'jit__joined'" in text for text in warned)
-    assert not list(tmp_path.iterdir())  # no part of an entry is left
+    assert not list(tmp_path.iterdir())  # no part of a damaged entry is left
     _, warned, tokens = decode(tmp_path)
     assert (warned, tokens) == ([], [[0, 1, 0]])
 
@@ -173,7 +174,7 @@ def test_a_bucket_keeps_programs_for_the_next_machine(bucket):
     entries = dict(bucket.objects)
     assert entries and all(name.startswith("bucket/cache/jit_") for name in entries)
     assert decode(place)[1:] == [[], [[0, 1, 0]]]
-    assert bucket.objects == entries  # nothing was compiled and written again
+    assert bucket.objects == entries  # nothing was compiled again, so nothing was written
     bucket.fault = lambda method, name: "403"
     _, warned, tokens = decode(place)
     assert tokens == [[0, 1, 0]]

@@ -53,7 +53,7 @@ KEPT = [
 def test_old_names_are_translated_to_current_ones(old, new):
     text, renamed = legacy_gin.translate(old)
     assert text == new and renamed
-    assert text.count("\n") == old.count("\n")  # errors name the line that the user sees
+    assert text.count("\n") == old.count("\n")  # the translation keeps line numbers, because errors name them
 
 
 @pytest.mark.parametrize("text", KEPT)
@@ -104,7 +104,7 @@ class Settings:
 def read(tmp_path, monkeypatch):
     """Returns `(file, bindings, text) -> result of its function`, for a module `points` that has `Settings`."""
     monkeypatch.setattr(legacy_gin, "_WARNED", set())
-    for registry in ("_REGISTRY", "_INVERSE_REGISTRY"):  # registrations of a test are removed afterwards
+    for registry in ("_REGISTRY", "_INVERSE_REGISTRY"):  # registrations made by a test are removed afterwards
         monkeypatch.setattr(gin.config, registry, getattr(gin.config, registry).copy())
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "points.py").write_text(POINTS)

@@ -33,7 +33,7 @@ def forgotten():
     ("core.typed", "core.validate_types"),
     ("results.tables", "results.report.tables"),
     ("results.tables.grid", "results.report.tables.grid"),
-    # its package moved first, then the module itself
+    # first the package of this module moved, then the module itself
     ("evaluation.calibration.outcome", "evaluation.studies.calibration.calibrating"),
 ])  # fmt: skip
 def test_an_old_name_imports_the_same_module_and_warns(forgotten, old, new):

@@ -67,7 +67,7 @@ def test_without_a_terminal_only_the_log_gets_the_notice(monkeypatch, caplog):
     with notices.said_if_long(lambda: asked.set() or "this", after=0.0):
         assert asked.wait(60)
     assert sys.stderr.getvalue() == "" and len(caplog.records) == 1
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # a notebook sets this
     with notices.said_if_long(lambda: "this", after=0.0):
         assert sys.stderr.written.wait(60)
     assert sys.stderr.getvalue().startswith("speccascade_jax: this … ")

@@ -29,7 +29,7 @@ def test_names_in_a_file_are_looked_up_by_its_module_name(tmp_path):
     assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
     assert own_files.loaded() == {"own_numbers": str(path)}
     path.write_text("THREE = 4\n")
-    own_files.load_again(own_files.loaded())  # not executed twice
+    own_files.load_again(own_files.loaded())  # a file that is already loaded is not executed again
     assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
 
 

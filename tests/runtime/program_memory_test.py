@@ -21,7 +21,7 @@ def test_programs_are_dropped_only_if_maps_run_short():
 def test_maps_are_counted_again_only_after_a_compilation(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     monkeypatch.setattr(program_memory, "_MAPS", maps)
-    assert not program_memory.release_when_crowded(share=0.0)  # as on a system without /proc
+    assert not program_memory.release_when_crowded(share=0.0)  # simulates a system without /proc
     maps.write_text("\n" * 3)
     jax.jit(lambda x: 3 * x)(jnp.float32(1))
     limit = int(program_memory._LIMIT.read_text())
@@ -78,4 +78,4 @@ def test_many_programs_in_one_process_stay_within_the_limit_of_maps(tmp_path):
 @pytest.mark.laws
 @pytest.mark.skipif(not program_memory._MAPS.exists(), reason="reads /proc")
 def test_a_thousand_decodes_of_one_program_need_no_more_memory_than_a_hundred():
-    assert new_process.answer(MANY, 0, 1000, program_memory._LIMIT)["grown"] < 8  # MB
+    assert new_process.answer(MANY, 0, 1000, program_memory._LIMIT)["grown"] < 8  # megabytes

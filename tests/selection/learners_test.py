@@ -129,7 +129,7 @@ def test_exp3_learns_with_the_choices_of_the_decoder():
 
 def test_exp3_probabilities_are_correct_and_invalid_numbers_are_refused():
     learner = learners.Exp3(2, rate=0.5, explore=0.1, share=0.0)
-    learner.learn(np.zeros(0), 0, -10.0)  # the largest loss, 1/2, at probability 1/2
+    learner.learn(np.zeros(0), 0, -10.0)  # the largest loss, 1/2, at a probability of 1/2
     weights = np.exp([-0.5 * 0.5 / 0.5, 0.0])
     assert learner.usual == pytest.approx(-np.log(4.0)) and learner.num_queries == 1
     np.testing.assert_allclose(learner.probabilities, 0.9 * weights / weights.sum() + 0.05)

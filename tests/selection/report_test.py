@@ -91,7 +91,8 @@ def test_the_oracles_time_is_all_time_over_all_tokens(store):
         for name in ("latency", "target_latency"):
             spot.records[0][name] |= {"per_example_ms": [[2.0, 27.0]] * 3, "per_example_tokens": [[1, 9]] * 3}
     oracle = selection.oracle([selection.per_token(spot) for spot in always])
-    assert oracle.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)  # not (2 + 3) / 2
+    # total time over total tokens, not the mean (2 + 3) / 2
+    assert oracle.records[0]["latency"]["ms_per_token"]["value"] == pytest.approx(29 / 10)
     assert selection.ratio(oracle) == 1.0
 
 

@@ -192,7 +192,7 @@ def test_reinforce_is_the_exact_gradient_within_sampling_error():
         return (np.abs(sample.mean(0) - exact) / np.maximum(error, 1e-9)).max()
 
     assert np.abs(exact).max() > 1e-2
-    assert largest(train.reinforce) < 4.5  # the largest of about 90 coordinates
+    assert largest(train.reinforce) < 4.5  # in standard errors: the largest deviation of about 90 coordinates
     assert largest(wrong) > 20
 
 
@@ -201,7 +201,7 @@ def test_losses_match_values_computed_by_hand():
     drawn = jnp.array([1])
     np.testing.assert_allclose(train.reinforce(scores, rewards, drawn), [-0.2 * np.log(0.25)], rtol=1e-6)
     np.testing.assert_allclose(train.expected(scores, rewards, drawn), [-(0.5 + 0.05 + 0.25)], rtol=1e-6)
-    mean_loss = -(np.log(0.5) + np.log(0.25)) / 2  # two best arms share the weight
+    mean_loss = -(np.log(0.5) + np.log(0.25)) / 2  # two equally good arms share the weight
     np.testing.assert_allclose(train.best_arm(scores, rewards, drawn), [mean_loss], rtol=1e-6)
 
 

@@ -69,7 +69,7 @@ def test_the_loss_equals_the_formula_over_counted_positions():
     slope = jax.grad(lambda z: heads.weighted_bce(z, jnp.asarray(kept), jnp.asarray(counted), 6.0))(jnp.asarray(logits))
     assert (np.asarray(slope) != 0).tolist() == counted.tolist()
     far = heads.weighted_bce(jnp.asarray([[200.0, -200.0]]), jnp.asarray([[0.0, 1.0]]), jnp.ones((1, 2), bool), 1.0)
-    assert far == pytest.approx(200.0)  # from logits: no log of 0
+    assert far == pytest.approx(200.0)  # the loss is computed from logits, so there is no log of 0
     assert heads.weighted_bce(jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.zeros((1, 2), bool), 1.0) == 0
 
 
@@ -95,7 +95,7 @@ def flip(payload):
     (lambda payload: payload.update(card=payload["card"].replace("6.0", "1.0")), "card: its bytes have changed"),
     (lambda payload: payload.update(format=9), "has format 9, but this version reads 1: train one"),
     (lambda payload: payload.pop("digests"), "no acceptance head"),
-    (None, "is damaged"),  # the end is cut off
+    (None, "is damaged"),  # a file without its end
 ])  # fmt: skip
 def test_an_error_names_the_damage_of_a_file(tmp_path, change, message):
     path = tmp_path / head_files.FILE
@@ -105,7 +105,7 @@ def test_an_error_names_the_damage_of_a_file(tmp_path, change, message):
     content = path.read_bytes()[:-20]
     if change is not None:
         payload = flax.serialization.msgpack_restore(checksums.unsealed(path, path.read_bytes(), ""))
-        change(payload)  # without the seal, as earlier versions wrote it
+        change(payload)  # files of earlier versions have no digest at their end
         content = flax.serialization.msgpack_serialize(payload)
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):

@@ -45,9 +45,10 @@ STOPS_BEFORE = jnp.asarray([[False, False, True, False], [True, True, True, True
 
 
 @pytest.mark.parametrize(("policy", "laws", "slot", "more", "draw", "proceed"), [
-    (Fixed(2), EVEN, 0, {}, [True], [True]),  # it ends after the last token
+    (Fixed(2), EVEN, 0, {}, [True], [True]),  # a block ends after its last token
     (Fixed(2), EVEN, 1, {}, [True], [False]),
-    (Confidence(3), SURE, 0, {"threshold": 0.25}, [True, False], [True, False]),  # and before the unsure one
+    # a block ends before a token of which the draft is unsure
+    (Confidence(3), SURE, 0, {"threshold": 0.25}, [True, False], [True, False]),
     (Confidence(3), SURE, 2, {"threshold": 0.25}, [True, False], [False, False]),
     (Confidence(3), SURE, 0, {"threshold": np.array([0.2, 0.5])}, [False, True], [False, True]),
     (Entropy(3), FLAT, 0, {"threshold": 0.6}, [True, False], [True, False]),
@@ -68,9 +69,9 @@ def test_cumulative_confidence_multiplies_over_a_block_and_restarts():
     draw, _, state = ask(policy, laws, 0, threshold=0.5)
     assert draw == [True, True]
     draw, proceed, state = ask(policy, laws, 1, threshold=0.5, state=state)
-    assert (draw, proceed) == ([True, False], [True, False])  # 0.5625 and 0.25
+    assert (draw, proceed) == ([True, False], [True, False])  # the products are 0.5625 and 0.25
     draw, _, state = ask(policy, laws, 2, threshold=0.5, state=state)
-    assert draw == [False, False]  # 0.421875
+    assert draw == [False, False]  # the product is 0.421875
     assert ask(policy, laws, 0, threshold=0.5, state=state)[0] == [True, True]
 
 
@@ -102,7 +103,7 @@ FALLING, HOPELESS = ([0.9, 0.8, 0.7, 0.5, 0.5, 0.5, 0.5], 0.4), ([0.01] * 5, 0.1
     (FALLING, {"least": 6, "lag": 0}, (6, 7)),
     (FALLING, {"least": 1, "lag": 1, "block": 2}, (2, 2)),
     (FALLING, {"least": 1, "lag": 0, "block": 2}, (2, 2)),
-    (HOPELESS, {}, (2, 2)),  # the authors' blocks have at least two tokens
+    (HOPELESS, {}, (2, 2)),  # in the authors' code, blocks have at least two tokens
     (HOPELESS, {"lag": 0}, (2, 3)),
 ])  # fmt: skip
 def test_specdecpp_stops_when_a_rejection_has_become_likely(predicted, options, expected):
@@ -125,7 +126,8 @@ def test_a_head_can_read_the_distribution_of_the_previous_token():
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_threshold_of_zero_does_not_stop_a_certain_draft(lag):
-    sure, policy = jnp.full((1, 1), 100.0), AcceptanceHead(9, least=0, lag=lag)  # its sigmoid is 1 in float32
+    # the sigmoid of this logit is 1 in float32
+    sure, policy = jnp.full((1, 1), 100.0), AcceptanceHead(9, least=0, lag=lag)
     assert ask(policy, EVEN, 1, 0.0, None, LINEAR, sure)[:2] == ([True], [True])
 
 
@@ -183,7 +185,7 @@ SAMPLED = [
     (CumulativeConfidence(5), 0.7),
     (Entropy(5), 1.0),
     (AcceptanceHead(5), 0.5),
-    (AcceptanceHead(5, least=0, lag=0), 0.6),  # reads the distribution too, see `_adaptive`
+    (AcceptanceHead(5, least=0, lag=0), 0.6),  # this head also reads the distribution, see `_adaptive`
     (Erratic(), 0.0),
 ]
 

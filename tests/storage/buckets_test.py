@@ -64,7 +64,8 @@ def test_names_below_a_place_are_its_folder(bucket):
     assert list(runs.glob("*.jsonl")) == [PLACE] and list(runs.parent.glob("*/*.jsonl")) == [PLACE]
     assert runs.is_dir() and not runs.is_file() and not BucketPath("gs://bucket/run").exists()
     many = BucketPath("gs://bucket/many")
-    assert many.read_below(many.below()) == [f"many/{i:03}".encode() for i in range(250)]  # three pages of names
+    # the list of names has three pages
+    assert many.read_below(many.below()) == [f"many/{i:03}".encode() for i in range(250)]
     assert [str(path) for path in BucketPath("gs://bucket").iterdir()][1:] == ["gs://bucket/runs-2", "gs://bucket/runs"]
 
 

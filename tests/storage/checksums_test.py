@@ -13,7 +13,7 @@ CONTENT = bytes(range(64))
 def test_listed_files_are_checked(tmp_path):
     file = tmp_path / "a.model"
     file.write_bytes(CONTENT)
-    assert checksums.read(file) == CONTENT  # There are no digests yet.
+    assert checksums.read(file) == CONTENT  # without a file of digests, nothing is checked
     checksums.update(file)
     for _ in damage.flips(file):
         with pytest.raises(ValueError, match=r"a\.model is damaged: .* checksums\.json: copy it again"):
@@ -24,7 +24,7 @@ def test_listed_files_are_checked(tmp_path):
         with pytest.raises(ValueError, match=r"a\.model is damaged"):
             checksums.read(file)
     (tmp_path / "b.model").write_bytes(CONTENT)
-    assert checksums.read(tmp_path / "b.model") == CONTENT  # Not listed.
+    assert checksums.read(tmp_path / "b.model") == CONTENT  # a file without a listed digest is not checked
 
 
 def test_an_update_keeps_the_other_entries(tmp_path):
@@ -51,7 +51,7 @@ def test_a_seal_detects_every_flipped_bit(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(CONTENT + checksums.seal(CONTENT))
     assert checksums.unsealed(file, file.read_bytes(), "again") == CONTENT
-    assert checksums.unsealed(file, CONTENT, "again") == CONTENT  # Written by an earlier version.
+    assert checksums.unsealed(file, CONTENT, "again") == CONTENT  # a file that an earlier version wrote has no seal
     for _ in damage.flips(file, end=len(CONTENT)):
         with pytest.raises(ValueError, match=r"f is damaged: its bytes have changed: again"):
             checksums.unsealed(file, file.read_bytes(), "again")

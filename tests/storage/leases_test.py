@@ -49,7 +49,8 @@ def test_a_writer_that_lost_its_lease_raises_an_error_and_leaves_the_new_lease_u
 
 def test_a_server_that_fails_for_a_while_ends_no_lease(bucket):
     with Lease(PLACE, STORE, SECONDS) as lease:
-        bucket.fault = lambda method, name: "403" if method == "POST" else None  # it is read, but not renewed
+        # the server answers reads, but refuses renewals
+        bucket.fault = lambda method, name: "403" if method == "POST" else None
         time.sleep(SECONDS)
         bucket.fault = lambda method, name: None
         deadline = time.monotonic() + 5

@@ -35,7 +35,7 @@ def test_a_second_writer_is_refused_and_the_error_names_the_first(tmp_path, othe
         raise AssertionError("held twice")
     other.kill()
     other.wait()
-    with locks.held(tmp_path / "a" / "lock", "runs/x"):  # The kernel released it.
+    with locks.held(tmp_path / "a" / "lock", "runs/x"):  # the kernel has released the lock of the killed process
         assert (tmp_path / "a" / "lock").is_file()
     assert not (tmp_path / "a" / "lock").exists()
 

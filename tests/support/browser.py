@@ -98,7 +98,7 @@ def main(file: str, size: str, scheme: str, picture: str = "") -> None:
     print(json.dumps({"loaded": loaded, "errors": said, "asked": asked, "place": place, "hovered": hovered,
                       "seen": seen, "tip": tip}))  # fmt: skip
     sys.stdout.flush()
-    os._exit(0)  # no need to wait for Chromium's threads
+    os._exit(0)  # ends the process without waiting for Chromium's threads
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.fault(self.command, name)
         if fault == "slow":
             time.sleep(2)
-        if fault == "reset":  # before anything is done
+        if fault == "reset":  # the connection breaks before the request is served
             return self._close()
         if fault and fault.isdigit():
             return self._send(int(fault), b"{}", {})
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.asked.append((self.command, name))
             answer = self._done(address.path, bucket, key, query, body)
             self.server.sent[self.headers.get("Authorization", "").removeprefix("Bearer "), name] += len(answer[1])
-        if fault == "lost":  # after it is done
+        if fault == "lost":  # the connection breaks after the request is served
             return self._close()
         return self._send(*answer)
 

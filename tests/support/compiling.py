@@ -41,7 +41,8 @@ def known_models():
 def _compiled(job):
     known_models()
     traced = Traced.of(job)
-    quickly = jax.config.read("jax_disable_most_optimizations")  # as the other tests compile
+    # the setting with which other tests compile is restored afterwards
+    quickly = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         compiled = compiling.compile_job(traced)

@@ -125,7 +125,7 @@ def check_identity(accept, pair, alpha, tolerance=1e-5):
     np.testing.assert_allclose(replacement.sum(-1), 1.0, atol=tolerance)
     assert law.min() >= 0 and replacement.min() >= 0 and kept.min() >= 0
     assert (kept <= np.asarray(pair.q_tilde) + 1e-7).all()
-    for token in range(kept.shape[-1]):  # the engine calls `kept_at`
+    for token in range(kept.shape[-1]):  # one token at a time, because the engine calls `kept_at`
         probability = kept_at(accept, pair, alpha, jnp.full(kept.shape[:-1], token, jnp.int32))
         np.testing.assert_allclose(probability, kept[..., token], atol=tolerance)
 
@@ -261,7 +261,7 @@ def pooled_statistic(observed, expected, least=5.0):
     """Returns the chi-square statistic and its degrees of freedom, with cells expected below `least` pooled."""
     assert abs(observed.sum() - expected.sum()) <= 1e-3 * observed.sum()
     if ((expected <= 1e-9) & (observed > 0)).any():
-        return np.inf, 1  # an event of probability 0 happened
+        return np.inf, 1  # an event with probability 0 occurred
     small = expected < least
     o = np.append(observed[~small], observed[small].sum())
     e = np.append(expected[~small], expected[small].sum())

@@ -334,7 +334,7 @@ def fuzz(folder: Path, cases: int, seed: int) -> dict[str, Any]:
     names = list(FORMATS)
     for case in range(cases):
         name = names[case % len(names)]
-        (folder / "last").write_text(f"{case} {name}")  # shows the case if the process crashes
+        (folder / "last").write_text(f"{case} {name}")  # if the process crashes, this file shows the case
         began_case = time.monotonic()
         outcome, problem = _one(folder, name, whole[name], np.random.default_rng((seed, case)))
         took = time.monotonic() - began_case

@@ -162,7 +162,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         if file.is_dir() or name.startswith(ORBAX) or file.suffix in LEFT or runs.FOLDER in file.parts:
             continue
         if file.name == "state.msgpack":
-            contents[name] = True  # the heads and the metrics show its content
+            contents[name] = True  # not compared, because the heads and the metrics show its content
         elif file.suffix == ".jsonl":
             contents[name] = [_plain(json.loads(line)) for line in file.read_text().splitlines()]
         else:

@@ -28,7 +28,7 @@ def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
     record["latency"]["per_example_ms"] = times.tolist()
     record["target_latency"]["per_example_ms"] = [SLOW.tolist()] * 3
     for name in ("tokens", "draft_steps", "target_calls"):
-        record["latency"].pop(f"per_example_{name}", None)  # the work of its runs is unknown (`working`)
+        record["latency"].pop(f"per_example_{name}", None)  # without counts, the work of the record's runs is unknown
     return record
 
 

@@ -30,7 +30,7 @@ def found(mark: str) -> list[Path]:
         try:
             if path.read_text().strip() == _name(mark):
                 folders.append(path.parent)
-        except OSError:  # the process has ended meanwhile
+        except OSError:  # the process ended while it was read
             continue
     return folders
 

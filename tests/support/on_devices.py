@@ -1,6 +1,6 @@
-"""Programs on eight simulated devices, in a process of its own: JAX fixes the number of devices when it starts.
+"""Programs on eight simulated devices, in a new process, because JAX fixes the number of devices when it starts.
 
-`python -m tests.support.on_devices CASE [CASE …]` prints results as JSON; `found` runs it.
+`python -m tests.support.on_devices CASE [CASE …]` prints results as JSON; the function `found` runs this command.
 """
 
 import json
@@ -54,10 +54,10 @@ if __name__ == "__main__":
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
         """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
         if kind == "t5":
-            # three rows of the embedding are padding
+            # three rows of the embedding are padding, so the vocabulary is smaller
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
             return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
-        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # caches with windows are rings here
+        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # with this window, caches are ring buffers
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         depths = {"target": 3, "middle": 2, "draft": 1}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
@@ -151,7 +151,7 @@ if __name__ == "__main__":
         text = compiled_for(engine, params, *inputs, max_new_tokens=3 * WRITTEN).as_text()
         target = with_layout(kind, entries)["target"].config
         heads = getattr(target, "num_kv_heads", target.num_heads)
-        device_rows = ROWS // shape[0]  # number of rows on a device
+        device_rows = ROWS // shape[0]  # number of rows per device
         sizes_by_kind: dict[str, list[int]] = {}
         for line in text.splitlines():
             hit = re.search(r"= \(?\w+\[([\d,]*)\]\S* (all-gather|collective-permute|all-to-all)(?:-start)?\(", line)
@@ -162,8 +162,8 @@ if __name__ == "__main__":
         return {
             "largest": {name: max(sizes) for name, sizes in sizes_by_kind.items()},
             "counts": {name: len(sizes) for name, sizes in sizes_by_kind.items()},
-            "cache": device_rows * heads * target.head_dim * 2 * WRITTEN,  # the whole of the shortest cache
-            # values that sampling and ties exchange (core/sampling.py)
+            "cache": device_rows * heads * target.head_dim * 2 * WRITTEN,  # the size of the shortest cache
+            # values that sampling and breaking ties exchange (core/sampling.py)
             "block_sums": device_rows * (GAMMA + 1) * entries // 256,
         }
 

@@ -92,7 +92,7 @@ def _measure(port: str, index: str, empty: str, paths: list[str]) -> dict[str, A
     for path in (empty, *paths):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM is then the memory of now
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current memory
         before, start = bytes_read(), resident()
         _, params = load(path, prepared=True, mesh=meshes.make((1, 8)))
         read, peak = bytes_read() - before, resident("VmHWM") - start

@@ -13,7 +13,7 @@ from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.models.t5 import T5, T5Config
 
-PIECES = 340  # includes all bytes
+PIECES = 340  # number of pieces, including one for each byte
 
 
 def write(

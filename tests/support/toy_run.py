@@ -61,7 +61,7 @@ def digest(state: Any) -> str:
 
 
 def train(folder: Path, steps: int, every: int) -> None:
-    with contextlib.closing(States(folder)) as states:  # an error waits for the last write, too
+    with contextlib.closing(States(folder)) as states:  # after an error, too, the last write is finished
         train_in(folder, states, steps, every)
 
 

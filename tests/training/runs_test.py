@@ -48,7 +48,7 @@ def test_a_state_with_a_flipped_bit_is_refused(tmp_path):
     for _ in damage.flips(path, 300):
         with pytest.raises(ValueError, match=rf"(?s){runs.STATE_FILE} is damaged.*(remove it and train again)"):
             runs.load_state(tmp_path, state)
-    assert runs.load_state(tmp_path, state) is not None  # the file is restored
+    assert runs.load_state(tmp_path, state) is not None  # the damaged file has been restored
 
 
 def test_a_state_of_an_earlier_version_loads(tmp_path):
@@ -147,7 +147,7 @@ def test_event_files_hold_the_logged_numbers(tmp_path):
     runs.Scalars(tmp_path, 0).add(RECORD)
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert file.name.startswith("events.out.tfevents")
-    end = time.monotonic() + 30  # another thread writes
+    end = time.monotonic() + 30  # waits for another thread, which writes the file
     while b"heads/a" not in file.read_bytes() and time.monotonic() < end:
         time.sleep(0.05)
     assert b"heads/a" in file.read_bytes() and b"loss" in file.read_bytes()

@@ -95,7 +95,7 @@ def test_the_last_two_are_kept_and_nothing_foreign_is_deleted(written, tmp_path)
         path.mkdir(parents=True)
     with pytest.raises(ValueError, match="only damaged checkpoints"):
         States(tmp_path).latest(make())
-    assert all(path.exists() for path in leftovers)  # another process may be writing them
+    assert all(path.exists() for path in leftovers)  # leftovers stay, because another process may be writing them
     writer = States(tmp_path)
     for step in range(10, 15):
         writer.save(step, make(step), {}, wait=True)
@@ -290,7 +290,7 @@ def unbroken(tmp_path_factory):
 def test_a_run_that_is_killed_repeatedly_gives_the_result_of_an_uninterrupted_one(number, seed, unbroken, tmp_path):
     folder, draws, status = tmp_path / "run", random.Random(seed), 1
     for _ in range(3):
-        running = start(folder, every=3)  # a write is under way at most times
+        running = start(folder, every=3)  # with so frequent saves, a write is under way at most times
         stop(folder, running, 0, number, draws.uniform(0, 0.3))
         ((status, output, said),) = ended(running)
         assert status in (0, -9, 143) and "damaged" not in said, said

@@ -379,7 +379,9 @@ def _check(records: Sequence[Record], quantity: str) -> None:
         metrics = quantity == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
         if metrics or _examples(record, quantity) != _examples(first, quantity):
             unlike = "metrics" if metrics else "examples"
-            raise ValueError(f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired")
+            raise ValueError(
+                f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired: compare like records"
+            )
 
 
 def _name(record: Record) -> str:

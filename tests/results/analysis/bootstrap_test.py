@@ -302,7 +302,7 @@ def test_intervals_of_answers_that_seldom_differ_contain_the_true_difference(exa
     """Without made-up answers, intervals of the first two differences cover only 57, 76, 93% and 22, 37, 85%."""
     for ours, theirs in ((0.1, 0.05), (0.03, 0.0), (0.15, 0.0), (0.08, 0.08)):
         difference, alone = coverage(examples, ours, theirs)
-        assert min(difference, alone) > 0.93, (ours, theirs)  # 0.007 is one standard deviation
+        assert min(difference, alone) > 0.93, (ours, theirs)  # 0.007 is one standard deviation of this share
 
 
 RATIO = 0.7
@@ -347,7 +347,7 @@ def test_intervals_contain_the_true_ratio_in_93_to_97_percent_of_cases(trials):
                     interval = found(rng, n, trials=trials, examples=examples, spread=spread, drift=drift)
                     assert 0 < interval.low <= interval.value <= interval.high < np.inf
                     inside, many = inside + (interval.low <= RATIO <= interval.high), many + 1
-    assert 0.93 <= inside / many <= 0.97, inside / many  # 0.0045 is one standard deviation
+    assert 0.93 <= inside / many <= 0.97, inside / many  # 0.0045 is one standard deviation of this share
 
 
 def test_two_trials_far_apart_leave_no_interval_below_zero():

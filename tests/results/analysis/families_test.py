@@ -52,7 +52,7 @@ def test_caps_bonuses_and_heads_form_families_with_all_their_points():
     target = [made.record("specdecpp", 0.3, 0.3, stop=h, bonus="target") for h in stops]
     (panel_families,) = families.of_records([*made.sweep(), *target])
     assert [family.name for family in panel_families.adaptive] == ["SpecDec++ (bonus rule)", "SpecDec++ (bonus target)"]
-    # lossless, so all have the target's distribution
+    # all families are lossless, so they have the target's distribution
     assert all(panel_families.rival(family) is panel_families.fixed[0] for family in panel_families.adaptive)
     heads = [made.headed(made.record("specdecpp", 0.3, 0.3, stop=h, seed=n), n * "a") for n in (1, 2) for h in stops]
     (panel_families,) = families.of_records(heads)
@@ -107,7 +107,7 @@ def verdicts(records):
 
 
 @pytest.mark.parametrize(("discard", "points", "rate"), [
-    # straight lines between points, in any order
+    # the front consists of straight lines between points, given in any order
     (0.4, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.3),
     (0.1, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.6 - 0.3 / 4),
     (0.6, [(0.8, 0.2), (0.0, 0.6), (0.4, 0.3)], 0.25),

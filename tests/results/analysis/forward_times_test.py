@@ -87,7 +87,8 @@ def test_few_clusters_widen_errors_and_draws():
     expected = 4 / 3 * bread @ scores.T @ scores @ bread
     assert fitted.errors["target_calls"] == pytest.approx(np.sqrt(expected[0, 0]), rel=1e-6)
     off = fitted.draws(40_000, (0, 0)).off[:, 1] / fitted.errors["target_calls"]
-    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)  # 3.08; a normal one has 1.28
+    # this quantile is 3.08; that of a normal distribution is 1.28
+    assert np.quantile(off, 0.9) == pytest.approx(stats.t.ppf(0.9, 1), rel=0.05)
 
 
 def test_draws_stay_positive_if_errors_exceed_the_times():
@@ -107,7 +108,7 @@ def test_a_fit_without_a_constant_is_worse_and_attributes_its_time_to_others():
 
 @pytest.mark.parametrize("intercept", [True, False])
 def test_counts_of_one_block_size_are_refused_as_collinear(intercept):
-    steps = 5 * CALLS - RNG.integers(0, 2, 200)  # the last block is shorter
+    steps = 5 * CALLS - RNG.integers(0, 2, 200)  # in some generations the last block is shorter
     with pytest.raises(ValueError, match=r"nearly collinear over these 200 .* \(r = [01]\..*several block siz"):
         forward_times.fit(0.1 * CALLS, draft_steps=steps, target_calls=CALLS, intercept=intercept)
     mixed = np.where(np.arange(200) < 100, 2, 8) * CALLS

@@ -119,7 +119,7 @@ def test_points_that_cannot_be_compared_are_in_separate_panels():
     repeated[0]["device"]["kind"] = "another"
     repeated[1]["fingerprints"] = repeated[1]["fingerprints"] | {"examples": "others"}
     assert len(panels([*records, repeated[0]])) == len(panels([*records, repeated[1]])) == 7
-    assert sum(panel.target is not None for panel in panels(records)) == 3  # one per block size and bonus
+    assert sum(panel.target is not None for panel in panels(records)) == 3  # one panel for each block size and bonus
 
 
 def test_a_panel_without_the_target_is_refused_by_name():
@@ -161,7 +161,8 @@ def test_joined_settings_share_a_panel_and_are_in_the_names_of_curves():
     assert list(rule.curves) == ["opt (γ = 3)", "opt (γ = 5)", "token_v3"]
     assert rule.setting["block_size"] is None and rule.title().endswith("T = 1, bonus rule")
     assert rule.asides() == ["SpecCascade [Token]: γ = 3."]
-    assert list(none.curves) == ["opt"] and none.setting["block_size"] == 5  # all of its curves have this size
+    # all curves of this panel have this block size
+    assert list(none.curves) == ["opt"] and none.setting["block_size"] == 5
     (joined,) = panels(records, together=("block_size", "bonus"))
     assert list(joined.curves)[:2] == ["opt (γ = 3, bonus rule)", "opt (γ = 5, bonus none)"]
     with pytest.raises(ValueError, match="together='temperature' is not one of block_size, bonus, draft_temperature"):

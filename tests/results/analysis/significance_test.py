@@ -33,7 +33,7 @@ def latency_marks(*records):
     (quality_marks, {"chow": {"gain": -5}, "diff": {"own": 7}, "opt": {"own": 8}}, ["", "≈", "≈"]),
     (latency_marks, {"chow": {"ratio": 0.9}, "diff": {"ratio": 0.5, "own": 7}, "opt": {"ratio": 0.5, "own": 8}},
      ["", "≈", "≈"]),
-    # equal outputs are tied
+    # entries with equal outputs are tied
     (quality_marks, {"chow": {"gain": 1, "noise": 0}, "diff": {"gain": 1, "noise": 0}, "opt": {"noise": 0}},
      ["≈", "≈", ""]),
     # with a noisy third that ties, no entry is best
@@ -247,7 +247,7 @@ def test_the_line_of_random_requests_runs_from_target_to_draft():
     assert line.quality == pytest.approx(np.linspace(HARD.mean(), HARD.mean() - 9, 41))
 
 
-def test_corpus_scores_on_the_line_come_from_mixed_statistics():
+def test_corpus_scores_of_random_requests_come_from_mixed_statistics():
     statistics = {0: [30, 20, 12, 8, 40, 36, 32, 28, 40, 40], 1: [10, 4, 1, 0, 30, 26, 22, 18, 30, 40]}
     ends = [record | {"quality": record["quality"] | {"metric": "bleu"}} for record in ENDS]
     for n, record in enumerate(ends):
@@ -258,7 +258,7 @@ def test_corpus_scores_on_the_line_come_from_mixed_statistics():
     assert np.abs(np.diff(line.quality, 2)).max() > 1e-6 and (np.diff(line.quality) < 0).all()
 
 
-def test_the_line_is_straight_without_single_examples_and_absent_without_an_end():
+def test_the_line_of_random_requests_is_straight_without_single_examples_and_absent_without_an_end():
     for record in (stripped := [strip(point(end)) for end in (panels.TARGET, panels.DRAFT)]):
         record["quality"]["value"] = 30.0 if record is stripped[0] else 20.0
     (panel,) = panels.panels([*stripped, point("opt")])
@@ -269,7 +269,7 @@ def test_the_line_is_straight_without_single_examples_and_absent_without_an_end(
     assert significance.random_notes(alone, Bootstrap()) == []
 
 
-def test_gains_over_the_line_are_taken_at_equal_latency():
+def test_gains_over_random_requests_are_computed_at_equal_latency():
     panel = between(point("opt", gain=-2, ratio=0.55, noise=0))
     gain = significance.gain_over_random(panel, panel.spots[0], Bootstrap())
     assert gain.value == pytest.approx(-2 + 9 * 0.5) and gain.low <= gain.value <= gain.high

@@ -103,7 +103,7 @@ def test_the_page_holds_every_point_with_its_command_and_outputs(plain):
     shown = " ".join(read.shown)
     assert "times as fast as the target alone" in shown or "No point is faster" in shown
     assert shown.count("drafted and kept") > 4 and "Configuration and machine" in shown
-    anchors = set(re.findall(r'"(point-\d+)"', text))  # the link targets of the chart's places
+    anchors = set(re.findall(r'"(point-\d+)"', text))  # targets of the links from the chart's points
     assert anchors == {name for name in read.ids if re.fullmatch(r"point-\d+", name)}
 
 
@@ -129,7 +129,7 @@ def test_every_text_of_users_and_models_is_escaped(tmp_path, trace, plain):
 
 @pytest.mark.laws
 def test_forty_points_of_64_outputs_stay_under_5_mb(tmp_path, trace):
-    words = "Es regnete als ich das Haus verließ"  # 35 tokens each, as the provided sentences have
+    words = "Es regnete als ich das Haus verließ"  # each output has 35 tokens, like the sentences of tiny_translation
     path = stored(tmp_path, [*sweep(), *sweep(temperature=0.0)][:40], trace, count=64, text=words)
     records = read_records(path)
     assert page.write(panels(records), path).stat().st_size < 5_000_000
@@ -156,7 +156,7 @@ def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain)
     assert (doubt in text) == (not certain)
     assert places.ring.endswith("(not certain)") == (not certain)
     assert "certain that it is faster" not in text
-    for entry in ("latency", "target_latency"):  # one trial has no interval over trials
+    for entry in ("latency", "target_latency"):  # with a single trial there is no interval over trials
         records[1][entry]["per_example_ms"] = records[1][entry]["per_example_ms"][:1]
     once = html.unescape(page.write(panels(records), tmp_path / "b.jsonl").read_text())
     assert re.search("It is not certain (that its quality .* and )?that it is faster", once)

@@ -48,7 +48,7 @@ def test_records_and_outputs_are_those_of_a_local_store(bucket, tmp_path):
     there = read_records(STORE)
     assert [r.pop("outputs_file")[:33] for r in read_records(STORE)] == [f"{r['key']}-" for r in there]
     assert [outputs.read(STORE, r) for r in there] == [outputs.read(tmp_path / "a.jsonl", r) for r in local[::-1]]
-    for stored in there:  # in the order in which they were measured
+    for stored in there:  # records are copied in the order in which they were measured
         del stored["outputs_file"]
     assert there == local[::-1]
     assert [name for name in BucketPath("gs://bucket/runs").below() if "leases" in name] == []

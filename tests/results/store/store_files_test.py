@@ -103,7 +103,7 @@ def test_damaged_and_intact_lines_are_kept_byte_for_byte(path):
     filled(path, 3)
     first, two, three = path.read_bytes().splitlines(keepends=True)
     crlf, torn = b'{"key": \xff}\r\n', b'{"key": "torn'
-    spaced = json.dumps(json.loads(two)).encode() + b"\r\n"  # by another JSON writer, but complete
+    spaced = json.dumps(json.loads(two)).encode() + b"\r\n"  # a complete line that another JSON writer wrote
     path.write_bytes(first + crlf + spaced + three + torn)
     with pytest.warns(UserWarning, match="2 damaged"):
         ResultStore(path).close()

@@ -108,7 +108,7 @@ def test_every_call_computes_every_panel():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
 def test_jobs_are_freed(comes, request):
     """Includes jobs that are taken back from the letter box because no helper `comes` for them."""
-    packed, _ = made(128, 256, "float32")  # large enough to ask for help
+    packed, _ = made(128, 256, "float32")  # the product is large enough to ask other threads for help
 
     @jax.jit
     def often(x, panels, count):

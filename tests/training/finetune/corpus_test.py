@@ -248,7 +248,7 @@ def test_joined_corpora_read_some_of_the_lines_and_cut_sources(tmp_path):
     cut = sources(every=3, cut=2)
     assert [ids[0] for ids in cut] == list(range(10, 30, 3))
     assert [len(ids) for ids in cut] == [1 if i % 7 == 0 else 2 for i in range(10, 30, 3)]
-    assert [ids[0] for ids in sources()] == [i for i in range(10, 30) if i % 7 < 4]  # longer ones are left out
+    assert [ids[0] for ids in sources()] == [i for i in range(10, 30) if i % 7 < 4]  # longer pairs are left out
     assert sources(columns=(1, 0), cut=2)[0] == [110]
     with pytest.raises(ValueError, match="no pair of .* fits into 1 tokens: check the file, or raise widths"):
         joined(str(path), widths=(1,)).source(Numbers(), True)
@@ -262,7 +262,7 @@ def test_a_mixture_holds_all_parts_and_never_joins_two(path):
     assert all(min(ids) >= 1000 or max(ids) < 1000 for ids in rows)
     first = [ids[0] >= 1000 for ids in rows[:100]]
     assert 20 < sum(first) < 80, "batches hold the examples of all parts"
-    # two parts over one file are joined differently
+    # the two parts read the same file, but join its pairs differently
     groups = [frozenset(token % 1000 for token in ids) for ids in rows if len(set(ids)) > 1]
     assert len(set(groups)) > 0.9 * len(groups)
 

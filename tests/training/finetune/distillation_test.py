@@ -146,13 +146,14 @@ def test_outputs_have_the_distribution_of_their_model(outputs_name, model, tempe
     rows = 2000
     batch = Batch(*(np.repeat(field[:1], rows, axis=0) for field in BATCH))
     tokens = redrawn(batch=batch, outputs=outputs_name, temperature=temperature).tokens
-    first = np.bincount(tokens[tokens[:, 0] != EOS, 0]).argmax()  # nothing follows EOS
+    # the first token is not EOS, after which nothing follows
+    first = np.bincount(tokens[tokens[:, 0] != EOS, 0]).argmax()
     prefix = Batch(*(field[:1] for field in BATCH))._replace(tokens=np.array([[first] + [0] * 5], np.int32))
     for place, logs in enumerate(log_law(model, prefix)[0][0, :2]):
         drawn, scaled = tokens[:, 0] if place == 0 else tokens[tokens[:, 0] == first, 1], np.exp(logs / temperature)
         counts, wanted = np.bincount(drawn, minlength=VOCAB), scaled / scaled.sum() * len(drawn)
         chi_square = ((counts - wanted) ** 2 / np.maximum(wanted, 1e-9)).sum()
-        assert chi_square < 45, (place, counts, wanted)  # 12 degrees of freedom: p < 1e-5
+        assert chi_square < 45, (place, counts, wanted)  # with 12 degrees of freedom this means p < 1e-5
 
 
 def test_random_bits_depend_on_seed_step_row_and_purpose_alone():
@@ -203,7 +204,8 @@ def test_the_loss_of_a_step_mixes_cross_entropy_on_the_data_with_divergence_on_t
     chosen, optimizer = settings(weight=weight, outputs=outputs_name, divergence="reverse_kl"), ScaledAdam()
     models = {"distillation": chosen, "teacher": TEACHER, "stop_ids": (EOS,), "accumulate": parts}
     step = make_train_step(STUDENT.model, optimizer, Objective(), **models)
-    copied = jax.tree.map(lambda x: jnp.asarray(np.array(x)), STUDENT.params)  # the step donates its state
+    # copied, because the step donates its state
+    copied = jax.tree.map(lambda x: jnp.asarray(np.array(x)), STUDENT.params)
     state = TrainState.fresh(copied, optimizer.transformation())
     _, metrics = step(state, batch, np.float32(0), np.uint32(7))
 

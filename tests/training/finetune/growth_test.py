@@ -81,7 +81,8 @@ def test_two_steps_change_every_added_parameter(small, wanted):
         state, _ = step(state, batch, np.float32(1e-2), np.uint32(0))
     for old, new in zip(_written(before), _written(state.params), strict=True):
         moved = np.asarray(old) != np.asarray(new)
-        assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))  # every unit, head and dimension
+        # every unit, head and dimension has changed
+        assert np.all(np.any(moved, axis=1)) and np.all(np.any(moved, axis=0))
 
 
 def _written(params):
@@ -118,7 +119,7 @@ def test_a_run_starts_from_a_smaller_model_and_resumes_to_the_same_weights(finis
     for step, planned in zip(range(1, 4), killed.remaining(), strict=False):
         killed.take(step, planned)
     killed.save(wait=True)
-    resumed = running.Run(dataclasses.replace(broken, init_from=""))  # its saved state replaces init_from
+    resumed = running.Run(dataclasses.replace(broken, init_from=""))  # the saved state is used, not init_from
     resumed.finish()
     for wanted, leaf in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(wanted, leaf)

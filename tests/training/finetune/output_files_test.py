@@ -62,7 +62,7 @@ def test_the_file_holds_the_tokens_of_finished_outputs_and_counts_the_others(mak
     assert [tuple(pair) for pair in read_tokens(outputs.path, vocabulary)] == ended
     assert (result["examples"], result["left_out"]) == (len(ended), EXAMPLES - len(ended))
     assert result["tokens"] == sum(len(ids) + 1 for _, ids in ended)
-    # decoded text would encode to other tokens
+    # ids are stored, because decoded text would encode to other tokens
     assert any(vocabulary.encode(vocabulary.decode(ids)) != ids for _, ids in ended)
 
 

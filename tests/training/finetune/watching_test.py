@@ -61,7 +61,7 @@ def test_padding_is_no_work_and_windows_bound_attention():
     plain, windowed = DECODERS["llama2"], replace(DECODERS["gemma2"], window=10)
     assert work(plain, 7, 0, 5) == work(plain, 7) + work(plain, 5)
     whole = work(replace(windowed, window=TARGET), TARGET)
-    # one of two layers has a window
+    # one of the two layers has an attention window
     assert whole - work(windowed, TARGET) == 3 * 4 * 6 * 64 * TARGET * (TARGET - 10)
 
 
@@ -98,7 +98,7 @@ def test_progress_is_printed_after_the_first_step_and_twice_a_minute(monkeypatch
     for step in range(1, 42):
         clock.now = 50.0 + 2.0 * step
         if step == 20:
-            progress.told_at = clock.now  # the run has reported this step
+            progress.told_at = clock.now  # the run has just reported this step
         progress.tell(step)
     assert said == [
         "the training step was compiled; 52 s since the start", "step 17  16.8%, 2.8 min left",

@@ -44,7 +44,7 @@ def test_reliability_bins_match_hand_calculation():
     np.testing.assert_allclose(diagram.predicted, [0.025, 2.05 / 3])
     np.testing.assert_allclose(diagram.kept, [0.1, 2 / 3])
     assert diagram.ece == pytest.approx(0.4 * 0.075 + 0.6 * 0.05 / 3)
-    assert calibration.reliability(predicted, kept).ece > diagram.ece  # only the finer bins separate 0.5 from 0.55
+    assert calibration.reliability(predicted, kept).ece > diagram.ece  # only the finer bins separate 0.5 and 0.55
     even = calibration.reliability(predicted, kept, bins=5, equal_mass=True)
     np.testing.assert_allclose(even.share, 0.2)
     np.testing.assert_allclose(even.predicted, predicted)

@@ -32,7 +32,7 @@ SMALL = Evaluation(task="tiny_translation", keep_outputs=False, keep_traces=0, *
 def loaded(tmp_path_factory):
     pair = text_pair.make(tmp_path_factory.mktemp("pair"))
     stop = pair.vocabulary.stop_ids[0]
-    ending = sc.TableLM(pair.target.params.at[:, stop].add(6.0))  # outputs of different lengths
+    ending = sc.TableLM(pair.target.params.at[:, stop].add(6.0))  # with this change, outputs have different lengths
     return session.Session(SOURCE, SMALL, dataclasses.replace(pair, target=ending))
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_folder_equals_an_uninterrupted_one(loaded, made, tmp_path, la
     with pytest.raises(ValueError, match=f"lacks {2 - last} of 2 shards"):
         shards.read(tmp_path / "data")
     before = files(tmp_path / "data")
-    for _ in range(2):  # the second call has nothing to do
+    for _ in range(2):  # the second call finds everything done
         assert make_data.write(loaded, point(), 4, tmp_path / "data") == counts
     assert files(tmp_path / "data") == files(whole)
     assert before.items() <= files(tmp_path / "data").items()
@@ -189,7 +189,7 @@ def test_no_flipped_byte_of_a_shard_is_read_as_data(made, tmp_path):
         else:
             for field in dataclasses.fields(whole):
                 np.testing.assert_array_equal(getattr(read, field.name), getattr(whole, field.name))
-    assert refused > len(content) / 7  # at least half of the flips
+    assert refused > len(content) / 7  # at least half of the flips are refused
 
 
 def test_a_folder_is_refused_if_the_rule_of_that_name_changed(loaded, made, monkeypatch):

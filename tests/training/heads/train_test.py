@@ -96,7 +96,7 @@ def test_a_mix_takes_some_target_tokens_and_counts_the_others():
     other_epoch = np.asarray(mixing.mix(mixing.mix_key(0, 4), batch, 0.15)[1])
     assert (other_epoch != counted).any()
     again = np.asarray(mixing.mix(key, batch_of([7, 3]), 0.15)[1])
-    np.testing.assert_array_equal(again, counted[[7, 3]])  # independent of the rest of the batch
+    np.testing.assert_array_equal(again, counted[[7, 3]])  # rows do not depend on the rest of the batch
 
 
 def test_an_epoch_has_every_prompt_once_in_an_order_set_by_seed_and_epoch():
@@ -213,7 +213,8 @@ def test_heads_of_a_grid_train_as_if_alone(finished, folder, tmp_path):
 
 def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     whole, result = finished
-    broken, saved = trainer(folder, tmp_path / "broken"), whole.steps_per_epoch + 1  # in the second epoch
+    # the run breaks in the second epoch
+    broken, saved = trainer(folder, tmp_path / "broken"), whole.steps_per_epoch + 1
     with killed_at(storage, "save_state", saved + 1):
         acceptance.Run(broken).finish()
     resumed = acceptance.Run(broken)

@@ -53,7 +53,8 @@ def test_notes_list_the_points_worse_than_requests_sent_at_random():
     near = hand.point("chow", gain=-5.2, ratio=0.5, noise=4)
     notes = " ".join(table([*WINNER[:2], near]).notes)  # half a point below, with an interval one point wide
     assert "than 1 of 1 points" in notes and "None of these differences is significant." in notes
-    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)  # slower than the target: compared with the target
+    # a point slower than the target is compared with the target alone
+    slow = hand.point("chow", gain=-1, ratio=1.5, noise=0.1)
     assert any("than 1 of 1 points" in note for note in table([*WINNER[:2], slow]).notes)
 
 
