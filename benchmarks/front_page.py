@@ -1,6 +1,6 @@
 """Writer of the README's picture and table, both made from a committed file of the quickstart's records.
 
-python -m benchmarks.front_page            measures anew (two minutes on 2 cores), into docs/results/quickstart.jsonl
+python -m benchmarks.front_page            measures again (two minutes on 2 cores), into docs/results/quickstart.jsonl
 python -m benchmarks.front_page --draw     writes picture and table from that file, without measuring
 """
 

@@ -141,7 +141,7 @@ class Traced:
 
     @cached_property
     def pair(self) -> Pair:
-        """The models, with shapes in place of parameters."""
+        """The models, with the shapes of their parameters instead of values."""
         job = self.job
         target = self._bound(job.target, job.dtype, whole=False)
         drafts = {"draft": job.draft or job.target, **dict(job.others)}

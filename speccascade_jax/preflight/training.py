@@ -48,7 +48,7 @@ class Training:
     """Settings that a training step does not share with decoding; the defaults are those of T5's recipe.
 
     Attributes:
-        config: configuration of the model, in place of that of the job's target.
+        config: configuration of the model; it replaces that of the job's target.
         dropout: dropout rate; `None`: the rate in the configuration.
         optimizer, objective, distillation, accumulate, remat: as in `training.finetune.trainer.Trainer`. Of a teacher,
             only the name and the shapes are read.

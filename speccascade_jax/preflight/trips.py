@@ -58,7 +58,7 @@ def _element_of(computation: Computation, name: str) -> int | None:
 
 
 def _same(computation: Computation, name: str) -> Instruction | None:
-    """Returns the instruction that computes a value, behind any copies and views."""
+    """Returns the instruction that computes a value, which copies and views may only pass on."""
     value = computation.by_name.get(name)
     while value is not None and value.opcode in _SAME:
         value = computation.by_name.get(value.operands[0])

@@ -72,7 +72,7 @@ def _source(records: Sequence[Record]) -> str:
         f"mesh {first['mesh'][0]} × {first['mesh'][1]}, prompts of {first['prompt_length']} tokens"
     )
     if first["models"]:
-        sentence += f", with the shapes of {' and '.join(first['models'])} in place of the models that were measured"
+        sentence += f", with the shapes of {' and '.join(first['models'])} instead of those of the measured models"
     counted = ", ".join(sorted({fact["counted_in"] for fact in facts}))
     measured = f"The counts of calls are measured on other hardware, in {counted}"
     return f"{sentence}. {measured}. The host's time is not included."

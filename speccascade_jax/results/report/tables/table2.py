@@ -239,7 +239,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     ]
     notes = [
         panel.sizes(),
-        _explained(f"Each point is beside the one of the nearest {words}. [low, high]: intervals of the difference")[0],
+        _explained(f"Each point is compared with that of the nearest {words}. [low, high]: intervals of the difference")[0],
     ]
     notes += provenance.notes([panel])
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
