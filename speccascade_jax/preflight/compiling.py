@@ -103,7 +103,7 @@ def assumptions(
         loops: pattern of a loop's scope -> iterations, instead of the default; each pattern must match a loop.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: a number is negative.
     """
     engine = traced.one_engine
     block = 0 if engine is None else engine.block

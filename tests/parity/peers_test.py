@@ -76,7 +76,9 @@ def _compare_tokens(peer, pair, folder, prompts, mended):
     """Checks that every mode writes our tokens up to the stop id, with batch 1."""
     ours = sc.Pair.load(folder / "target", folder / "draft")
     wanted = sc.decode(ours, prompts, method="autoregressive", max_new_tokens=NEW, temperature=0.0, stop_ids=[60])
-    assert max(len(set(row)) for row in wanted.tokens.tolist()) > 8  # Rows of one repeated token would compare nothing.
+    assert (
+        max(len(set(row)) for row in wanted.tokens.tolist()) > 8
+    )  # the tokens must vary; otherwise nothing would be compared
     for row, prompt in enumerate(prompts):
         expected = wanted.tokens[row, : wanted.lengths[row]].tolist()
         for mode, tokens in (("plain", None), ("assisted", 3), ("lookup", None)):

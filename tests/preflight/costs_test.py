@@ -62,7 +62,7 @@ def test_every_program_is_compiled_once(tmp_path):
 def test_entries_hold_seconds_by_part(tmp_path):
     entries, _ = completed(tmp_path / "a.costs.json", Compiler())
     (chow,) = (x for x in entries.values() if x["program"]["settings"].get("method") == "chow")
-    # 819 GB/s, 1.5 GHz, 5 µs a collective and 86 GB/s, 1 µs an op
+    # the chip: 819 GB/s, 1.5 GHz, 5 µs per collective and 86 GB/s, 1 µs per op
     assert chow["stages"]["score"] == pytest.approx(
         {"memory": 1e-6, "compute": 2e-6, "collectives": 11e-6, "ops": 7e-6}
     )

@@ -45,7 +45,7 @@ def run(branch: int = 1, drafted: float = DRAFTED) -> Execution:
 
 def test_kernels_by_stage_are_those_counted_by_hand() -> None:
     stages = account(run(), None)
-    # the two copies that begin the loop are read by it
+    # the loop reads two copies that are made before it
     assert stages["draft"].ops == 2 + DRAFTED * ONE_STEP + 1
     # comparison, slice and sum; two copies; three kernels a turn, and no condition, because XLA knows the five turns
     assert stages["score"].ops == 2 + 2 + SCORED * 3

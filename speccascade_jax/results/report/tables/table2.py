@@ -132,7 +132,8 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
         f"Speed-up: 1 / relative latency of the fastest α whose quality is at least the target's ({exact}); {NONE}: no "
         "such α.",
         f"Loss of at most {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
-        "quality difference with its interval. The loss is certain to be this small if the whole interval is.",
+        "quality difference with its interval. The loss is certain to be this small if the whole interval lies within "
+        "it.",
         f"Best quality: the highest quality of all α's with {slower}.{alone}",
         *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
         "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
@@ -239,7 +240,9 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
     ]
     notes = [
         panel.sizes(),
-        _explained(f"Each point is compared with that of the nearest {words}. [low, high]: intervals of the difference")[0],
+        _explained(
+            f"Each point is compared with the point whose {words} is nearest. [low, high]: intervals of the difference"
+        )[0],
     ]
     notes += provenance.notes([panel])
     return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
