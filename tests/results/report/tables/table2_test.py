@@ -129,7 +129,7 @@ def test_points_are_compared_with_another_methods_point_of_the_nearest_share():
     shares = [("0.2", "60.0%", "0.5", "50.0%"), ("0.5", "81.0%", "0.7", "79.0%")]
     assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == shares
     differences = [float(row[-1].split()[0]) for row in grid.rows]
-    assert differences == pytest.approx([1, 2], abs=1.0) and "nearest draft share" in grid.notes[1]
+    assert differences == pytest.approx([1, 2], abs=1.0) and "whose draft share is nearest" in grid.notes[1]
     with pytest.raises(ValueError, match="no points of 'chow' with a draft_share: choose one of opt, random_accept"):
         table2.beside_grid(panel, "chow")
 
