@@ -28,6 +28,10 @@ Calls and accepted drafts of every level, for hierarchies of drafts (Globerson e
 
     python -m experiments.tables results/stacks.jsonl --measures levels
 
+Tokens per second, model FLOPs utilisation (MFU) and peak memory of every timed point, where the device tells:
+
+    python -m experiments.tables results/quickstart.jsonl --measures speed
+
 Policies that choose a drafter for each query, with domains side by side (Huang et al., 2024, assistant selection):
 
     python -m experiments.tables results/paper5_table1.jsonl --measures selection
@@ -48,14 +52,14 @@ from rich.console import Console
 
 from speccascade_jax.results.analysis import families, panels, prediction
 from speccascade_jax.results.report import predicting, printing
-from speccascade_jax.results.report.tables import levels, selection, stopping, table2
+from speccascade_jax.results.report.tables import levels, selection, speed, stopping, table2
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage import files
 
-LEVELS, SELECTION = "levels", "selection"
-"""Values of --measures: tables of hierarchies of drafts, and of methods that choose among drafters."""
+LEVELS, SELECTION, SPEED = "levels", "selection", "speed"
+"""Values of --measures: hierarchies of drafts, methods that choose among drafters, and tokens per second."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,6 +156,8 @@ def _measured(
         ]
     if LEVELS in measures:
         asked += [(LEVELS, panel, partial(levels.level_grids, panel)) for panel in shown]
+    if SPEED in measures:
+        asked += [(SPEED, panel, partial(speed.speed_grids, panel)) for panel in shown]
     if SELECTION in measures and shown:
         asked.append((SELECTION, shown[0], partial(selection.selection_grids, shown)))
     for measure, panel, make in asked:
@@ -193,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--measures",
         nargs="+",
-        choices=(*stopping.GRIDS, LEVELS, SELECTION),
+        choices=(*stopping.GRIDS, LEVELS, SELECTION, SPEED),
         help="print these tables instead of Table 2",
     )
     parser.add_argument("--beside", help="compare every point with this method's point of the nearest --share")

@@ -26,6 +26,7 @@ from speccascade_jax.evaluation import latency
 from speccascade_jax.evaluation.environment import device, package, peak_memory, versions
 from speccascade_jax.evaluation.points import Evaluation, Point, Settings, check_code
 from speccascade_jax.evaluation.session import Session
+from speccascade_jax.evaluation.speeds import speeds
 from speccascade_jax.methods import block_costs
 from speccascade_jax.methods.build_drafter import levels_of, threshold_text
 from speccascade_jax.methods.method import Decoder
@@ -94,6 +95,9 @@ def seen(record: Any, rows: int, traced: Sequence[bool], alone: bool) -> list[Se
 OWN = "own"
 """Name in records for an engine that a user-defined drafter contains."""
 
+
+Runs = list[tuple[partial[Generation], Generation]]
+"""Prepared calls of timed runs with the generation of each, in the order of time."""
 
 Earlier = Callable[[Point], Row | None]
 """Function that returns a point's quality and counters from an older record (other hardware or untimed), or `None`."""
@@ -341,12 +345,15 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
         runs.clear()
     alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
     ended, *early = (sum(len(failures(generation.failed_at)) for _, generation in runs) for runs in seen)
+    speed = partial(_speed, session)
     records = []
     for point, timed, failed, runs in zip(points, timings, early, seen[1:], strict=True):
         record: Row = {"failed_timings": ended + failed}
         if not ended + failed:
-            record = {"latency": latency.latency(timed, draft_alone=point.method.draft_alone)}
-            record |= {"target_latency": latency.latency(alone)}
+            record = {
+                "latency": latency.latency(timed, draft_alone=point.method.draft_alone) | speed(point, timed, runs)
+            }
+            record |= {"target_latency": latency.latency(alone) | speed(target, alone, seen[0])}
             record |= {"relative_latency": latency.relative_latency(timed, alone)}
             if point.settings.block_size == AUTO:
                 record["planned_latency"] = _planned_timings(session, point, runs)
@@ -354,20 +361,24 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     return records
 
 
+def _speed(session: Session, point: Point, timed: latency.Timings, runs: Runs) -> dict[str, float]:
+    return speeds(session, point, timed, [generation for _, generation in runs])
+
+
 def _planned(decoder: Decoder, run: partial[Generation], chosen: np.ndarray) -> Row:
     """Returns a record's entry about the block lengths that were chosen during decoding (`block_costs.planned`)."""
     return block_costs.planned(run.keywords["params"], decoder.require_engine(), chosen)
 
 
-def _planned_timings(session: Session, point: Point, runs: Sequence[tuple[partial[Generation], Generation]]) -> Row:
+def _planned_timings(session: Session, point: Point, runs: Runs) -> Row:
     """Returns the entry of `_planned` for timed runs; they all have the same shapes and therefore the same costs."""
     chosen = np.concatenate([np.asarray(generation.inner["chosen"]) for _, generation in runs])
     return _planned(session.decoder(point.settings), runs[0][0], chosen)
 
 
-def _runner(session: Session, point: Point) -> tuple[latency.Run, list[tuple[partial[Generation], Generation]]]:
+def _runner(session: Session, point: Point) -> tuple[latency.Run, Runs]:
     """Returns a function `(example, trial) -> generation`, and a list to which it appends each generation."""
-    trials, seen = point.evaluation.latency_trials, list[tuple[partial[Generation], Generation]]()
+    trials, seen = point.evaluation.latency_trials, Runs()
     rows = session.window(point.evaluation, point.evaluation.latency_examples)
     prepared = [session.prepare(point, np.asarray([row])) for row in rows]
 

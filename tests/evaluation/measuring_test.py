@@ -63,6 +63,9 @@ def test_every_timed_example_of_every_method_is_warmed_up_before_timing(session,
     # in two trials, the target is timed once beside each example, and once more as the neighbour of both methods
     assert [timed.count(("opt", a, n)) for a in (0.1, 0.4) for n in range(3)] == [2] * 6
     assert [np.shape(item["latency"]["per_example_ms"]) for item in timings] == [(2, 3)] * 2
+    for entry in (item[name] for item in timings for name in ("latency", "target_latency")):
+        tokens, ms = np.sum(entry["per_example_tokens"]), np.sum(entry["per_example_ms"])
+        assert entry["tokens_per_second"] == pytest.approx(1e3 * tokens / ms) and "mfu" not in entry  # a CPU
 
 
 @pytest.mark.laws

@@ -120,3 +120,28 @@ def test_everything_is_shown_for_records_of_an_accelerator(script, write, record
     printing.print_record(read_records(store)[0] | {"peak_memory": {"bytes": 5_100_000_000, "limit": 16_000_000_000}})
     said = capsys.readouterr().out
     assert "TPU v5 lite × 4" in said and "5.1 of 16.0 GB" in said
+
+
+def test_speeds_are_in_a_table_of_their_own_and_in_reports(script, write, records, store, tmp_path, capsys):
+    """Records of older versions have no speeds; a device without a known peak gives no utilisation."""
+    assert script("tables").main([str(store), "--measures", "speed"]) == 1
+    assert "no record holds tokens per second" in capsys.readouterr().err
+    fast, slow = {"tokens_per_second": 1234.56, "mfu": 0.0123}, {"tokens_per_second": 617.28}
+
+    def timed(record):
+        entries = {"latency": record["latency"] | fast, "target_latency": record["target_latency"] | slow}
+        return record | entries | {"peak_memory": {"bytes": 5_100_000_000, "limit": None}}
+
+    new = [timed(record) if n == 1 else record for n, record in enumerate(records)]
+    stores = [str(write(some, name)) for some, name in ((records, "old"), (new, "new"))]
+    assert script("tables").main([stores[1], "--measures", "speed", "--format", "markdown"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" 5.10 |")]
+    assert row.endswith("| 1234.6 | 617.3 | 1.23% | – | 5.10 |")
+    for more in ([], ["--points"]):  # the default tables are the same with and without speeds
+        told = [script("tables").main([path, *more]) or capsys.readouterr().out for path in stores]
+        assert told[0] == told[1]
+    assert script("report").main([stores[1]]) == 0
+    assert (tmp_path / "new.html").read_text().count("1234.6, MFU 1.23% tokens per second") == 1
+    printing.print_record(read_records(stores[1])[1])
+    said = capsys.readouterr().out
+    assert "1234.6, MFU 1.23%" in said and "617.3" in said

@@ -14,7 +14,7 @@ from speccascade_jax.results.report import charts, templates
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.store import outputs, shards
 from speccascade_jax.results.store.outputs import LETTERS, Output
-from speccascade_jax.results.store.record import Record, hardware_text
+from speccascade_jax.results.store.record import Record, hardware_text, speed_text
 from speccascade_jax.runtime import paths
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
@@ -133,6 +133,8 @@ def _point(
     record = spot.records[0]
     facts = [f"quality {spot.quality.value:.2f}"]
     facts += [f"latency {spot.latency.value:.2f}"] if spot.latency else []
+    timed = record.get("latency")
+    facts += [f"{speed_text(timed)} tokens per second"] if timed and "tokens_per_second" in timed else []
     rejected = spot.measures.get("rejection_rate")
     facts += [f"rejected {rejected.value:.0%}"] if rejected else []
     return {

@@ -15,7 +15,7 @@ from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.report.tables.grid import NONE
-from speccascade_jax.results.store.record import Point, get_entry, hardware_text
+from speccascade_jax.results.store.record import Point, get_entry, hardware_text, speed_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
 from speccascade_jax.storage.buckets import BucketPath
@@ -104,6 +104,9 @@ def print_record(record: Record) -> None:
         shown["latency / target's"] = record["relative_latency"]
         for name, entry in shown.items():
             table.add_row(name, _spread(value_of(entry), "over trials"))
+        for prefix, speed in (("", timed), ("target's ", record["target_latency"])):
+            if "tokens_per_second" in speed:  # records of older versions lack it
+                table.add_row(f"{prefix}tokens per second", speed_text(speed))
         table.add_row("timed", f"{timed['examples']} examples × {timed['trials']} trials, batch 1")
     for name, value in {**record["measures"], **record["counts"]}.items():
         table.add_row(name.replace("_", " "), NONE if value is None else f"{value:.6g}")

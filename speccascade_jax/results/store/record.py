@@ -126,7 +126,13 @@ class RecordInterval(Bounds):
 
 
 class Latency(TypedDict):
-    """Times of single examples at batch size 1; entries `per_example_*` are `[trials][examples]`."""
+    """Times of single examples at batch size 1; entries `per_example_*` are `[trials][examples]`.
+
+    Attributes:
+        tokens_per_second: output tokens over the time of whole generations.
+        mfu: share of the devices' peak that the models' operations reach, where both are known
+            (`evaluation.speeds`).
+    """
 
     ms_per_example: RecordInterval
     ms_per_token: RecordInterval
@@ -137,6 +143,8 @@ class Latency(TypedDict):
     tokens_per_example: float
     examples: int
     trials: int
+    tokens_per_second: NotRequired[float]
+    mfu: NotRequired[float]
 
 
 def hardware_name(device: Row) -> str:
@@ -156,6 +164,12 @@ def hardware_text(device: Row) -> str:
     """Returns the name of a record's hardware with the number of devices and, for a CPU, of its cores."""
     cores = f" ({device['processor']}, {device['cpus']} CPUs)" if "processor" in device else ""
     return f"{device['kind']} × {device['count']}{cores}"
+
+
+def speed_text(timed: Latency) -> str:
+    """Returns the tokens per second of timed runs, with the model FLOPs utilisation (MFU) where it is known."""
+    mfu = f", MFU {timed['mfu']:.2%}" if "mfu" in timed else ""
+    return f"{timed['tokens_per_second']:.1f}{mfu}"
 
 
 Timed = Literal["latency", "target_latency"]

@@ -1,0 +1,70 @@
+"""Operations of a generation, counted from the sizes of a model: the numerator of its model FLOPs utilisation (MFU).
+
+A product of a matrix `[m, n]` with one token costs `2 m n` operations (Chowdhery et al., 2022 (PaLM), appendix B). All
+tokens that a model reads count, draft tokens that are rejected later included, because the device computes them.
+Attention counts the committed tokens that a token can see: a token of a generation with `prompt + output` tokens sees
+the prompt and, on average, half of the output. Not counted are padding, norms, softmax, sampling, rules, and the
+look-up of embeddings: they take time, so they lower the utilisation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.t5 import T5
+from speccascade_jax.models.t5_config import T5Config
+
+
+def config_of(model: Any) -> T5Config | DecoderConfig | None:
+    """Returns the sizes of a model whose operations can be counted; `None` for other models, such as early exits."""
+    return model.config if type(model) in (T5, DecoderLM) else None
+
+
+def generation_flops(
+    config: T5Config | DecoderConfig, *, prompt: Any, output: Any, fed: Any, encoded: Any = None
+) -> np.ndarray:
+    """Returns the operations of generations by one model, float64; all arguments broadcast against each other.
+
+    The prefill reads all tokens of the prompt but the last, and computes no logits. Then the model reads `fed` tokens,
+    with logits for each: one in a step, the pending token and the drafts in a call that scores a block.
+
+    Args:
+        config: the model's configuration.
+        prompt: numbers of tokens that the decoder begins with.
+        output: numbers of tokens of the outputs.
+        fed: numbers of tokens that the model reads after the prefill.
+        encoded: numbers of tokens that a T5's encoder reads.
+    """
+    prompt, output, fed = (np.asarray(count, np.float64) for count in (prompt, output, fed))
+    if isinstance(config, T5Config):
+        return _t5_flops(config, prompt, output, fed, np.asarray(encoded, np.float64))
+    return _decoder_flops(config, prompt, output, fed)
+
+
+def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
+    width = c.num_heads * c.head_dim
+    projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+    layer = projections + 3 * 2 * c.d_model * c.d_ff  # queries, keys, values and output; gate, up and down
+    total: np.ndarray = c.num_layers * layer * (prompt - 1 + fed) + 2 * c.d_model * c.num_embeddings * fed
+    for window in c.windows:
+        longest = np.inf if window is None else window
+        keys = (prompt - 1) * np.minimum(prompt / 2, longest) + fed * np.minimum(prompt + output / 2, longest)
+        total = total + 4 * width * keys  # scores and weighted sum: 2 operations each per query, key and width
+    return total
+
+
+def _t5_flops(c: T5Config, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray, encoded: np.ndarray) -> np.ndarray:
+    width = c.num_heads * c.head_dim
+    projection, attention = 2 * c.d_model * width, 4 * width
+    feed_forward = 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
+    encoder = (4 * projection + feed_forward) * encoded + attention * encoded**2
+    # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
+    read = prompt - 1 + fed
+    keys = (prompt - 1) * prompt / 2 + fed * (prompt + output / 2) + read * encoded
+    decoder = (6 * projection + feed_forward) * read + 2 * projection * encoded + attention * keys
+    logits = 2 * c.d_model * c.num_embeddings * fed
+    return np.asarray(c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
