@@ -11,6 +11,10 @@ Or repeat the measurement of a record, with the files of your own that it import
 
     python -m experiments.run --from_record=KEY --store=results/quickstart.jsonl
 
+Or trace it with xprof too, after its measurement, into a folder or a bucket, one folder for each host:
+
+    python -m experiments.run --from_record=KEY --store=results/quickstart.jsonl --profile_at=gs://my-bucket/traces
+
 The command prints the record and adds it to results/runs.jsonl (--gin.run.output="'other.jsonl'"). If that file already
 has the record of this configuration, the command only prints it. The `configuration` of any record is a gin file that
 repeats its measurement. The settings are the attributes of ModelPair and Evaluation in
@@ -58,4 +62,6 @@ def _compared(new: Record) -> None:
 
 
 if __name__ == "__main__":
-    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW, together=True, recorded=_recorded, after=_compared)
+    traces = {"profile_at": "folder, local or gs://, for an xprof trace of one batch and of one example alone"}
+    how = {"texts": traces, "together": True, "recorded": _recorded, "after": _compared}
+    gin_flags.main(experiment.run, EXAMPLE, interrupts.ANEW, **how)

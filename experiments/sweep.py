@@ -15,6 +15,10 @@ r"""Measure all combinations of rules, α, γ, temperature, top-p and seeds; a k
                                                             at its end also predicts latencies on hardware that is not
                                                             here, from the counts of calls and from compiled programs
 
+    python -m experiments.sweep --gin_file=configs/quickstart.gin --profile_at=gs://my-bucket/traces
+                                                            also traces the first point that it measures with xprof,
+                                                            after its measurement; `run --from_record` traces any point
+
 The output file holds one JSON line (a record) per point, a combination of settings. Target and draft alone are always
 measured too. Every point is checked before anything is loaded or compiled. At the end the sweep makes the table and the
 plot of its output file, as tables.py and plots.py do. The settings are the arguments of `sweep` in
@@ -68,4 +72,5 @@ def _predict(store: Path | None) -> None:
 if __name__ == "__main__":
     example = "python -m experiments.sweep --gin_file=configs/quickstart.gin"
     shards = {"shard_id": "number of the part to measure, from 0", "num_shards": "number of parts"}
-    gin_flags.main(experiment.sweep, example, numbers=shards, together=True, after=_predict)
+    traces = {"profile_at": "folder, local or gs://, for an xprof trace of the first point that is measured"}
+    gin_flags.main(experiment.sweep, example, numbers=shards, texts=traces, together=True, after=_predict)

@@ -20,6 +20,7 @@ from speccascade_jax.core.names import hint
 from speccascade_jax.evaluation import pool
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.measuring import evaluate, judged_part
+from speccascade_jax.evaluation.point_trace import FirstPoint
 from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Settings, validate
 from speccascade_jax.evaluation.session import Identity, Session, open_session, rehearse
 from speccascade_jax.evaluation.studies.survey import surveying
@@ -35,12 +36,18 @@ from speccascade_jax.results.store.record import Record, Row
 from speccascade_jax.results.store.record_key import is_stale
 from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.runtime import gin_errors, hosts
+from speccascade_jax.runtime import gin_errors, hosts, profiles
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 
 def run(
-    *, pair: ModelPair, evaluation: Evaluation, settings: Settings, seed: int = 0, output: str = "results/runs.jsonl"
+    *,
+    pair: ModelPair,
+    evaluation: Evaluation,
+    settings: Settings,
+    seed: int = 0,
+    output: str = "results/runs.jsonl",
+    profile_at: str | None = None,
 ) -> Record:
     """Measures one configuration, prints its record and stores it; an already stored configuration is only printed.
 
@@ -50,6 +57,8 @@ def run(
         settings: how tokens are generated.
         seed: the random seed.
         output: the store's path.
+        profile_at: folder, local or in a bucket, for a trace of the configuration (`point_trace.trace`), which is made
+            after the measurement.
 
     Raises:
         ValueError: a value is invalid (raised before anything is loaded); the errors of `Heads.check` (raised before
@@ -58,10 +67,11 @@ def run(
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=settings, seed=seed)
     validate(point)
     result_store.check_name(output)
+    profiles.check_place("profile_at", profile_at)
     with opened(output) as store:
         result_store.check_format(store.records, output)
         session, known = open_session([point]), list(store.records)
-        (key,) = measure([[point]], store, session, progress=False)
+        (key,) = measure([[point]], store, session, progress=False, profile_at=profile_at)
         record: Record = next((record for record in store.records if record["key"] == key), cast(Record, {}))
         tell_without_outputs(store, point.evaluation, [key])
     if hosts.first():
@@ -101,6 +111,7 @@ def sweep(
     workers: int = 0,
     worker_device: str | None = None,
     ray_address: str | None = None,
+    profile_at: str | None = None,
     dry_run: bool = False,
 ) -> Path | None:
     """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
@@ -147,6 +158,8 @@ def sweep(
             process then only writes the store.
         worker_device: the Ray resource of which each worker reserves one unit (`device` of `pool.Pool`).
         ray_address: address of a Ray cluster (`address` of `pool.Pool`).
+        profile_at: folder, local or in a bucket, for a trace of the first point that this process measures, or of its
+            first point if all are stored (`point_trace.trace`). `run` traces any point.
         dry_run: whether to only list the points, and check that the pair and the examples exist.
 
     Returns:
@@ -159,7 +172,7 @@ def sweep(
     """
     validate_types.check(sweep, locals())
     workers = whole("workers", workers, 0)
-    _check_workers(workers, worker_device, ray_address, plan)
+    _check_workers(workers, worker_device, ray_address, plan, profile_at)
     _check_shown(output, together, share)
     shared = _shared(locals())
     groups = enumerate_points(alphas=alphas, **shared)
@@ -178,6 +191,7 @@ def sweep(
     if not points:
         print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
         return None
+    profiles.check_place("profile_at", profile_at)
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
     with opened(path, f"{shard_id}-of-{num_shards}") as store:
         result_store.check_format(store.records, path)
@@ -187,7 +201,7 @@ def sweep(
         else:
             session = open_session(points)
             store.take_over(map(session.key, points), elsewhere)
-            keys = measure(groups, store, session)
+            keys = measure(groups, store, session, profile_at=profile_at)
         tell_without_outputs(store, points[0].evaluation, keys)
         if num_shards == 1 and hosts.first():
             present(store, together, share)
@@ -230,13 +244,15 @@ def _list(points: Sequence[Point]) -> None:
         rehearse(points[0].pair, points[0].evaluation)
 
 
-def _check_workers(workers: int, device: str | None, address: str | None, plan: int) -> None:
+def _check_workers(workers: int, device: str | None, address: str | None, plan: int, profile_at: str | None) -> None:
     """Refuses worker options without workers, and options that cannot be combined with workers or several hosts."""
     for name, value in (("worker_device", device), ("ray_address", address)):
         if value and not workers:
             raise ValueError(f"{name}={value!r} needs workers: give workers too")
     if plan and (hosts.many() or workers):
         raise ValueError(f"plan={plan} needs a single process without workers: leave plan out")
+    if workers and profile_at:
+        raise ValueError(f"profile_at={profile_at} traces this process, and workers={workers} measure: leave one out")
     if workers and hosts.many():
         raise ValueError(f"workers={workers} needs a single driver process: leave workers out, or start one process")
 
@@ -291,6 +307,7 @@ def measure(
     way: Callable[..., Iterator[Record]] | None = None,
     *,
     progress: bool = True,
+    profile_at: str | Path | None = None,
 ) -> list[str]:
     """Fills the store with the records of all points, and returns their keys in the order of the points.
 
@@ -303,6 +320,7 @@ def measure(
         session: holds the pair and its examples.
         way: the function that measures a group's points; by default `evaluate`.
         progress: whether to show progress.
+        profile_at: place for a trace of the first point that is measured, or of the first one if all are stored.
     """
     identities = {point: session.identity(point) for group in groups for point in group}
     keys = [identity.key for identity in identities.values()]
@@ -320,10 +338,12 @@ def measure(
             return None
         return judged_part(store.path, record, point.evaluation.keep_outputs)
 
-    evaluate_points = partial(way or evaluate, session, earlier=earlier)
+    evaluate_points = FirstPoint(partial(way or evaluate, session, earlier=earlier), session, profile_at)
     with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None
         result_store.fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
+    if profile_at is not None:
+        evaluate_points.trace(next(iter(identities)))
     return keys
 
 

@@ -251,6 +251,7 @@ def main(
     example: str,
     resume: str = interrupts.SAME,
     numbers: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] | None = None,
     together: bool = False,
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
@@ -262,6 +263,7 @@ def main(
         example: a working command line, shown if no gin file is named.
         resume: advice on how to continue, printed after Ctrl-C.
         numbers: help texts, by name, of integer arguments of `function` that also have flags of their own.
+        texts: the same of arguments that are texts.
         together: whether several connected processes may run `function`; if not, several processes are an error.
         recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
         after: called with the result of `function`.
@@ -272,6 +274,8 @@ def main(
         started.__doc__ = (started.__doc__ or "") + settings(function)
     for name, text in (numbers or {}).items():
         flags.DEFINE_integer(name, None, text, module_name=sys.argv[0])
+    for name, text in (texts or {}).items():
+        flags.DEFINE_string(name, None, text, module_name=sys.argv[0])
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -281,8 +285,8 @@ def main(
         with hosts.together(), one_line_errors():
             join(together, example)
             read(example, recorded)
-            asked = {name: flags.FLAGS[name].value for name in numbers or {}}
-            result = _bound(function, example)(**{name: n for name, n in asked.items() if n is not None})
+            asked = {name: flags.FLAGS[name].value for name in (*(numbers or {}), *(texts or {}))}
+            result = _bound(function, example)(**{name: value for name, value in asked.items() if value is not None})
             if after:
                 after(result)
 

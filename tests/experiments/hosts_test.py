@@ -143,11 +143,14 @@ def test_sigterm_to_one_process_ends_all_at_the_same_point_and_the_sweep_goes_on
 @pytest.mark.parity
 def test_four_processes_write_the_outputs_of_two(folder, unbroken):
     """Splits rows over two and heads over two: the keys differ, the outputs do not."""
-    done = ended(start(folder, folder / "four.jsonl", 4, (2, 2), f"--host_logs={folder / 'logs'}"))
+    flags = [f"--host_logs={folder / 'logs'}", f"--profile_at={folder / 'traces'}"]
+    done = ended(start(folder, folder / "four.jsonl", 4, (2, 2), *flags))
     assert [status for status, *_ in done] == [0] * 4, done
     logs = {path.name: path.read_text() for path in (folder / "logs").iterdir()}
     assert sorted(logs) == ["host-1.log", "host-2.log", "host-3.log"]
     assert all("6 points measured" in text for text in logs.values())
+    traces = [sorted((folder / "traces" / f"host-{n}").rglob("*.xplane.pb")) for n in range(4)]
+    assert [len(files) for files in traces] == [1] * 4
     measured = [[record["counts"], record["quality"]] for record in records(folder / "four.jsonl").values()]
     assert measured == [[record["counts"], record["quality"]] for record in unbroken.values()]
 
