@@ -316,4 +316,5 @@ def test_timing_single_examples_on_a_split_batch_is_refused():
     with pytest.raises(ValueError, match=r"latency_examples=3 .* mesh=\(2, 4\) .* or time on a mesh of \(1, 4\)"):
         validate(point)
     validate(replace(point, pair=ModelPair(name="p", mesh=(1, 8))))
+    validate(point, timed=False)  # surveys and data time nothing
     validate(replace(point, evaluation=replace(timed, latency_examples=0)))

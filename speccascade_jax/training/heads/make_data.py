@@ -75,7 +75,7 @@ def make(
     """
     labelled = Settings(rule=rule, alpha=alpha, **sampling_of(check_sampling_alone(settings, "make")))
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=labelled, seed=seed)
-    validate(point)
+    validate(point, timed=False)
     whole("shard_size", shard_size, 1)
     return write(Session(pair, point.evaluation), point, shard_size, expanded(output))
 

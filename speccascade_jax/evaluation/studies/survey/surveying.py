@@ -93,7 +93,7 @@ def survey(
     sampling = sampling_of(check_sampling_alone(settings, "survey"))
     writer = replace(WRITERS[along], **sampling)
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=writer, seed=seed)
-    validate(point)
+    validate(point, timed=False)
     histograms.check(histogram)
     if output:
         check_replaceable(output, '"along":', '"histogram":')
@@ -214,7 +214,7 @@ def _checked(session: Session, point: Point, row: dict[str, Any], block_size: in
     The rule's own outputs have the same prefixes as the run, so other prefixes cannot explain the second error.
     """
     real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
-    validate(real)
+    validate(real, timed=False)
     written = write(session, real)
     own_estimate = read(session, real, written, {row["rule"]: (row["alpha"] or 0.0,)}).estimate(row["rule"])
     measured = rates(written)
@@ -240,7 +240,7 @@ def _fuzzy_points(point: Point, names: Sequence[str], taus: Sequence[float], blo
     for name, tau in itertools.product(fuzzy, taus):
         settings = Settings(method="fuzzy", rule=name, alpha=tau, block_size=block_size, bonus="rule")
         points.append(_under(point, settings).with_settings(draft_temperature=drafted))
-        validate(points[-1])
+        validate(points[-1], timed=False)
     return points
 
 
