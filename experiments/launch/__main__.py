@@ -93,6 +93,9 @@ def _notes(
     """Yields lines about properties of a launch that its user may not have meant."""
     if _topology(launcher, args) and _preflight(launcher, args, command) is None:
         yield preflight.note(command)
+    if args.where == "tpu_vm" and not args.accelerator_type and "--multiprocess" not in command:
+        unknown = "without --accelerator_type, the number of hosts is unknown"
+        yield f"note: {unknown}: for several, add --multiprocess to the command"
     if not launcher.keeps_disks and not any("gs://" in word for word in command):
         yield "note: no gs:// address in the command: files on the machines' disks vanish with them (docs/pods.md)"
     sends_commit = any(isinstance(step, steps.Command) and step.words[:2] == ("git", "archive") for step in planned)

@@ -1,13 +1,15 @@
 """Types of TPUs as Google Cloud names them: the software of their machines, and their topology for `preflight`.
 
-Sources: docs.cloud.google.com/tpu/docs/runtimes (software), and the tables of types and default topologies of xpk
-(github.com/AI-Hypercomputer/xpk, src/xpk/core/system_characteristics.py, version 1.16).
+Sources: docs.cloud.google.com/tpu/docs/runtimes (software), …/tpu/docs/v6e and its neighbours (chips of a host), and
+the tables of types and default topologies of xpk (github.com/AI-Hypercomputer/xpk,
+src/xpk/core/system_characteristics.py, version 1.16).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -19,20 +21,22 @@ class Family:
         chip: its name in `preflight`; cores: units of a type's number that one chip counts as.
         software: the runtime version of its machines; empty if the Cloud TPU API does not offer them.
         cube: whether its chips form a torus of three dimensions; otherwise of two.
+        host: most chips of one host.
     """
 
     chip: str
     cores: int
     software: str
     cube: bool
+    host: int
 
 
 FAMILIES = {
-    "v4": Family("v4", 2, "tpu-ubuntu2204-base", True),
-    "v5litepod": Family("v5e", 1, "v2-alpha-tpuv5-lite", False),
-    "v5p": Family("v5p", 2, "v2-alpha-tpuv5", True),
-    "v6e": Family("v6e", 1, "v2-alpha-tpuv6e", False),
-    "tpu7x": Family("tpu7x", 2, "", True),
+    "v4": Family("v4", 2, "tpu-ubuntu2204-base", True, 4),
+    "v5litepod": Family("v5e", 1, "v2-alpha-tpuv5-lite", False, 8),
+    "v5p": Family("v5p", 2, "v2-alpha-tpuv5", True, 4),
+    "v6e": Family("v6e", 1, "v2-alpha-tpuv6e", False, 8),
+    "tpu7x": Family("tpu7x", 2, "", True, 4),
 }
 """First part of a type's name -> its family."""
 _SMALL_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
@@ -54,6 +58,21 @@ def family_of(accelerator_type: str) -> tuple[Family, int]:
     if rest or not chips:
         raise ValueError(f"accelerator type {accelerator_type!r}: N counts cores, {FAMILIES[name].cores} on each chip")
     return FAMILIES[name], chips
+
+
+def joined(command: Sequence[str], accelerator_type: str) -> list[str]:
+    """Returns a command with `--multiprocess` if a type's slice has several hosts, which then must find each other.
+
+    Raises:
+        ValueError: as `family_of`.
+    """
+    family, chips = family_of(accelerator_type)
+    return multiprocess(command) if chips > family.host else list(command)
+
+
+def multiprocess(command: Sequence[str]) -> list[str]:
+    """Returns a command with `--multiprocess`: a host that finds no others then ends, instead of working alone."""
+    return [*command, *(["--multiprocess"] if "--multiprocess" not in command else [])]
 
 
 def software_of(accelerator_type: str) -> str:

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Sequence
 
 from experiments.launch import scripts
-from experiments.launch.accelerators import family_of, software_of
+from experiments.launch.accelerators import joined, multiprocess, software_of
 from experiments.launch.steps import Command, File, Step
 from experiments.launch.tpus import check_name, folder_of, shell_folder
 
@@ -38,11 +38,33 @@ def slurm(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
         job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     else:
         options += ["--output=%x-%j.log", f"--nodes={args.processes}", "--ntasks-per-node=1"]
-        each_host = "--output=%x-%j.host-%n.log --open-mode=append " if args.processes > 1 else ""
-        line, job = f"srun --kill-on-bad-exit=1 {each_host}{shlex.join(command)}", "$SLURM_JOB_ID"
+        each_host = "--output=%x-%j.host-%n.log --open-mode=append "
+        line, job = f"srun {shlex.join(command)}", "$SLURM_JOB_ID"
+        if args.processes > 1:
+            words = shlex.join(multiprocess(command))
+            line = f'{_TASK}srun --kill-on-bad-exit=0 {each_host}bash -c "$task" task {words}'
     head = "".join(f"#SBATCH {option}\n" for option in (*options, *args.sbatch))
     script = f"#!/bin/bash\n{head}cd {shell_folder(args.folder)} || exit 1\n{line}\n{_requeue(job, args.max_restarts)}"
     return [Command(("sbatch",), stdin=script)]
+
+
+_TASK = """\
+# srun's status is the largest one of its tasks: a killed task must not hide the 75 of all others, nor a 75 an error
+task='
+  trap : TERM
+  "$@"; status=$?
+  case $status in
+    0|75|143) ;;
+    137) status=75 ;;
+    *) test "$status" -ge 128 || status=$((status + 128)) ;;
+  esac
+  exit "$status"'
+"""
+"""Lines that define what a task of several runs: the command, whose status is translated.
+
+The trap lets the shell wait for the command, which gets SIGTERM too. Without a cluster's `KillOnBadExit`, tasks end by
+themselves when one of them has died (`runtime.hosts`).
+"""
 
 
 def _requeue(job: str, max_restarts: int) -> str:
@@ -60,7 +82,7 @@ def gke(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
     """Creates a workload for the command on a GKE cluster that xpk has created; it restarts after preemption."""
     check_name(args.name)
     check_name(args.cluster)
-    family_of(args.tpu_type)
+    command = joined(command, args.tpu_type)
     words = ["xpk", "workload", "create", f"--workload={args.name}", f"--cluster={args.cluster}"]
     words += [f"--tpu-type={args.tpu_type}", f"--docker-image={args.image}"]
     words += [f"--zone={args.zone}"] if args.zone else []
@@ -84,6 +106,8 @@ def skypilot(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
 
 def _task(args: argparse.Namespace, command: Sequence[str]) -> str:
     """Returns a task of SkyPilot as YAML; JSON's texts are YAML's, too."""
+    if _is_tpu(args) and args.processes == 1:
+        command = joined(command, args.accelerators.removeprefix("tpu-"))
     line = shlex.join(command)
     if args.processes > 1:
         line += f' --coordinator_address="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"'

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Sequence
 
 from experiments.launch import scripts
-from experiments.launch.accelerators import software_of
+from experiments.launch.accelerators import joined, software_of
 from experiments.launch.steps import Command, File, Step
 
 CAPACITIES = {"spot": ("--spot",), "reserved": ("--reserved",), "on_demand": ()}
@@ -27,6 +27,8 @@ def tpu_vm(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
     """Copies the code to all workers of a TPU slice and starts the command there, detached, with a log on each."""
     check_name(args.name, longest=63)
     location = _location(args)
+    if args.accelerator_type:
+        command = joined(command, args.accelerator_type)
     script = scripts.on_tpu_vm(command, shell_folder(args.folder), args.max_restarts, as_is=args.as_is)
     file = File(f"{folder_of(args.name)}/{scripts.SCRIPT}", script)
     tool = ("gcloud", "compute", "tpus", "tpu-vm")
@@ -51,6 +53,7 @@ def tpu_queued(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
         raise ValueError(f"capacity={args.capacity!r}: give one of {', '.join(CAPACITIES)}")
     location, place = _location(args), f"{args.place.rstrip('/')}/{args.name}"
     software = args.runtime_version or software_of(args.accelerator_type)
+    command = joined(command, args.accelerator_type)
     startup = scripts.on_queued_resource(command, args.name, location, place, args.max_restarts)
     file, code = File(f"{folder_of(args.name)}/startup.sh", startup), archive(args.name)
     create = [

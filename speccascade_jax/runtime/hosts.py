@@ -57,6 +57,9 @@ _ENDING = threading.Lock()
 _CONNECTIONS: dict[int, socket.socket] = {}
 """Open sockets, by the index of the process at the other end."""
 _AGAIN = f"on all hosts, {interrupts.SAME}"
+_NO_CLUSTER = "coordinator_address should be defined"
+"""Part of JAX's message where it detects no cluster; other failures come from a cluster that it has detected."""
+_PORT = 8476
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
@@ -71,7 +74,8 @@ def begin(
     """Connects this process to the other processes; must be called before any code uses a JAX device.
 
     Give `coordinator`, `count` and `index` together, or none of them. On TPU pods and under SLURM, the environment
-    contains them. On a single machine there is nothing to connect.
+    contains them. On a single machine there is nothing to connect. A process that seems to belong to a cluster never
+    goes on alone, because each host would then do the whole work.
 
     Args:
         coordinator: "host:port" of the first process.
@@ -83,7 +87,7 @@ def begin(
 
     Raises:
         ValueError: only some of the three arguments are given, the address or index is invalid, or no other process is
-            found although the user requests several.
+            found although the user requests several, or JAX has detected a cluster.
     """
     _check(coordinator, count, index)
     folder = None if logs is None else _log_folder(logs)
@@ -96,10 +100,11 @@ def begin(
     try:
         with _in_time():
             jax.distributed.initialize(coordinator, count, index, **options)
-    except (ValueError, RuntimeError) as error:
-        if coordinator is None and not (asked or _in_a_cluster()):
-            return  # a TPU machine that is not part of a pod
-        raise ValueError(f"the other processes were not found ({error}): give {_ALL}") from error
+    except (ValueError, RuntimeError, OSError) as error:
+        if _NO_CLUSTER in str(error) and not (asked or _in_a_cluster()):
+            return
+        alone = f" (localhost:{_PORT}, 1 and 0 for a machine alone)" * (coordinator is None)
+        raise ValueError(f"the other processes were not found ({error}): give {_ALL}{alone}") from error
     if not first():
         sys.stdout = _log(folder)
         if folder is None:

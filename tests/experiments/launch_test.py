@@ -105,7 +105,7 @@ cat > /opt/speccascade/speccascade.sh <<'RUN'
 name=pod
 place=gs://b/launches/pod
 max_restarts=9
-command=(python -m experiments.sweep '--gin_file=a b.gin')
+command=(python -m experiments.sweep '--gin_file=a b.gin' --multiprocess)
 location=(--zone=us-west4-a)
 export HOME=/root PATH="$PATH:/snap/bin"
 cd "$(dirname "$0")" || exit 1
@@ -217,8 +217,18 @@ sbatch <<'END'
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 cd ~/s || exit 1
-srun --kill-on-bad-exit=1 --output=%x-%j.host-%n.log --open-mode=append \
-python -m experiments.sweep '--gin_file=a b.gin'
+# srun's status is the largest one of its tasks: a killed task must not hide the 75 of all others, nor a 75 an error
+task='
+  trap : TERM
+  "$@"; status=$?
+  case $status in
+    0|75|143) ;;
+    137) status=75 ;;
+    *) test "$status" -ge 128 || status=$((status + 128)) ;;
+  esac
+  exit "$status"'
+srun --kill-on-bad-exit=0 --output=%x-%j.host-%n.log --open-mode=append \
+bash -c "$task" task python -m experiments.sweep '--gin_file=a b.gin' --multiprocess
 status=$?
 case $status in
   75|143)
@@ -231,7 +241,7 @@ END
 python -m experiments.preflight '--gin_file=a b.gin' --topology=v5e:4x4 &&
 xpk workload create --workload=speccascade --cluster=c --tpu-type=v5litepod-16 --docker-image=i \
 --max-restarts=100 --restart-on-exit-codes=75,143 --spot \
-'--command=cd /speccascade_jax && exec python -m experiments.sweep '"'"'--gin_file=a b.gin'"'"''
+'--command=cd /speccascade_jax && exec python -m experiments.sweep '"'"'--gin_file=a b.gin'"'"' --multiprocess'
 """,
     ("skypilot", "--accelerators", "tpu-v6e-8", "--infra", "gcp/us-west4", "--no_preflight"): f"""\
 mkdir -p launches/speccascade && cat > launches/speccascade/task.yaml <<'END' &&
@@ -547,6 +557,64 @@ def test_slurm_requeues_a_job_only_after_statuses_75_and_143(tools, monkeypatch,
     (step,) = launch.LAUNCHERS["slurm"].steps(args, ["work"])
     assert bash(step.stdin).returncode == status
     assert calls("scontrol") == ["scontrol requeue 42"] * requeued
+
+
+SRUN = """
+while [[ $1 == --* ]]; do shift; done
+largest=0
+for number in 0 1 2; do
+  NUMBER=$number "$@"; status=$?
+  (( status > largest )) && largest=$status
+done
+exit $largest
+"""
+"""A stand-in for srun, which runs three tasks and returns their largest status."""
+
+
+@pytest.mark.parametrize(("statuses", "requeued", "last"), [
+    ("75 137 75", 1, 75), ("75 75 0", 1, 75), ("143 143 75", 1, 143), ("1 75 75", 0, 129), ("0 2 0", 0, 130),
+    ("139 75 75", 0, 139), ("0 0 0", 0, 0),
+])  # fmt: skip
+def test_a_task_hides_neither_anothers_restart_nor_its_error_under_slurm(tools, monkeypatch, statuses, requeued, last):
+    tools("srun", SRUN)
+    tools("scontrol")
+    tools("work", f'statuses=({statuses}); test "$*" = "a b --multiprocess" || exit 3; exit "${{statuses[NUMBER]}}"')
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    args = launch._parser().parse_args(["slurm", "--processes", "3"])
+    (step,) = launch.LAUNCHERS["slurm"].steps(args, ["work", "a b"])
+    assert bash(step.stdin).returncode == last and len(calls("scontrol")) == requeued
+
+
+def test_a_task_under_slurm_waits_for_the_state(tools, monkeypatch):
+    """SLURM signals all processes of a task: the shell around the command must not end before it."""
+    tools(
+        "work",
+        "trap '/bin/sleep 0.3; echo saved; exit 143' TERM; echo ready; for _ in {1..100}; do /bin/sleep 0.05; done",
+    )
+    args = launch._parser().parse_args(["slurm", "--processes", "2"])
+    (step,) = launch.LAUNCHERS["slurm"].steps(args, ["work"])
+    script = step.stdin.partition("srun")[2].partition("task='")[2].partition("'\n")[0]
+    words = ["bash", "-c", script, "task", "work"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.stdout.readline() == "saved\n"
+        assert process.wait(timeout=30) == 143
+
+
+@pytest.mark.parametrize(("name", "several"), [
+    ("v4-8", False), ("v4-16", True), ("v5litepod-8", False), ("v5litepod-16", True), ("v5p-8", False),
+    ("v6e-8", False), ("v6e-16", True), ("tpu7x-8", False), ("tpu7x-16", True),
+])  # fmt: skip
+def test_commands_join_the_other_hosts_of_slices_that_have_several(name, several, capsys):
+    assert accelerators.joined(["work"], name) == ["work", "--multiprocess"][: 1 + several]
+    assert accelerators.joined(["work", "--multiprocess", "a"], name) == ["work", "--multiprocess", "a"]
+    vm = ["tpu_vm", "--name", "a", "--zone", "us-west4-a", "--dry_run"]
+    assert launch.main([*vm, *SWEEP]) == 0
+    assert capsys.readouterr().err.startswith("note: without --accelerator_type, the number of hosts is unknown")
+    assert launch.main([*vm, *SWEEP, "--multiprocess"]) == 0 and not capsys.readouterr().err
+    assert launch.main(["skypilot", "--accelerators", f"tpu-{name}", "--dry_run", "--no_preflight", *SWEEP]) in (0, 1)
+    assert ("--multiprocess" in capsys.readouterr().out) is (several and name[:5] != "tpu7x")
 
 
 def test_the_docker_image_runs_the_experiments_of_its_folder():

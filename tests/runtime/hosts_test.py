@@ -37,6 +37,33 @@ def test_incomplete_or_invalid_process_settings_are_refused(arguments, message):
         hosts.begin(*arguments)
 
 
+@pytest.mark.parametrize(("raised", "variables", "asked", "goes_on"), [
+    (ValueError("coordinator_address should be defined."), {}, False, True),
+    (ValueError("coordinator_address should be defined."), {}, True, False),
+    (ValueError("coordinator_address should be defined."), {"TPU_WORKER_HOSTNAMES": "a,b"}, False, False),
+    (RuntimeError("Failed to recognize coordinator address t1v-n-1"), {}, False, False),
+    (ConnectionError("metadata.google.internal: no route to host"), {}, False, False),
+])  # fmt: skip
+def test_a_host_of_a_cluster_never_goes_on_alone(raised, variables, asked, goes_on, monkeypatch):
+    for name in ("TPU_WORKER_HOSTNAMES", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def initialize(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(hosts, "_may_be_a_pod", lambda: True)
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", initialize)
+    if goes_on:
+        hosts.begin(asked=asked)
+        return
+    remedy = r"the other processes were not found .*: give --coordinator_address, .* 1 and 0 for a machine alone"
+    with pytest.raises(ValueError, match=remedy) as refused:
+        hosts.begin(asked=asked)
+    assert str(raised) in str(refused.value)
+
+
 def test_a_command_of_one_process_refuses_others(monkeypatch):
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
     monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
