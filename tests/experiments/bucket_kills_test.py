@@ -24,7 +24,7 @@ PARTS = ((0, 2), (1, 2), (0, 3), (2, 3))
 """The part of each writer and the number of parts: every point belongs to one writer at least, most to two."""
 KILLS = max(1, int(os.environ.get("SPECCASCADE_KILLS", "4")) // len(PARTS))
 """Kills of each writer."""
-SEEDS = 2 if KILLS == 1 else 12
+SEEDS = 2 * KILLS
 POINTS = 2 * SEEDS + SEEDS * (1 + 3)
 STORE = "gs://bucket/runs/four.jsonl"
 

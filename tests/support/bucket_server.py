@@ -28,7 +28,8 @@ Answer = tuple[int, bytes, dict[str, str]]
 class Server(ThreadingHTTPServer):
     """The server; `objects` maps names (bucket/key) to contents and generations, `asked` lists method and name.
 
-    `sent` counts the bytes of answers by the token of the reader and the name.
+    `sent` counts the bytes of answers by the token of the reader and the name. `caller.token` is the token of the
+    request that the current thread answers.
     """
 
     daemon_threads = True
@@ -41,6 +42,7 @@ class Server(ThreadingHTTPServer):
         self.sent = Counter[tuple[str, str]]()
         self.fault: Callable[[str, str], str | None] = lambda method, name: None
         self.one_at_a_time = threading.Lock()
+        self.caller = threading.local()
         self.generations = itertools.count(1)
 
     @property
@@ -118,6 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         places = address.path.removeprefix("/upload").split("/")
         bucket, key = places[4], query.get("name") or urllib.parse.unquote("/".join(places[6:]))
         name = f"{bucket}/{key}"
+        self.server.caller.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         fault = self.server.fault(self.command, name)
         if fault == "slow":
             time.sleep(2)
@@ -128,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.one_at_a_time:
             self.server.asked.append((self.command, name))
             answer = self._done(address.path, bucket, key, query, body)
-            self.server.sent[self.headers.get("Authorization", "").removeprefix("Bearer "), name] += len(answer[1])
+            self.server.sent[self.server.caller.token, name] += len(answer[1])
         if fault == "lost":  # the connection breaks after the request is served
             return self._close()
         return self._send(*answer)

@@ -9,8 +9,6 @@ import random
 import runpy
 import signal
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 # loaded once, in the process that the others are forked from
 from speccascade_jax.evaluation import experiment  # noqa: F401
 from speccascade_jax.results.store.bucket_store import BucketStore
-from tests.support.bucket_server import Server
+from tests.support.bucket_server import TOKEN, URL, Server
 
 LONGEST = 400
 """Seconds after which a process counts as hanging."""
@@ -26,7 +24,7 @@ LONGEST = 400
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], log: Path, lease: float) -> None:
     """Runs a command as `python -m` does, in a process that was forked for it."""
-    os.environ.update(environment)
+    os.environ.update(environment | {TOKEN: str(os.getpid())})
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -35,52 +33,57 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], log: Pa
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+MOMENTS = ("after", "before", "at any time")
+"""When a writer is killed: after the server has stored one of its records, before it does, or at any time."""
+
+
 class Writers:
     """Starts and kills writers, and counts what they do.
 
     Attributes:
         created: how often each record was created.
-        counts: numbers of starts, of kills, of kills during an upload, and of records that another process had created.
+        counts: numbers of starts, of kills by moment, of writers that were done before their kill, and of records that
+            another process had created before.
     """
 
     def __init__(self, server: Server, module: str, log: Path, lease: float = 1.0):
         self._module, self._log, self._lease = module, log, lease
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
-        self._armed: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._armed: dict[tuple[str, int], int] = {}
         self.created, self.counts = Counter[str](), Counter[str]()
         self._server, self._upload = server, server.upload
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Writers]:
-        """Counts the records that arrive at the server, and kills writers that wait for one."""
-        self._server.upload, self._server.fault = self._counted, self._kill_armed
+        """Counts the records that arrive at the server, and kills the writers of some of them."""
+        self._server.upload = self._watched
         try:
             yield self
         finally:
             self._server.upload = self._upload
 
-    def _counted(self, name: str, query: dict[str, str], body: bytes):
+    def _watched(self, name: str, query: dict[str, str], body: bytes):
+        """Answers an upload; the server answers one request at a time."""
+        if "/records/" not in name:
+            return self._upload(name, query, body)
+        writer = int(self._server.caller.token)
+        self._kill_armed("before", writer)
         answer = self._upload(name, query, body)
-        if "/records/" in name:
-            self.created.update([name] * (answer[0] == 200))
-            self.counts["refused"] += answer[0] == 412
+        self.created.update([name] * (answer[0] == 200))
+        self.counts["refused"] += answer[0] == 412
+        self._kill_armed("after", writer)
         return answer
 
-    def _kill_armed(self, method: str, name: str) -> None:
-        if method != "POST" or "/records/" not in name:
-            return
-        with self._lock:
-            for process in list(self._armed):
-                self._armed[process] -= 1
-                if self._armed[process] == 0:
-                    self.counts["during an upload"] += 1
-                    os.kill(process, signal.SIGKILL)
+    def _kill_armed(self, moment: str, writer: int) -> None:
+        left = self._armed.get((moment, writer), 0)
+        self._armed[moment, writer] = left - 1
+        if left == 1:
+            os.kill(writer, signal.SIGKILL)
 
     def start(self, *arguments: str) -> multiprocessing.Process:
         """Starts a process of the command."""
-        names = ("TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "SPECCASCADE_COMPILATION_CACHE")
+        names = (URL, "SPECCASCADE_COMPILATION_CACHE")
         environment = {name: os.environ[name] for name in names if name in os.environ}
         arguments = (self._module, list(arguments), environment, self._log, self._lease)
         process = self._context.Process(target=_run, args=arguments)
@@ -99,25 +102,19 @@ class Writers:
     def write(self, kills: int, draws: random.Random, seconds: float, *arguments: str) -> int:
         """Kills the command several times, then runs it to its end, and returns the exit status.
 
-        Half of the kills come within the given seconds, the others while one of the next records is uploaded.
+        Kills at any time come within the given seconds, the others at one of the first records.
         """
         while kills:
-            process = self.start(*arguments)
-            at_upload = draws.random() < 0.5
-            end = time.monotonic() + (LONGEST if at_upload else draws.uniform(0, seconds))
-            if at_upload:
-                with self._lock:
-                    self._armed[process.pid] = draws.randint(1, 6)
-            process.join(end - time.monotonic())
-            with self._lock:
-                self._armed.pop(process.pid, None)
+            process, moment = self.start(*arguments), draws.choice(MOMENTS)
+            self._armed[moment, process.pid] = draws.randint(1, 3)
+            process.join(draws.uniform(0, seconds) if moment == MOMENTS[-1] else LONGEST)
             process.kill()
             process.join()
-            if process.exitcode != -signal.SIGKILL:
+            if process.exitcode == 0:
                 self.counts["done before the kill"] += 1
-                if process.exitcode:
-                    return process.exitcode
-                break
-            self.counts["kills"] += 1
+                return 0
+            if process.exitcode != -signal.SIGKILL:
+                return process.exitcode
+            self.counts[moment] += 1
             kills -= 1
         return self.finish(*arguments)
