@@ -63,6 +63,7 @@ def interleave(
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
     for trial in range(trials):
         for example in range(examples):
+            hosts.stop_here()  # all trials may take longer than the grace after SIGTERM
             for n in _order(len(runs), trial + example):
                 begin = clock()
                 result = jax.block_until_ready(runs[n](example, trial))

@@ -27,6 +27,7 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.rules.acceptance import Speculative
 from speccascade_jax.rules.deferral import RULES
+from speccascade_jax.runtime import interrupts
 from speccascade_jax.stopping.policies import Fixed
 from tests.support import text_pair
 
@@ -136,6 +137,17 @@ class _Bench:
 def bench(monkeypatch):
     monkeypatch.setattr(latency.jax, "block_until_ready", lambda result: result)
     return _Bench()
+
+
+def test_sigterm_ends_timed_runs_between_two_turns(bench, monkeypatch):
+    def stop():
+        if len(bench.log) == 4:
+            raise interrupts.Terminated
+
+    monkeypatch.setattr(latency.hosts, "stop_here", stop)
+    with pytest.raises(interrupts.Terminated):
+        latency.interleave(bench.run("t", 1.0), [bench.run("a", 1.0)], examples=3, trials=2, clock=bench.clock)
+    assert len(bench.log) == 4
 
 
 @pytest.mark.parametrize(("methods", "examples", "turns"), [
