@@ -11,6 +11,7 @@ from pathlib import Path
 
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensors, stored_at, translate, whole
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 _HEADER = struct.Struct("<7i")
@@ -51,6 +52,8 @@ def open_file(file: Path) -> Stored:
     Raises:
         CheckpointError: the sizes in the header contradict each other, or do not match the size of the file.
     """
+    if isinstance(file, BucketPath):
+        file = file.pinned()  # Weights of a file that is replaced later do not fit this header.
     config = _config(file)
     needed, size = _bytes(config), file.stat().st_size
     # The check comes before any memory is allocated, because a damaged header may claim enormous sizes.

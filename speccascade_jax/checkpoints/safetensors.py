@@ -15,6 +15,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from speccascade_jax.checkpoints.array_plan import Tensors, stored_at
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.errors import COPY_AGAIN, POINTER, PULL, CheckpointError, listing
 from speccascade_jax.storage.readers import parsed
 
@@ -29,6 +30,8 @@ def open_file(file: Path) -> Tensors:
         CheckpointError: the header is damaged (names the tensor if a tensor's entry is invalid), or the file is
             truncated (names the lost tensors).
     """
+    if isinstance(file, BucketPath):
+        file = file.pinned()  # Tensors of a file that is replaced later do not fit this header.
     size = file.stat().st_size
     with file.open("rb", buffering=0) as raw, io.BufferedReader(cast(io.RawIOBase, raw)) as opened:
         if opened.read(len(POINTER)) == POINTER:

@@ -30,12 +30,15 @@ _REQUESTS, _PIECE = 64, 1 << 21
 """Number of ranges that are read at the same time, and bytes of a piece of a longer one: at most 128 MB in flight."""
 _LARGEST, _PROBES = 44, 32
 """Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
+_LONGEST_NAME = 1024
+"""Bytes that an object's name has at most."""
 ABSENT = b"\x02"
 """The generation that tensorstore gives to an absent object."""
 _REMEDIES = (
     ("UNAUTHENTICATED|401", "run gcloud auth application-default login, or renew the key of the service account"),
     ("PERMISSION_DENIED|403", "give this account the role Storage Object User for the bucket"),
     ("NOT_FOUND|404", "create the bucket, or name another one"),
+    ("Invalid GCS object name", "give a name of at most 1,024 bytes"),
     ("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", "the server failed several times; run the same command again"),
 )  # fmt: skip
 """Remedies, by a pattern of tensorstore's message."""
@@ -53,11 +56,16 @@ class BucketPath(PosixPath):
     It is a `Path`, so that code which only reads and writes whole files works on both. It has no file descriptor: code
     that asks the operating system for the file gets an error that says so.
 
+    Attributes:
+        generation: the generation that reads of parts of the object must find (`pinned`); `None`: any.
+
     Example:
         >>> from speccascade_jax.storage.buckets import BucketPath
         >>> BucketPath("gs://bucket/runs/a.jsonl").with_suffix(".png")
         BucketPath('gs://bucket/runs/a.png')
     """
+
+    generation: bytes | None = None
 
     def __str__(self) -> str:
         return SCHEME + "/".join(self.parts[1:])
@@ -98,15 +106,47 @@ class BucketPath(PosixPath):
             Whether the object has this content now. A request whose answer was lost is repeated, and then finds the
             generation changed by itself; for this reason, a refused write compares the contents.
         """
+        return self.exchange(content, generation) is not None
+
+    def exchange(self, content: bytes | None, generation: bytes) -> bytes | None:
+        """Does what `swap` does; returns the generation of the new content, or `None` if the object had another one."""
         stamp = self._ask(_opened(self.bucket).write(self.key, content, if_equal=generation))
-        return bool(stamp.generation) or self.read()[0] == content
+        if stamp.generation:
+            return bytes(stamp.generation)
+        current, latest = self.read()
+        return latest if current == content else None
+
+    def pinned(self) -> BucketPath:
+        """Returns this path, whose parts can be read only as long as the object has the content of now.
+
+        Raises:
+            FileNotFoundError: the object is absent.
+        """
+        pinned = type(self)(self)
+        pinned.generation = self._stat().stamp.generation
+        return pinned
+
+    def _stat(self) -> Any:
+        """Returns an answer without content, from which the object's state and generation can be read."""
+        answer = self._ask(_opened(self.bucket).read(self.key, byte_range=slice(0, 0)))
+        return self._same(answer)
+
+    def _same(self, result: Any) -> Any:
+        """Returns an answer of the server after checking that it is of the pinned generation.
+
+        Raises:
+            FileNotFoundError: the object is absent.
+            OSError: the object was replaced.
+        """
+        if self.generation is not None and result.stamp.generation != self.generation:
+            raise OSError(f"{self}: the object was deleted or replaced while it was read; read it again")
+        if result.state == "missing":
+            raise FileNotFoundError(2, "there is no such object", str(self))
+        return result
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Returns the bytes from `start` to `stop` of the object."""
-        result = self._ask(_opened(self.bucket).read(self.key, byte_range=slice(start, stop)))
-        if result.state == "missing":
-            raise FileNotFoundError(2, "there is no such object", str(self))
-        return bytes(result.value)
+        return bytes(self._same(self._ask(_opened(self.bucket).read(self.key, byte_range=slice(start, stop)))).value)
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> int:
         """Fills each buffer with the object's bytes from its start, several at the same time.
@@ -130,9 +170,7 @@ class BucketPath(PosixPath):
 
     def _fill(self, answer: Any, buffer: memoryview) -> int:
         """Copies an answer into its buffer; returns the number of bytes that are missing."""
-        result = self._ask(answer)
-        if result.state == "missing":
-            raise FileNotFoundError(2, "there is no such object", str(self))
+        result = self._same(self._ask(answer))
         buffer[: len(result.value)] = result.value
         return len(buffer) - len(result.value)
 
@@ -154,6 +192,12 @@ class BucketPath(PosixPath):
         results = [store.read((self / name).key) for name in names]
         values = [(self / name)._ask(result) for name, result in zip(names, results, strict=True)]
         return [None if value.state == "missing" else value.value for value in values]
+
+    def remove_below(self, names: Sequence[str] | None = None) -> None:
+        """Deletes objects below this path, all of them unless their relative names are given."""
+        store = _opened(self.bucket)
+        for answer in [store.write((self / name).key, None) for name in (self.below() if names is None else names)]:
+            self._ask(answer)
 
     def _ask(self, answer: Any) -> Any:
         try:
@@ -275,7 +319,8 @@ class _Ranges(io.RawIOBase):
     """An object that is read by parts, several at the same time, so that memory never holds all of it twice."""
 
     def __init__(self, path: BucketPath):
-        self._path, self._place, self._size = path, 0, path.stat().st_size
+        self._path, self._place = path if path.generation else path.pinned(), 0
+        self._size = path.stat().st_size
 
     def readable(self) -> bool:
         return True
@@ -293,10 +338,7 @@ class _Ranges(io.RawIOBase):
         parts = [slice(start, min(start + _PART, stop)) for start in range(begin, stop, _PART)]
         answers = [store.read(self._path.key, byte_range=part) for part in parts]
         for part, answer in zip(parts, answers, strict=True):
-            content = self._path._ask(answer).value
-            if len(content) != part.stop - part.start:
-                raise OSError(f"{self._path}: the object was deleted or replaced while it was read; read it again")
-            buffer[part.start - begin : part.stop - begin] = content
+            buffer[part.start - begin : part.stop - begin] = self._path._same(self._path._ask(answer)).value
         self._place = max(begin, stop)
         return self._place - begin
 
@@ -304,7 +346,8 @@ class _Ranges(io.RawIOBase):
 def kvstore(folder: Path) -> dict[str, Any]:
     """Returns tensorstore's specification of the files below a folder, on a disk or in a bucket."""
     if isinstance(folder, BucketPath):
-        return {"driver": "gcs", "bucket": folder.bucket, "path": f"{folder.key}/"}
+        context = {"gcs_request_retries": RETRIES}
+        return {"driver": "gcs", "bucket": folder.bucket, "path": f"{folder.key}/", "context": context}
     return {"driver": "file", "path": f"{folder.absolute()}/"}
 
 
@@ -317,13 +360,15 @@ def checked(path: str | os.PathLike[str]) -> BucketPath:
     """Returns the place of an address `gs://BUCKET/NAME`.
 
     Raises:
-        ValueError: the address names no bucket, or leads out of it.
+        ValueError: the address names no bucket, leads out of it, or is no name of an object.
     """
     place = BucketPath(str(path))
     if len(place.parts) < 2 or not re.fullmatch(r"[a-z0-9][\w.-]{1,220}", place.parts[1]):
         raise ValueError(f"{path} names no bucket: give gs://BUCKET/NAME")
     if {".", ".."} & set(place.parts):
         raise ValueError(f"{path}: a bucket has no folder above another; write the whole name")
+    if not place.key.isprintable() or len(place.key.encode(errors="replace")) > _LONGEST_NAME:
+        raise ValueError(f"{str(path)!r:.120} is no name of an object: give at most {_LONGEST_NAME:,} printable bytes")
     return place
 
 

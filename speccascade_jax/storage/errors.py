@@ -1,4 +1,4 @@
-"""Errors for checkpoints that cannot be loaded; their messages name the path, the arrays and the remedy."""
+"""Errors for checkpoints that cannot be loaded, and for outputs that another process writes; messages have a remedy."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +11,10 @@ PULL = "is a pointer of Git LFS, not the file itself: run git lfs pull in its re
 
 class CheckpointError(ValueError):
     """Error for a checkpoint that exists but cannot be used; the message names the path, the arrays and the remedy."""
+
+
+class LockedError(RuntimeError):
+    """Error that is raised if another process is writing the same output."""
 
 
 class UnreadableError(Exception):

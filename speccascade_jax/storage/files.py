@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     try:
         if buckets.is_bucket(path):
             return buckets.checked(path)
+        _check_address(os.fspath(path))
         if scheme := _SCHEME.match(os.fspath(path)):
             url = f"{path}: {scheme[1]} is not read or written"
             raise ValueError(f"{url}; copy or mount it here, and give a local path or one in gs://")
@@ -41,6 +43,14 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{shown(path)} is not a path: give a text or a Path") from error
     except RuntimeError as error:
         raise ValueError(f"{path}: {error}; write the full path") from error
+
+
+def _check_address(text: str) -> None:
+    """Raises ValueError for an address with spaces around it, or without slashes, which would become a local path."""
+    if text != text.strip() and _SCHEME.match(text.strip()):
+        raise ValueError(f"{text!r} has spaces around it: leave them out")
+    if text.startswith(buckets.SCHEME[:3]):
+        raise ValueError(f"{text!r} is no address of a bucket: give gs://BUCKET/NAME")
 
 
 def claim(path: Path, settings: dict[str, Any], remedy: str, checked: Collection[str] = ()) -> None:
@@ -169,6 +179,14 @@ def make_folder(folder: Path) -> None:
         file = next(place for place in (folder, *folder.parents) if place.exists())
         reason = f"{file} is a file, so nothing can be written below it: name another output, or move it away"
         raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder and all that it holds, or all objects below a place in a bucket."""
+    if isinstance(folder, BucketPath):
+        folder.remove_below()
+    else:
+        shutil.rmtree(folder)
 
 
 def check_replaceable(path: str | Path, *marks: str, start: str = "") -> None:

@@ -15,11 +15,12 @@ import threading
 import time
 import uuid
 import warnings
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from speccascade_jax.storage.buckets import BucketPath
-from speccascade_jax.storage.locks import LockedError
+from speccascade_jax.storage.errors import LockedError
 
 _GRACE = 5.0
 """Seconds that the end of a process waits for an answer of the server."""
@@ -33,14 +34,24 @@ class Lease:
     Args:
         place: the lease's object.
         output: the output that it protects, for messages.
-        seconds: time after which another writer may take it over.
+        seconds: time after which another writer may take it over; `None`: `SECONDS`.
+        remedy: the end of the error's sentence.
+        doubled: what happens if another writer takes it over while this one lives, for the warning.
 
     Raises:
         LockedError: a living writer holds it; names the writer.
     """
 
-    def __init__(self, place: BucketPath, output: BucketPath, seconds: float = SECONDS):
-        self.place, self.output, self.seconds = place, output, seconds
+    def __init__(
+        self,
+        place: BucketPath,
+        output: str | Path,
+        seconds: float | None = None,
+        remedy: str = "wait for it, end it, or name another output",
+        doubled: str = "some points may be measured twice",
+    ):
+        self.place, self.output, self.seconds = place, output, SECONDS if seconds is None else seconds
+        self._remedy, self._doubled = remedy, doubled
         self._writer: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "id": uuid.uuid4().hex}
         self._renewals = 0
         self._ended = threading.Event()
@@ -62,8 +73,7 @@ class Lease:
             content, latest = self.place.read()
             if content is not None and latest != generation:
                 raise LockedError(
-                    f"{self.output} is being written by {_named(content)} (lease {self.place}): wait for it, end it, "
-                    "or name another output"
+                    f"{self.output} is being written by {_named(content)} (lease {self.place}): {self._remedy}"
                 )
             generation = latest
         if not self.place.swap(self._content(), generation):
@@ -75,7 +85,7 @@ class Lease:
                 content, generation = self.place.read()
                 if not self._is_mine(content):
                     holder = "nobody" if content is None else _named(content)
-                    words = f"the lease {self.place} belongs to {holder} now: some points may be measured twice"
+                    words = f"the lease {self.place} belongs to {holder} now: {self._doubled}"
                     warnings.warn(words, stacklevel=1)
                     return
                 self._renewals += 1

@@ -1,6 +1,7 @@
 """Lock files that let one process at a time write an output.
 
-A lock file holds the id of the process that owns the lock. The kernel releases the lock when this process ends.
+A lock file holds the id of the process that owns the lock. The kernel releases the lock when this process ends. In a
+bucket, `leases` take the place of lock files.
 """
 
 import contextlib
@@ -10,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speccascade_jax.storage.buckets import BucketPath
+from speccascade_jax.storage.errors import LockedError as LockedError
 from speccascade_jax.storage.files import make_folder
-
-
-class LockedError(RuntimeError):
-    """Error that is raised if another process is writing the same output."""
+from speccascade_jax.storage.leases import Lease
 
 
 @contextlib.contextmanager
 def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> Iterator[None]:
     """Holds a lock while the `with` block runs, and removes the lock's file afterwards.
+
+    In a bucket, the lock is a lease, which outlives a killed process for half a minute.
 
     Args:
         lock: the lock's file.
@@ -30,6 +31,10 @@ def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or 
         LockedError: another process holds the lock; names the process.
         ValueError: the file exists and is not a lock.
     """
+    if isinstance(lock, BucketPath):
+        with Lease(lock, output, remedy=remedy, doubled="that process may do the same work again"):
+            yield
+        return
     handle = acquire(lock, output, remedy)
     try:
         yield
@@ -42,11 +47,8 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
 
     Raises:
         LockedError: another process holds the lock; names the process.
-        ValueError: the file exists and is not a lock; the file stays unchanged. Or the lock would be in a bucket, which
-            has none.
+        ValueError: the file exists and is not a lock; the file stays unchanged.
     """
-    if isinstance(lock, BucketPath):
-        raise ValueError(f"{output}: this command writes to local folders only; name one, and copy the result")
     make_folder(lock.parent)
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from speccascade_jax.storage import locks
+from speccascade_jax.storage import leases, locks
 from speccascade_jax.storage.buckets import BucketPath
 
 HOLD = """
@@ -65,7 +65,12 @@ def test_a_removed_lock_is_not_held_and_the_next_lock_stays(tmp_path):
     assert not (tmp_path / "lock").exists()
 
 
-def test_an_output_in_a_bucket_has_no_lock():
+def test_in_a_bucket_a_lease_takes_the_place_of_the_lock(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "SECONDS", 0.3)
     place = BucketPath("gs://bucket/run")
-    with pytest.raises(ValueError, match="gs://bucket/run: this command writes to local folders only"):
-        locks.acquire(place / "lock", place)
+    with locks.held(place / "lock", place, "end it"):
+        refused = r"gs://bucket/run is being written by process \d+ .*: end it"
+        with pytest.warns(UserWarning), pytest.raises(locks.LockedError, match=refused):  # noqa: SIM117
+            with locks.held(place / "lock", place, "end it"):
+                raise AssertionError("held twice")
+    assert not bucket.objects
