@@ -23,11 +23,14 @@ from speccascade_jax.core.types import Array, Params
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime import hosts
 from speccascade_jax.storage import archives, checksums, locks
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, naming, write_atomically
 
 STATE_FILE = "state.msgpack"
 T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
+EVERY = 5.0
+"""Seconds between writes of the metrics of a run in a bucket, whose server slows down writers of the same object."""
 FOLDER = "tensorboard"
 """Name of the folder in a run's folder for TensorBoard's event files."""
 
@@ -105,6 +108,7 @@ class Run:
 
     def save(self) -> None:
         """Writes the resumable state."""
+        self.log.flush()
         save_state(self.directory, self.state, self.saved_position())
 
 
@@ -206,6 +210,10 @@ class MetricsLog:
     log again drops a damaged last line, and all records that were logged after the resumed state was saved. Of several
     processes, only the first writes, and only its `logged` counts the file's records.
 
+    In a bucket, where nothing can be appended, the object is written anew, at most every `EVERY` seconds and by
+    `flush`. It is written only if no other process has written it since, so a process that was suspended and whose run
+    another process goes on with ends here.
+
     Args:
         resume_step: step of the resumed state; logged: number of records at that time, if known.
 
@@ -217,19 +225,50 @@ class MetricsLog:
         self.path, self.logged = path, logged or 0
         if not hosts.first():
             return
+        if isinstance(path, BucketPath):
+            self._generation = path.read()[1]
         records = [*_records(path)]
         if not records and path.is_file() and b"\n" in path.read_bytes():
             raise ValueError(f"{path} is no trainer's log, so it is not replaced: name another run_dir, or move it")
         kept = [record for record in records if record["step"] <= resume_step][:logged]
-        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+        self._content = "".join(json.dumps(record) + "\n" for record in kept).encode()
+        self._written_at = 0.0
+        if isinstance(path, BucketPath):
+            self.flush()
+        else:
+            write_atomically(path, self._content)
         self.logged = len(kept)
         self._scalars = Scalars(path.parent, resume_step)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Appends one record durably; an `OSError` (a full disk) leaves the log unchanged."""
+        """Appends one record, on a disk durably; an `OSError` (a full disk) leaves the log unchanged."""
         if not hosts.first():
             return
         line = (json.dumps(record) + "\n").encode()
+        if isinstance(self.path, BucketPath):
+            self._content += line
+            if time.monotonic() - self._written_at >= EVERY:
+                self.flush()
+        else:
+            self._append(line)
+        self.logged += 1
+        self._scalars.add(record)
+
+    def flush(self) -> None:
+        """Writes the records that a bucket does not hold yet; on a disk, there are none.
+
+        Raises:
+            LockedError: another process has written the log.
+        """
+        if not hosts.first() or not isinstance(self.path, BucketPath):
+            return
+        generation = self.path.exchange(self._content, self._generation)
+        if generation is None:
+            remedy = "another process goes on with this run; end one of them"
+            raise locks.LockedError(f"{self.path} has changed while this process wrote it: {remedy}")
+        self._generation, self._written_at = generation, time.monotonic()
+
+    def _append(self, line: bytes) -> None:
         with naming(self.path), open(self.path, "ab", buffering=0) as file:
             size = file.tell()
             try:
@@ -239,8 +278,6 @@ class MetricsLog:
             except OSError:
                 file.truncate(size)
                 raise
-        self.logged += 1
-        self._scalars.add(record)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -256,7 +293,7 @@ class Scalars:
 
     Event files are written to the run's folder under `tensorboard` (`pip install '.[logging]'`). W&B gets the numbers
     only while a W&B run is active in the process, so nothing is sent without the user's request. A command starts a W&B
-    run with `--import=my_run.py`, a file that calls `wandb.init`.
+    run with `--import=my_run.py`, a file that calls `wandb.init`. A run in a bucket has no event files.
 
     Args:
         run_dir: the run's folder.
@@ -267,6 +304,7 @@ class Scalars:
     def __init__(self, run_dir: Path, resume_step: int):
         self._writer: Any = None
         self._folder, self._purged = str(run_dir / FOLDER), resume_step + 1 if resume_step else None
+        self._has_events = not isinstance(run_dir, BucketPath) and bool(importlib.util.find_spec("tensorboardX"))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Sends a record's finite numbers; entries of nested dictionaries are named `outer/inner`."""
@@ -274,7 +312,7 @@ class Scalars:
         step = numbers.pop("step")
         # create the writer at the first record only: a writer creates its file at once, and a finished run that is
         # started again must not leave an empty file
-        if self._writer is None and importlib.util.find_spec("tensorboardX"):
+        if self._writer is None and self._has_events:
             import tensorboardX
 
             self._writer = tensorboardX.SummaryWriter(self._folder, purge_step=self._purged, flush_secs=1)

@@ -47,11 +47,15 @@ _UNSEALED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _AGAIN = "copy it from elsewhere, or remove it and train again"
 
 
+class DamagedError(Exception):
+    """Error for a checkpoint that cannot be used; the message says what is damaged. All processes raise it together."""
+
+
 class States:
     """Checkpoints of one run, of which the last `keep` are kept; in every process of the run, call the same methods.
 
     A checkpoint is in `folder/states/<step>`. Only the process that saves changes this folder, so other programs may
-    read the last checkpoint with `latest` at any time.
+    read the last checkpoint with `latest` at any time. `bucket_states.open_states` opens a folder anywhere.
 
     Args:
         folder: the run's folder, on a file system that all hosts share; keep: number of checkpoints to keep.
@@ -84,7 +88,7 @@ class States:
             self._prepare(step)
             self._record = {"position": json.loads(json.dumps(position)), "arrays": _described(state)}
             self._last = step
-            self._checkpointer.save(self.folder / str(step), args=_orbax().args.PyTreeSave(state))
+            self._write(step, state)
         if wait:
             self._settle()
 
@@ -106,12 +110,16 @@ class States:
         self._refuse_old_state()
         damages: dict[int, str] = {}
         for step in reversed(hosts.agreed(self._steps())):
-            record = self._verified(step)
-            if "damage" not in record:
-                self._warn(damages, step)
-                self._last, self._damaged = step, list(damages)
-                return self._restored(step, like, record), record["position"]
-            damages[step] = record["damage"]
+            try:
+                record = self._verified(step)
+                self._check_fits(step, like, record)
+                state = self._restored(step, jax.tree.map(_placed, like))
+            except DamagedError as error:
+                damages[step] = str(error)
+                continue
+            self._warn(damages, step)
+            self._last, self._damaged = step, list(damages)
+            return _typed(state, record["arrays"]), record["position"]
         if damages:
             listed = "; ".join(f"{step}: {damage}" for step, damage in damages.items())
             raise ValueError(f"{self.folder} holds only damaged checkpoints ({listed}): {_AGAIN}")
@@ -132,6 +140,14 @@ class States:
         options = ocp.options.AsyncOptions(post_finalization_callback=self._write_record)
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), async_options=options)
 
+    def _write(self, step: int, state: Any) -> None:
+        """Begins to write the arrays, which may be donated once this method has returned, and then the record."""
+        self._checkpointer.save(self.folder / str(step), args=_orbax().args.PyTreeSave(state))
+
+    def _wait(self) -> None:
+        """Waits until this process has written its part of the checkpoint."""
+        self._checkpointer.wait_until_finished()
+
     def _write_record(self) -> None:
         """Writes the record of the checkpoint that is being written, with the digests of its files."""
         (folder,) = self.folder.glob(f"{self._last}{_TEMPORARY}*")
@@ -148,7 +164,7 @@ class States:
         if not self._writes:
             return
         try:
-            self._checkpointer.wait_until_finished()
+            self._wait()
         except Exception as error:  # the errors of TensorStore and of several layers of futures
             step, self._last = self._last, None
             reason = str(error).partition("\n")[0]
@@ -157,22 +173,34 @@ class States:
                 "free some space, or write elsewhere"
             ) from error
         if hosts.first():
-            for step in [step for step in self._steps() if (self.folder / str(step) / RECORD).is_file()][: -self.keep]:
-                # a kill while files are deleted must not leave a damaged checkpoint: `_prepare` deletes the rest
-                shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}{_TEMPORARY}"))
+            self._delete_old()
+
+    def _delete_old(self) -> None:
+        """Deletes all checkpoints but the last ones."""
+        for step in [step for step in self._steps() if (self.folder / str(step) / RECORD).is_file()][: -self.keep]:
+            # a kill while files are deleted must not leave a damaged checkpoint: `_prepare` deletes the rest
+            shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}{_TEMPORARY}"))
 
     def _prepare(self, step: int) -> None:
-        """Before the first write, deletes unfinished checkpoints, and moves damaged ones aside."""
+        """Cleans up before the first write; raises ValueError if there is a checkpoint of this step."""
         if hosts.first() and not self._writes:
-            make_folder(self.folder)
-            for entry in self.folder.iterdir():
-                if re.fullmatch(rf"\d+{re.escape(_TEMPORARY)}.*", entry.name) and entry.is_dir():
-                    shutil.rmtree(entry)
-            for damaged in self._damaged:
-                _move_aside(self.folder / str(damaged))
-        self._writes, path = True, self.folder / str(step)
-        if hosts.agreed(path.exists()):
+            self._clean_up()
+        self._writes = True
+        if hosts.agreed(self._exists(step)):
+            path = self.folder / str(step)
             raise ValueError(f"{path} is the checkpoint of another run: move it away, or name another run_dir")
+
+    def _clean_up(self) -> None:
+        """Deletes unfinished checkpoints, and moves damaged ones aside."""
+        make_folder(self.folder)
+        for entry in self.folder.iterdir():
+            if re.fullmatch(rf"\d+{re.escape(_TEMPORARY)}.*", entry.name) and entry.is_dir():
+                shutil.rmtree(entry)
+        for damaged in self._damaged:
+            _move_aside(self.folder / str(damaged))
+
+    def _exists(self, step: int) -> bool:
+        return (self.folder / str(step)).exists()
 
     def _steps(self) -> list[int]:
         """Returns the steps that have a folder, in ascending order."""
@@ -188,20 +216,22 @@ class States:
             )
 
     def _verified(self, step: int) -> dict[str, Any]:
-        """Returns the record of a checkpoint, the same in all processes; entry "damage" says what is damaged.
+        """Returns the record of a checkpoint, the same in all processes; raises `DamagedError`.
 
         Each process compares its share of the files with their digests.
         """
         folder = self.folder / str(step)
-        record: dict[str, Any] = hosts.agreed(_read_record(folder))
-        digests = [*record.get(checksums.BYTES, {}).items()]
+        record: dict[str, Any] | None = hosts.agreed(_read_record(folder))
+        if record is None:
+            raise DamagedError(f"{RECORD} has changed or is missing")
+        digests = [*record[checksums.BYTES].items()]
         share = range(*((jax.process_index(), len(digests), jax.process_count()) if hosts.many() else (len(digests),)))
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             intact = threads.map(lambda number: _is_intact(folder, *digests[number]), share)
         damaged = [number for number, fine in zip(share, intact, strict=True) if not fine]
         last = hosts.largest(max(damaged, default=-1))
         if last >= 0:
-            record["damage"] = f"{digests[last][0]} has changed or is missing"
+            raise DamagedError(f"{digests[last][0]} has changed or is missing")
         return record
 
     def _warn(self, damages: dict[int, str], step: int) -> None:
@@ -209,19 +239,20 @@ class States:
             path = self.folder / str(damaged)
             warnings.warn(f"{path} is damaged ({damage}): training goes on from step {step}", stacklevel=3)
 
-    def _restored(self, step: int, like: Any, record: dict[str, Any]) -> Any:
-        path, arrays = self.folder / str(step), record["arrays"]
-        difference = _difference(_described(like), arrays)
-        if difference:
+    def _check_fits(self, step: int, like: Any, record: dict[str, Any]) -> None:
+        """Raises ValueError if a checkpoint has other arrays than `like`."""
+        if difference := _difference(_described(like), record["arrays"]):
             raise ValueError(
-                f"{path} does not fit this configuration ({difference}); resume with the configuration that wrote it, "
-                "or name another run_dir"
+                f"{self.folder / str(step)} does not fit this configuration ({difference}); resume with the "
+                "configuration that wrote it, or name another run_dir"
             )
-        ocp, placed = _orbax(), jax.tree.map(_placed, like)
+
+    def _restored(self, step: int, placed: Any) -> Any:
+        """Returns the arrays of a checkpoint, with the shardings of `placed`; raises `DamagedError`."""
+        ocp = _orbax()
         shardings = ocp.checkpoint_utils.construct_restore_args(placed)
         args = ocp.args.PyTreeRestore(item=placed, restore_args=shardings)
-        state = self._checkpointer.restore(path, args=args)
-        return jax.tree_util.tree_map_with_path(lambda name, leaf: _typed(leaf, arrays[_name(name)]), state)
+        return self._checkpointer.restore(self.folder / str(step), args=args)
 
 
 @contextlib.contextmanager
@@ -287,8 +318,8 @@ def _move_aside(path: Path) -> None:
     path.rename(next(name for name in names if not name.exists()))
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    """Returns a checkpoint's record, or a dictionary whose entry "damage" says why it cannot be read."""
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """Returns a checkpoint's record, or `None` if it cannot be read."""
     file = folder / RECORD
     try:
         record = json.loads(checksums.unsealed(file, file.read_bytes(), _AGAIN))
@@ -296,7 +327,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
             return dict(record)
     except (OSError, ValueError, AttributeError):
         pass
-    return {"damage": f"{RECORD} has changed or is missing"}
+    return None
 
 
 def _is_intact(folder: Path, name: str, digest: str) -> bool:
@@ -310,10 +341,15 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their names, in the tree's order."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def _described(tree: Any) -> dict[str, list[Any]]:
     """Returns shape, data type and weak type of every array, by name."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    types = {_name(path): leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for path, leaf in leaves}
+    leaves = named_leaves(tree).items()
+    types = {name: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for name, leaf in leaves}
     return {name: [list(leaf.shape), str(leaf.dtype), leaf.weak_type] for name, leaf in types.items()}
 
 
@@ -339,10 +375,15 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _typed(leaf: jax.Array, described: list[Any]) -> jax.Array:
-    """Returns a restored array with its weak type: a strong one would give other types in the next step's products."""
-    if not described[2]:
-        return leaf
-    zero = False if leaf.dtype == bool else leaf.dtype.type(0).item()
-    # a number of Python is weakly typed, and an array keeps its type when elements are set
-    return jax.jit(lambda array: jax.lax.full(array.shape, zero).at[...].set(array), out_shardings=leaf.sharding)(leaf)
+def _typed(state: Any, arrays: dict[str, list[Any]]) -> Any:
+    """Returns restored arrays with their weak types: strong ones would give other types in the next step's products."""
+
+    def typed(name: Any, leaf: jax.Array) -> jax.Array:
+        if not arrays[_name(name)][2]:
+            return leaf
+        zero = False if leaf.dtype == bool else leaf.dtype.type(0).item()
+        # a number of Python is weakly typed, and an array keeps its type when elements are set
+        weak = jax.jit(lambda array: jax.lax.full(array.shape, zero).at[...].set(array), out_shardings=leaf.sharding)
+        return weak(leaf)
+
+    return jax.tree_util.tree_map_with_path(typed, state)

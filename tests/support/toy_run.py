@@ -1,12 +1,14 @@
 """A small training run with the parts of a real one: `python -m tests.support.toy_run FOLDER STEPS EVERY [PROCESSES]`.
 
 It takes STEPS steps of Adam on 2,000 numbers that are divided among all devices, and begins to save after each EVERY
-steps. The last line of its output is the digest of its final state. PROCESSES is `host:port count index`.
+steps. The last line of its output is the digest of its final state. PROCESSES is `host:port count index`. FOLDER may be
+in a bucket, where the variable TOY_LEASE sets the seconds of a lease.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,7 +21,10 @@ import optax
 from jax.experimental import multihost_utils
 
 from speccascade_jax.runtime import gin_flags, hosts, interrupts
+from speccascade_jax.storage import leases
+from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
+from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.states import States, saved_on_stop
 
 OPTIMIZER = optax.adam(1e-2)
@@ -61,7 +66,7 @@ def digest(state: Any) -> str:
 
 
 def train(folder: Path, steps: int, every: int) -> None:
-    with contextlib.closing(States(folder)) as states:  # after an error, too, the last write is finished
+    with contextlib.closing(open_states(folder)) as states:  # after an error, too, the last write is finished
         train_in(folder, states, steps, every)
 
 
@@ -76,6 +81,7 @@ def train_in(folder: Path, states: States, steps: int, every: int) -> None:
     take = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
     def save(wait: bool) -> None:
+        log.flush()
         states.save(int(state.step), state, position | {"logged": log.logged}, wait)
 
     with saved_on_stop(lambda: save(True)) as stop_if_asked:
@@ -96,5 +102,6 @@ if __name__ == "__main__":
     with interrupts.told(interrupts.SAVED), hosts.together(), gin_flags.one_line_errors():
         if processes:
             hosts.begin(processes[0], int(processes[1]), int(processes[2]))
-        with runs.alone(Path(folder)):
-            train(Path(folder), int(steps), int(every))
+        leases.SECONDS = float(os.environ.get("TOY_LEASE", leases.SECONDS))
+        with runs.alone(expanded(folder)):
+            train(expanded(folder), int(steps), int(every))

@@ -18,12 +18,13 @@ from speccascade_jax.runtime import hosts
 from speccascade_jax.storage.checksums import digest
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
+from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
 from speccascade_jax.training.finetune.acceptance import Acceptance
 from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
 from speccascade_jax.training.finetune.distillation import check_teacher
 from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
-from speccascade_jax.training.states import States, saved_on_stop
+from speccascade_jax.training.states import saved_on_stop
 
 
 def train(trainer: Trainer) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Run:
         self.validation = self._planned_validation()
         longest = getattr(self.model.config, "max_length", None)
         check_data(self.data, trainer.accumulate * trainer.mesh[0], longest)
-        self.states, layout = States(self.directory), trainer.layout()
+        self.states, layout = open_states(self.directory), trainer.layout()
         saved = self.states.latest(layout)
         if saved is None and (self.directory / MODEL).exists():
             raise ValueError(
@@ -169,6 +170,7 @@ class Run:
         with contextlib.closing(self.states):
             self._train()
         evaluation = self.evaluate(int(self.state.step))
+        self.log.flush()
         params = partition.on_host(partition.for_decoding(self.state.params, self.mesh))
         if hosts.first():
             write_model(self.directory / MODEL, self.model, params, self.trainer.text)
@@ -192,6 +194,7 @@ class Run:
     def save(self, wait: bool = False) -> None:
         """Writes the resumable state."""
         self._settle()
+        self.log.flush()  # the saved position counts the records that a resumed run must find
         seconds = time.monotonic() - self.reported_at
         position = dataclasses.replace(self.position, minutes=self.minutes(), logged=self.log.logged, seconds=seconds)
         self.states.save(int(self.state.step), self.state, dataclasses.asdict(position), wait)

@@ -24,13 +24,13 @@ from speccascade_jax.pairs.pair import for_target
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.training import runs
+from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.finetune import decoding, growth, partition
 from speccascade_jax.training.finetune.corpus import HELD_OUT, Corpus, examples_of, training_task
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
 from speccascade_jax.training.finetune.schedule import Schedule
-from speccascade_jax.training.states import States
 
 MODEL = "model"
 """Name of the folder in a run's folder that holds the trained model, once the run is complete."""
@@ -215,7 +215,7 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
     Raises:
         FileNotFoundError: the run has not saved anything yet.
     """
-    saved = States(expanded(trainer.run_dir)).latest(trainer.layout())
+    saved = open_states(expanded(trainer.run_dir)).latest(trainer.layout())
     if saved is None:
         raise FileNotFoundError(f"{trainer.run_dir} holds no saved state; train first (--mode=train)")
     params = partition.for_decoding(saved[0].params, trainer.devices)
