@@ -2,6 +2,9 @@
 
 `config.json` holds the model's configuration, and the shape, dtype and digest of every array. The entry "parts" has the
 digests of the chunks of arrays that have several; earlier versions neither wrote nor need it.
+
+In a bucket, where nothing can be renamed, the folder is `params-<token>/`, which the entry "params" names. The token is
+new in every attempt, and `config.json` is written last: until then, the checkpoint is the former one, or absent.
 """
 
 import dataclasses
@@ -14,9 +17,9 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,12 +36,15 @@ from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
 from speccascade_jax.models.products import quantised
 from speccascade_jax.models.stacks import separate_shapes, unstack_params
 from speccascade_jax.storage import checksums, locks
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete, listing, not_finite
-from speccascade_jax.storage.files import expanded, make_folder, naming, write_atomically
+from speccascade_jax.storage.files import expanded, make_folder, naming, remove_folder, write_atomically
 from speccascade_jax.storage.readers import json_object
 
 CONFIG = "config.json"
 PARAMS = "params"
+_PARAMS = re.compile(rf"{PARAMS}(-[0-9a-f]{{8}})?")
+"""Names of the folder of arrays: with a token if it was written in a bucket."""
 FORMAT, EIGHT_BITS = 1, 2
 """Format numbers in `config.json`: that of 8-bit checkpoints differs, so that older versions refuse these."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
@@ -126,7 +132,9 @@ def _put_back(target: Path) -> list[Path]:
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """Returns the temporary folders next to `target` that killed calls of `save` left behind."""
+    """Returns the temporary folders next to `target` that killed calls of `save` left behind; buckets have none."""
+    if isinstance(target, BucketPath):
+        return []
     return sorted(target.parent.glob(f".{glob.escape(target.name)}.tmp-*"))
 
 
@@ -174,10 +182,10 @@ def write(
         CheckpointError: arrays are not finite.
         OSError: the files cannot be written.
     """
-    with _replacing(target) as temporary:
+    with _replacing(target) as output:
         with _naming(target):
-            (temporary / PARAMS).mkdir()
-        writer, reasons = NamedArrays(temporary / PARAMS, depths or {}), {}
+            output.params.mkdir()
+        writer, reasons = NamedArrays(output.params, depths or {}), {}
         for name, array in arrays:
             if reason := describe_not_finite(array):
                 reasons[name] = reason
@@ -189,22 +197,24 @@ def write(
             raise not_finite(target, reasons)
         with _naming(target):
             writer.close()
-            write_atomically(temporary / CONFIG, _config_text(config, writer.table, writer.parts, dtype))
+            output.commit(_config_text(config, writer.table, writer.parts, dtype, output.params.name))
 
 
 @contextmanager
 def _naming(target: Path) -> Iterator[None]:
     """Makes errors of the files that are written name the checkpoint."""
-    with naming(target), _as_system_errors():
+    with naming(target), _as_system_errors(target):
         yield
 
 
 @contextmanager
-def _as_system_errors() -> Iterator[None]:
+def _as_system_errors(target: Path) -> Iterator[None]:
     """Converts tensorstore's ValueErrors about system errors, such as a full disk, to OSErrors with an error number."""
     try:
         yield
     except ValueError as error:
+        if isinstance(target, BucketPath):
+            raise target.failed(error) from error
         if (code := re.search(r"os_error_code='(\d+)'", str(error))) is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
@@ -216,6 +226,8 @@ def _place(path: str | os.PathLike[str]) -> Path:
     A write to the returned path therefore replaces this folder and not the link.
     """
     target = expanded(path).absolute()
+    if isinstance(target, BucketPath) and not target.key:
+        raise ValueError(f"{target} is a whole bucket: give gs://BUCKET/NAME")
     return target.resolve() if target.is_symlink() else target
 
 
@@ -226,7 +238,7 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
         FileExistsError: `path` exists and `overwrite` is off, or `path` holds anything that `save` did not write.
     """
     target = _place(path)
-    if not target.exists():
+    if not target.exists() or _is_unfinished(target):
         return
     if not overwrite:
         raise FileExistsError(f"{target} exists: choose another path, or pass overwrite=True to replace it")
@@ -239,11 +251,17 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
         raise FileExistsError(
             f"{target} exists and is not a checkpoint written by save: choose another path or delete it"
         )
-    if extra := {entry.name for entry in target.iterdir()} - {CONFIG, PARAMS}:
+    if extra := {name for entry in target.iterdir() if not _PARAMS.fullmatch(name := entry.name)} - {CONFIG}:
         raise FileExistsError(
             f"{target} holds more than a checkpoint written by save ({listing(extra)}): choose another path or move "
             "it out"
         )
+
+
+def _is_unfinished(target: Path) -> bool:
+    """Returns whether a place in a bucket holds only what killed writers left there."""
+    names = [entry.name for entry in target.iterdir()] if isinstance(target, BucketPath) else []
+    return bool(names) and all(_PARAMS.fullmatch(name) for name in names) and not target.is_file()
 
 
 def is_ours(path: Path) -> bool:
@@ -260,19 +278,50 @@ def is_ours(path: Path) -> bool:
         return False
 
 
+class _Output(NamedTuple):
+    """Checkpoint that is being written.
+
+    Attributes:
+        folder: the folder of `config.json`.
+        params: the folder of the arrays.
+        generation: the generation of the former `config.json` in a bucket.
+    """
+
+    folder: Path
+    params: Path
+    generation: bytes = b""
+
+    def commit(self, text: str) -> None:
+        """Writes `config.json`.
+
+        Raises:
+            LockedError: another process has written it since this one began.
+        """
+        file = self.folder / CONFIG
+        if not isinstance(file, BucketPath):
+            write_atomically(file, text)
+        elif not file.swap(text.encode(), self.generation):
+            remedy = "choose another path, or run the same command again"
+            raise locks.LockedError(f"{self.folder} was written by another process meanwhile: {remedy}")
+
+
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yields a new directory next to `target`, which replaces `target` if the `with` block ends without an error.
+def _replacing(target: Path) -> Iterator[_Output]:
+    """Yields an output that replaces `target` if the `with` block ends without an error.
 
     If the process is killed at any moment, `target` is still the old directory or already the new one, or `put_back`
     restores the old one.
     """
+    if isinstance(target, BucketPath):
+        with _replacing_objects(target) as output:
+            yield output
+        return
     make_folder(target.parent)
     token = uuid.uuid4().hex[:8]
     temporary, old = (target.with_name(f".{target.name}.tmp-{token}{end}") for end in ("", _OLD))
     temporary.mkdir()
     try:
-        yield temporary
+        yield _Output(temporary, temporary / PARAMS)
         if target.exists():
             target.rename(old)
         try:
@@ -287,7 +336,26 @@ def _replacing(target: Path) -> Iterator[Path]:
             _remove(old)
 
 
-def _config_text(config: Config, table: Mapping[str, Any], parts: Mapping[str, list[str]], dtype: str) -> str:
+@contextmanager
+def _replacing_objects(target: BucketPath) -> Iterator[_Output]:
+    """Yields an output in a bucket; afterwards deletes the arrays of former checkpoints, or of a failed one.
+
+    Arrays that killed writers left are deleted only now: their writer may have been suspended, and may still commit.
+    """
+    output = _Output(target, target / f"{PARAMS}-{uuid.uuid4().hex[:8]}", (target / CONFIG).read()[1])
+    try:
+        yield output
+    except BaseException:
+        with suppress(OSError):
+            remove_folder(output.params)
+        raise
+    for folder in [entry for entry in target.iterdir() if _PARAMS.fullmatch(entry.name) and entry != output.params]:
+        remove_folder(folder)
+
+
+def _config_text(
+    config: Config, table: Mapping[str, Any], parts: Mapping[str, list[str]], dtype: str, params: str
+) -> str:
     """Returns the text of `config.json`, which has one line per array, so that a diff of two versions is short.
 
     Args:
@@ -295,14 +363,17 @@ def _config_text(config: Config, table: Mapping[str, Any], parts: Mapping[str, l
         table: array name -> shape, dtype and digest.
         parts: array name -> digests of its chunks.
         dtype: dtype of the checkpoint.
+        params: name of the folder of the arrays.
     """
-    head = {
+    head: dict[str, Any] = {
         "format": EIGHT_BITS if dtype == "int8" else FORMAT,
         "family": family_name(config),
         "config": _options(config),
         "dtype": dtype,
         "fingerprint": _fingerprint(table),
     }
+    if params != PARAMS:
+        head["params"] = params
     head["blake2b"] = _record_digest(head | {"arrays": table, "parts": parts})
     return f"{json.dumps(head, indent=2)[:-2]},\n{_lines('arrays', table)},\n{_lines('parts', parts)}\n}}\n"
 
@@ -339,9 +410,10 @@ def open_ours(path: Path) -> Stored:
     record = _record(path)
     config = _config(path, record)
     table = record["arrays"]
-    if not (path / PARAMS).is_dir():
-        raise CheckpointError(f"{path} is incomplete: its {PARAMS} folder is missing; {COPY_AGAIN}")
-    specs = tree_specs(path / PARAMS)
+    params = path / record.get("params", PARAMS)
+    if not params.is_dir():
+        raise CheckpointError(f"{path} is incomplete: its {params.name} folder is missing; {COPY_AGAIN}")
+    specs = tree_specs(params)
     if missing := table.keys() - specs.keys():
         raise incomplete(path, missing, len(table))
     digests = {name: (row.get("blake2b"), record.get("parts", {}).get(name)) for name, row in table.items()}
@@ -371,6 +443,8 @@ def _record(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is incomplete: its {CONFIG} is missing; {COPY_AGAIN}") from None
     if absent := [key for key in ("format", "family", "config", "arrays") if key not in record]:
         raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by save, or was edited")
+    if not _PARAMS.fullmatch(str(record.get("params", PARAMS))):
+        raise CheckpointError(f"{file} is damaged (params is {record['params']!r:.80}); {COPY_AGAIN}")
     if record["format"] not in (FORMAT, EIGHT_BITS):
         raise CheckpointError(
             f"{file} has format {record['format']!r}, but this version reads {FORMAT} and {EIGHT_BITS}: update "

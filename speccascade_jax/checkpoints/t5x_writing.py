@@ -23,6 +23,7 @@ from speccascade_jax.checkpoints.t5x import MSGPACK
 from speccascade_jax.core.types import Params
 from speccascade_jax.models.stacks import STACK, in_stack, separate_shapes, stack_params, unstack_params
 from speccascade_jax.models.t5 import T5
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.errors import not_finite
 from speccascade_jax.storage.files import expanded, make_folder, naming
 
@@ -45,11 +46,13 @@ def save_t5x(
     Raises:
         FileExistsError: the directory exists.
         CheckpointError: parameters are not finite, or do not belong to `model`.
-        ValueError: `model` is not a T5.
+        ValueError: `model` is not a T5, or `path` is in a bucket.
     """
     if not isinstance(model, T5):
         raise ValueError(f"{type(model).__name__} has no T5X format: use checkpoints.save")
     target = expanded(path).absolute() / f"checkpoint_{step}"
+    if isinstance(target, BucketPath):
+        raise ValueError(f"{path}: T5X's format is written to local folders only; give one, and copy it")
     if target.exists():
         raise FileExistsError(f"{target} exists: choose another path or step")
     arrays = _arrays(target, model, params, scan_layers)

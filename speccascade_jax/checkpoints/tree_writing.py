@@ -16,6 +16,7 @@ import tensorstore as ts
 from speccascade_jax.checkpoints.array_plan import Arrays
 from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.zarr import METADATA
+from speccascade_jax.storage.buckets import kvstore
 from speccascade_jax.storage.files import write_atomically
 
 # Chunks are collected up to this number of bytes and then written together: files are few, and memory is bounded.
@@ -25,7 +26,7 @@ _INLINE = 1024
 
 
 class TreeWriter:
-    """Writer of named arrays into an existing directory; the tree is complete after `close`.
+    """Writer of named arrays into an existing directory, or to a place in a bucket; `close` completes the tree.
 
     Memory holds at most 128 MB of values, and their encoded form, besides the array that is being written.
     """
@@ -50,7 +51,7 @@ class TreeWriter:
         self._chunks[name] = tuple(shape if chunks is None else chunks)
         metadata = {"shape": list(shape), "chunks": list(self._chunks[name]), "dtype": kind}
         metadata |= {"compressor": {"id": "zstd", "level": 1}, "dimension_separator": "."}
-        base = {"driver": "file", "path": f"{self._directory.absolute()}/"}
+        base = kvstore(self._directory)
         config = {"max_inline_value_bytes": _INLINE}
         store = {"driver": "ocdbt", "base": base, "config": config, "path": f"{name.replace('/', '.')}/"}
         # Every chunk is written, because an absent chunk means lost data.

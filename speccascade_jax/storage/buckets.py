@@ -203,7 +203,11 @@ class BucketPath(PosixPath):
         try:
             return answer.result()
         except ValueError as error:
-            raise OSError(f"{self}: {_reason(str(error))}") from error
+            raise self.failed(error) from error
+
+    def failed(self, error: ValueError) -> OSError:
+        """Returns the error of one line for an error of tensorstore, with a remedy."""
+        return OSError(f"{self}: {_reason(str(error))}")
 
     def read_bytes(self) -> bytes:
         """Returns the object's content; raises FileNotFoundError if it is absent."""
