@@ -18,6 +18,7 @@ from typing import Any
 
 from speccascade_jax.runtime import paths
 from speccascade_jax.storage import locks
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded
 
 
@@ -83,7 +84,7 @@ def run(
         dry_run: whether the commands are only printed.
 
     Raises:
-        ValueError: a step names a value that the recipe does not have; nothing has run then.
+        ValueError: a step names a value that the recipe does not have, or a place is in a bucket; nothing has run then.
         LockedError: another recipe runs in the folder.
     """
     texts = {**(values or {}), "folder": folder}
@@ -93,6 +94,7 @@ def run(
         for step, words, result in planned:
             print(f"# {step.name}{' (complete)' * is_complete(result)}\n{_shell(step, words)}")
         return 0
+    _check_local(expanded(folder), *(result for *_, result in planned))
     with locks.held(expanded(folder) / "recipe.lock", folder, "wait for it, end it, or name another folder"):
         for number, (step, words, result) in enumerate(planned, 1):
             title = f"step {number} of {len(planned)}, {step.name}"
@@ -107,6 +109,14 @@ def run(
                 _say(f"error: {title}, did not write {result}: correct the step's result")
                 return 1
     return 0
+
+
+def _check_local(*places: Path | None) -> None:
+    """Raises ValueError for a place in a bucket, where a folder exists before it is complete."""
+    for place in places:
+        if isinstance(place, BucketPath):
+            remedy = "give a local one, or start the steps yourself (--gin.recipe.run.dry_run=True prints them)"
+            raise ValueError(f"{place}: a recipe works in local folders only; {remedy}")
 
 
 def is_complete(result: Path | None) -> bool:

@@ -182,6 +182,7 @@ class Server:
             if (number + 1) % 50 == 0 or number + 1 == len(stream):
                 remaining = runs.time_left(began, number + 1 - first, len(stream) - first)
                 print(f"{number + 1} of {len(stream)} queries served, {remaining} left", flush=True)
+        log.flush()
         return rows
 
     def learners(self) -> dict[str, Learner]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -330,7 +329,7 @@ def curves(
     runs = []  # all trainers are built, and so checked, before the first one trains
     for objective, count, seed in itertools.product(objectives, counts, seeds):
         kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
-        folder = Path(trainer.run_dir, "curves", f"{objective}-{count}-{seed}")
+        folder = files.expanded(trainer.run_dir) / "curves" / f"{objective}-{count}-{seed}"
         runs.append((objective, replace(trainer, **kind, run_dir=str(folder), queries=count, seed=seed)))
     rows = [{"objective": name, "queries": run.queries, "seed": run.seed, **run.run()} for name, run in runs]
     _keep(trainer, "curves", rows)
@@ -347,7 +346,7 @@ def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0
         The rows, one for each weight: `alignment_weight`, `best`, `reward`, `choices`.
     """
     several("alignment_weights", alignment_weights, 1)
-    folder = Path(trainer.run_dir, "weights")
+    folder = files.expanded(trainer.run_dir) / "weights"
     runs = [replace(trainer, alignment_weight=w, run_dir=str(folder / f"{w:g}")) for w in alignment_weights]
     rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in runs]
     _keep(trainer, "weights", rows)

@@ -18,7 +18,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PosixPath
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 SCHEME = "gs://"
@@ -307,6 +307,13 @@ class BucketPath(PosixPath):
         for name in dict.fromkeys("/".join(name.split("/")[: len(parts)]) for name in self.below()):
             if len(names := name.split("/")) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts)):
                 yield self / name
+
+    def relative_to(self, other: Any, *more: Any, **kwargs: Any) -> PurePosixPath:  # type: ignore[override]
+        """Returns the name of this path relative to one above it, which is no path in a bucket."""
+        above = BucketPath(other, *more).parts
+        if self.parts[: len(above)] != above:
+            raise ValueError(f"{self} is not below {BucketPath(other, *more)}")
+        return PurePosixPath(*self.parts[len(above) :])
 
     def expanduser(self) -> BucketPath:
         """Returns the path itself; `~` has no meaning in a bucket."""

@@ -27,7 +27,10 @@ def same(path, other) -> bool:
     return model == again and jax.tree.all(equal)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+SLOW = [pytest.param(dtype, marks=pytest.mark.laws) for dtype in ("bfloat16", "int8")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *SLOW])
 def test_conversions_to_from_and_in_a_bucket_equal_local_ones(bucket, dtype, tmp_path, capsys):
     theirs, local = of_huggingface(tmp_path, "gemma2"), tmp_path / "local"
     for source, destination in (

@@ -1,4 +1,7 @@
-"""Tests of fine-tuning runs that are killed repeatedly, on one process or two: results equal those without kills."""
+"""Tests of fine-tuning runs that are killed repeatedly, on one process or two, on a disk and in a bucket.
+
+Results equal those without kills.
+"""
 
 import json
 import os
@@ -15,9 +18,10 @@ import pytest
 
 from speccascade_jax.runtime import compilation_cache, hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.training import runs
+from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.finetune.optimizers import Adafactor
-from speccascade_jax.training.states import FOLDER, States
 from tests.training import conftest as micro
 
 ROOT = repository_root()
@@ -73,6 +77,8 @@ def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finetune")
     micro.write_corpus(folder)
     (folder / "micro.gin").write_text(GIN)
+    # a lease outlives a killed process for half a minute, which tests should not wait
+    (folder / "short_leases.py").write_text("from speccascade_jax.storage import leases\nleases.SECONDS = 1.0\n")
 
     def start(run_dir, count=1):
         settings = {
@@ -82,6 +88,7 @@ def start(tmp_path_factory):
         }  # fmt: skip
         command = [sys.executable, "-m", "experiments.finetune", f"--gin_file={folder / 'micro.gin'}"]
         command += [f"--gin.{name}={value}" for name, value in settings.items()]
+        command.append(f"--import={folder / 'short_leases.py'}")
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         env[compilation_cache.VARIABLE] = str(folder / "cache")
         env.pop("XLA_FLAGS", None)
@@ -117,7 +124,7 @@ def finished(start, run_dir, count):
     records = [{name: value for name, value in line.items() if name not in UNEQUAL} for line in lines]
     assert [record["step"] for record in records] == [*range(1, STEPS + 1), STEPS]
     like = micro.micro_trainer(run_dir, run_dir, optimizer=Adafactor(), dropout=0.1).layout()
-    state, _ = States(run_dir).latest(like)
+    state, _ = open_states(run_dir).latest(like)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], records
 
 
@@ -154,17 +161,24 @@ def killed(start, run_dir, count, draws):
     if number == signal.SIGTERM:
         assert statuses == [143] * count, done
         assert f"stopped: {interrupts.SAVED}" in done[0][2]
-        assert max(map(int, os.listdir(run_dir / FOLDER))) == _logged(run_dir)
+        assert open_states(run_dir)._steps()[-1] == _logged(run_dir)
     else:
         assert statuses[victim] == -9 and {*statuses} <= {-9, hosts.STATUS}, done
     return True
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.mark.parity)])
-def test_runs_that_are_killed_repeatedly_give_the_result_of_uninterrupted_runs(count, start, unbroken, tmp_path):
+COUNTS = [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.mark.parity)]
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_runs_that_are_killed_repeatedly_give_the_result_of_uninterrupted_runs(count, place, start, unbroken, tmp_path, request):
+    if place == "bucket":
+        request.getfixturevalue("bucket")
     draws, kills, run = random.Random(count), 0, 0
     while kills < KILLS:
-        run_dir, run = tmp_path / f"run_{run}", run + 1
+        folder = BucketPath("gs://bucket/runs") if place == "bucket" else tmp_path
+        run_dir, run = folder / f"run_{run}", run + 1
         kills += sum(killed(start, run_dir, count, draws) for _ in range(min(PER_RUN, KILLS - kills)))
         assert finished(start, run_dir, count) == unbroken(count)
     print(f"{kills} kills of {run} runs on {count} processes")

@@ -65,6 +65,16 @@ def test_an_unknown_value_is_an_error_before_anything_runs(started):
     assert not started
 
 
+@pytest.mark.parametrize("places", [{"folder": "gs://bucket/runs", "steps": [writes("b")]},
+                                    {"folder": "runs", "steps": [writes("gs://bucket/b")]}])  # fmt: skip
+def test_places_in_a_bucket_are_refused_before_anything_runs(started, places):
+    with pytest.raises(
+        ValueError, match=r"gs://bucket/\w+: a recipe works in local folders only; give a local one, or"
+    ):
+        recipe.run(**places)
+    assert not started and recipe.run(**places, dry_run=True) == 0
+
+
 def test_a_dry_run_prints_the_commands(started, capsys):
     assert recipe.run(folder="runs", steps=[writes("a")], dry_run=True) == 0 and not started
     assert capsys.readouterr().out == "# a\npython -m experiments.writes runs a\n"

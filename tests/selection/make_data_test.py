@@ -12,6 +12,7 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.metrics import quality
 from speccascade_jax.selection import data, make_data
 from speccascade_jax.storage import archives
+from speccascade_jax.storage.buckets import BucketPath
 from tests.support.killing import killed_at
 
 ARMS = ("draft", "middle", "autoregressive")
@@ -63,6 +64,19 @@ def test_a_killed_call_gives_the_result_of_an_uninterrupted_one(pair, made, tmp_
     assert 0 < shard_count < len(list(whole.rglob("0*.npz")))
     make(pair, broken)
     assert contents(whole) == contents(broken)
+
+
+@pytest.mark.laws
+def test_a_folder_in_a_bucket_equals_a_local_one(pair, bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "SHARD", 4)
+    place, whole = BucketPath("gs://bucket/data"), tmp_path / "whole"
+    with killed_at(archives, "write", 4):
+        make(pair, place)
+    assert make(pair, place) == make(pair, whole)
+    assert {name: (place / name).read_bytes() for name in place.below()} == {
+        str(name): content for name, content in contents(whole).items()
+    }
+    assert data.read(str(place)).key == data.read(whole).key
 
 
 def test_another_candidate_and_more_queries_need_only_their_own_outputs(pair, made, tmp_path, monkeypatch):

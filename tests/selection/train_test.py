@@ -15,6 +15,7 @@ from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.selection import data, train
 from speccascade_jax.selection.train import PolicyTrainer
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.training import runs
 from tests.support import selection_folders
 from tests.support.killing import killed_at
@@ -79,6 +80,21 @@ def test_a_killed_run_gives_the_result_of_an_uninterrupted_one(folder, tmp_path,
     assert unbroken.fingerprint == resumed.fingerprint
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "broken")]
     assert logs[0] == logs[1]
+
+
+@pytest.mark.laws
+def test_runs_and_studies_in_a_bucket_equal_local_ones(bucket, tmp_path, capsys):
+    folder = selection_folders.write(tmp_path / "data", *selection_folders.clusters(300))
+    results = []
+    for place in ("gs://bucket/run", tmp_path / "run"):
+        own = trainer(folder, place, queries=100, epochs=1)
+        results.append(
+            (own.run(), train.weights(own, alignment_weights=(0.5,)), policy_files.load(f"{place}/{train.FILE}"))
+        )
+    (run, rows, there), (local_run, local_rows, here) = results
+    assert (run, rows, there.fingerprint) == (local_run, local_rows, here.fingerprint)
+    names = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert set(BucketPath("gs://bucket/run").below()) == {name for name in names if not name.startswith("tensorboard")}
 
 
 def test_a_run_begun_with_other_settings_is_not_resumed(folder, tmp_path):

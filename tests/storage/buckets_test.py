@@ -19,6 +19,10 @@ def test_paths_in_a_bucket_keep_both_slashes():
         "gs://bucket/runs/a.jsonl", "gs://bucket/runs", "gs://bucket/runs/a.jsonl/b/c", "gs://bucket/runs/a.png",
     ]  # fmt: skip
     assert (PLACE.bucket, PLACE.key, PLACE.stem) == ("bucket", "runs/a.jsonl", "a")
+    relative = PLACE.relative_to("gs://bucket")
+    assert str(relative) == "runs/a.jsonl" and PLACE.parent.parent / relative == PLACE
+    with pytest.raises(ValueError, match="gs://bucket/runs/a.jsonl is not below gs://bucket/run"):
+        PLACE.relative_to("gs://bucket/run")
     assert isinstance(PLACE, Path) and {PLACE: 1}[BucketPath("gs://bucket/runs/a.jsonl")] == 1
 
 

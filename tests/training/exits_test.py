@@ -19,6 +19,7 @@ from speccascade_jax.models.early_exit import early_exit, shared_head
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.models.teacher_forcing import along
 from speccascade_jax.pairs import exit_files
+from speccascade_jax.storage import files
 from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.training import exits
 from speccascade_jax.training import runs as storage
@@ -115,6 +116,16 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     resumed = exits.Run(broken)
     assert resumed.finish() == result
     assert file_of(resumed).read_bytes() == file_of(whole).read_bytes()
+
+
+@pytest.mark.laws
+def test_heads_in_a_bucket_equal_local_ones(finished, folder, bucket):
+    whole, _, result = finished
+    place = "gs://bucket/exits"
+    assert trainer(folder, place).run() == result
+    there = files.expanded(place) / exits.FILE
+    assert there.read_bytes() == file_of(whole).read_bytes()
+    assert exit_files.load(str(there)).fingerprint == exit_files.load(file_of(whole)).fingerprint
 
 
 def test_the_lowest_exit_can_be_trained_towards_the_one_above_it(finished, folder, tmp_path):

@@ -12,7 +12,6 @@ search.
 import dataclasses
 import gzip
 import itertools
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,7 +102,7 @@ class Outputs:
             content = b"".join(self._part(span).read_bytes() for span in spans)
             packed = gzip.compress(content, mtime=0) if self.path.endswith(".gz") else content
             files.write_atomically(self.path, packed)
-            shutil.rmtree(self.parts)
+            files.remove_folder(self.parts)
         return {**_counts(content, len(examples)), "minutes": round((time.monotonic() - began) / 60, 2)}
 
     def _vocabulary(self) -> SentencePieceVocabulary:

@@ -10,6 +10,7 @@ import speccascade_jax as sc
 from speccascade_jax.data.sentence_pairs import read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.training.finetune import decoding
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import JoinedCorpus
@@ -89,6 +90,19 @@ def test_a_killed_translation_continues_with_the_next_part(make):
     assert Path(broken.path).read_bytes() == Path(whole.path).read_bytes()
     assert result["examples"] + result["left_out"] == EXAMPLES
     assert not broken.parts.exists()
+
+
+@pytest.mark.laws
+def test_a_file_in_a_bucket_equals_a_local_one(make, bucket):
+    whole, place = make(examples=4, part_size=2), BucketPath("gs://bucket/outputs.pieces.gz")
+    packed = make(name="outputs.pieces.gz", examples=4, part_size=2)
+    there = dataclasses.replace(whole, path=str(place))
+    with killed_at(decoding, "decode", 2):
+        there.write()
+    assert place.parent.below() == ["outputs.pieces.gz.parts/0-2.pieces", "outputs.pieces.gz.parts/settings.json"]
+    there.write()
+    packed.write()
+    assert place.read_bytes() == Path(packed.path).read_bytes() and place.parent.below() == [place.name]
 
 
 def _rows(data, seed, number):

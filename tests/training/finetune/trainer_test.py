@@ -13,9 +13,12 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.reading import find
+from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.models.decoder import DecoderLM, tiny
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.runtime import gin_flags, paths
+from speccascade_jax.storage.files import expanded
 from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs, states
 from speccascade_jax.training.finetune import partition, steps
@@ -26,7 +29,7 @@ from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support import random_t5, tiny_decoders, tokenizer_files
-from tests.support.killing import KilledError
+from tests.support.killing import KilledError, killed_at
 from tests.training.conftest import CONFIG, PAIRS
 
 CLOCK = ("minutes", "tokens_per_second", "mfu")
@@ -38,7 +41,7 @@ def _leaves(state):
 
 def _left(trainer):
     """Returns a run's results: the leaves of its state, and its log without values that depend on the clock."""
-    text = (Path(trainer.run_dir) / runs.METRICS_FILE).read_text()
+    text = (expanded(trainer.run_dir) / runs.METRICS_FILE).read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     metrics = [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
     return [leaf.tolist() for leaf in _leaves(running.Run(trainer).state)], metrics
@@ -91,6 +94,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
     assert final == result and _left(broken) == traces
     assert taken.count("_start") <= 12 + len(deaths), "a resumed run begins at the last save"
     assert train(broken) == result and _left(broken) == traces  # a finished run does not train or log again
+
+
+@pytest.mark.laws
+def test_a_run_in_a_bucket_equals_a_local_one(finished, bucket, tmp_path):
+    trainer, result, exported = finished
+    there = dataclasses.replace(trainer, run_dir="gs://bucket/run", save_every_minutes=0.0)
+    with killed_at(running.Run, "_start", 8):
+        train(there)
+    assert running.Run(there).state.step == 7
+    assert train(there) == result and _left(there) == _left(trainer)
+    trainers.export(there, "gs://bucket/exported", "float32")
+    for place in ("gs://bucket/run/model", "gs://bucket/exported"):
+        assert find(place).fingerprint == find(exported).fingerprint
+    assert train(there) == result, "a finished run is evaluated, and its model is written again"
+    assert trainer.text.fingerprint == load_vocabulary("gs://bucket/run/model").fingerprint
 
 
 @pytest.mark.laws

@@ -19,6 +19,7 @@ from speccascade_jax.evaluation.points import Evaluation, ModelPair, Point, Sett
 from speccascade_jax.models import fingerprints
 from speccascade_jax.rules import deferral
 from speccascade_jax.storage import locks
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.training.heads import make_data, shards
 from tests.support import conformance, memory, reference, text_pair
 from tests.support.killing import killed_at
@@ -116,6 +117,17 @@ def test_a_resumed_folder_equals_an_uninterrupted_one(loaded, made, tmp_path, la
         assert make_data.write(loaded, point(), 4, tmp_path / "data") == counts
     assert files(tmp_path / "data") == files(whole)
     assert before.items() <= files(tmp_path / "data").items()
+
+
+@pytest.mark.laws
+def test_a_folder_in_a_bucket_equals_a_local_one(loaded, made, bucket):
+    whole, counts, _ = made
+    place = BucketPath("gs://bucket/data")
+    with killed_at(shards, "write_shard", 2):
+        make_data.write(loaded, point(), 4, place)
+    assert make_data.write(loaded, point(), 4, place) == counts
+    assert {name: (place / name).read_bytes() for name in place.below()} == files(whole)
+    assert shards.read(str(place)).key == shards.read(whole).key
 
 
 @pytest.mark.parametrize("model", ["target", "draft"])

@@ -226,6 +226,20 @@ def test_a_killed_run_resumes_bit_for_bit(finished, folder, tmp_path):
     assert metrics(resumed) == metrics(whole)
 
 
+@pytest.mark.laws
+def test_a_run_in_a_bucket_equals_a_local_one(finished, folder, bucket):
+    whole, result = finished
+    broken = trainer(folder, "gs://bucket/run")
+    with killed_at(storage, "save_state", 3):
+        broken.run()
+    assert broken.run() == result
+    there = acceptance.Run(broken)
+    jax.tree.map(np.testing.assert_array_equal, there.state, whole.state)
+    for path in sorted((whole.directory / "heads").iterdir()):
+        assert (there.directory / "heads" / path.name).read_bytes() == path.read_bytes()
+    assert metrics(there) == metrics(whole) and not (there.directory / "lock").exists()
+
+
 def metrics(run):
     """Returns the stored log, and checks that every epoch ends with an evaluation on the held-out prompts."""
     content = (run.directory / storage.METRICS_FILE).read_bytes()
