@@ -11,7 +11,6 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -19,6 +18,7 @@ import gin
 
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import hint, without_addresses
+from speccascade_jax.storage.files import expanded
 
 DEEP = "macros, includes or brackets are nested too deeply; does one of them refer to itself?"
 _BARE_TEXT = re.compile(r"[^\s\"'()\[\]{}]*[A-Za-z][^\s\"'()\[\]{}]*")
@@ -87,7 +87,7 @@ def _unclosed(reading: str) -> str:
     """Returns a file's name and the line of its unclosed bracket or string; only the name if the line is unknown."""
     opened = list[int]()
     try:
-        with open(reading) as file:
+        with expanded(reading).open() as file:
             for token in tokenize.generate_tokens(file.readline):
                 if token.type == tokenize.OP and token.string in "([{":
                     opened.append(token.start[0])
@@ -129,7 +129,7 @@ def _better(text: str, file: str) -> str:
 def _no_import(file: str, symbol: str) -> str:
     text = ""
     with contextlib.suppress(OSError, ValueError):
-        text = Path(file).read_text()
+        text = expanded(file).read_text()
     known = re.findall(r"^\s*(?:from\s+[\w.]+\s+)?import\s+(?:\S+\s+as\s+)?(\w+)", text, re.MULTILINE)
     imported = f"it imports {', '.join(known) or 'nothing'}"
     return f"the file does not import {symbol!r}: {hint(symbol, known)}{imported}"

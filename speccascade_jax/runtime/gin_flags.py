@@ -10,7 +10,6 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -20,6 +19,8 @@ from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import shown
 from speccascade_jax.runtime import gin_errors, hosts, interrupts, legacy_gin, own_files
 from speccascade_jax.runtime.paths import share_root
+from speccascade_jax.storage.buckets import BucketPath, is_bucket
+from speccascade_jax.storage.files import expanded
 
 PREFIX = "--gin."
 
@@ -76,7 +77,7 @@ def define_flags() -> None:
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
 _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_multi_string, "gin_file", [],
-     "gin file; may be repeated: later files set what earlier ones leave open"),
+     "gin file, also in gs://; may be repeated: later files set what earlier ones leave open"),
     (flags.DEFINE_multi_string, "gin_bindings", [], "NAME=VALUE, strings in quotes; --gin.NAME=VALUE is the same"),
     (flags.DEFINE_list, "gin_search_paths", [],
      "folders of gin files, in addition to the current one and the repository"),
@@ -121,7 +122,7 @@ def parse_gin(
     """
     folders = (*search_paths, str(share_root()))
     for folder in folders:
-        gin.add_config_file_search_path(str(Path(folder).expanduser()))
+        gin.add_config_file_search_path(str(expanded(folder)))
     # Gin treats a missing path as a Python package, and fails on folders without __init__.py. So the paths are checked
     # first.
     paths = [_find(name, (".", *folders)) for name in files]
@@ -157,12 +158,17 @@ def _reading_files() -> Iterator[None]:
     logging.set_verbosity(logging.FATAL)
     # `gin.register_file_reader` would put this reader after gin's own, which would read the file first
     safe = [(reader, _without_error(exists)) for reader, exists in readers]
-    gin.config._FILE_READERS = [(legacy_gin.opened, os.path.isfile), *safe]
+    gin.config._FILE_READERS = [(legacy_gin.opened, _is_file), *safe]
     try:
         yield
     finally:
         gin.config._FILE_READERS = readers
         logging.set_verbosity(verbosity)
+
+
+def _is_file(path: str) -> bool:
+    """Returns whether there is a file, or an object in a bucket."""
+    return expanded(path).is_file() if is_bucket(path) else os.path.isfile(path)
 
 
 def _without_error(exists: Callable[[str], bool]) -> Callable[[str], bool]:
@@ -190,17 +196,18 @@ def _explained(reading: str = "") -> Iterator[None]:
 
 
 def _find(name: str, folders: Sequence[str]) -> str:
-    for folder in folders:
-        # `~` is expanded before joining, so that a name such as ~/a.gin is absolute and replaces the folder
-        if (path := Path(folder).expanduser() / Path(name).expanduser()).is_file():
-            return str(path)
+    path = expanded(name)
+    whole = isinstance(path, BucketPath) or path.is_absolute()
+    for place in [path] if whole else [expanded(folder) / path for folder in folders]:
+        if place.is_file():
+            return str(place)
     raise FileNotFoundError(f"no gin file {name!r} in {', '.join(folders)}; --gin_search_paths adds folders")
 
 
 def _check_content(path: str) -> None:
     """Raises ValueError for a gin file that contains no statement, or that is not UTF-8."""
     try:
-        lines = Path(path).read_text("utf-8-sig").splitlines()
+        lines = expanded(path).read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}): save it as UTF-8") from error
     if not any(line.strip() and not line.strip().startswith("#") for line in lines):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from speccascade_jax.runtime.moved import UNTIL, new_place
+from speccascade_jax.storage.files import expanded
 
 _QUOTED = re.compile(r"""\#[^\n]* | ('''|\"\"\"|['"]) (?:\\.|(?!\1).)*? \1""", re.DOTALL | re.VERBOSE)
 _STATEMENT = re.compile(r"^(?P<indent>[ \t]*)(?P<key>[A-Za-z_][\w./]*)[ \t]*(?P<sign>[:=])[ \t]*", re.MULTILINE)
@@ -107,7 +108,9 @@ class _NamedText(io.StringIO):
 
 def opened(path: str) -> io.StringIO:
     """Opens a gin file, translated into the current names; gin calls this function as one of its file readers."""
-    with open(path, encoding="utf-8-sig") as file:  # skips the byte order mark with which some editors begin a file
+    with expanded(path).open(
+        encoding="utf-8-sig"
+    ) as file:  # skips the byte order mark with which some editors begin a file
         stream = _NamedText(current(file.read(), path))
     stream.name = path
     return stream

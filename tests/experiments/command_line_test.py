@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from speccascade_jax.data.vocabularies import load
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, own_files
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage import archives
+from speccascade_jax.storage.buckets import BucketPath
 
 ROOT = repository_root()
 
@@ -120,6 +121,35 @@ def test_gin_files_may_begin_with_a_byte_order_mark_but_not_be_empty(tmp_path, m
     (tmp_path / "b.gin").write_text("\ufeffN = 1\n")
     gin_flags.parse_gin(["a.gin"])
     gin.clear_config()
+
+
+def test_gin_files_and_folders_of_them_may_be_in_a_bucket(tmp_path, monkeypatch, bucket):
+    """Includes are found there, too, beside local files, and errors name the object."""
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "a/a.gin": "include 'b.gin'\nM = %N\n",
+        "b/b.gin": "\ufeffN = 1\n",
+        "c.gin": "N = (1,\n",
+        "d.gin": "# no\n",
+    }
+    for name, text in files.items():
+        BucketPath(f"gs://bucket/{name}").write_text(text)
+    (tmp_path / "local.gin").write_text("L = %M\n")
+    for names in (["gs://bucket/a/a.gin", "local.gin"], ["a.gin", "local.gin"]):
+        gin_flags.parse_gin(names, search_paths=["gs://bucket/a", "gs://bucket/b"])
+        assert gin.query_parameter("N/macro.value") == 1 and "L = %M" in gin.config_str()
+        gin.clear_config()
+    for name, said in (("c", r"gs://bucket/c.gin, line 1"), ("d", "gs://bucket/d.gin is empty: it sets"),
+                       ("e", "no gin file 'gs://bucket/e.gin'")):  # fmt: skip
+        with pytest.raises((ValueError, OSError), match=said) as raised:
+            gin_flags.parse_gin([f"gs://bucket/{name}.gin"])
+        assert "\n" not in str(raised.value)
+        gin.clear_config()
+    with pytest.raises(ValueError, match="s3://bucket/a: s3: is not read or written; copy or mount it here"):
+        gin_flags.parse_gin(["a.gin"], search_paths=["s3://bucket/a"])
+    with pytest.raises(ValueError, match="this step works on local files only; copy it here, and give a local path"):
+        BucketPath("gs://bucket/mine.py").write_text("x = 1")
+        own_files.load("gs://bucket/mine.py")
 
 
 def test_gin_files_are_found_from_any_folder_and_settings_apply(tmp_path):
