@@ -373,7 +373,9 @@ def checked(path: str | os.PathLike[str]) -> BucketPath:
     Raises:
         ValueError: the address names no bucket, leads out of it, or is no name of an object.
     """
-    place = BucketPath(str(path))
+    if (text := str(path)) != text.strip():
+        raise ValueError(f"{text!r} has spaces around it: leave them out")
+    place = BucketPath(text)
     if len(place.parts) < 2 or not re.fullmatch(r"[a-z0-9][\w.-]{1,220}", place.parts[1]):
         raise ValueError(f"{path} names no bucket: give gs://BUCKET/NAME")
     if {".", ".."} & set(place.parts):

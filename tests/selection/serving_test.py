@@ -11,6 +11,7 @@ from speccascade_jax.evaluation.points import Evaluation, Point
 from speccascade_jax.methods import build_selection
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.selection import learners, serving
+from speccascade_jax.storage.buckets import BucketPath
 from tests.support.killing import killed_at
 
 DRAFTERS = ("draft", "middle", "autoregressive")
@@ -86,6 +87,18 @@ def test_a_killed_stream_gives_the_result_of_an_uninterrupted_one(pair, unbroken
     assert serve(pair, tmp_path) == unbroken[1]
     assert (tmp_path / "queries.jsonl").read_text() == (unbroken[0] / "queries.jsonl").read_text()
     assert len(states) == 6 and states[-1]["thompson"] != states[0]["thompson"]
+
+
+@pytest.mark.laws
+def test_a_stream_in_a_bucket_equals_a_local_one(pair, unbroken, bucket):
+    folder, rows = unbroken
+    place = BucketPath("gs://bucket/online")
+    with killed_at(serving.Server, "_served", 3):
+        serve(pair, place)
+    assert serve(pair, place) == rows
+    for name in (serving.QUERIES, "regret.json", "settings.json"):
+        assert (place / name).read_bytes() == (folder / name).read_bytes()
+    assert (place / "regret.png").stat().st_size > 1000
 
 
 @pytest.mark.tools

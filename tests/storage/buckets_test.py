@@ -40,6 +40,29 @@ def test_addresses_without_a_bucket_are_refused(address, message):
         buckets.checked(address) if address != "gs:///a" else buckets.checked("gs://-/a")
 
 
+@pytest.mark.parametrize(("address", "message"), [
+    (" gs://bucket/a", "' gs://bucket/a' has spaces around it: leave them out"),
+    ("gs://bucket/a ", "has spaces around it: leave them out"), ("gs://bucket/a\n", "has spaces around it"),
+    ("\tgs:/bucket/a ", "has spaces around it: leave them out"),
+    ("gs:bucket/a", "'gs:bucket/a' is no address of a bucket: give gs://BUCKET/NAME"),
+    ("gs:", "'gs:' is no address of a bucket: give gs://BUCKET/NAME"),
+    (Path("gs:b"), "'gs:b' is no address of a bucket: give gs://BUCKET/NAME"),
+    ("gs://bucket/a\x00b", "is no name of an object"), ("gs://bucket/a\nb", "is no name of an object"),
+    ("gs://bucket/" + "ä" * 600, r"gs://bucket/ä+ is no name of an object: give at most 1,024"),
+    ("GS://bucket/a", "GS: is not read or written; .* one in gs://"),
+])  # fmt: skip
+def test_what_is_almost_an_address_becomes_no_local_folder(address, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        files.expanded(address)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 300
+
+
+def test_a_name_that_is_too_long_is_named_with_its_remedy(bucket):
+    for use in ((PLACE / ("x" * 1100)).read_bytes, lambda: (PLACE / ("x" * 1100)).write(b"")):
+        with pytest.raises(OSError, match="Invalid GCS object name.*; give a name of at most 1,024 bytes"):
+            use()
+
+
 def test_steps_that_need_a_local_file_are_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for use in (open, os.stat, PLACE.touch, PLACE.rename, os.path.realpath):
@@ -138,3 +161,37 @@ def test_an_object_that_vanishes_while_it_is_read_is_named(bucket):
     PLACE.unlink()
     with pytest.raises(OSError, match="gs://bucket/runs/a.jsonl: the object was deleted or replaced while it was read"):
         opened.read()
+
+
+def test_parts_of_an_object_are_those_of_one_generation(bucket):
+    PLACE.write(b"old content")
+    pinned, buffer = PLACE.pinned(), bytearray(3)
+    opened = PLACE.open("rb", buffering=0)
+    assert pinned.read_range(0, 3) == b"old" and pinned.read_into([4], [memoryview(buffer)]) == 0 and buffer == b"con"
+    PLACE.write(b"new content")
+    for read in (lambda: pinned.read_range(0, 3), lambda: pinned.read_into([0], [memoryview(buffer)]), opened.read):
+        with pytest.raises(
+            OSError, match="runs/a.jsonl: the object was deleted or replaced while it was read; read it"
+        ):
+            read()
+    assert PLACE.read_range(0, 3) == b"new" and PLACE.pinned().read_range(0, 3) == b"new"
+    PLACE.unlink()
+    with pytest.raises(FileNotFoundError):
+        PLACE.pinned()
+
+
+def test_an_exchange_returns_the_generation_for_the_next_one(bucket):
+    first = PLACE.exchange(b"one", buckets.ABSENT)
+    second = PLACE.exchange(b"two", first)
+    assert second == PLACE.read()[1] and PLACE.exchange(b"three", first) is None
+    failures = iter(["lost"])
+    bucket.fault = lambda method, name: next(failures, None) if method == "POST" else None
+    third = PLACE.exchange(b"three", second)
+    assert third == PLACE.read()[1] and PLACE.read_bytes() == b"three"
+
+
+def test_all_objects_below_a_place_are_deleted(bucket):
+    for name in ("a/1", "a/b/2", "a", "ab"):
+        BucketPath(f"gs://bucket/{name}").write(b"")
+    files.remove_folder(BucketPath("gs://bucket/a"))
+    assert sorted(bucket.objects) == ["bucket/a", "bucket/ab"]
