@@ -154,9 +154,8 @@ def _parts(state: Any) -> Iterator[Part]:
             continue  # an array of its own in every process, with equal values
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:
+                # on a CPU the device's own bytes, which a step that donates the array then leaves alone
                 values = np.asarray(shard.data)
-                # on a CPU, these are the device's own bytes, which the next step may overwrite
-                values = values.copy() if shard.device.platform == "cpu" else values
                 yield from _cut(Part(name, _bounds(shard.index, leaf), values))
 
 
