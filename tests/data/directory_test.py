@@ -45,4 +45,5 @@ def test_every_data_set_and_pair_that_is_not_shipped_has_an_origin(monkeypatch, 
             load_pair(name)
         assert re.search(r"curl -L --create-dirs -o '\S+\.bin' 'https://\S+'", str(error.value))
         assert "or use a shipped pair (tatoeba_en_de, " in str(error.value)
-        assert "tiny_translation" not in str(error.value)  # a task, which is no remedy for a pair
+        # tiny_translation is a task, so an error about a pair must not suggest it
+        assert "tiny_translation" not in str(error.value)

@@ -55,7 +55,7 @@ def test_read_pairs_reads_plain_and_gzipped_files(tmp_path):
     assert sentence_pairs.read_pairs(tmp_path / "a.tsv") == sentence_pairs.read_pairs(tmp_path / "a.tsv.gz") == wanted
 
 
-def test_read_pairs_takes_either_side_and_fields_of_json_lines(tmp_path):
+def test_either_of_two_columns_or_any_field_of_json_lines_can_be_the_source(tmp_path):
     (tmp_path / "broken.tsv").write_text("One.\tEins.\nTwo.\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"broken.tsv:2 has 1 columns"):
         sentence_pairs.read_pairs(tmp_path / "broken.tsv")

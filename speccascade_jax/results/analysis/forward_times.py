@@ -405,7 +405,7 @@ class Throughputs:
             ValueError: the family has fixed blocks, or the forward times suggest no threshold.
         """
         if family.symbol != THRESHOLD:
-            raise ValueError(f"{family.name} has no stop threshold to suggest")
+            raise ValueError(f"{family.name} has no stop threshold: choose a family with a stop policy")
         threshold = suggested_threshold(self.times.draft, self.times.target)
         places = np.asarray(list(family.spots))
         above, same = int(np.searchsorted(places, threshold)), np.flatnonzero(np.isclose(places, threshold)).tolist()
