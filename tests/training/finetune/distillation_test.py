@@ -181,7 +181,7 @@ def test_one_program_serves_all_steps_and_parameters():
 
 
 @pytest.mark.parametrize("others", ["data", "teacher"])
-def test_mixed_outputs_take_rows_of_the_student_with_its_share(others):
+def test_the_set_share_of_mixed_outputs_comes_from_the_student(others):
     rows = 400
     batch = Batch(*(np.repeat(field[:1], rows, axis=0) for field in BATCH))
     changes = {"batch": batch, "step": 3}
