@@ -380,7 +380,8 @@ def _check(records: Sequence[Record], quantity: str) -> None:
         if metrics or _examples(record, quantity) != _examples(first, quantity):
             unlike = "metrics" if metrics else "examples"
             raise ValueError(
-                f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired: compare records of equal {unlike}"
+                f"{_name(first)} and {_name(record)} have different {unlike} and cannot be paired: compare records of "
+                f"equal {unlike}"
             )
 
 
