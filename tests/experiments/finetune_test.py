@@ -172,7 +172,7 @@ COUNTS = [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])
 @pytest.mark.parametrize("count", COUNTS)
-def test_runs_that_are_killed_repeatedly_give_the_result_of_uninterrupted_runs(count, place, start, unbroken, tmp_path, request):
+def test_killed_runs_give_the_result_of_uninterrupted_runs(count, place, start, unbroken, tmp_path, request):
     if place == "bucket":
         request.getfixturevalue("bucket")
     draws, kills, run = random.Random(count), 0, 0
