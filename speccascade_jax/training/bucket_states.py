@@ -204,8 +204,8 @@ def _write(place: BucketPath, parts: Sequence[Part], record: dict[str, Any]) -> 
 
 def _is_complete(names: set[str]) -> bool:
     """Returns whether a checkpoint's objects include the indexes of all processes, and no mark of damage."""
-    found = [match for name in names if (match := _INDEX.fullmatch(name))]
-    return bool(found) and len(found) == int(found[0][2]) and _DAMAGED not in names
+    indexes = [match for name in names if (match := _INDEX.fullmatch(name))]
+    return bool(indexes) and len(indexes) == int(indexes[0][2]) and _DAMAGED not in names
 
 
 def _delete(place: BucketPath) -> None:

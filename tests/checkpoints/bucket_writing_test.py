@@ -132,9 +132,9 @@ def test_a_configuration_that_names_other_arrays_is_damaged(bucket, model, param
 
 
 def test_a_checkpoint_that_is_overwritten_while_it_is_read_is_noticed(bucket, tmp_path):
-    there = BucketPath(uploaded(of_huggingface(tmp_path, "gemma2")))
-    stored = find(there)
-    file = next(there.glob("*.safetensors"))
+    folder = BucketPath(uploaded(of_huggingface(tmp_path, "gemma2")))
+    stored = find(folder)
+    file = next(folder.glob("*.safetensors"))
     file.write(file.read_bytes())
     with pytest.raises(CheckpointError, match="the object was deleted or replaced while it was read; read it again"):
         convert(stored, tmp_path / "ours", "float32")

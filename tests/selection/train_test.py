@@ -87,12 +87,16 @@ def test_runs_and_studies_in_a_bucket_equal_local_ones(bucket, tmp_path, capsys)
     folder = selection_folders.write(tmp_path / "data", *selection_folders.clusters(300))
     results = []
     for place in ("gs://bucket/run", tmp_path / "run"):
-        own = trainer(folder, place, queries=100, epochs=1)
+        policy_trainer = trainer(folder, place, queries=100, epochs=1)
         results.append(
-            (own.run(), train.weights(own, alignment_weights=(0.5,)), policy_files.load(f"{place}/{train.FILE}"))
+            (
+                policy_trainer.run(),
+                train.weights(policy_trainer, alignment_weights=(0.5,)),
+                policy_files.load(f"{place}/{train.FILE}"),
+            )
         )
-    (run, rows, there), (local_run, local_rows, here) = results
-    assert (run, rows, there.fingerprint) == (local_run, local_rows, here.fingerprint)
+    (run, rows, remote), (local_run, local_rows, here) = results
+    assert (run, rows, remote.fingerprint) == (local_run, local_rows, here.fingerprint)
     names = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert set(BucketPath("gs://bucket/run").below()) == {name for name in names if not name.startswith("tensorboard")}
 

@@ -123,9 +123,9 @@ def test_heads_in_a_bucket_equal_local_ones(finished, folder, bucket):
     whole, _, result = finished
     place = "gs://bucket/exits"
     assert trainer(folder, place).run() == result
-    there = files.expanded(place) / exits.FILE
-    assert there.read_bytes() == file_of(whole).read_bytes()
-    assert exit_files.load(str(there)).fingerprint == exit_files.load(file_of(whole)).fingerprint
+    remote = files.expanded(place) / exits.FILE
+    assert remote.read_bytes() == file_of(whole).read_bytes()
+    assert exit_files.load(str(remote)).fingerprint == exit_files.load(file_of(whole)).fingerprint
 
 
 def test_the_lowest_exit_can_be_trained_towards_the_one_above_it(finished, folder, tmp_path):

@@ -96,11 +96,11 @@ def test_a_killed_translation_continues_with_the_next_part(make):
 def test_a_file_in_a_bucket_equals_a_local_one(make, bucket):
     whole, place = make(examples=4, part_size=2), BucketPath("gs://bucket/outputs.pieces.gz")
     packed = make(name="outputs.pieces.gz", examples=4, part_size=2)
-    there = dataclasses.replace(whole, path=str(place))
+    remote = dataclasses.replace(whole, path=str(place))
     with killed_at(decoding, "decode", 2):
-        there.write()
+        remote.write()
     assert place.parent.below() == ["outputs.pieces.gz.parts/0-2.pieces", "outputs.pieces.gz.parts/settings.json"]
-    there.write()
+    remote.write()
     packed.write()
     assert place.read_bytes() == Path(packed.path).read_bytes() and place.parent.below() == [place.name]
 

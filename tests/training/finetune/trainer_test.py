@@ -99,15 +99,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
 @pytest.mark.laws
 def test_a_run_in_a_bucket_equals_a_local_one(finished, bucket, tmp_path):
     trainer, result, exported = finished
-    there = dataclasses.replace(trainer, run_dir="gs://bucket/run", save_every_minutes=0.0)
+    remote = dataclasses.replace(trainer, run_dir="gs://bucket/run", save_every_minutes=0.0)
     with killed_at(running.Run, "_start", 8):
-        train(there)
-    assert running.Run(there).state.step == 7
-    assert train(there) == result and _left(there) == _left(trainer)
-    trainers.export(there, "gs://bucket/exported", "float32")
+        train(remote)
+    assert running.Run(remote).state.step == 7
+    assert train(remote) == result and _left(remote) == _left(trainer)
+    trainers.export(remote, "gs://bucket/exported", "float32")
     for place in ("gs://bucket/run/model", "gs://bucket/exported"):
         assert find(place).fingerprint == find(exported).fingerprint
-    assert train(there) == result, "a finished run is evaluated, and its model is written again"
+    assert train(remote) == result, "a finished run is evaluated, and its model is written again"
     assert trainer.text.fingerprint == load_vocabulary("gs://bucket/run/model").fingerprint
 
 

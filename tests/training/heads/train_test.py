@@ -233,11 +233,11 @@ def test_a_run_in_a_bucket_equals_a_local_one(finished, folder, bucket):
     with killed_at(storage, "save_state", 3):
         broken.run()
     assert broken.run() == result
-    there = acceptance.Run(broken)
-    jax.tree.map(np.testing.assert_array_equal, there.state, whole.state)
+    remote = acceptance.Run(broken)
+    jax.tree.map(np.testing.assert_array_equal, remote.state, whole.state)
     for path in sorted((whole.directory / "heads").iterdir()):
-        assert (there.directory / "heads" / path.name).read_bytes() == path.read_bytes()
-    assert metrics(there) == metrics(whole) and not (there.directory / "lock").exists()
+        assert (remote.directory / "heads" / path.name).read_bytes() == path.read_bytes()
+    assert metrics(remote) == metrics(whole) and not (remote.directory / "lock").exists()
 
 
 def metrics(run):
