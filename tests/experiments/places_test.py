@@ -13,7 +13,7 @@ from tests.experiments.command_line_test import FLAGS, TOGETHER, _call
 ROOT = repository_root()
 TESTS = {
     "sweep": "evaluation/session_test.py::test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one",
-    "finetune": "experiments/finetune_test.py::test_runs_that_are_killed_again_and_again_end_as_without",
+    "finetune": "experiments/finetune_test.py::test_killed_runs_give_the_result_of_uninterrupted_runs",
     "make_acceptance_data": "training/heads/make_data_test.py::test_a_folder_in_a_bucket_equals_a_local_one",
     "make_selection_data": "selection/make_data_test.py::test_a_folder_in_a_bucket_equals_a_local_one",
     "train_acceptance_head": "training/heads/train_test.py::test_a_run_in_a_bucket_equals_a_local_one",
