@@ -26,7 +26,7 @@ STEPS = ("trace", "lower", "compile", "first_run")
 
 
 def run(bench: Bench) -> Rows:
-    """Returns the table `compilation`, the seconds of each step, and `startup`, the seconds before these steps."""
+    """Returns two tables: `compilation` has the seconds of each step, and `startup` the seconds before these steps."""
     programs, startup = [], []
     with tempfile.TemporaryDirectory() as folder:
         for cache in bench.track(("empty", "full")):

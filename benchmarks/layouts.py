@@ -110,8 +110,8 @@ LAYOUTS = {
             *(Column(f"block of {n}, ms", f"block_{n}_ms", number(2)) for n in (4, 6, 8)),
         ),
         (
-            "Floor: one read of the stored weights and the caches, at the bandwidth far beyond the caches, measured in "
-            "the same turns.",
+            "Floor: one read of the stored weights and the caches, at the bandwidth of arrays much larger than the "
+            "caches, measured in the same turns.",
         ),
     ),
     "weights": Layout(
@@ -133,8 +133,8 @@ LAYOUTS = {
         "Verification of a block of 6 (γ = 5) against one read of q̃ and p̃, batch 1",
         (Column("rule", "rule"), *_AGAINST_FLOOR),
         (
-            "Floor of the time: at the bandwidth far beyond the caches. At 8k the distributions fit in a cache and the "
-            "floor is a few µs: the ratio then shows fixed costs, not memory traffic.",
+            "Floor of the time: at the bandwidth of arrays much larger than the caches. At 8k the distributions fit in "
+            "a cache and the floor is a few µs: the ratio then shows fixed costs, not memory traffic.",
             "Floor of the memory: the bytes of q̃ and p̃; the arguments do not count as temporary memory.",
         ),
         across="vocab_size",
@@ -312,9 +312,9 @@ LAYOUTS = {
         ),
         (
             "The other sizes: one row, one token, 256 slots half filled, 8,192 entries. Floor: one read of the weights "
-            "and of all slots of the cache, at the bandwidth far beyond the caches, measured in the same turns. "
-            "Models: a stack of models with the same weights; the lowest drafts 2 tokens, and each level passes on one "
-            "token more; time and reads of all models per written token.",
+            "and of all slots of the cache, at the bandwidth of arrays much larger than the caches, measured in the "
+            "same turns. Models: a stack of models with the same weights; the lowest drafts 2 tokens, and each level "
+            "passes on one token more; time and reads of all models per written token.",
         ),
     ),
     "hierarchy": Layout(

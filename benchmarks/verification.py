@@ -42,9 +42,9 @@ def run(bench: Bench) -> Rows:
 def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...], size: int) -> dict[str, Any]:
     """Measures the µs and the memory of a looped program over a block of γ + 1 positions.
 
-    The floor is the time to read 2 · (γ + 1) · V · 4 bytes at the bandwidth far beyond the caches: `q̃` and `p̃` once,
-    or for a sampling transform the logits in and the distribution out. `temporary_ratio` is the program's temporary
-    memory over the same bytes.
+    The floor is the time to move 2 · (γ + 1) · V · 4 bytes at the bandwidth of arrays much larger than the caches: `q̃`
+    and `p̃` are read once, or a sampling transform reads logits and writes a distribution. `temporary_ratio` is the
+    program's temporary memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
     stream = bench.stream(bench.settings.working_set)

@@ -72,7 +72,7 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any, part
 def _ranges(shape: Sequence[int], part: Part, itemsize: int) -> tuple[np.ndarray, int]:
     """Returns the first bytes of a part's ranges, relative to the array's first byte, and the bytes of each range."""
     sizes = shape_of_part(part)
-    # Axes after `last` are whole, so what the part holds of `last` and of them is one range.
+    # The part spans all axes after `last` fully, so its slice of `last` is one contiguous range of bytes.
     last = max((axis for axis, size in enumerate(sizes) if size != shape[axis]), default=0)
     strides = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
     starts = np.zeros((), np.int64)

@@ -259,7 +259,7 @@ def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def _is_unfinished(target: Path) -> bool:
-    """Returns whether a place in a bucket holds only what killed writers left there."""
+    """Returns whether a path in a bucket holds only leftovers of interrupted writes."""
     names = [entry.name for entry in target.iterdir()] if isinstance(target, BucketPath) else []
     return bool(names) and all(_PARAMS.fullmatch(name) for name in names) and not target.is_file()
 
@@ -340,7 +340,7 @@ def _replacing(target: Path) -> Iterator[_Output]:
 def _replacing_objects(target: BucketPath) -> Iterator[_Output]:
     """Yields an output in a bucket; afterwards deletes the arrays of former checkpoints, or of a failed one.
 
-    Arrays that killed writers left are deleted only now: their writer may have been suspended, and may still commit.
+    Leftovers of interrupted writes are deleted only now: their writer may have been suspended, and may still commit.
     """
     output = _Output(target, target / f"{PARAMS}-{uuid.uuid4().hex[:8]}", (target / CONFIG).read()[1])
     try:

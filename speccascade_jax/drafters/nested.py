@@ -161,7 +161,7 @@ class NestedDrafter(DrafterDefaults):
 
         They include logs if `buffers` has room for logs.
         """
-        # a lossless engine's output has its target's distribution, so outer rules read the target's raw one as `q`
+        # A lossless inner engine samples from its target's distribution, so outer rules take its `p` as `q`.
         lossless = self.engine.verifier.lossless
         laws = Laws(pair.p if lossless else law, law)
         if buffers.logs is None:
@@ -282,7 +282,7 @@ class AppendedDrafter(DrafterDefaults):
 
         The tail gives the distribution at the bonus position.
         """
-        # no distribution is requested after the first block, because the tail's first distribution takes that entry
+        # The position after the first block needs no distribution of `first`: the tail's first distribution fills it.
         draft, first, cache = proposed(self.first, params["first"], state.first, replace(request, complete=False))
         last = jnp.take_along_axis(draft.tokens, jnp.maximum(draft.length - 1, 0)[:, None], axis=1)[:, 0]
         ended = is_stop(last, request.stop_ids) & (draft.length > 0)

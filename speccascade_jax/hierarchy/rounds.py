@@ -1,4 +1,4 @@
-"""Expected number of rounds that a level needs, and its block lengths, if every token is accepted independently.
+"""Expected rounds and block lengths of a level, if each token is accepted independently with probability `α`.
 
 A round over a block of `t` drafts yields `n + 1` tokens: `n` accepted drafts and one token of the level itself. The
 probabilities are `P(n) = α^n (1 − α)` for `n < t`, and `P(t) = α^t`.

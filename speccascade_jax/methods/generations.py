@@ -325,7 +325,7 @@ class OracleMethod(Speculation):
     def resolved(self, settings: Settings) -> Settings:
         """Resolves the settings as `Speculation` does; raises a ValueError for a tail, which the oracle cannot end."""
         if settings.tail is not None:
-            raise ValueError(f"{self.called} ends blocks where a draft is wrong: leave tail={settings.tail!r} out")
+            raise ValueError(f"{self.called} cannot end the blocks of a tail: leave tail={settings.tail!r} out")
         return super().resolved(settings)
 
     def controls(self, settings: Settings, rows: int) -> Controls:

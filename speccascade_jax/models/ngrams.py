@@ -222,8 +222,8 @@ def _check(table: Params, vocab_size: int) -> None:
     rows, *more = shapes["next"] or (0,)
     if len(set(shapes.values())) > 1 or rows != vocab_size or len(more) != 1 or not more[0]:
         raise ValueError(
-            f"the table of bigrams has shapes {shapes}, but a vocabulary of {vocab_size} needs [V, K] for both: "
-            f"count it with the pair's own vocabulary"
+            f"the bigram table has shapes {shapes}, but both 'next' and 'logits' must be [{vocab_size}, K], K >= 1: "
+            "count the bigrams again with the pair's own vocabulary"
         )
     # A row that holds a NaN has the maximum NaN, so one test of the maxima finds NaN, infinity and rows of -inf.
     successors, largest = np.asarray(table["next"]), np.asarray(table["logits"]).max(-1)

@@ -194,7 +194,9 @@ def layer_at(stack: Any, number: Any) -> Any:
 def over_layers(
     body: Body, carry: Carry, stack: Params, layers: int, period: int = 1, *, fixed: bool = False
 ) -> tuple[Carry, tuple[Any, ...]]:
-    """Applies `body` to each layer in turn; returns the last carry, and for each place its layers' outputs, stacked.
+    """Applies `body` to each layer in turn.
+
+    Returns the last carry and, for each position in a group of `period` layers, the stacked outputs of its layers.
 
     Args:
         body: function that applies one layer. It is traced `period` times, and once more for each layer that is left

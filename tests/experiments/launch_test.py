@@ -129,7 +129,8 @@ copy_log
 # a preempted machine reports nothing, so another one is created, which continues
 test -z "$stopping" || exit "$status"
 echo "$status" | gcloud storage cp - "$place/status/host-$host"
-# without this, an idle slice costs money if the watching loop has ended; a lack of rights does no harm
+# If the loop that watches has ended, nothing else deletes the idle, paid slice.
+# Without the right to delete, this has no effect.
 if test "$host" = 0; then
   sleep 120
   gcloud compute tpus queued-resources delete "$name" "${{location[@]}}" --force --quiet --async

@@ -155,7 +155,7 @@ def test_meaningless_settings_are_refused():
         ("random_allocation", {"alpha": 1.5}, r"alpha=1.5 is outside the domain \[0, 1\]"),
         ("stop_oracle", {"temperature": 0.5}, "is an oracle of greedy decoding, got temperature="),
         ("stop_oracle", {"draft_temperature": 1.0}, "is an oracle of greedy decoding, got draft_temperature="),
-        ("stop_oracle", {"tail": "draft"}, "ends blocks where a draft is wrong: leave tail='draft' out"),
+        ("stop_oracle", {"tail": "draft"}, "cannot end the blocks of a tail: leave tail='draft' out"),
     ):
         with pytest.raises(ValueError, match=message):
             sc.decode(pair, [[0]], method=method, **arguments)

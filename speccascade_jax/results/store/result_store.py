@@ -177,11 +177,10 @@ class ResultStore:
         """Opens the file to which the path leads now, and writes the records that this file lacks.
 
         Args:
-            record: the next record to append; if this method fails, it is saved with the others.
+            record: the next record to append; on failure, this record and all earlier ones are saved to another file.
 
         Raises:
-            OSError: the file cannot be opened or written; the message names the file with all records, including
-                `record`.
+            OSError: the file cannot be opened or written; the message names that other file.
         """
         mine = self.records
         self.close()

@@ -358,7 +358,9 @@ def interface() -> Interface:
     functions = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((\w+)\);", text)
     wanted = ("XLA_FFI_ThreadPool_Schedule", "XLA_FFI_ThreadPool_NumThreads")
     if versions[0] is None or versions[1] is None or versions[0][1] != "0" or not set(wanted) <= set(functions):
-        raise LookupError(f"{header} does not describe a foreign function interface of version 0 with a thread pool")
+        raise LookupError(
+            f"{header} does not describe version 0 of XLA's foreign function interface with its thread pool"
+        )
     places = [_API_FUNCTIONS + 8 * functions.index(name) for name in wanted]
     return Interface(int(versions[0][1]), int(versions[1][1]), *places)
 

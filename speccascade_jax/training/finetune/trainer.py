@@ -178,7 +178,7 @@ class Trainer:
             return load_float32(self.init_from, self.scan_layers).params
         stored, wanted = checkpoints.named(self.init_from).config, self.model.config
         if not isinstance(stored, T5Config) or not isinstance(wanted, T5Config):
-            raise ValueError(f"only a T5 can grow: leave config out, so that it is that of {self.init_from}")
+            raise ValueError(f"only a T5 can be enlarged: leave config out, so that {self.init_from} gives it")
         growth.check(stored, wanted)
         return growth.grow(load_float32(self.init_from, False).params, stored, wanted, self._random())
 

@@ -275,7 +275,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         (_of(trainer, config="t5_1_1_smal"), "'t5_1_1_smal' is neither a preset nor a checkpoint.*t5_1_1_small"),
         (_of(trainer, config=None), "there is no model: give init_from"),
         (_of(trainer, init_from=str(tmp_path / "nothing"), config=None), "is neither a preset nor a checkpoint"),
-        (_of(trainer, init_from=str(decoder / "model")), "only a T5 can grow: leave config out"),
+        (_of(trainer, init_from=str(decoder / "model")), "only a T5 can be enlarged: leave config out"),
         (_of(trainer, accumulate=3), "a batch of 4 rows does not divide into 3 equal parts"),
         (_of(trainer, dropout=1.0), r"dropout=1.0 is not a rate: give a number in \[0, 1\)"),
         (_of(trainer, dtype="float16"), "dtype='float16': training computes in float32 or bfloat16"),
@@ -289,7 +289,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         _refused(make, said)
     for changes, said in (
         ({"dropout": 0.1}, "dropout=0.1: decoder-only models have no dropout; leave it out"),
-        ({"config": CONFIG}, "only a T5 can grow: leave config out, so that it is that of .*model"),
+        ({"config": CONFIG}, "only a T5 can be enlarged: leave config out, so that .*model"),
     ):
         _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
     # nothing was left behind that a later run with right settings would resume
