@@ -257,7 +257,7 @@ class States:
 
 @contextlib.contextmanager
 def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Lets SIGTERM and Ctrl-C end a training loop between two steps only, after the state is saved.
+    """Lets SIGTERM and Ctrl-C end a training loop between two batches only, after the state is saved.
 
     A second signal ends the process at once, without saving. With several processes, JAX handles SIGTERM, and all
     processes save and end after the same step; Ctrl-C then ends them without saving.
@@ -266,7 +266,7 @@ def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
         save: writes the state and waits until it is written.
 
     Yields:
-        The function that the loop calls after every step, in every process: it saves and raises
+        The function that is called after every step and every batch of an evaluation, in every process: it saves and raises
         `interrupts.Terminated` (SIGTERM) or `KeyboardInterrupt` if the run is to stop, and else does nothing.
     """
     asked: list[BaseException] = []
@@ -276,7 +276,7 @@ def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         asked.append(interrupts.Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-        os.write(2, b"\nstopping after this step, which is then saved; a second signal stops at once\n")
+        os.write(2, b"\nstopping after this batch, and the state is then saved; a second signal stops at once\n")
 
     def stop_if_asked() -> None:
         stop = asked[0] if asked else None

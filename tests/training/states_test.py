@@ -221,7 +221,7 @@ def test_a_signal_ends_the_loop_after_a_whole_step(number, raised, capfd):
             stop_if_asked()
     assert saved == [[0, 1, 2]]
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-    assert capfd.readouterr().err.strip().startswith("stopping after this step")
+    assert capfd.readouterr().err.strip().startswith("stopping after this batch")
 
 
 def test_a_signal_after_the_last_step_is_not_lost():
@@ -323,7 +323,7 @@ def test_a_second_sigterm_ends_at_once_and_ctrl_c_saves(tmp_path):
         "    time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
-    assert done.returncode == -signal.SIGTERM and done.stderr.count("stopping after this step") == 1
+    assert done.returncode == -signal.SIGTERM and done.stderr.count("stopping after this batch") == 1
 
 
 @pytest.mark.laws

@@ -5,7 +5,7 @@ temperature 1 (Leviathan et al., 2023, Corollary 3.6; METHODS section 2), and a 
 same most likely token. Both are known at every position from one pass of each model over the output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -90,21 +90,30 @@ class Acceptance:
         self.stop_ids, self.max_new_tokens = tuple(stop_ids), max_new_tokens
         self._outputs: dict[str, list[Batch]] = {}
 
-    def outputs(self, name: str) -> list[Batch]:
+    def outputs(self, name: str, after_batch: Callable[[], None] = lambda: None) -> list[Batch]:
         """Returns the batches with the target's outputs at the temperature of `name` in `TEMPERATURES`."""
-        if name not in self._outputs:
-            sampler = Sampler(self.target.model, self.stop_ids, TEMPERATURES[name], self.max_new_tokens, level=TEACHER)
-            self._outputs[name] = [
-                _decode(sampler, self.target.params, _on_devices(self.target, batch), step_seed(self.seed, number))
-                for number, batch in enumerate(self.batches)
-            ]
-        return self._outputs[name]
+        kept = self._outputs.setdefault(name, [])
+        sampler = Sampler(self.target.model, self.stop_ids, TEMPERATURES[name], self.max_new_tokens, level=TEACHER)
+        for number, batch in enumerate(self.batches[len(kept) :], len(kept)):
+            placed, seed = _on_devices(self.target, batch), step_seed(self.seed, number)
+            kept.append(jax.block_until_ready(_decode(sampler, self.target.params, placed, seed)))
+            after_batch()
+        return kept
 
-    def __call__(self, draft: BoundModel) -> Rates:
-        """Computes the acceptance rates of a draft, whose parameters are plain or prepared for decoding."""
+    def __call__(self, draft: BoundModel, after_batch: Callable[[], None] = lambda: None) -> Rates:
+        """Computes the acceptance rates of a draft.
+
+        Args:
+            draft: the draft, whose parameters are plain or prepared for decoding.
+            after_batch: called after every batch; it may raise an error to end the computation.
+        """
         accepted, positions = {}, {}
         for name, temperature in TEMPERATURES.items():
-            parts = [_agreement(self.target, draft, batch, greedy=temperature == 0) for batch in self.outputs(name)]
+            parts = []
+            for batch in self.outputs(name, after_batch):
+                agreement = _agreement(self.target, draft, batch, greedy=temperature == 0)
+                parts.append(jax.block_until_ready(agreement))
+                after_batch()
             sums, lengths = (np.concatenate(arrays) for arrays in zip(*sharding.replicate(parts), strict=True))
             # Rows that only fill a batch up have no output.
             accepted[name], positions[name] = sums[lengths > 0].astype(np.float64), lengths[lengths > 0]

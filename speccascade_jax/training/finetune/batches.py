@@ -21,7 +21,7 @@ shuffling cannot be resumed without its checkpoints, and these belong to one num
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -255,10 +255,12 @@ class Batching:
     """Settings of batches, which every corpus has.
 
     Attributes:
-        widths: increasing widths of the buckets, EOS included: of the encoder's input, or of prompt and answer together
-            for a decoder-only model. If empty, parts of the largest possible lengths (`default_widths`).
+        widths: increasing widths of the buckets, EOS included: of the encoder's input. If empty, parts of the largest
+            possible lengths (`default_widths`).
         target_widths: the width of the targets in each bucket; a shorter tuple repeats its last width. If empty,
-            `widths`, up to the longest possible target. Decoder-only models need none.
+            `widths`, up to the longest possible target.
+            A decoder-only model has prompt and answer in one row. Its width is the sum of both widths, so the same
+            settings serve both families; without `target_widths`, it is `widths` alone.
         rows: number of rows of every batch; 0: as `tokens_per_batch` says, or else 128 (`ROWS`).
         tokens_per_batch: rows times width of a batch, so narrow batches have more rows; 0: as `rows` says.
         multiple: with `tokens_per_batch`, rows are rounded down to a multiple of this number, so that a mesh or several
@@ -304,7 +306,10 @@ class Batching:
         encoder, longest = limits
         widths = self.widths or default_widths(encoder or longest)
         targets = self._targets(widths, longest)
-        pairs = zip(widths, targets, strict=True) if encoder else ((0, width) for width in widths)
+        pairs: Iterable[tuple[int, int]] = zip(widths, targets, strict=True)
+        if not encoder:
+            answers = targets if self.widths and self.target_widths else [0] * len(widths)
+            pairs = ((0, width + answer) for width, answer in zip(widths, answers, strict=True))
         return tuple(dict.fromkeys(Shape(self._rows(first or width), first, width) for first, width in pairs))
 
     def _targets(self, widths: tuple[int, ...], longest: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Batched decoding with one model and no drafter, for validation and for files of outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ def decode(
     temperature: float = 0.0,
     seed: int = 0,
     first_id: int = 0,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """Returns the model's output for every prompt, in the order of the prompts; batches hold prompts of similar length.
 
@@ -41,6 +42,7 @@ def decode(
         seed: the random seed.
         first_id: example id of the first prompt: prompt `i` uses the random bits of example `first_id + i`, whatever
             batch it is in.
+        after_batch: called after every batch; it may raise an error to end decoding.
 
     Returns:
         Token ids of every output, ending in EOS unless `max_new` was reached first.
@@ -64,6 +66,7 @@ def decode(
             chosen, np.asarray(generation.tokens), np.asarray(generation.lengths), strict=False
         ):
             outputs[i] = tokens[:length].tolist()
+        after_batch()
     return outputs
 
 
@@ -82,7 +85,13 @@ def rows_for(mesh: tuple[int, int]) -> int:
 
 
 def scores(
-    bound: BoundModel, vocabulary: TextVocabulary, task: Task, split: str | None, count: int, rows: int = 64
+    bound: BoundModel,
+    vocabulary: TextVocabulary,
+    task: Task,
+    split: str | None,
+    count: int,
+    rows: int = 64,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Computes the metrics of greedy decoding on the first `count` examples of a task's split.
 
@@ -93,12 +102,13 @@ def scores(
         split: a split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first.
         count: number of examples; all if the split has fewer.
         rows: rows of a batch (`rows_for`).
+        after_batch: as in `decode`.
     """
     examples = examples_of(task, split, count)
     is_encoder_decoder = bool(getattr(bound.model, "is_encoder_decoder", False))
     texts = [task.build_prompt(example) for example in examples]
     prompts = [example_ids(vocabulary, is_encoder_decoder, task, example)[0] for example in examples]
-    decoded = decode(bound, vocabulary, prompts, task.max_output_length, batch_size=rows)
+    decoded = decode(bound, vocabulary, prompts, task.max_output_length, batch_size=rows, after_batch=after_batch)
     pairs = zip(prompts, decoded, strict=True)
     outputs = [vocabulary.decode(ids, after=() if is_encoder_decoder else prompt) for prompt, ids in pairs]
     outputs = [task.postprocess(text) for text in outputs]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -47,7 +48,8 @@ class Position:
     `begun` identifies what the run was begun with, which a later start must not change (`Run.identity`).
 
     It also holds the state of the metrics: the number of `logged` records, the metrics of the steps since the last
-    report (`window`), and the `seconds` that these steps took.
+    report (`window`), the `seconds` that these steps took, the last complete `evaluation`, and whether one of the
+    current step is `owed`, because a signal ended it.
     """
 
     epoch: int = 0
@@ -58,6 +60,8 @@ class Position:
     logged: int | None = None
     window: list[dict[str, float]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+    evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    owed: bool = False
 
 
 class Started(NamedTuple):
@@ -95,6 +99,7 @@ class Run:
         self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), self.position.logged)
         self._build(layout)
         self.started: Started | None = None
+        self.stop_if_asked: Callable[[], None] = lambda: None
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
         self.progress = watching.Progress(trainer.schedule, self.position.minutes)
@@ -167,9 +172,10 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Trains until the schedule is complete, evaluates, and writes the trained model."""
-        with contextlib.closing(self.states):
+        save = functools.partial(self.save, wait=True)
+        with contextlib.closing(self.states), saved_on_stop(save) as self.stop_if_asked:
             self._train()
-        evaluation = self.evaluate(int(self.state.step))
+            evaluation = self._last_evaluation()
         self.log.flush()
         params = partition.on_host(partition.for_decoding(self.state.params, self.mesh))
         if hosts.first():
@@ -179,17 +185,23 @@ class Run:
     def _train(self) -> None:
         trainer, saved_at = self.trainer, time.monotonic()
         step = int(self.state.step)
-        with saved_on_stop(lambda: self.save(wait=True)) as stop_if_asked:
-            for planned in self.remaining():
-                step += 1
-                self.take(step, planned)
-                self.progress.tell(step)
-                # saved after the step is logged, so that a resumed run does not log it again
-                if hosts.agreed(time.monotonic() - saved_at > 60 * trainer.save_every_minutes):
-                    self.save()
-                    saved_at = time.monotonic()
-                stop_if_asked()
+        if self.position.owed:
+            self.evaluate(step)
+        for planned in self.remaining():
+            step += 1
+            self.take(step, planned)
+            self.progress.tell(step)
+            # saved after the step is logged, so that a resumed run does not log it again
+            if hosts.agreed(time.monotonic() - saved_at > 60 * trainer.save_every_minutes):
+                self.save()
+                saved_at = time.monotonic()
+            self.stop_if_asked()
         self.save(wait=True)
+
+    def _last_evaluation(self) -> dict[str, Any]:
+        """Returns the evaluation of the trained model, which the last step may have made."""
+        step, last = int(self.state.step), self.position.evaluation
+        return last if last.get("step") == step else self.evaluate(step)
 
     def save(self, wait: bool = False) -> None:
         """Writes the resumable state."""
@@ -273,18 +285,21 @@ class Run:
     def evaluate(self, step: int) -> dict[str, Any]:
         """Computes, logs and returns the validation loss (nats per target token), the acceptance rate and the metrics.
 
-        The loss has no smoothing; the metrics are those of greedy decoding.
+        The loss has no smoothing; the metrics are those of greedy decoding. A signal ends the evaluation after a batch;
+        the resumed run then repeats it.
         """
         self._settle()  # parameters of a step whose loss is not finite are not evaluated
+        self.position.owed = True
         trainer, evaluation = self.trainer, dict[str, Any]({"step": step})
         if self.validation:
             evaluation["validation_loss"] = round(self._validation_loss(), 4)
         bound = BoundModel(params=partition.for_decoding(self.state.params, self.mesh), model=self.model)
         if self.acceptance is not None:
-            evaluation |= self.acceptance(bound).numbers()
+            evaluation |= self.acceptance(bound, self.stop_if_asked).numbers()
         if trainer.task:
             evaluation |= self._scores(bound)
         self.log.append({**evaluation, "minutes": round(self.minutes(), 2)})
+        self.position.evaluation, self.position.owed = evaluation, False
         if hosts.first():
             logging.info("%s", "  ".join(f"{name} {value}" for name, value in evaluation.items()))
         return evaluation
@@ -295,12 +310,13 @@ class Run:
             host = planned.build(partition.host_rows(planned.rows, self.mesh))
             losses, counted = evaluate(self.state.params, partition.on_mesh(host, planned.rows, self.mesh))
             total, tokens = total + float(losses), tokens + int(counted)
+            self.stop_if_asked()
         return total / tokens
 
     def _scores(self, bound: BoundModel) -> dict[str, float]:
         trainer = self.trainer
         task, rows = table.get_task(trainer.task), decoding.rows_for(trainer.mesh)
-        result = decoding.scores(bound, trainer.text, task, trainer.split, trainer.examples, rows)
+        result = decoding.scores(bound, trainer.text, task, trainer.split, trainer.examples, rows, self.stop_if_asked)
         texts = zip(result.prompts, result.outputs, result.references, strict=True)
         for prompt, output, reference in list(texts)[: trainer.shown] if hosts.first() else ():
             logging.info("  %r\n    -> %r\n    reference %r", prompt[:200], output, reference)

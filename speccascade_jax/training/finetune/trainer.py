@@ -141,9 +141,9 @@ class Trainer:
         changes: dict[str, Any] = {"dtype": self.dtype}
         if self.scan_layers is not None:
             changes["scan_layers"] = self.scan_layers
-        if self.dropout is not None:
-            if not hasattr(config, "dropout_rate"):
-                raise ValueError(f"dropout={self.dropout}: decoder-only models have no dropout; leave it out")
+        if self.dropout and not hasattr(config, "dropout_rate"):
+            raise ValueError(f"dropout={self.dropout}: decoder-only models have no dropout; leave it out, or give 0")
+        if self.dropout is not None and hasattr(config, "dropout_rate"):
             changes["dropout_rate"] = self.dropout
         return cast(Config, dataclasses.replace(cast(Any, config), **changes))
 

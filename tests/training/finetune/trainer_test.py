@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 from pathlib import Path
 
 import gin
@@ -17,11 +18,11 @@ from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.models.decoder import DecoderLM, tiny
 from speccascade_jax.models.t5 import T5
-from speccascade_jax.runtime import gin_flags, paths
+from speccascade_jax.runtime import gin_flags, interrupts, paths
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.storage.locks import LockedError
 from speccascade_jax.training import runs, states
-from speccascade_jax.training.finetune import partition, steps
+from speccascade_jax.training.finetune import acceptance, decoding, partition, steps
 from speccascade_jax.training.finetune import run as running
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import TaskCorpus
@@ -30,7 +31,7 @@ from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support import random_t5, tiny_decoders, tokenizer_files
 from tests.support.killing import KilledError, killed_at
-from tests.training.conftest import CONFIG, PAIRS
+from tests.training.conftest import CONFIG, PAIRS, micro_trainer
 
 CLOCK = ("minutes", "tokens_per_second", "mfu")
 
@@ -70,7 +71,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
     """Ends each process before its n-th step, save or record, with dropout and reports of odd lengths."""
     whole = dataclasses.replace(trainer, log_every=5, evaluate_every=6, save_every_minutes=0.0)
     result, traces = train(whole), _left(whole)
-    assert [line["step"] for line in traces[1]] == [5, 6, 10, 12, 12]
+    assert [line["step"] for line in traces[1]] == [5, 6, 10, 12], "the last step is evaluated once"
     broken, taken = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), []
     for death in (*deaths, None):
         seen = itertools.count(1)
@@ -94,6 +95,75 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer, monkeypa
     assert final == result and _left(broken) == traces
     assert taken.count("_start") <= 12 + len(deaths), "a resumed run begins at the last save"
     assert train(broken) == result and _left(broken) == traces  # a finished run does not train or log again
+
+
+class Signals:
+    """Calls of a function, of which number `at` (from 1) is followed by a SIGTERM."""
+
+    def __init__(self, function, at):
+        self.function, self.at, self.calls = function, at, 0
+
+    def __call__(self, *args, **more):
+        self.calls += 1
+        if self.calls == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.function(*args, **more)
+
+
+def _watched_evaluations(monkeypatch, at):
+    """Sends a SIGTERM in batch `at` of all batches of evaluations: loss, decoding for both rates, metrics."""
+    watched = Signals(lambda: None, at)
+
+    def around(function):
+        def call(*args, **more):
+            watched()
+            return function(*args, **more)
+
+        return call
+
+    monkeypatch.setattr(running.steps, "make_eval_step", lambda model: around(EVAL_STEP(model)))
+    for name in ("_decode", "_agreement"):
+        monkeypatch.setattr(acceptance, name, around(getattr(acceptance, name)))
+    monkeypatch.setattr(decoding, "generate", around(decoding.generate))
+    return watched
+
+
+EVAL_STEP = steps.make_eval_step
+
+
+@pytest.fixture(scope="module")
+def evaluated(finished, folder, tmp_path_factory):
+    """Returns settings with every part of an evaluation after steps 2 and 4 of 4, the result and all that is left."""
+    corpus = dataclasses.replace(finished[0].corpus, widths=(16,), tokens_per_batch=64, max_joined=1)
+    settings = {"validation": corpus, "acceptance_of": str(finished[2]), "loss_batches": 3, "evaluate_every": 2}
+    settings |= {"schedule": Schedule(peak=1e-2, max_steps=4), "log_every": 3, "examples": 3}
+    of = micro_trainer(folder, tmp_path_factory.mktemp("evaluated") / "run", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        watched = _watched_evaluations(patch, 0)
+        result = train(of)
+    return of, result, _left(of), watched.calls
+
+
+@pytest.mark.laws
+def test_the_last_step_is_evaluated_and_logged_once(evaluated):
+    _, result, (_, records), _ = evaluated
+    assert [record["step"] for record in records] == [2, 3, 4]
+    assert result == records[-1] and {"validation_loss", "acceptance_greedy", "bleu"} <= result.keys()
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("at", [2, 5, 8, 11, -1])
+def test_sigterm_ends_an_evaluation_after_a_batch_and_the_resumed_run_repeats_it(evaluated, tmp_path, monkeypatch, at):
+    whole, result, left, calls = evaluated
+    broken, at = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), at % (calls + 1)
+    with monkeypatch.context() as patch, pytest.raises(interrupts.Terminated):
+        watched = _watched_evaluations(patch, at)
+        train(broken)
+    assert watched.calls == at, "no further batch was evaluated"
+    state, position = states.States(Path(broken.run_dir)).latest(broken.layout())
+    assert position["owed"] and int(state.step) in (2, 4)
+    assert train(broken) == result and _left(broken) == left
+    assert train(broken) == result and _left(broken) == left
 
 
 @pytest.mark.laws
