@@ -23,12 +23,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import gin
 from absl import app, flags, logging
 
 from speccascade_jax.runtime import compilation_cache, gin_flags, hosts, interrupts, malloc
-from speccascade_jax.training.finetune import output_files, trainer
+from speccascade_jax.training.finetune import evaluations, output_files, trainer
 from speccascade_jax.training.finetune.run import train
 
 gin_flags.define_flags()
@@ -36,13 +37,17 @@ MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "export", "evaluate", "translate"],
-    "train: train or resume. export: write the trained weights to --output. evaluate: metrics of --checkpoint. "
-    "translate: write the outputs of --checkpoint for the joined training sources to --output, to train a draft on.",
+    "train: train or resume. export: write the trained weights to --output. evaluate: metrics and acceptance rates of "
+    "--checkpoint. translate: write the outputs of --checkpoint for the joined training sources to --output, to train "
+    "a draft on.",
 )
 OUTPUT = flags.DEFINE_string("output", "", "export: the checkpoint's folder. translate: the file, x.pieces.gz.")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32", "int8"], "export: how weights are stored.")
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "", "evaluate, translate: a checkpoint's folder; if empty, the run's saved state."
+)
+AGAINST = flags.DEFINE_string(
+    "against", "", "evaluate: another checkpoint, from whose acceptance rates the differences are."
 )
 EXAMPLES = flags.DEFINE_integer(
     "examples", 1000, "evaluate: most validation examples. translate: number of joined training examples.", 1
@@ -77,7 +82,7 @@ def main(argv: list[str]) -> None:
             print(json.dumps(result))
 
 
-def run(chosen: trainer.Trainer) -> dict[str, float]:
+def run(chosen: trainer.Trainer) -> dict[str, Any]:
     if MODE.value == "export":
         return dict(trainer.export(chosen, Path(OUTPUT.value), DTYPE.value))
     if MODE.value == "translate":
@@ -85,7 +90,7 @@ def run(chosen: trainer.Trainer) -> dict[str, float]:
         named = {flag.name: flag.value for flag in flagged}
         return output_files.Outputs(trainer=chosen, path=OUTPUT.value, **named).write()
     if MODE.value == "evaluate":
-        return trainer.evaluate(chosen, CHECKPOINT.value, EXAMPLES.value)
+        return evaluations.evaluate(chosen, CHECKPOINT.value, EXAMPLES.value, AGAINST.value)
     if hosts.first():
         logging.info("%s", gin.config_str())
     return train(chosen)

@@ -98,7 +98,7 @@ def test_every_setting_has_one_name_in_all_files(family):
 
 
 def full_length(name):
-    """Returns a task with the lengths of a shipped one, all of whose prompts and answers are cut to their full length."""
+    """Returns a task with the lengths of a shipped one, whose prompts and answers have their full length."""
     lengths = {"max_input_length": TASKS[name].max_input_length, "max_output_length": TASKS[name].max_output_length}
     # letters that the vocabulary has as bytes only, so that few letters are many tokens
     room = [f"{'xyz ' * (length // 4 + 1)}" for length in lengths.values()]
@@ -115,7 +115,7 @@ def decoder(tmp_path, monkeypatch):
         tmp_path / "model", DecoderLM(config), unflatten_dict(tiny_decoders.flat_parameters(config), sep="/")
     )
     (tmp_path / "model" / "tok.bin").write_bytes(path.read_bytes())
-    (tmp_path / "mine.csv").write_text("source,reference\n" + "".join(f"Once {n},a time {n}\n" for n in range(40)))
+    (tmp_path / "mine.csv").write_text("source,reference\n" + "Once,upon\n" * 9 + "a,time\n" * 9)
     (tmp_path / "text.txt").write_text("Once upon a time there was a king.\n" * 200)
     for name in TRAINED:
         monkeypatch.setitem(TASKS, name, full_length(name))

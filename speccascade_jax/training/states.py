@@ -266,7 +266,7 @@ def saved_on_stop(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
         save: writes the state and waits until it is written.
 
     Yields:
-        The function that is called after every step and every batch of an evaluation, in every process: it saves and raises
+        The function that every process calls after every step and every batch of an evaluation: it saves and raises
         `interrupts.Terminated` (SIGTERM) or `KeyboardInterrupt` if the run is to stop, and else does nothing.
     """
     asked: list[BaseException] = []

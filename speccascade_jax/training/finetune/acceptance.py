@@ -19,7 +19,7 @@ from speccascade_jax.models import sharding
 from speccascade_jax.models.teacher_forcing import along
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval
 from speccascade_jax.training.finetune.batches import Batch
-from speccascade_jax.training.finetune.outputs import TEACHER, Sampler, outputs_of, prompt_of, step_seed
+from speccascade_jax.training.finetune.outputs import TEACHER, Sampler, outputs_of, prompt_of, step_seed, whole_rows
 
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 """Name of an acceptance rate -> temperature of the target's outputs, along which it is computed."""
@@ -165,6 +165,10 @@ def _decode(sampler: Sampler, params: Params, batch: Batch, seed: Array) -> Batc
 @partial(jax.jit, static_argnames="greedy")
 def _agreement(target: BoundModel, draft: BoundModel, batch: Batch, greedy: bool) -> tuple[Array, Array]:
     """Returns the sum of the probability of acceptance over each row's output, float32 `[B]`, and its length `[B]`."""
+    # training may spread parameters along `data`; a pass over known tokens gathers them once
+    target, draft = (
+        BoundModel(params=whole_rows(bound.model, bound.params), model=bound.model) for bound in (target, draft)
+    )
     prompt: Prompt = prompt_of(target.model, batch)
     tokens, lengths = outputs_of(batch)
     drafted = along(draft, prompt, tokens)

@@ -6,6 +6,7 @@
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -58,8 +59,37 @@ def examples_of(task: Task, split: str | None, limit: int, held_out: float = HEL
     divided = training_task(task, held_out) if split in DIVIDED and split not in task.splits else task
     examples = divided.load(split, limit=limit)
     if not examples:
-        raise ValueError(f"task {task.name} has no examples in split {split!r}: check the data")
+        raise ValueError(without_examples(divided, split or divided.splits[0]))
     return examples
+
+
+def without_examples(task: Task, split: str, skipped: int = 0) -> str:
+    """Returns the error message for a split without an example that fits; `skipped` prompts are too long."""
+    if skipped:
+        return (
+            f"{task.name}, split {split} has no examples ({skipped} prompts are too long): raise max_input_length, or "
+            "set too_long='cut'"
+        )
+    if not isinstance(task, FileTask):
+        return f"{task.name}, split {split} has no examples: choose another split"
+    rows = sum(1 for name in task.splits for _ in task.stream(name))
+    if not rows:
+        return f"{task.path} has no rows: write one row for each example, below the names of the columns"
+    cause = "one row only" if rows == 1 else f"{rows} rows, which have the same prompt"
+    return (
+        f"{task.path} has {cause}, and it is held out: nothing is left for split {split}; add rows with other prompts"
+    )
+
+
+def warn_of_cuts(name: str, task: Task, counts: dict[str, int]) -> None:
+    """Warns in one line of the prompts and answers of a split that are cut or skipped."""
+    texts = {
+        "prompts_cut": f"prompts cut to max_input_length={task.max_input_length} tokens",
+        "prompts_skipped": f"prompts of more than max_input_length={task.max_input_length} tokens left out",
+        "answers_cut": f"answers cut to max_output_length={task.max_output_length} tokens",
+    }
+    if told := [f"{text}: {counts[what]}" for what, text in texts.items() if counts[what]]:
+        warnings.warn(f"{name}: {', '.join(told)} (examples: {counts['examples']})", stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +100,7 @@ class TaskCorpus(Batching):
     answer and EOS after the prompt, which does not count in the loss. The answer is `Task.build_answer`.
 
     Prompts of more than `max_input_length` tokens are cut or skipped, as decoding does. Answers are cut to
-    `max_output_length` tokens, EOS included. Both are counted and logged.
+    `max_output_length` tokens, EOS included. A warning counts both.
 
     Attributes:
         task: a name of `data.tasks.table`, a path of a file, or a `Task`.
@@ -107,7 +137,7 @@ class TaskCorpus(Batching):
         return training_task(self.task, 0 if self.split == "all" else self.held_out)
 
     def source(self, vocabulary: TextVocabulary, encoder_decoder: bool) -> "TaskSource":
-        """Reads and encodes the examples of the split; logs how many were cut.
+        """Reads and encodes the examples of the split; a warning says how many were cut.
 
         Raises:
             ValueError: the split has no example that fits.
@@ -118,10 +148,10 @@ class TaskCorpus(Batching):
         source = encode_task(task, chosen, vocabulary, encoder_decoder)
         name, counts = f"{task.name}, split {self.split}", source.counts
         if not source.size:
-            skipped = f" ({counts['prompts_skipped']} prompts are too long)" if counts["prompts_skipped"] else ""
-            raise ValueError(f"{name} has no examples{skipped}: choose another split, or raise max_input_length")
+            raise ValueError(without_examples(task, self.split, counts["prompts_skipped"]))
         if source.answers.lengths.max() == 1:
             raise ValueError(f"{name}: all answers are empty, so there is nothing to learn: choose another column")
+        warn_of_cuts(name, task, counts)
         logging.info("%s: %s", name, ", ".join(f"{number} {what.replace('_', ' ')}" for what, number in counts.items()))
         return source
 

@@ -59,13 +59,8 @@ def fresh_state(params: Params, optimizer: Optimizer, mesh: Mesh | None) -> Trai
     """Returns the state at step 0, spread over the mesh; each host passes all parameters as arrays of NumPy or JAX."""
     layout = state_layout(params, optimizer, mesh)
 
-    def place(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-        host = np.asarray(leaf, np.float32)
-        if wanted.sharding is None:
-            return jax.device_put(host)
-        return jax.make_array_from_callback(host.shape, wanted.sharding, lambda part: host[part])
-
-    placed = jax.tree.map(place, params, layout.params)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
+    placed = jax.device_put(params) if mesh is None else spread(params, mesh)
     transformation = optimizer.transformation()
     start = jax.jit(lambda params: TrainState.fresh(params, transformation), out_shardings=shardings(layout))
     return start(placed)
@@ -102,10 +97,14 @@ def for_decoding(params: Params, mesh: Mesh | None) -> Params:
     return sharding.laid_out(params, unflatten_dict(layout, sep="/"))
 
 
-def placed(params: Params, mesh: Mesh) -> Params:
-    """Returns parameters of a whole checkpoint on the mesh, with the layout of decoding."""
-    flat = flatten_dict(params, sep="/")
-    return unflatten_dict({path: sharding.put(path, np.asarray(leaf), mesh) for path, leaf in flat.items()}, sep="/")
+def spread(params: Params, mesh: Mesh) -> Params:
+    """Returns whole parameters, spread over the mesh as training spreads them; each host passes all of them."""
+
+    def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, NamedSharding(mesh, spec), lambda part: host[part])
+
+    return jax.tree.map(place, params, param_specs(params, mesh))
 
 
 def on_host(params: Params) -> Params:

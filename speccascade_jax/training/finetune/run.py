@@ -7,24 +7,22 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import logging
 
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.data.tasks import table
 from speccascade_jax.runtime import hosts
 from speccascade_jax.storage.checksums import digest
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.finetune import decoding, partition, steps, watching
-from speccascade_jax.training.finetune.acceptance import Acceptance
 from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
-from speccascade_jax.training.finetune.distillation import check_teacher
-from speccascade_jax.training.finetune.trainer import MODEL, Trainer, load_float32, write_model
+from speccascade_jax.training.finetune.evaluations import acceptance_of, beside, validation_batches
+from speccascade_jax.training.finetune.trainer import MODEL, Trainer, write_model
 from speccascade_jax.training.states import saved_on_stop
 
 
@@ -36,7 +34,10 @@ def train(trainer: Trainer) -> dict[str, Any]:
 
     Raises:
         LockedError: another process trains in `run_dir`.
+        ValueError: a setting is invalid, or does not fit another one.
     """
+    trainer.check_folder()
+    trainer.check_held_out()
     with runs.alone(expanded(trainer.run_dir)):
         return Run(trainer).finish()
 
@@ -81,7 +82,7 @@ class Run:
         self.model: Any = trainer.model
         self.devices = jax.devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
         self.data = trainer.corpus.tokens(trainer.text, self.model.is_encoder_decoder)
-        self.validation = self._planned_validation()
+        self.validation = validation_batches(trainer)
         longest = getattr(self.model.config, "max_length", None)
         check_data(self.data, trainer.accumulate * trainer.mesh[0], longest)
         self.states, layout = open_states(self.directory), trainer.layout()
@@ -136,39 +137,13 @@ class Run:
     def _build(self, layout: runs.TrainState) -> None:
         """Prepares the programs of a step and of an evaluation."""
         trainer = self.trainer
-        teacher = self._beside(trainer.distillation.teacher) if trainer.distillation else None
+        teacher = beside(trainer, trainer.distillation.teacher) if trainer.distillation else None
         self.take_step = steps.make_train_step(
             self.model, trainer.optimizer, trainer.objective, distillation=trainer.distillation, teacher=teacher,
             stop_ids=tuple(trainer.text.stop_ids), accumulate=trainer.accumulate, remat=trainer.remat,
             layout=None if self.mesh is None else layout,
         )  # fmt: skip
-        self.acceptance = self._acceptance(teacher)
-
-    def _beside(self, checkpoint: str) -> BoundModel:
-        """Returns another model, in float32 and spread over the mesh as for decoding."""
-        bound = load_float32(checkpoint)
-        if self.mesh is None:
-            return bound
-        model: Any = dataclasses.replace(cast(Any, bound.model), mesh=self.mesh)
-        return BoundModel(params=partition.placed(bound.params, self.mesh), model=model)
-
-    def _acceptance(self, teacher: BoundModel | None) -> Acceptance | None:
-        trainer = self.trainer
-        target = self._beside(trainer.acceptance_of) if trainer.acceptance_of else teacher
-        if target is None or trainer.validation is None:
-            return None
-        check_teacher(target.model, self.model)
-        rows = decoding.rows_for(trainer.mesh)
-        whole = [planned.build(slice(None)) for planned in self.validation]
-        return Acceptance(target, whole, trainer.text.stop_ids, rows=rows)
-
-    def _planned_validation(self) -> list[PlannedBatch]:
-        """Returns the batches of the validation loss, none without a validation corpus."""
-        if self.trainer.validation is None:
-            return []
-        data = self.trainer.validation.tokens(self.trainer.text, self.model.is_encoder_decoder)
-        check_data(data, self.trainer.mesh[0], getattr(self.model.config, "max_length", None))
-        return list(data.epoch(0, 0)[: self.trainer.loss_batches])
+        self.acceptance = acceptance_of(trainer, self.validation, teacher)
 
     def finish(self) -> dict[str, Any]:
         """Trains until the schedule is complete, evaluates, and writes the trained model."""
@@ -315,8 +290,10 @@ class Run:
 
     def _scores(self, bound: BoundModel) -> dict[str, float]:
         trainer = self.trainer
-        task, rows = table.get_task(trainer.task), decoding.rows_for(trainer.mesh)
-        result = decoding.scores(bound, trainer.text, task, trainer.split, trainer.examples, rows, self.stop_if_asked)
+        rows = decoding.rows_for(trainer.mesh)
+        result = decoding.scores(
+            bound, trainer.text, trainer.scored, trainer.split, trainer.examples, rows, self.stop_if_asked
+        )
         texts = zip(result.prompts, result.outputs, result.references, strict=True)
         for prompt, output, reference in list(texts)[: trainer.shown] if hosts.first() else ():
             logging.info("  %r\n    -> %r\n    reference %r", prompt[:200], output, reference)

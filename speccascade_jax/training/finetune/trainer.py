@@ -25,8 +25,8 @@ from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.training import runs
 from speccascade_jax.training.bucket_states import open_states
-from speccascade_jax.training.finetune import decoding, growth, partition
-from speccascade_jax.training.finetune.corpus import HELD_OUT, Corpus, examples_of, training_task
+from speccascade_jax.training.finetune import growth, held_out, partition
+from speccascade_jax.training.finetune.corpus import HELD_OUT, Corpus, TaskCorpus, training_task
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from speccascade_jax.training.finetune.optimizers import Adafactor, Optimizer
@@ -114,6 +114,27 @@ class Trainer:
             splits = dict.fromkeys((*task.splits, *training_task(task, HELD_OUT).splits))
             if self.split not in (None, *splits):
                 raise ValueError(f"task {task.name} has no split {self.split!r}; its splits: {', '.join(splits)}")
+
+    def check_folder(self) -> None:
+        """Raises a ValueError if the run has no folder, which a preflight does not need."""
+        if not self.run_dir.strip():
+            raise ValueError(f"run_dir={self.run_dir!r} is no folder: name the run's folder (--gin.RUN_DIR)")
+
+    @property
+    def scored(self) -> Task:
+        """The task whose metrics are computed; of a file that the corpus trains on, the same rows are held out."""
+        return held_out.divided_as(self.task, self.split, self.corpus)
+
+    def check_held_out(self) -> None:
+        """Checks that evaluations use no example that the corpus trains on; warns if they use its own split.
+
+        Raises:
+            ValueError: as `held_out.check`.
+        """
+        if self.task:
+            held_out.check(self.corpus, self.scored, self.split, "the task")
+        if isinstance(self.validation, TaskCorpus):
+            held_out.check(self.corpus, self.validation.resolved, self.validation.split, "the validation corpus")
 
     @functools.cached_property
     def model(self) -> Model:
@@ -214,7 +235,9 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
 
     Raises:
         FileNotFoundError: the run has not saved anything yet.
+        ValueError: the run has no folder.
     """
+    trainer.check_folder()
     saved = open_states(expanded(trainer.run_dir)).latest(trainer.layout())
     if saved is None:
         raise FileNotFoundError(f"{trainer.run_dir} holds no saved state; train first (--mode=train)")
@@ -270,14 +293,3 @@ def beside(path: Path) -> list[Path]:
     # not `config.json`, which is the model's own
     names = (*NAMING, ADDED, NUMBERING[0])
     return [path, *(file for name in names if (file := path.parent / name).is_file())]
-
-
-def evaluate(trainer: Trainer, checkpoint: str, examples: int) -> dict[str, Any]:
-    """Returns the task's metrics of greedy decoding with `checkpoint`, or with the run's saved state if it is empty.
-
-    The scores are over the first `examples` examples, or over all of them if the task has fewer.
-    """
-    task = table.get_task(trainer.task)
-    rows = decoding.rows_for(trainer.mesh)
-    scores = decoding.scores(model_of(trainer, checkpoint), trainer.text, task, trainer.split, examples, rows).metrics
-    return {**scores, "examples": len(examples_of(task, trainer.split, examples))}

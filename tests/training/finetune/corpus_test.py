@@ -15,7 +15,13 @@ from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task
 from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.evaluation.points import Evaluation
 from speccascade_jax.evaluation.session import fit_prompts
-from speccascade_jax.training.finetune.corpus import JoinedCorpus, MixedCorpus, SpanCorruption, TaskCorpus
+from speccascade_jax.training.finetune.corpus import (
+    JoinedCorpus,
+    MixedCorpus,
+    SpanCorruption,
+    TaskCorpus,
+    examples_of,
+)
 from tests.support import tokenizer_files
 
 SHIPPED = Path(sc.__file__).parent / "assets/pairs/tatoeba_en_de/vocabulary.model"
@@ -156,6 +162,17 @@ def test_tasks_without_examples_or_a_training_split_are_refused(words, tmp_path)
     ):
         with pytest.raises(ValueError, match=said):
             TaskCorpus(task=task_of(**changes)).tokens(words, True)
+    for name, rows, said in (
+        ("empty", [], "empty.csv has no rows: write one row for each example"),
+        ("single", ["a,b\n"], "single.csv has one row only, and it is held out: .*; add rows with other prompts"),
+        ("same", ["a,b\n", "a,c\n"], "same.csv has 2 rows, which have the same prompt, .* for split train; add rows"),
+    ):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("".join(["source,reference\n", *rows]))
+        with pytest.raises(ValueError, match=said):
+            TaskCorpus(task=str(path)).tokens(words, True)
+    with pytest.raises(ValueError, match="empty.csv has no rows"):
+        examples_of(FileTask(path=str(tmp_path / "empty.csv")), "validation", 3)
     path = tmp_path / "long.csv"
     path.write_text("source,reference\n" + "Once upon a time,b\n" * 3)
     task = FileTask(path=str(path), too_long="skip", max_input_length=3)
@@ -163,6 +180,17 @@ def test_tasks_without_examples_or_a_training_split_are_refused(words, tmp_path)
         TaskCorpus(task=task, split="all").tokens(words, True)
     with pytest.raises(ValueError, match="an example has 14 encoder tokens .* the widest bucket 8"):
         TaskCorpus(task=task_of(), widths=(8,)).tokens(words, True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_counts_what_is_cut_or_left_out(words, monkeypatch):
+    cut = r"^own, split train: prompts cut to .*=14 tokens: 6, answers cut to .*=6 tokens: 7 \(examples: 12\)$"
+    with pytest.warns(UserWarning, match=cut):
+        TaskCorpus(task=task_of(max_output_length=6)).tokens(words, True)
+    with pytest.warns(UserWarning, match=r"prompts of more than .*=14 tokens left out: 6.*\(examples: 6\)$"):
+        monkeypatch.setattr(Task, "too_long", "skip")
+        TaskCorpus(task=task_of(max_output_length=99)).tokens(words, True)
+    TaskCorpus(task=task_of(max_input_length=99, max_output_length=99)).tokens(words, True)
 
 
 def test_limit_and_every_choose_examples(words):

@@ -27,6 +27,7 @@ from speccascade_jax.training.finetune import run as running
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.distillation import Distillation
+from speccascade_jax.training.finetune.evaluations import evaluate
 from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
 from tests.support import random_t5, tiny_decoders, tokenizer_files
@@ -227,7 +228,7 @@ def test_exports_and_the_finished_model_hold_the_saved_state(finished):
         for wanted, leaf in zip(_leaves(bound.params), _leaves(params), strict=True):
             np.testing.assert_array_equal(wanted, leaf)
     assert (folder / "vocabulary.model").read_bytes() == Path(trainer.vocabulary).read_bytes()
-    assert trainers.evaluate(trainer, str(exported), 2) == trainers.evaluate(trainer, "", 2)
+    assert evaluate(trainer, str(exported), 2) == evaluate(trainer, "", 2)
 
 
 def test_a_run_without_saved_state_cannot_be_exported(trainer):
@@ -318,7 +319,12 @@ def test_a_decoder_only_model_is_trained_and_loads_as_a_target(decoder, tmp_path
 @pytest.fixture
 def no_compiling(monkeypatch):
     """Fails a test that compiles or draws parameters before it refuses its input."""
-    for owner, name in ((steps, "make_train_step"), (trainers, "load_float32"), (partition, "fresh_state")):
+    for owner, name in (
+        (steps, "make_train_step"),
+        (trainers, "load_float32"),
+        (running, "beside"),
+        (partition, "fresh_state"),
+    ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("too late"))
 
 
@@ -364,6 +370,13 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
     # nothing was left behind that a later run with right settings would resume
     assert not list(Path(trainer.run_dir).glob(f"{states.FOLDER}/*"))
+
+
+def test_a_run_needs_a_folder(trainer, no_compiling):
+    for name in ("", " "):
+        _refused(_of(trainer, run_dir=name), "run_dir='.?' is no folder: name the run's folder")
+        with pytest.raises(ValueError, match="is no folder"):
+            trainers.trained(_of(trainer, run_dir=name)())
 
 
 def test_a_model_that_the_run_did_not_write_is_refused_before_training(trainer, no_compiling):

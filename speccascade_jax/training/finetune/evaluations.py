@@ -1,0 +1,104 @@
+"""Measures of a trained model beside its loss: the models that it is compared with, and its acceptance rate."""
+
+import contextlib
+import dataclasses
+from typing import Any, cast
+
+import jax
+
+from speccascade_jax import checkpoints
+from speccascade_jax.core.types import BoundModel
+from speccascade_jax.training.finetune import decoding, partition
+from speccascade_jax.training.finetune.acceptance import TEMPERATURES, Acceptance
+from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
+from speccascade_jax.training.finetune.corpus import examples_of
+from speccascade_jax.training.finetune.distillation import check_teacher
+from speccascade_jax.training.finetune.trainer import Trainer, model_of
+
+
+def beside(trainer: Trainer, checkpoint: str) -> BoundModel:
+    """Returns another model for a run: a teacher, or the target of the acceptance rate.
+
+    It has the dtype of the run, and its parameters are spread over the mesh as the trained model's.
+    """
+    if trainer.devices is None:
+        model, params = checkpoints.load(checkpoint, dtype=trainer.dtype)
+        return BoundModel(params=params, model=model)
+    # a device's memory never holds the whole model: it is read on the host
+    with _on_host():
+        model, params = checkpoints.load(checkpoint, dtype=trainer.dtype)
+    split: Any = dataclasses.replace(cast(Any, model), mesh=trainer.devices)
+    return BoundModel(params=partition.spread(params, trainer.devices), model=split)
+
+
+def _on_host() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which arrays are made in the host's memory, if JAX has a CPU device."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return contextlib.nullcontext()
+
+
+def validation_batches(trainer: Trainer) -> list[PlannedBatch]:
+    """Returns the batches of the validation loss and of the acceptance rate, none without a validation corpus."""
+    if trainer.validation is None:
+        return []
+    data = trainer.validation.tokens(trainer.text, trainer.model.is_encoder_decoder)
+    check_data(data, trainer.mesh[0], getattr(trainer.model.config, "max_length", None))
+    return list(data.epoch(0, 0)[: trainer.loss_batches])
+
+
+def acceptance_of(
+    trainer: Trainer, validation: list[PlannedBatch], teacher: BoundModel | None = None
+) -> Acceptance | None:
+    """Returns what measures acceptance rates under the run's target; `None` without a target or prompts.
+
+    Args:
+        trainer: the settings.
+        validation: batches of the prompts.
+        teacher: the teacher, which is the target if the settings name no other.
+    """
+    target = beside(trainer, trainer.acceptance_of) if trainer.acceptance_of else teacher
+    if target is None or not validation:
+        return None
+    check_teacher(target.model, trainer.model)
+    prompts = [planned.build(slice(None)) for planned in validation]
+    return Acceptance(target, prompts, trainer.text.stop_ids, rows=decoding.rows_for(trainer.mesh))
+
+
+def evaluate(trainer: Trainer, checkpoint: str, examples: int, against: str = "") -> dict[str, Any]:
+    """Returns measures of `checkpoint`, or of the run's saved state if it is empty.
+
+    These are the task's metrics of greedy decoding on its first `examples` examples (or all, if it has fewer), and the
+    acceptance rates on the validation batches.
+
+    Args:
+        trainer: the settings; without a task or without a target, there are no such measures.
+        checkpoint: the checkpoint's folder.
+        examples: number of examples.
+        against: another checkpoint, whose acceptance rates are subtracted: each difference has a 95% interval, paired
+            over the prompts.
+
+    Raises:
+        ValueError: there is nothing to measure, or nothing to compare.
+    """
+    bound, result = model_of(trainer, checkpoint), dict[str, Any]()
+    if trainer.task:
+        task, rows = trainer.scored, decoding.rows_for(trainer.mesh)
+        result |= decoding.scores(bound, trainer.text, task, trainer.split, examples, rows).metrics
+        result["examples"] = len(examples_of(task, trainer.split, examples))
+    teacher = beside(trainer, trainer.distillation.teacher) if trainer.distillation else None
+    measure = acceptance_of(trainer, validation_batches(trainer), teacher)
+    if measure is None and (against or not trainer.task):
+        raise ValueError("no acceptance rate can be measured: set acceptance_of (a target) and validation (a corpus)")
+    if measure is not None:
+        rates = measure(bound)
+        result |= rates.numbers() | {"prompts": len(rates.positions["greedy"])}
+        if against:
+            other = measure(model_of(trainer, against))
+            result |= {f"difference_{name}": _rounded(rates.minus(other, name)) for name in TEMPERATURES}
+    return result
+
+
+def _rounded(numbers: Any) -> list[float]:
+    return [round(float(number), 4) for number in numbers]
