@@ -119,7 +119,7 @@ def decoder(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("Once upon a time there was a king.\n" * 200)
     for name in TRAINED:
         monkeypatch.setitem(TASKS, name, full_length(name))
-    return ["ROWS=2", "STEPS=1", "DTYPE='float32'", "TEXT='text.txt'", "trainer.Trainer.examples=2"]
+    return ["ROWS=2", "STEPS=1", "DROPOUT=0.0", "DTYPE='float32'", "TEXT='text.txt'", "trainer.Trainer.examples=2"]
 
 
 def test_prompts_and_answers_of_decoders_fit_the_widths_of_every_data_file(decoder):
