@@ -8,6 +8,8 @@ Examples:
     python -m experiments.finetune --gin_file=gin/train_target.gin
     python -m experiments.finetune --gin_file=gin/train_target.gin --mode=export --output=runs/tatoeba_en_de/pair/target
     python -m experiments.finetune --gin_file=gin/train_target.gin --mode=evaluate --examples=200
+    python -m experiments.finetune --gin_file=gin/finetune/distill_draft.gin --gin.RUN_DIR="'runs/distilled/student'" \\
+        --mode=evaluate --against=runs/distilled/data/model
     python -m experiments.finetune --gin_file=gin/train_draft.gin --mode=translate --examples=50000 \\
         --checkpoint=runs/tatoeba_en_de/pair/target --output=runs/tatoeba_en_de/outputs.pieces.gz
 

@@ -56,7 +56,7 @@ class Trainer:
         corpus, validation: the training corpus, and the corpus of the validation loss and of the acceptance rate;
             without `validation` neither is computed.
         schedule, optimizer, objective: settings of learning rate, optimiser and loss.
-        distillation: a teacher, and how to follow it; `None`: no teacher.
+        distillation: a teacher, and how to follow it; `None`: no teacher. It has the dtype of the computation.
         seed: random seed of parameters, dropout and data order.
         log_every, evaluate_every: number of steps between records and between evaluations; save_every_minutes: minutes
             between saves of the resumable state.
@@ -64,7 +64,8 @@ class Trainer:
         acceptance_of: checkpoint of the target under which the trained model will draft; its acceptance rate on
             `loss_batches` batches is logged at every evaluation. Empty: the teacher's, or none.
         task: the task, or its name, whose metrics are computed on its first `examples` examples; empty: none.
-        split: the split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first.
+        split: the split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first. Of a file
+            that the corpus trains on, the same rows are held out (`held_out`).
         examples: number of its examples; shown: number of outputs that are printed at every evaluation.
     """
 
