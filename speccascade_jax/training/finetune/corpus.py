@@ -88,8 +88,8 @@ def warn_of_cuts(name: str, task: Task, counts: dict[str, int]) -> None:
         "prompts_skipped": f"prompts of more than max_input_length={task.max_input_length} tokens left out",
         "answers_cut": f"answers cut to max_output_length={task.max_output_length} tokens",
     }
-    if told := [f"{text}: {counts[what]}" for what, text in texts.items() if counts[what]]:
-        warnings.warn(f"{name}: {', '.join(told)} (examples: {counts['examples']})", stacklevel=3)
+    if parts := [f"{text}: {counts[count]}" for count, text in texts.items() if counts[count]]:
+        warnings.warn(f"{name}: {', '.join(parts)} (examples: {counts['examples']})", stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

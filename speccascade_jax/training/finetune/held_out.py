@@ -26,14 +26,14 @@ def divided_as(task: str | Task, split: str | None, corpus: Any) -> Task:
     return task
 
 
-def check(corpus: Any, evaluated: Task, split: str | None, what: str) -> None:
+def check(corpus: Any, evaluated: Task, split: str | None, setting: str) -> None:
     """Checks that an evaluation uses no training example; warns in one line if it uses the training split itself.
 
     Args:
         corpus: the training corpus.
         evaluated: the task of the evaluation.
         split: its split; `None`: its first.
-        what: the setting that evaluates, for messages.
+        setting: the setting that evaluates, for messages.
 
     Raises:
         ValueError: both divide the rows of one file, but in two ways, so held-out examples would be training examples.
@@ -44,26 +44,28 @@ def check(corpus: Any, evaluated: Task, split: str | None, what: str) -> None:
             continue
         trained = part.split if isinstance(part, TaskCorpus) else "all"
         if {trained, split} == {*DIVIDED}:
-            _check_division(part.resolved, evaluated, what)
+            _check_division(part.resolved, evaluated, setting)
         elif trained == split or "all" in (trained, split):
             remedy = "give the corpus and the evaluation different splits, such as 'train' and 'validation'"
-            warnings.warn(f"{what} uses examples that the corpus trains on ({evaluated.name}): {remedy}", stacklevel=3)
+            warnings.warn(
+                f"{setting} uses examples that the corpus trains on ({evaluated.name}): {remedy}", stacklevel=3
+            )
 
 
-def _check_division(trained: Any, evaluated: Any, what: str) -> None:
+def _check_division(trained: Any, evaluated: Any, setting: str) -> None:
     """Raises a ValueError if held-out rows of `evaluated` may be training rows of `trained`; both are `FileTask`."""
-    if not isinstance(trained, FileTask):
+    if not isinstance(trained, FileTask) or not trained.held_out:
         return  # the splits are the data set's own
     for name in ("source", "template"):
         values = getattr(evaluated, name), getattr(trained, name)
         if values[0] != values[1]:
             raise ValueError(
-                f"{what} has {name}={values[0]!r}, but the corpus has {values[1]!r}: give both the same, because a "
+                f"{setting} has {name}={values[0]!r}, but the corpus has {values[1]!r}: give both the same, because a "
                 f"row of {trained.path} is held out by its prompt"
             )
     if evaluated.held_out > trained.held_out:
         raise ValueError(
-            f"{what} holds out {evaluated.held_out:g} of {trained.path}, but the corpus {trained.held_out:g}, so "
+            f"{setting} holds out {evaluated.held_out:g} of {trained.path}, but the corpus {trained.held_out:g}, so "
             "some would be training examples: give both the same held_out"
         )
 
