@@ -91,8 +91,24 @@ def _t5(c: T5Config) -> dict[str, Any]:
 
 
 def _llama(c: DecoderConfig) -> dict[str, Any]:
-    extras = (c.qkv_bias, c.post_norms, c.norm_offset, c.attention_cap, c.output_cap, c.rope_scaling, c.window)
-    if any(extras) or c.embedding_scale != 1 or c.activation != "silu" or c.query_scale is not None:
+    extras = (
+        c.qkv_bias,
+        c.post_norms,
+        c.norm_offset,
+        c.attention_cap,
+        c.output_cap,
+        c.rope_scaling,
+        c.window,
+        c.qk_norm,
+    )
+    if (
+        any(extras)
+        or set(c.pattern) != {"global"}
+        or c.rope_factor != 1
+        or c.embedding_scale != 1
+        or c.activation != "silu"
+        or c.query_scale is not None
+    ):
         raise ValueError(f"{c} is not a plain Llama, the only decoder-only family that can be exported")
     return {
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""Reader of transformers directories (`config.json`, safetensors files) of T5, mT5, Gemma 2, Llama and Qwen 2.5.
+"""Reader of transformers directories (`config.json`, safetensors files) of the families in `huggingface_config.MODELS`.
 
 Kernels are stored `[out, in]`, so all matrices except embeddings are transposed. A configuration may tie the output
 layer to the embedding although a different `lm_head.weight` is stored. The stored one is then used, as in
@@ -37,9 +37,12 @@ _WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if th
 # Names of arrays that a plan may leave out: buffers that older releases stored, copies of the embedding, and an unused
 # bias in T5's first files.
 _HARMLESS = re.compile(
-    r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight|"
+    r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
+_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
+"""Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
 
 
 def model_type(directory: Path) -> str | None:
@@ -63,27 +66,35 @@ def open_directory(path: Path) -> Stored:
     tensors = open_tensors(path)
     check_layers(path / CONFIG, config, len(tensors))
     wanted = plan(config, entries, tensors)
-    other = config.tied and _another_head(wanted["token_embedder/embedding"][0].source, tensors)
+    head = _head(tensors)
+    other = config.tied and _another_head(wanted["token_embedder/embedding"][0].source, head, tensors)
     if other:
         warnings.warn(
-            f"{path / CONFIG} ties the output layer to the embedding, but another {_HEAD} is stored, which is read: "
+            f"{path / CONFIG} ties the output layer to the embedding, but another {head} is stored, which is read: "
             "set tie_word_embeddings to false",
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
-    check_tensors(path, wanted, tensors, lambda name: bool(_HARMLESS.fullmatch(name)))
+    unused = [_HARMLESS, *([_IMAGES] if entries["model_type"] == "gemma3" else [])]
+    check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     tensors = verified(path, tensors)
     if other and isinstance(config, T5Config):
         tensors[_HEAD] = _scaled(tensors[_HEAD], config.d_model**-0.5)
     return Stored(path, f"Hugging Face, {entries['model_type']}", tensors, config, wanted)
 
 
-def _another_head(embedding: str, tensors: Tensors) -> bool:
-    """Returns whether the tensors hold an output layer whose values differ from the embedding's."""
-    if embedding not in tensors or _HEAD not in tensors or embedding == _HEAD:
+def _head(tensors: Tensors) -> str:
+    """Returns the name of the output layer: release 4 stores it inside the language model of a model of images."""
+    inside = f"language_model.{_HEAD}"
+    return inside if inside in tensors else _HEAD
+
+
+def _another_head(embedding: str, head: str, tensors: Tensors) -> bool:
+    """Returns whether the tensors hold an output layer `head` whose values differ from the embedding's."""
+    if embedding not in tensors or head not in tensors or embedding == head:
         return False
     try:
-        return not np.array_equal(tensors[embedding].read(), tensors[_HEAD].read())
+        return not np.array_equal(tensors[embedding].read(), tensors[head].read())
     except UnreadableError:
         return False  # The tensors are read again later, and that read raises an error which names the damaged one.
 
@@ -221,12 +232,14 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
             the names of the current release, which an exporter needs.
     """
     names = _NAMES[entries["model_type"]]
-    bare = "embed_tokens.weight" in tensors  # Names in a model saved without its output layer lack the prefix "model.".
+    known = ("embed_tokens.weight", "norm.weight")
+    root = next((root for root in _ROOTS if any(root + name in tensors for name in known)), "model.")
     pieces: Plan = {}
     for name, shape in expected_shapes(config).items():
         module, leaf = name.rsplit("/", 1)
         source = f"{translate(module, names)}.{'bias' if leaf == 'bias' else 'weight'}"
-        source = _copy_of(source.removeprefix("model.") if bare else source, config, entries, tensors)
+        source = root + source.removeprefix("model.") if source.startswith("model.") else source
+        source = _copy_of(_head(tensors) if source == _HEAD else source, config, entries, tensors)
         pieces[name] = whole(source, shape, transposed=leaf in ("kernel", "rel_embedding"))
     return pieces
 
@@ -239,7 +252,7 @@ def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tens
     elif source == _HEAD and ("scale_decoder_outputs" in entries or entries["model_type"] == "mt5"):
         names = ("shared.weight",)  # Release 5 always ties T5's output layer and may store it as the embedding only.
     elif source.endswith("embed_tokens.weight") and config.tied:
-        names = ("lm_head.weight",)
+        names = (_head(tensors),)
     return next((name for name in (source, *names) if name in tensors), source)
 
 
@@ -284,6 +297,8 @@ _LLAMA = {
     "decoder/layers_{i}/mlp/wi_0": "model.layers.{i}.mlp.gate_proj",
     "decoder/layers_{i}/mlp/wi_1": "model.layers.{i}.mlp.up_proj",
     "decoder/layers_{i}/mlp/wo": "model.layers.{i}.mlp.down_proj",
+    "decoder/layers_{i}/self_attention/query_norm": "model.layers.{i}.self_attn.q_norm",
+    "decoder/layers_{i}/self_attention/key_norm": "model.layers.{i}.self_attn.k_norm",
     "decoder/layers_{i}/pre_self_attention_layer_norm": "model.layers.{i}.input_layernorm",
     "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.post_attention_layernorm",
 }
@@ -292,5 +307,8 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.pre_feedforward_layernorm",
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
-_NAMES = {"t5": _T5, "mt5": _T5, "llama": _LLAMA, "qwen2": _LLAMA, "gemma2": _GEMMA2}
+_NAMES = {
+    "t5": _T5, "mt5": _T5, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma"), _LLAMA),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2),
+}  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

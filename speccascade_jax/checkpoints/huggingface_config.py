@@ -1,12 +1,13 @@
 """Translation of a transformers `config.json` into this package's configuration; unsupported options raise errors.
 
-Sources: the configuration classes of transformers (T5, Gemma 2, Llama, Qwen 2), releases 4 and 5. Keys that a file
-omits get the default of their class in transformers.
+Sources: the configuration classes of transformers for the types in `MODELS`, releases 4 and 5. Keys that a file omits
+get the default of their class in transformers.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,35 @@ from speccascade_jax.models.t5_config import PADDED_VOCABULARIES
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 from speccascade_jax.storage.readers import json_object
 
+_NO_DEFAULTS: Mapping[str, Any] = {}
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
 
 
 class Record:
-    """The entries of a `config.json`, with getters that check the type and range of a value."""
+    """The entries of a `config.json`, with getters that check the type and range of a value.
 
-    def __init__(self, file: Path, entries: dict[str, Any], inside: str = ""):
+    `defaults` has values of absent entries, which take precedence over the defaults that getters are called with.
+    """
+
+    def __init__(
+        self, file: Path, entries: dict[str, Any], inside: str = "", defaults: Mapping[str, Any] = _NO_DEFAULTS
+    ):
         self.file, self.entries, self._inside = file, entries, f"{inside}." if inside else ""
+        self._defaults = defaults
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns an entry, or the default if it is absent or null."""
         value = self.entries.get(key)
-        return default if value is None else value
+        return self._defaults.get(key, default) if value is None else value
+
+    def inner(self, key: str, kind: str) -> "Record":
+        """Returns the entries that are nested under `key` and describe a model of type `kind`."""
+        entries = self.get(key)
+        if not isinstance(entries, dict):
+            raise CheckpointError(f"{self.file}: {key} is {entries!r:.200}: give the entries of a {kind}")
+        record = Record(self.file, {"model_type": kind, **entries}, key, _DEFAULTS.get(kind, {}))
+        record.only("model_type", (kind,))
+        return record
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], least: float, remedy: str) -> Any:
         value = self.get(key, default)
@@ -61,9 +78,10 @@ class Record:
         """Returns an entry that is a number above 0."""
         return float(self._typed(key, default, (int, float), math.ulp(0.0), "a number above 0"))
 
-    def cap(self, key: str, default: float) -> float | None:
+    def cap(self, key: str, default: float | None) -> float | None:
         """Returns an entry that is a number above 0, or `None` if the entry is null (no cap)."""
-        return None if key in self.entries and self.entries[key] is None else self.number(key, default)
+        value = self.entries.get(key, default)
+        return None if value is None else self.number(key, default)
 
     def only(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
         """Returns an entry; raises an error unless its value is one of `supported`."""
@@ -88,22 +106,27 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
         CheckpointError: the `model_type` is unknown, an entry is missing or invalid, or an option is not supported;
             names the entry, its value and the supported values.
     """
-    record = Record(file, entries)
-    kind = record.get("model_type")
+    kind = entries.get("model_type")
     if not isinstance(kind, str) or kind not in MODELS:
         raise CheckpointError(
             f"{file}: model_type {kind!r} is an unknown architecture; known: {', '.join(MODELS)}: choose a checkpoint "
             "of one of these"
         )
-    record.only("quantization_config", (None,))
-    for key, supported in _SUPPORTED[kind].items():
-        record.only(key, supported, supported[0])
     try:
-        return MODELS[kind](record)
+        return _translated(Record(file, entries, defaults=_DEFAULTS.get(kind, {})))
     except CheckpointError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{file}: {error}") from error
+
+
+def _translated(record: Record) -> Config:
+    """Returns the configuration that entries of a known `model_type` describe; refuses options without support."""
+    kind = record.get("model_type")
+    record.only("quantization_config", (None,))
+    for key, supported in _SUPPORTED[kind].items():
+        record.only(key, supported, supported[0])
+    return MODELS[kind](record)
 
 
 def _t5(record: Record) -> T5Config:
@@ -150,106 +173,223 @@ def _start_id(record: Record) -> int:
     return start
 
 
-def _decoder(record: Record, max_length: int, layer_types: Sequence[str] = (), **options: Any) -> DecoderConfig:
-    """Returns the configuration of a Llama, Qwen 2.5 or Gemma 2; `options` are the family's options and defaults."""
+def _decoder(
+    record: Record, kinds: Sequence[str] = (), *, rope: Mapping[str, Any] | None = None, **options: Any
+) -> DecoderConfig:
+    """Returns the configuration of a decoder-only model.
+
+    Args:
+        record: the entries of its `config.json`.
+        kinds: each layer's kind, one of `decoder_config.KINDS`; by default all are "global".
+        rope: options of rotary frequencies; by default those that all layers share.
+        options: the family's options of `DecoderConfig`.
+    """
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
-    base, scaling = _rope(record)
-    pattern = _pattern(record, layer_types) if layer_types else ("global",)
+    pattern = _shortest(kinds or ("global",))
     return DecoderConfig(
         vocab_size=rows,
         num_embeddings=rows,
         d_model=width,
         num_layers=record.layers("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=record.size("num_key_value_heads", options.pop("kv_heads", heads)),
-        head_dim=record.size("head_dim", options.pop("head_dim", width // heads)),
+        num_kv_heads=record.size("num_key_value_heads", heads),
+        head_dim=record.size("head_dim", width // heads),
         d_ff=record.size("intermediate_size"),
-        tied=record.flag("tie_word_embeddings", options.pop("tied", False)),
+        tied=record.flag("tie_word_embeddings", False),
         norm_epsilon=record.number("rms_norm_eps", 1e-6),
-        rope_base=base,
-        rope_scaling=scaling,
         pattern=pattern,
         window=record.size("sliding_window", 4096) if "local" in pattern else None,
-        max_length=record.size("max_position_embeddings", max_length),
+        max_length=record.size("max_position_embeddings"),
+        **(_rope(record) if rope is None else rope),
         **options,
     )
 
 
-def _llama(record: Record) -> DecoderConfig:
-    return _decoder(record, max_length=2048)
+def _mistral(record: Record) -> DecoderConfig:
+    windowed = record.entries.get("sliding_window", 4096) is not None
+    return _decoder(record, ["local"] * record.layers("num_hidden_layers") if windowed else ())
 
 
-def _qwen2(record: Record) -> DecoderConfig:
+def _qwen2(record: Record, **options: Any) -> DecoderConfig:
     layers = record.layers("num_hidden_layers")
     first = record.get("max_window_layers", 28) if record.get("use_sliding_window", False) else layers
-    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    return _decoder(record, max_length=32_768, qkv_bias=True, layer_types=kinds)
+    kinds = _kinds(record, ["sliding_attention" if i >= first else "full_attention" for i in range(layers)])
+    return _decoder(record, kinds, **options)
+
+
+def _smollm3(record: Record) -> DecoderConfig:
+    layers, interval = record.layers("num_hidden_layers"), record.size("no_rope_layer_interval", 4)
+    rotated = record.get("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])
+    # The entry's name is the opposite of its meaning: 1 stands for a layer that rotates.
+    if not isinstance(rotated, list) or len(rotated) < layers or any(value not in (0, 1) for value in rotated):
+        raise CheckpointError(f"{record.file}: no_rope_layers is {rotated!r:.200}: give {layers} entries of 0 or 1")
+    if "local" in _kinds(record, ["full_attention"] * layers):
+        raise CheckpointError(
+            f"{record.file}: layer_types has sliding_attention, but only full_attention is supported in this family: "
+            "choose a checkpoint without it"
+        )
+    return _decoder(record, ["global" if value else "unrotated" for value in rotated[:layers]])
+
+
+def _gemma(record: Record, kinds: Sequence[str] = (), **options: Any) -> DecoderConfig:
+    scale = math.sqrt(record.size("hidden_size"))
+    return _decoder(record, kinds, activation="gelu", norm_offset=1.0, embedding_scale=scale, **options)
 
 
 def _gemma2(record: Record) -> DecoderConfig:
     kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(record.layers("num_hidden_layers"))]
-    return _decoder(
-        record, max_length=8192, kv_heads=4, head_dim=256, activation="gelu", tied=True, post_norms=True,
-        norm_offset=1.0, embedding_scale=math.sqrt(record.size("hidden_size")), layer_types=kinds,
+    return _gemma(
+        record, _kinds(record, kinds), post_norms=True,
         query_scale=record.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_cap=record.cap("attn_logit_softcapping", 50.0),
         output_cap=record.cap("final_logit_softcapping", 30.0),
     )  # fmt: skip
 
 
-def _pattern(record: Record, default: Sequence[str]) -> tuple[str, ...]:
-    """Returns the shortest pattern of "local" and "global" layers whose repetition gives all layers' kinds.
+def _gemma3_text(record: Record) -> DecoderConfig:
+    layers, period = record.layers("num_hidden_layers"), record.size("sliding_window_pattern", 6)
+    kinds = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
+    return _gemma(
+        record, _kinds(record, kinds), post_norms=True, qk_norm=True,
+        query_scale=record.number("query_pre_attn_scalar", 256) ** -0.5,
+        output_cap=record.cap("final_logit_softcapping", None),
+        rope=_ropes_by_kind(record),
+    )  # fmt: skip
 
-    The kinds come from the entry `layer_types`, or else from `default`.
-    """
+
+def _gemma3(record: Record) -> Config:
+    """Returns the configuration of the text model inside a model that also reads images."""
+    tied = record.flag("tie_word_embeddings", True)
+    return dataclasses.replace(_translated(record.inner("text_config", "gemma3_text")), tied=tied)
+
+
+def _kinds(record: Record, default: Sequence[str]) -> list[str]:
+    """Returns each layer's kind, from the entry `layer_types` or else from `default`, in the words of transformers."""
     types = record.get("layer_types", default)
     if not isinstance(types, list) or len(types) != len(default) or not set(types) <= _KINDS.keys():
         raise CheckpointError(
             f"{record.file}: layer_types is {types!r:.200}: give {len(default)} entries of {', '.join(_KINDS)}, or "
             "remove it"
         )
-    kinds = [_KINDS[name] for name in types]
+    return [_KINDS[name] for name in types]
+
+
+def _shortest(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Returns the shortest pattern whose repetition gives all layers' kinds."""
     lengths = range(1, len(kinds) + 1)
     period = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
     return tuple(kinds[:period])
 
 
-def _rope(record: Record) -> tuple[float, RopeScaling | None]:
-    """Returns the base and the scaling of rotary frequencies.
+def _rope(record: Record) -> dict[str, Any]:
+    """Returns the options of rotary frequencies that all layers share.
 
-    Release 5 of transformers stores both in `rope_parameters`, and release 4 in `rope_theta` and `rope_scaling`.
+    Release 5 of transformers stores them in `rope_parameters`, and release 4 in `rope_theta` and `rope_scaling`.
     """
     key = "rope_parameters" if record.get("rope_parameters") else "rope_scaling"
-    entries = record.get(key, {})
+    return _frequencies(record, key, record.get(key, {}), record.get("rope_theta"))
+
+
+def _ropes_by_kind(record: Record) -> dict[str, Any]:
+    """Returns the options of rotary frequencies that differ between local and global layers.
+
+    Release 5 stores them in `rope_parameters` by kind of layer. Release 4 scales the global layers by `rope_scaling`,
+    and its `rope_local_base_freq` is the base of local layers.
+    """
+    by_kind = record.get("rope_parameters", {})
+    if not isinstance(by_kind, dict) or not by_kind.keys() <= _KINDS.keys():
+        raise CheckpointError(f"{record.file}: rope_parameters is {by_kind!r:.200}: give one set for each of {_KINDS}")
+    local = by_kind.get("sliding_attention") or {}
+    everywhere = by_kind.get("full_attention") or record.get("rope_scaling", {})
+    key = "rope_parameters.full_attention" if by_kind.get("full_attention") else "rope_scaling"
+    local = _frequencies(record, "rope_parameters.sliding_attention", local, record.get("rope_local_base_freq"))
+    if local.keys() != {"rope_base"}:
+        raise CheckpointError(
+            f"{record.file}: rope_parameters.sliding_attention is scaled, but only 'default' is supported there: "
+            "choose a checkpoint without it"
+        )
+    return _frequencies(record, key, everywhere, record.get("rope_theta")) | {"local_rope_base": local["rope_base"]}
+
+
+def _frequencies(record: Record, key: str, entries: Any, base: Any) -> dict[str, Any]:
+    """Returns the options of `DecoderConfig` for one set of rotary frequencies.
+
+    Args:
+        record: the entries of `config.json`.
+        key: name of the set, for errors.
+        entries: the set, which may lack the base.
+        base: base of a set that lacks it; `None`: 10,000.
+    """
     if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
         raise CheckpointError(
             f"{record.file}: {key} is {entries!r:.200}, but only one set of RoPE parameters, shared by all layers, is "
             "supported"
         )
-    rope = Record(record.file, {"rope_theta": record.get("rope_theta"), **entries}, key)
+    rope = Record(record.file, {"rope_theta": base, **entries}, key)
     for place in (record, rope):
         place.only("partial_rotary_factor", (1.0,), 1.0)
     kind = "type" if "type" in entries and "rope_type" not in entries else "rope_type"
-    base = rope.number("rope_theta", 10_000.0)
-    if rope.only(kind, ("default", "llama3"), "default") == "default":
-        return base, None
-    factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    return base, RopeScaling(factor, low, high, rope.size("original_max_position_embeddings"))
+    options: dict[str, Any] = {"rope_base": rope.number("rope_theta", 10_000.0)}
+    scaling = rope.only(kind, ("default", "linear", "llama3"), "default")
+    if scaling == "linear":
+        options["rope_factor"] = rope.number("factor")
+    elif scaling == "llama3":
+        factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        options["rope_scaling"] = RopeScaling(factor, low, high, rope.size("original_max_position_embeddings"))
+    return options
 
 
 MODELS: dict[str, Callable[[Record], Config]] = {
-    "t5": _t5, "mt5": _mt5, "llama": _llama, "qwen2": _qwen2, "gemma2": _gemma2,
+    "t5": _t5, "mt5": _mt5, "llama": _decoder, "mistral": _mistral, "qwen2": partial(_qwen2, qkv_bias=True),
+    "qwen3": partial(_qwen2, qk_norm=True), "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
+_DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    "qwen2": {"max_position_embeddings": 32_768},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
+    "smollm3": {
+        "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma": {
+        "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+    "gemma2": {
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+    # A model that reads images stores only what differs from these values.
+    "gemma3_text": {
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
+    },
+}  # fmt: skip
+"""`model_type` -> name of an entry -> its value if it is absent or null."""
+
+_GEMMA: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), "use_bidirectional_attention": (False,),
+}  # fmt: skip
 _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
     "mt5": {"feed_forward_proj": ("gated-gelu", "relu")},
     "llama": {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
-    "qwen2": {"hidden_act": ("silu", "swish")},
-    "gemma2": {
-        "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,),
-        "use_bidirectional_attention": (False,),
+    "mistral": {
+        "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "layer_types": (None,),
     },
+    "qwen2": {"hidden_act": ("silu", "swish")},
+    "qwen3": {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    "smollm3": {
+        "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,),
+        "use_sliding_window": (False,),
+    },
+    # The first files call the tanh approximation "gelu".
+    "gemma": {"hidden_act": ("gelu_pytorch_tanh", "gelu"), **_GEMMA},
+    "gemma2": _GEMMA,
+    "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
+    "gemma3": {},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its supported values. The first value is the default of an absent entry."""

@@ -385,9 +385,11 @@ def _lines(name: str, rows: Mapping[str, Any]) -> str:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns a configuration's fields by name, without an undecided layout, which earlier versions do not know."""
-    fields = dataclasses.asdict(config)
-    return {name: value for name, value in fields.items() if name != "scan_layers" or value is not None}
+    """Returns a configuration's fields by name, without default values of those that earlier versions do not know."""
+    values = dataclasses.asdict(config)
+    later = {field.name: field.default for field in dataclasses.fields(config) if field.metadata.get("later")}
+    later["scan_layers"] = None
+    return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
 def _record_digest(record: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""Decoder-only models (Gemma 2, Llama, Qwen 2.5): the layers, the Flax module and the cached `LanguageModel`.
+"""Decoder-only models (Gemma, Llama, Mistral, Qwen, SmolLM3): layers, Flax module and the cached `LanguageModel`.
 
 A local layer attends to a window of recent positions and caches them in a ring buffer of `window + max_rollback + 1`
 slots. A global layer attends to all positions and caches all of them.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
-grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024).
+grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
+and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
 `g = N / n`, `K` is head_dim and `E` is d_model. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
@@ -43,11 +44,20 @@ class Turns(NamedTuple):
     sine: Array
 
 
-def turns(config: DecoderConfig, positions: Array) -> Turns:
-    """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`."""
+def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> Turns:
+    """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`.
+
+    `rotation` is one of `DecoderConfig.rotations`.
+    """
     # The angles are always float32, because bfloat16 has too few digits for those of late positions.
-    angles = positions[..., None, None].astype(jnp.float32) * config.frequencies()
+    angles = positions[..., None, None].astype(jnp.float32) * config.frequencies(rotation)
     return Turns(jnp.cos(angles), jnp.sin(angles))
+
+
+def turns_by_place(config: DecoderConfig, positions: Array) -> tuple[Turns, ...]:
+    """Returns the `turns` of each of `DecoderConfig.places`; places with equal frequencies share their arrays."""
+    made = {rotation: turns(config, positions, rotation) for rotation in dict.fromkeys(config.rotations)}
+    return tuple(made[rotation] for rotation in config.rotations)
 
 
 def rotate(x: Array, by: Turns, pairs: str) -> Array:
@@ -99,30 +109,45 @@ class Attention(nn.Module):
         self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
         self.qkv = dense(c, sum(self.widths), c.qkv_bias)
         self.out = dense(c, c.d_model)
+        if c.qk_norm:
+            self.query_norm, self.key_norm = norm(c), norm(c)
 
     def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
         """Returns queries `[B * n, g * T, K]` (scaled and rotated), keys and values, computed from `x` `[B, T, E]`."""
         # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
+        # The scales of the norms are the same for all heads, so every device holds them.
+        scales = [part.scale(self.config.head_dim) for part in self._norms]
+        shared, layouts = (*by, *scales), (turned, turned, *(P() for _ in scales))
         if self.has_variable("params", "qkv"):
-            split = local(self._split_fused, (COLUMNS, turned, turned), (HEADS,) * 3)
-            query, key, value = split(self.qkv(x), *by)
+            split = local(self._split_fused, (COLUMNS, *layouts), (HEADS,) * 3)
+            query, key, value = split(self.qkv(x), *shared)
         else:
-            split = local(self._split, (COLUMNS, COLUMNS, COLUMNS, turned, turned), (HEADS,) * 3)
-            query, key, value = split(self.query(x), self.key(x), self.value(x), *by)
+            split = local(self._split, (COLUMNS, COLUMNS, COLUMNS, *layouts), (HEADS,) * 3)
+            query, key, value = split(self.query(x), self.key(x), self.value(x), *shared)
         return query, (key, value)
 
-    def _split_fused(self, x: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
+    @property
+    def _norms(self) -> tuple[RMSNorm, ...]:
+        """The norms of queries and of keys, if the family has them."""
+        return (self.query_norm, self.key_norm) if self.config.qk_norm else ()
+
+    def _split_fused(self, x: Array, *shared: Array) -> tuple[Array, Array, Array]:
         # The columns on each device hold its share of the queries, then of the keys, then of the values
         # (`interleave_fused`).
         first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
         query, key, value = jnp.split(x, (first, second), axis=-1)
-        return self._split(query, key, value, cosine, sine)
+        return self._split(query, key, value, *shared)
 
-    def _split(self, query: Array, key: Array, value: Array, cosine: Array, sine: Array) -> tuple[Array, Array, Array]:
+    def _split(
+        self, query: Array, key: Array, value: Array, cosine: Array, sine: Array, *scales: Array
+    ) -> tuple[Array, Array, Array]:
         c, (rows, new, _), by = self.config, query.shape, Turns(cosine, sine)
         heads = c.num_kv_heads // shards()
         query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
+        # The norms come before the rotation: their scales differ by coordinate, so the order changes the result.
+        if scales:
+            query, key = (part.normalized(x, s) for part, x, s in zip(self._norms, (query, key), scales, strict=True))
         query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
         # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
         # product per key head then serves all of them, and keys are never repeated.
@@ -241,24 +266,24 @@ class Stack(nn.Module):
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def __call__(
-        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
-        If the layers run in a scan, masks, slots, keys and values have one entry for each place in a group of layers
-        (`models.stacks`) instead of one for each layer.
+        Each layer has its turns, mask and slots. If the layers run in a scan, these, keys and values have one entry for
+        each place in a group of layers (`models.stacks`) instead of one for each layer.
         """
         x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
         return self.decoder_norm(x), attended
 
     @nn.nowrap
     def _unrolled(
-        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
         attended = []
-        for layer, mask, place in zip(self.layers, masks, slots or (None,) * len(masks), strict=True):
-            x, keys_values = layer(x, by, mask, place)
+        for layer, turned, mask, place in zip(self.layers, by, masks, slots or (None,) * len(masks), strict=True):
+            x, keys_values = layer(x, turned, mask, place)
             # The states are stored before the last norm, because an early exit applies the last norm itself
             # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
@@ -267,7 +292,7 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _scan(
-        self, x: Array, by: Turns, masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
@@ -278,7 +303,7 @@ class Stack(nn.Module):
             here = None
             if slots is not None:
                 here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
-            x, written = layer.apply({"params": params}, x, by, masks[place], here)
+            x, written = layer.apply({"params": params}, x, by[place], masks[place], here)
             output = x if recorded else None
             if slots is None:
                 return (x, caches), (output, written)
@@ -387,7 +412,7 @@ class DecoderModule(nn.Module):
         # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.places)
-        return self.decoder(self.embed(tokens), turns(c, positions), masks, None)
+        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
@@ -408,7 +433,7 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(self.embed(tokens), turns(c, positions), masks, slots)
+        hidden, attended = self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, slots)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache

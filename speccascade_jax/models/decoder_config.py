@@ -1,12 +1,13 @@
-"""Configurations of decoder-only models. Gemma 2, Llama 2, Llama 3.1 and Qwen 2.5 differ in their configuration only.
+"""Configurations of decoder-only models: Gemma 1 to 3, Llama, Mistral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
 
-Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024; Touvron et al., 2023;
-Llama Team, 2024; Qwen Team, 2024).
+Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
+2023; Llama Team, 2024; Jiang et al., 2023; Qwen Team, 2024 and 2025; Hugging Face, 2025).
 """
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from speccascade_jax.models.stacks import is_scanned
 
 ACTIVATIONS = ("gelu", "silu")
 PAIRINGS = ("halves", "adjacent")
-KINDS = ("local", "global")
+KINDS = ("local", "global", "unrotated")
+LATER = {"later": True}
+"""Metadata of options that are newer than stored models, whose texts and hashes omit options with default values."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,13 @@ class DecoderConfig:
             means no cap.
         rope_base: base of the rotary frequencies; rope_pairs: the coordinates that rotate together, "halves" (i with
             i + head_dim / 2) or "adjacent" (2i with 2i + 1); rope_scaling: Llama 3's scaling, or `None`.
+        rope_factor: number that the rotary frequencies are divided by (linear scaling; Chen et al., 2023).
+        local_rope_base: base of local layers, whose frequencies are not scaled (Gemma 3); `None`: all layers have the
+            same frequencies.
+        qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3).
         window: number of positions that a local layer sees, including the current one.
-        pattern: kinds of successive layers ("local" or "global"), repeated over all layers.
+        pattern: kinds of successive layers, repeated over all layers: "local", "global", or "unrotated" (sees all
+            positions and does not rotate its queries and keys; SmolLM3).
         max_length: the longest sequence that the model was trained for.
         dtype: dtype of computation; norms, softmax and logits are always float32.
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
@@ -98,6 +106,18 @@ class DecoderConfig:
     dtype: str = "float32"
     missing_rows: int = field(default=0, repr=False)
     scan_layers: bool | None = field(default=None, repr=False)
+    qk_norm: bool = field(default=False, repr=False, metadata=LATER)
+    rope_factor: float = field(default=1.0, repr=False, metadata=LATER)
+    local_rope_base: float | None = field(default=None, repr=False, metadata=LATER)
+
+    def __repr__(self) -> str:
+        # Fingerprints hash this text, so it must not change for existing models.
+        shown = [f.name for f in fields(self) if f.repr or self.is_later_option(f)]
+        return f"DecoderConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def is_later_option(self, option: Any) -> bool:
+        """Returns whether a dataclass field is a newer option that has another value than its default."""
+        return bool(option.metadata.get("later")) and getattr(self, option.name) != option.default
 
     def __post_init__(self) -> None:
         # A configuration from JSON holds lists and dicts, but a static argument of jit must be hashable.
@@ -119,12 +139,19 @@ class DecoderConfig:
             raise ValueError(
                 f"window is {self.window}, but there are local layers: give their number of visible positions"
             )
+        for name in ("rope_factor", "local_rope_base"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: give a number above 0")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer, one of `KINDS`."""
+        return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Number of positions that each layer sees; `None` means all."""
-        kinds = [self.pattern[i % len(self.pattern)] for i in range(self.num_layers)]
-        return tuple(self.window if kind == "local" else None for kind in kinds)
+        return tuple(self.window if kind == "local" else None for kind in self.kinds)
 
     @property
     def scanned(self) -> bool:
@@ -142,6 +169,12 @@ class DecoderConfig:
         return self.windows[: self.period] if self.scanned else self.windows
 
     @property
+    def rotations(self) -> tuple[str, ...]:
+        """For each of `places`, the kind of layer whose rotary frequencies its layers have (`frequencies`)."""
+        kinds = self.kinds[: self.period] if self.scanned else self.kinds
+        return tuple("global" if kind == "local" and self.local_rope_base is None else kind for kind in kinds)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """The number of layers at each place of a group (`models.stacks`)."""
         return tuple(-(-(self.num_layers - place) // self.period) for place in range(min(self.period, self.num_layers)))
@@ -151,11 +184,19 @@ class DecoderConfig:
         """The factor that queries are multiplied by."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
-    def frequencies(self) -> np.ndarray:
-        """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`."""
+    def frequencies(self, rotation: str = "global") -> np.ndarray:
+        """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`.
+
+        They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated".
+        """
         # All steps are in float32, as in the published code, because double precision would give other frequencies.
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
-        frequencies = 1.0 / np.float32(self.rope_base) ** exponents
+        if rotation == "unrotated":
+            return np.zeros_like(exponents)
+        # Local layers never see far, so scaling for longer sequences leaves them out.
+        if rotation == "local":
+            return 1.0 / np.float32(self.local_rope_base) ** exponents
+        frequencies = 1.0 / np.float32(self.rope_base) ** exponents / np.float32(self.rope_factor)
         return (self.rope_scaling(frequencies) if self.rope_scaling else frequencies).astype(np.float32)
 
 
@@ -179,6 +220,8 @@ def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"self_attention/{name}/kernel"] = (c.d_model, heads * c.head_dim)
         if c.qkv_bias:
             shapes[f"self_attention/{name}/bias"] = (heads * c.head_dim,)
+    if c.qk_norm:
+        shapes |= {f"self_attention/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
     shapes["self_attention/out/kernel"] = (c.num_heads * c.head_dim, c.d_model)
     shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in ("wi_0", "wi_1")}
     return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
@@ -212,17 +255,74 @@ def _qwen25(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfi
     return dataclasses.replace(plain, rope_base=1_000_000.0, norm_epsilon=1e-6, qkv_bias=True, max_length=32_768)
 
 
+def _gemma1(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfig:
+    # Without Gemma 2's windows, caps and norms after each block.
+    base = _gemma2(layers, d, heads, kv, 256, d_ff, 256)
+    return dataclasses.replace(
+        base, post_norms=False, query_scale=None, attention_cap=None, output_cap=None, window=None, pattern=("global",)
+    )
+
+
+def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
+    base = _gemma2(layers, d, heads, kv, 256, d_ff, 256)
+    family: dict[str, Any] = {
+        "vocab_size": 262_144, "num_embeddings": 262_144, "attention_cap": None, "output_cap": None, "qk_norm": True,
+        "pattern": ("local",) * 5 + ("global",), "rope_base": 1_000_000.0, "local_rope_base": 10_000.0,
+        "max_length": 32_768, "window": window,
+    }  # fmt: skip
+    return dataclasses.replace(base, **family | options)
+
+
+# The larger sizes also read images. Their embeddings have 64 more rows, and frequencies of global layers are stretched.
+_GEMMA3_LARGE = {"vocab_size": 262_208, "num_embeddings": 262_208, "rope_factor": 8.0, "max_length": 131_072}
+
+
+def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> DecoderConfig:
+    # A head has 128 coordinates at every size, so all heads together may be wider than the model.
+    plain = _llama(layers, d, heads, 8, d_ff, 151_936)
+    return dataclasses.replace(
+        plain, head_dim=128, tied=tied, qk_norm=True, rope_base=1_000_000.0, norm_epsilon=1e-6, max_length=40_960
+    )
+
+
+def _mistral(vocabulary: int, **options: Any) -> DecoderConfig:
+    return dataclasses.replace(_llama(32, 4096, 32, 8, 14336, vocabulary), max_length=32_768, **options)
+
+
 PRESETS: dict[str, DecoderConfig] = {
+    "gemma_2b": _gemma1(18, 2048, 8, 1, 16384),
+    "gemma_7b": _gemma1(28, 3072, 16, 16, 24576),
     "gemma2_2b": _gemma2(26, 2304, 8, 4, 256, 9216, 256),
     "gemma2_9b": _gemma2(42, 3584, 16, 8, 256, 14336, 256),
     "gemma2_27b": _gemma2(46, 4608, 32, 16, 128, 36864, 144),
+    "gemma3_270m": _gemma3(18, 640, 4, 1, 2048, 512),
+    "gemma3_1b": _gemma3(26, 1152, 4, 1, 6912, 512),
+    "gemma3_4b": _gemma3(34, 2560, 8, 4, 10240, 1024, **_GEMMA3_LARGE),
+    "gemma3_12b": _gemma3(48, 3840, 16, 8, 15360, 1024, **_GEMMA3_LARGE),
+    "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 1024, **_GEMMA3_LARGE, head_dim=128, query_scale=168**-0.5),
     "llama2_7b": _llama(32, 4096, 32, 32, 11008, 32_000),
     "llama2_13b": _llama(40, 5120, 40, 40, 13824, 32_000),
     "llama2_70b": _llama(80, 8192, 64, 8, 28672, 32_000),
     "llama3.1_8b": _llama31(32, 4096, 32, 14336),
     "llama3.1_70b": _llama31(80, 8192, 64, 28672),
+    "mistral0.1_7b": _mistral(32_000, pattern=("local",), window=4096),
+    "mistral0.3_7b": _mistral(32_768, rope_base=1_000_000.0),
     "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),
     "qwen2.5_32b": _qwen25(64, 5120, 40, 8, 27648),
+    "qwen3_0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3_1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
+    "qwen3_4b": _qwen3(36, 2560, 32, 9728, tied=True),
+    "qwen3_8b": _qwen3(36, 4096, 32, 12288),
+    "qwen3_14b": _qwen3(40, 5120, 40, 17408),
+    "qwen3_32b": _qwen3(64, 5120, 64, 25600),
+    "smollm3_3b": dataclasses.replace(
+        _llama(36, 2048, 16, 4, 11008, 128_256),
+        tied=True,
+        norm_epsilon=1e-6,
+        rope_base=5_000_000.0,
+        pattern=("global", "global", "global", "unrotated"),
+        max_length=65_536,
+    ),
 }
 """The configurations of published models, by name."""
 
@@ -231,14 +331,16 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
     """Returns a preset's configuration with small sizes, for tests.
 
     If several of the preset's query heads share a key-value head, two do so in the result. Sizes, scales, the window
-    and the original length of rotary scaling change; all other options stay as in the preset.
+    and the original length of rotary scaling change; all other options stay as in the preset. There are two layers, or
+    as many as the pattern needs.
     """
     # Two key-value heads instead of one, because with one a wrong order of the query heads would change nothing.
     preset = PRESETS[name]
     grouped = preset.num_heads != preset.num_kv_heads
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)
     return dataclasses.replace(
-        preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32, num_layers=2, num_heads=4,
+        preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32,
+        num_layers=max(2, len(preset.pattern)), num_heads=4,
         num_kv_heads=2 if grouped else 4, head_dim=8, d_ff=48, rope_scaling=scaling, max_length=512,
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,

@@ -90,13 +90,21 @@ class RMSNorm(nn.Module):
     dtype: str
     offset: float = 0.0
 
-    @nn.compact
     def __call__(self, x: Array) -> Array:
         """Normalises the last axis; returns an array of the same shape, in `dtype`."""
+        return self.normalized(x, self.scale(x.shape[-1]))
+
+    @nn.compact
+    def scale(self, size: int) -> Array:
+        """Returns the parameter `scale`, `[size]`, which it creates if it does not exist."""
         # The initial `offset + scale` is 1 in every family.
-        init = nn.initializers.constant(1.0 - self.offset)
-        scale = self.param("scale", init, (x.shape[-1],)).astype(jnp.float32)
-        x32 = x.astype(jnp.float32)
+        scale: Array = self.param("scale", nn.initializers.constant(1.0 - self.offset), (size,))
+        return scale
+
+    @nn.nowrap
+    def normalized(self, x: Array, scale: Array) -> Array:
+        """Normalises the last axis of `x` with this scale; uses no parameter, so it may run on each device's part."""
+        scale, x32 = scale.astype(jnp.float32), x.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + self.epsilon)
         return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
 

@@ -140,6 +140,52 @@ def test_window_layers_are_read(written):
     assert (config.pattern, config.window) == (("global", "global", "global", "local"), 131072)
 
 
+def test_layers_that_rotate_otherwise_or_not_at_all_are_read(written):
+    config = load(written("smollm3", absent=["no_rope_layers"]))[0].config
+    assert (config.pattern, config.kinds[3]) == (("global", "global", "global", "unrotated"), "unrotated")
+    assert load(written("mistral", {"sliding_window": None}))[0].config.pattern == ("global",)
+    base = load(written("smollm3", absent=["rope_theta"]))[0].config.rope_base
+    assert base == 2_000_000  # its class has another default than Llama's
+    by_kind = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    absent = ["rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"]
+    config = load(written("gemma3", {"rope_parameters": by_kind}, absent=absent))[0].config
+    assert config == hf.KINDS["gemma3"]
+    assert load(written("gemma3", absent=["rope_theta", "rope_local_base_freq"]))[0].config == config
+    unscaled = load(written("gemma3", {"rope_scaling": None}))[0].config
+    assert unscaled.rope_factor == 1 and "rope_factor" not in repr(unscaled) and "rope_factor=8.0" in repr(config)
+
+
+@pytest.mark.parametrize("root", ["language_model.model.", "model.language_model.", "language_model."])
+def test_the_text_model_inside_a_model_of_images_is_read(written, root):
+    """Reads the names of both releases of transformers, and the few entries of a published file."""
+    expected = hf.random_parameters("gemma3")
+    stored = hf.tensors("gemma3", expected)
+    renamed = {name.replace("model.", root, 1): array for name, array in stored.items()}
+    outside = "model." if root.startswith("model.") else ""
+    renamed[f"{outside}vision_tower.head.weight"] = renamed["multi_modal_projector.x"] = np.zeros(3, np.float32)
+    absent = dict.fromkeys(hf.tensors("gemma3_images", expected))
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    kept += (
+        "num_key_value_heads",
+        "rope_scaling",
+        "sliding_window",
+        "query_pre_attn_scalar",
+        "max_position_embeddings",
+    )
+    text = {key: hf.entries("gemma3")[key] for key in kept}
+    path = written("gemma3_images", {"text_config": text}, arrays=absent | renamed)
+    model, params = load(path)
+    assert (model.config, same(params, expected)) == (hf.KINDS["gemma3"], True)
+    head = np.roll(expected["token_embedder/embedding"], 1, axis=0)
+    name = "language_model.lm_head.weight" if root == "language_model.model." else "lm_head.weight"
+    with pytest.warns(UserWarning, match=f"another {name} is stored"):
+        untied = load(written("gemma3_images", {"text_config": text}, arrays=absent | renamed | {name: head}))[1]
+    assert same(untied, expected | {"decoder/logits_dense/kernel": head.T})
+
+
 def test_tied_output_layers_are_read_with_or_without_copies(written):
     expected = hf.random_parameters("gemma2")
     embedding = expected["token_embedder/embedding"]
@@ -235,12 +281,12 @@ def test_t5_vocabulary_is_padded(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "change", "said"), [
-    ("llama2", {"model_type": "mistral"}, r"model_type 'mistral' is an unknown architecture; known: t5, mt5, llama"),
+    ("llama2", {"model_type": "gemma4"}, r"model_type 'gemma4' is an unknown .*; known: t5, mt5, llama, mistral"),
     ("llama2", {"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only 'silu' or 'swish' is supported"),
     ("llama2", {"attention_bias": True}, r"attention_bias is True, but only False"),
     ("llama2", {"mlp_bias": True}, r"mlp_bias is True, but only False"),
     ("llama2", {"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}, but only None"),
-    ("llama2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_scaling.type is 'linear'"),
+    ("llama2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling.type is 'dynamic'"),
     ("llama2", {"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters.rope_type is 'yarn'"),
     ("llama2", {"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling.factor is None: give a number above 0"),
     ("llama2", {"rope_parameters": {"a": {}, "b": {}}}, r".*one set of RoPE parameters, shared by all"),
@@ -258,6 +304,24 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma2", {"layer_types": 3}, "layer_types is 3: give 4 entries of"),
     ("gemma2", {"layer_types": [[], [], [], []]}, "unhashable"),
     ("qwen2.5", {"layer_types": ["full_attention"]}, r"layer_types is \['full_attention'\]: give 4 entries"),
+    ("qwen3", {"attention_bias": True}, "attention_bias is True, but only False"),
+    ("qwen3", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type is 'yarn', but only 'default' or 'lin"),
+    ("mistral", {"layer_types": ["full_attention"] * 2}, r"layer_types is \['full.*, but only None"),
+    ("smollm3", {"use_sliding_window": True}, "use_sliding_window is True, but only False"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]: give 5 entries of 0 or 1"),
+    ("smollm3", {"layer_types": ["sliding_attention"] * 5}, "layer_types has sliding_attention, but only full_atten"),
+    ("gemma1", {"hidden_act": "relu"}, "hidden_act is 'relu', but only 'gelu_pytorch_tanh' or 'gelu'"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True, but only False"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, but only None"),
+    ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is .*: give one set for each of"),
+    (
+        "gemma3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters.sliding_attention is scaled",
+    ),
+    ("gemma3_images", {"text_config": None}, "text_config is None: give the entries of a gemma3_text"),
+    ("gemma3_images", {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma3_"),
+    ("gemma3_images", {"text_config": {"attention_bias": True}}, "text_config.attention_bias is True, but only False"),
 ])  # fmt: skip
 def test_unsupported_options_are_refused(written, kind, change, said):
     with pytest.raises(CheckpointError, match=rf"config.json: {said}"):

@@ -27,6 +27,8 @@ extend = jax.jit(DecoderLM.extend, static_argnums=0)
 CONFIGS = {name: tiny(name) for name in KINDS} | {
     "llama2.c": dataclasses.replace(tiny("llama2_7b"), rope_pairs="adjacent", tied=True, num_kv_heads=2),
     "every layer local": dataclasses.replace(tiny("llama2_7b"), window=5, pattern=("local",)),
+    # norms of queries and keys, two bases, and a layer without rotary positions
+    "mixed": dataclasses.replace(tiny("gemma3_4b"), num_layers=3, pattern=("local", "unrotated", "global")),
 }
 
 
@@ -38,17 +40,31 @@ def test_parameters_have_the_documented_names_and_shapes(name):
     assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
 
 
-# From the published config.json files and model cards: Gemma 2 (Google), Llama 2 and 3.1 (Meta), Qwen 2.5 (Alibaba).
+# From the published config.json files and model cards: Gemma 1 to 3 (Google), Llama 2 and 3.1 (Meta), Mistral 0.1 and
+# 0.3 (Mistral AI), Qwen 2.5 and 3 (Alibaba), SmolLM3 (Hugging Face).
 COMMON: dict[str, object] = {
     "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
     "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",), "attention_cap": None,
-    "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves",
+    "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves", "qk_norm": False,
+    "rope_factor": 1, "local_rope_base": None,
 }  # fmt: skip
+GEMMA = COMMON | {"norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "activation": "gelu", "norm_offset": 1}
 PUBLISHED = {
     "llama2": COMMON,
-    "gemma2": COMMON | {
-        "norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "activation": "gelu", "window": 4096, "norm_offset": 1,
-        "pattern": ("local", "global"), "attention_cap": 50, "output_cap": 30, "post_norms": True,
+    "gemma": GEMMA,
+    "gemma2": GEMMA | {
+        "window": 4096, "pattern": ("local", "global"), "attention_cap": 50, "output_cap": 30, "post_norms": True,
+    },
+    "gemma3": GEMMA | {
+        "window": 1024, "pattern": ("local",) * 5 + ("global",), "post_norms": True, "qk_norm": True,
+        "rope_base": 1_000_000, "local_rope_base": 10_000, "rope_factor": 8, "max_length": 131_072,
+    },
+    "mistral0.1": COMMON | {"max_length": 32_768, "window": 4096, "pattern": ("local",)},
+    "mistral0.3": COMMON | {"max_length": 32_768, "rope_base": 1_000_000},
+    "qwen3": COMMON | {"rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 40_960, "qk_norm": True},
+    "smollm3": COMMON | {
+        "rope_base": 5_000_000, "norm_epsilon": 1e-6, "max_length": 65_536, "tied": True,
+        "pattern": ("global", "global", "global", "unrotated"),
     },
     "llama3.1": COMMON | {
         "rope_base": 500_000, "max_length": 131_072,
@@ -56,7 +72,28 @@ PUBLISHED = {
     },
     "qwen2.5": COMMON | {"rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 32_768, "qkv_bias": True},
 }  # fmt: skip
+EXCEPTIONS: dict[str, dict[str, object]] = {
+    "gemma3_270m": {"window": 512, "rope_factor": 1, "max_length": 32_768},
+    "gemma3_1b": {"window": 512, "rope_factor": 1, "max_length": 32_768},
+    **{f"qwen3_{size}": {"tied": True} for size in ("0.6b", "1.7b", "4b")},
+}
 SIZES = {
+    "gemma_2b": (2_506_172_416, 8, 1, 256, 16384, 0.0625, 45.2548339959),
+    "gemma_7b": (8_537_680_896, 16, 16, 256, 24576, 0.0625, 55.4256258422),
+    "gemma3_270m": (268_098_176, 4, 1, 256, 2048, 0.0625, 25.2982212813),
+    "gemma3_1b": (999_885_952, 4, 1, 256, 6912, 0.0625, 33.9411254970),
+    "gemma3_4b": (3_880_263_168, 8, 4, 256, 10240, 0.0625, 50.5964425627),
+    "gemma3_12b": (11_766_034_176, 16, 8, 256, 15360, 0.0625, 61.9677335393),
+    "gemma3_27b": (27_009_346_304, 32, 16, 128, 21504, 0.0771516749810, 73.3212111193),
+    "mistral0.1_7b": (7_241_732_096, 32, 8, 128, 14336, 0.0883883476, 1.0),
+    "mistral0.3_7b": (7_248_023_552, 32, 8, 128, 14336, 0.0883883476, 1.0),
+    "qwen3_0.6b": (596_049_920, 16, 8, 128, 3072, 0.0883883476, 1.0),
+    "qwen3_1.7b": (1_720_574_976, 16, 8, 128, 6144, 0.0883883476, 1.0),
+    "qwen3_4b": (4_022_468_096, 32, 8, 128, 9728, 0.0883883476, 1.0),
+    "qwen3_8b": (8_190_735_360, 32, 8, 128, 12288, 0.0883883476, 1.0),
+    "qwen3_14b": (14_768_307_200, 40, 8, 128, 17408, 0.0883883476, 1.0),
+    "qwen3_32b": (32_762_123_264, 64, 8, 128, 25600, 0.0883883476, 1.0),
+    "smollm3_3b": (3_075_098_624, 16, 4, 128, 11008, 0.0883883476, 1.0),
     "gemma2_2b": (2_614_341_888, 8, 4, 256, 9216, 0.0625, 48.0),
     "gemma2_9b": (9_241_705_984, 16, 8, 256, 14336, 0.0625, 59.8665181884),
     "gemma2_27b": (27_227_128_320, 32, 16, 128, 36864, 0.0833333333, 67.8822509939),
@@ -73,7 +110,7 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_presets_have_the_published_sizes_and_options(name):
-    config, options = PRESETS[name], PUBLISHED[name.split("_")[0]]
+    config, options = PRESETS[name], PUBLISHED[name.split("_")[0]] | EXCEPTIONS.get(name, {})
     assert {option: getattr(config, option) for option in options} == options
     count = sum(map(math.prod, parameter_shapes(config).values()))
     heads = (config.num_heads, config.num_kv_heads, config.head_dim, config.d_ff)
@@ -81,7 +118,46 @@ def test_presets_have_the_published_sizes_and_options(name):
     assert (config.scale, config.embedding_scale) == pytest.approx(SIZES[name][5:], rel=1e-9)
 
 
-QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local")
+def test_a_layers_kind_decides_its_frequencies():
+    """Compares with transformers' formulas: two bases, of which one is scaled, and none for layers without RoPE."""
+    config = dataclasses.replace(tiny("gemma3_4b"), pattern=("local", "unrotated", "global"))
+    assert config.rotations == ("local", "unrotated", "global") * 2
+    exponents = np.arange(0, 8, 2) / 8
+    angles = [np.arctan2(by.sine, by.cosine).ravel() for by in decoder.turns_by_place(config, jnp.array([[1]]))]
+    np.testing.assert_allclose(angles[0], 10_000**-exponents, rtol=1e-6)
+    np.testing.assert_array_equal(angles[1], 0)
+    np.testing.assert_allclose(angles[2], 1_000_000**-exponents / 8, rtol=1e-6)
+    # Layers of Gemma 2 share one set, which is computed once.
+    local, everywhere = decoder.turns_by_place(tiny("gemma2_2b"), jnp.array([[1]]))
+    assert local is everywhere
+
+
+def test_heads_are_normalised_before_they_rotate():
+    """Recomputes one head's query and key with NumPy; the scales differ by coordinate, and Gemma's offset is added."""
+    config = dataclasses.replace(tiny("gemma3_4b"), num_layers=1)
+    bound, x = tiny_decoders.bound(config), np.random.default_rng(5).normal(size=(1, 3, 32)).astype(np.float32)
+    flat = {name.rsplit("self_attention/")[-1]: value for name, value in flat_parameters(config).items()}
+    by = turns(config, jnp.arange(3)[None], "local")
+    attention = decoder.Attention(config)
+    params = {"params": bound.params["decoder"]["layers_0"]["self_attention"]}
+    query, (key, _) = jax.jit(partial(attention.apply, method="project"))(params, x, by)
+
+    def head(name: str, factor: float) -> np.ndarray:
+        states = (x @ flat[f"{name}/kernel"])[0, :, :8]
+        states = states / np.sqrt((states**2).mean(-1, keepdims=True) + 1e-6) * (1 + flat[f"{name}_norm/scale"])
+        return rotate(jnp.asarray(states[None, :, None] * factor), by, "halves")[0, :, 0]
+
+    np.testing.assert_allclose(query[0, :3], head("query", 12**-0.5), atol=1e-5)
+    np.testing.assert_allclose(key[0].T, head("key", 1.0), atol=1e-5)
+
+
+def test_options_of_newer_families_change_no_older_text():
+    """Fingerprints hash a configuration's text, and stores are keyed by them."""
+    assert "qk_norm" not in repr(PRESETS["llama2_7b"]) and "rope" in repr(PRESETS["llama2_7b"])
+    assert repr(PRESETS["qwen3_8b"]).endswith("max_length=40960, dtype='float32', qk_norm=True)")
+
+
+QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local", "mixed")
 CACHED = [pytest.param(name, 5, marks=() if name in QUICK else pytest.mark.laws) for name in CONFIGS]
 CACHED += [pytest.param("gemma2_2b", None, marks=pytest.mark.laws)]
 
@@ -176,6 +252,7 @@ def test_stretched_frequencies_keep_fast_turns_and_slow_the_others():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
+    ({"rope_factor": 0.0}, "rope_factor is 0.0: give a number above 0"),
     ({"num_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
     ({"head_dim": 7}, "head_dim is 7"),
     ({"activation": "relu"}, "activation is 'relu': choose one of gelu, silu"),

@@ -25,7 +25,7 @@ from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import tiny_decoders
 
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
-MODELS = {"t5": T5(SMALL), **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b")}}
+MODELS = {"t5": T5(SMALL), **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b")}}
 
 
 @pytest.mark.parametrize("name", MODELS)

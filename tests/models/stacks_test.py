@@ -25,6 +25,10 @@ from tests.support import random_t5, tiny_decoders
 GEMMA = dataclasses.replace(tiny("gemma2_2b"), num_layers=5, scan_layers=False)
 SMALL = T5Config(29, 32, 16, 2, 8, 24, 2, 3, scan_layers=False)
 CONFIGS = {"t5": SMALL, "gemma": GEMMA}
+# Layers with other rotary frequencies and layers without any, and norms of queries and keys.
+MIXED = dataclasses.replace(
+    tiny("gemma3_4b"), pattern=("local", "unrotated", "global"), num_layers=5, scan_layers=False
+)
 RNG = np.random.default_rng(0)
 ENCODER, TOKENS = (RNG.integers(2, 29, (3, width)).astype(np.int32) for width in (7, 12))
 
@@ -93,11 +97,13 @@ def test_dropout_follows_the_key_and_leaves_out_the_last_layer_most():
     assert not np.allclose(dropped[0], dropped[2])
 
 
-@pytest.mark.parametrize(("kind", "room"), [("t5", None), ("gemma", 3)])
+@pytest.mark.parametrize(
+    ("kind", "room"), [("t5", None), ("gemma", 3), pytest.param("mixed", 3, marks=pytest.mark.laws)]
+)
 def test_blocks_after_rollbacks_equal_those_of_unrolled_layers(kind, room):
     """Feeds blocks to caches of rows of different lengths; with `room`, local layers have ring buffers that wrap."""
     outputs = []
-    for bound in both(CONFIGS[kind]):
+    for bound in both((CONFIGS | {"mixed": MIXED})[kind]):
         model = bound.model
         feed = jax.jit(lambda params, cache, tokens, model=model: model.extend_layers(params, cache, tokens, (0, 2, 3)))
         cache = jax.jit(model.prefill, static_argnums=(2, 3))(bound.params, prompt(model.config), 40, room)
@@ -168,10 +174,12 @@ def test_tokens_and_counters_equal_those_of_unrolled_layers(kind, name):
     assert np.sum(plain.stats["kept"])
 
 
-@pytest.mark.parametrize("layer", [0, 1, 4])
-def test_early_exits_share_the_stacks(layer):
+@pytest.mark.parametrize(
+    ("config", "layer"), [(GEMMA, 0), (GEMMA, 1), (GEMMA, 4), pytest.param(MIXED, 2, marks=pytest.mark.laws)]
+)
+def test_early_exits_share_the_stacks(config, layer):
     """An exit's arrays are the whole model's; its logits equal those of an exit of unrolled layers."""
-    whole, outputs = both(GEMMA), []
+    whole, outputs = both(config), []
     plain, scanned = (early_exit(bound, layer) for bound in whole)
     assert scanned.params["decoder"]["layers"] is whole[1].params["decoder"]["layers"]
     for bound in (plain, scanned):
@@ -179,7 +187,7 @@ def test_early_exits_share_the_stacks(layer):
 
         @jax.jit
         def fed(params, model=model):
-            return model.extend(params, model.prefill(params, prompt(GEMMA), 30), TOKENS[:, :4])[0].logits
+            return model.extend(params, model.prefill(params, prompt(config), 30), TOKENS[:, :4])[0].logits
 
         outputs.append(fed(bound.params))
     close(*outputs)
@@ -204,9 +212,8 @@ def test_names_shapes_layouts_and_fingerprints(kind):
 
 
 def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
-    assert {name: config.scanned for name, config in PRESETS.items()} == {
-        name: "small" not in name and "base" not in name for name in PRESETS
-    }
+    shallow = {"t5_1_1_small", "t5_1_1_base", "gemma_2b", "gemma3_270m"}
+    assert {name for name, config in PRESETS.items() if not config.scanned} == shallow
     deep = dataclasses.replace(GEMMA, num_layers=stacks.SCAN_FROM, scan_layers=None)
     assert deep.scanned and not dataclasses.replace(deep, num_layers=stacks.SCAN_FROM - 1).scanned
     assert not dataclasses.replace(deep, scan_layers=False).scanned

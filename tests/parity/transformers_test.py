@@ -4,6 +4,8 @@ Before a comparison, weights pass through all conversions: transformers' safeten
 parameters.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,27 +35,53 @@ DECODERS = {
     "llama3.1": ("Llama", {"rope_parameters": LLAMA3, "rms_norm_eps": 1e-5}),
     "qwen2.5": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
 }
+GEMMA3 = {
+    # five local layers, a global one, and the first of the next group
+    "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 12,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}  # fmt: skip
+VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+NEWER = {
+    "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
+    "gemma3": ("Gemma3", GEMMA3),
+    "gemma3, images": ("Gemma3", GEMMA3 | {"num_hidden_layers": 6}),
+    "gemma1": ("Gemma", {}),
+    "mistral": ("Mistral", {"sliding_window": 8}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
+}
+"""Families that `tests/parity/families_test.py` compares."""
 T5S = {
     "t5_1.0_tied_relu": T5Config(61, 61, 24, 3, 8, 40, 2, 2, gated=False, tied=True),
     "t5_1.1_untied_gated": T5Config(61, 61, 32, 4, 6, 48, 2, 3),
 }
 
 
-def their_decoder(kind: str):
+def their_decoder(kind: str, gain: float = 1.5, **more: Any):
     """Returns a random model of transformers with weights that are large enough to reveal a mistake."""
-    family, options = DECODERS[kind]
-    config = getattr(transformers, f"{family}Config")(**SIZES | options)
+    family, options = (DECODERS | NEWER)[kind]
+    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config, purpose = getattr(transformers, name)(**SIZES | options | more), "CausalLM"
+    if kind.endswith("images"):
+        ids = {"image_token_index": 98, "boi_token_index": 97, "eoi_token_index": 96, "mm_tokens_per_image": 4}
+        config = transformers.Gemma3Config(text_config=config.to_dict(), vision_config=VISION, **ids)
+        purpose = "ConditionalGeneration"
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family}For{purpose}")(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("norm.weight", "layernorm.weight")):
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
-                gain = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else 1.5
-                weight.copy_(torch.randn_like(weight) * gain * weight.shape[-1] ** -0.5)
+                size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else gain
+                weight.copy_(torch.randn_like(weight) * size * weight.shape[-1] ** -0.5)
     return model
 
 

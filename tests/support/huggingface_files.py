@@ -24,8 +24,16 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     "llama2": dataclasses.replace(tiny("llama2_7b"), num_layers=4),
     "llama3.1": dataclasses.replace(tiny("llama3.1_8b"), num_layers=4),
     "qwen2.5": dataclasses.replace(tiny("qwen2.5_7b"), num_layers=4),
+    "qwen3": tiny("qwen3_8b"),
+    "mistral": tiny("mistral0.1_7b"),
+    "smollm3": dataclasses.replace(tiny("smollm3_3b"), num_layers=5),
+    "gemma1": tiny("gemma_2b"),
     "gemma2": dataclasses.replace(tiny("gemma2_2b"), num_layers=4),
+    "gemma3": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
+    "gemma3_images": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
 }
+ROOTS = {"gemma3_images": "language_model."}
+"""Prefixes of a decoder's names, inside a model that also reads images."""
 
 
 def _common(c: DecoderConfig) -> dict:
@@ -47,14 +55,29 @@ def entries(kind: str) -> dict:
             "num_heads": c.num_heads, "feed_forward_proj": "gated-gelu" if c.gated else "relu",
             "tie_word_embeddings": c.tied,
         }  # fmt: skip
+    if kind == "gemma3_images":
+        return {"model_type": "gemma3", "text_config": entries("gemma3"), "vision_config": {"hidden_size": 4}}
+    if kind == "gemma3":
+        return _common(c) | {
+            "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12,
+            "sliding_window": 6, "sliding_window_pattern": 6, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "rope_local_base_freq": 10_000.0, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        }  # fmt: skip
+    if kind == "gemma1":
+        return _common(c) | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None}
+    if kind == "mistral":
+        return _common(c) | {"model_type": "mistral", "hidden_act": "silu", "sliding_window": 6}
+    if kind == "smollm3":
+        layers = {"no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4, "use_sliding_window": False}
+        return _common(c) | layers | {"model_type": "smollm3", "hidden_act": "silu", "sliding_window": None}
     if kind == "gemma2":
         return _common(c) | {
             "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 12,
             "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 6,
         }  # fmt: skip
-    if kind == "qwen2.5":
+    if kind in ("qwen2.5", "qwen3"):
         windows = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 2}
-        return _common(c) | windows | {"model_type": "qwen2", "hidden_act": "silu"}
+        return _common(c) | windows | {"model_type": f"qwen{kind[4]}", "hidden_act": "silu"}
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 16}
     llama = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
@@ -64,7 +87,9 @@ def entries(kind: str) -> dict:
 def names(kind: str) -> dict[str, str]:
     """Returns tensor names by parameter."""
     c = KINDS[kind]
-    return _t5_names(c) if isinstance(c, T5Config) else _decoder_names(c, kind == "gemma2")
+    if isinstance(c, T5Config):
+        return _t5_names(c)
+    return {ours: ROOTS.get(kind, "") + theirs for ours, theirs in _decoder_names(c).items()}
 
 
 def _t5_names(c: T5Config) -> dict[str, str]:
@@ -92,7 +117,7 @@ def _t5_names(c: T5Config) -> dict[str, str]:
     return tensor_names
 
 
-def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
+def _decoder_names(c: DecoderConfig) -> dict[str, str]:
     tensor_names = {
         "token_embedder/embedding": "model.embed_tokens.weight",
         "decoder/decoder_norm/scale": "model.norm.weight",
@@ -100,7 +125,7 @@ def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
     if not c.tied:
         tensor_names["decoder/logits_dense/kernel"] = "lm_head.weight"
     norms = {"pre_self_attention": "input", "pre_mlp": "post_attention"}
-    if gemma:
+    if c.post_norms:
         norms = {"pre_self_attention": "input", "post_self_attention": "post_attention"}
         norms |= {"pre_mlp": "pre_feedforward", "post_mlp": "post_feedforward"}
     for i in range(c.num_layers):
@@ -111,6 +136,8 @@ def _decoder_names(c: DecoderConfig, gemma: bool) -> dict[str, str]:
             tensor_names[f"{ours}/self_attention/{a}/kernel"] = f"{theirs}.self_attn.{b}_proj.weight"
             if c.qkv_bias and a != "out":
                 tensor_names[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
+        for a, b in {"query": "q", "key": "k"}.items() if c.qk_norm else ():
+            tensor_names[f"{ours}/self_attention/{a}_norm/scale"] = f"{theirs}.self_attn.{b}_norm.weight"
         for a, b in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
             tensor_names[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
     return tensor_names

@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.decoder import DecoderConfig, DecoderLM, parameter_shapes
 
-KINDS = ("gemma2_2b", "llama2_7b", "llama3.1_8b", "qwen2.5_7b")
+KINDS = ("gemma2_2b", "llama2_7b", "llama3.1_8b", "qwen2.5_7b", "gemma3_4b", "smollm3_3b")
 """Presets, one for each combination of options."""
 
 
