@@ -12,6 +12,7 @@ GREEDY = (
     "selection 8x1", "tree 2x4", "decoder tree 2x4",
 )  # fmt: skip
 SCANS = ("t5 scan 2x4 sampled", "t5 scan 2x4 whole draft", "decoder scan 2x4", "decoder scan tree 2x4")
+NORMED = ("normed 2x4 unfused", "normed scan 2x4")
 SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled", "blocks 2x4", "tree 2x4 sampled")
 
 
@@ -31,7 +32,7 @@ def test_a_pair_is_loaded_directly_into_shards():
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("cases", [GREEDY[:4], GREEDY[4:], SAMPLED, SCANS])
+@pytest.mark.parametrize("cases", [GREEDY[:4], GREEDY[4:], SAMPLED, SCANS, NORMED])
 def test_every_mesh_model_and_method_gives_the_outputs_of_one_device(cases):
     """Checks tokens and counters; sampled runs draw equal random numbers by row, round and slot.
 

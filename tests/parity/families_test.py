@@ -1,22 +1,22 @@
 """Newer decoder-only families against transformers with equal random weights: logits, sharded files, greedy text."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.parity
-torch = pytest.importorskip("torch", reason="needs the parity extra: make parity")
-transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
-
 import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.decoder import teacher_forced_logits
-from speccascade_jax.models.early_exit import early_exit
+from speccascade_jax.models.early_exit import early_exit, exit_params
 from speccascade_jax.pairs.pair import Pair
-from tests.parity.transformers_test import NEWER, their_decoder
+from tests.parity.transformers_test import NEWER, their_decoder, torch
 from tests.support import parity_greedy
+
+pytestmark = pytest.mark.parity
 
 PROMPTS, NEW = (1, 5, 23, 40), 40
 WAYS = {
@@ -28,14 +28,14 @@ WAYS = {
     "joint": {"block_size": 5, "verify": "block"},
     "exit": {"block_size": 3},
 }
-# Every family decodes alone and with blocks of 5. The others are of the mechanisms, which Gemma 3 and SmolLM3 have.
-CASES = [(kind, way) for kind in ("qwen3", "gemma3", "gemma1", "mistral", "smollm3") for way in ("alone", "block of 5")]
-CASES += [("gemma3", way) for way in ("block of 1", "tree", "exit")] + [
-    ("smollm3", way) for way in ("block of 12", "joint")
-]
+# The families share one decoder, so each way is compared on the family whose mechanisms it could break.
+CASES = [
+    ("qwen3", "block of 12"), ("gemma3", "alone"), ("gemma3", "block of 5"), ("gemma1", "block of 1"),
+    ("mistral", "tree"), ("smollm3", "joint"), ("smollm3", "exit"),
+]  # fmt: skip
 SHALLOW = {
-    "gemma3": {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-    "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+    "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
     **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral")},
 }
 """Options of a family with few layers, which compile faster."""
@@ -61,16 +61,17 @@ def test_logits_equal_transformers(kind, tmp_path):
     deviation = wanted.std()
     for scan in (False, True):
         assert np.abs(ours(scan_layers=scan) - wanted).max() < 2e-5 * deviation
-    # Rounding moves single logits by more, in transformers too; ours may not be further from float32 than theirs are.
+    # Root mean square errors of 16 bits: 2% of the deviation, unless rounding costs transformers more than that.
     error, their_error = (
-        np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16"), reference(torch.bfloat16))
+        np.sqrt(np.mean((half - wanted) ** 2))
+        for half in (ours(dtype="bfloat16", prepared=True), reference(torch.bfloat16))
     )
-    assert error < 0.02 * deviation and error < 1.2 * their_error
+    assert error < max(0.02 * deviation, their_error)
 
 
 @pytest.fixture(scope="module")
 def greedy(tmp_path_factory):
-    """Returns a function from a family to its target, a draft with other weights, and the reference's text and logits."""
+    """Returns a function from a family to its target, a draft with other weights, and the reference's outputs."""
     known = {}
 
     def made(kind: str):
@@ -87,7 +88,10 @@ def written(kind: str, folder):
     model, plain = checkpoints.load(folder)
     rng = np.random.default_rng(7)
     noisy = jax.tree.map(lambda x: x + 0.1 * x.std() * rng.normal(size=x.shape).astype(np.float32), plain)
-    target, draft = (BoundModel(params=model.prepare(params), model=model) for params in (plain, noisy))
+    target = BoundModel(params=model.prepare(plain), model=model)
+    # The draft is the first layer with other weights, which is rejected often, and compiles fast.
+    small = dataclasses.replace(model, config=dataclasses.replace(model.config, num_layers=1))
+    draft = BoundModel(params=small.prepare(exit_params(noisy, 1)), model=small)
     prompts = [rng.integers(3, 99, length) for length in PROMPTS]
     text, logits = [], []
     for prompt in prompts:
@@ -103,8 +107,8 @@ def written(kind: str, folder):
 def test_greedy_text_equals_transformers(kind, way, greedy):
     """Decodes prompts of different lengths in one batch, beyond windows, with a draft that is often rejected."""
     target, draft, prompts, text, logits = greedy(kind)
-    pair = Pair(target=target, draft=early_exit(target, 2) if way == "exit" else draft)
+    pair = Pair(target=target, draft=early_exit(target, 1) if way == "exit" else draft)
     out = sc.decode(pair, prompts, temperature=0.0, max_new_tokens=NEW, stop_ids=(), **WAYS[way])
     parity_greedy.assert_equal_but_for_near_ties(out.tokens, text, logits)
     if way != "alone":
-        assert np.sum(out.stats["rejected"]) > 4 and np.sum(out.stats["kept"]) > 4
+        assert np.sum(out.stats["rejected"]) > 4 and np.sum(out.stats["kept"]) > 0

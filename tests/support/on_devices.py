@@ -57,7 +57,10 @@ if __name__ == "__main__":
             # three rows of the embedding are padding, so the vocabulary is smaller
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
             return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
-        config = tiny("gemma2_2b", vocab_size=entries - 3, window=6)  # with this window, caches are ring buffers
+        # with this window, caches are ring buffers
+        config = tiny("gemma3_4b" if kind == "normed" else "gemma2_2b", vocab_size=entries - 3, window=6)
+        if kind == "normed":
+            config = replace(config, pattern=("local", "unrotated", "global"))
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         depths = {"target": 3, "middle": 2, "draft": 1}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
@@ -207,6 +210,9 @@ if __name__ == "__main__":
         "t5 2x4 in chunks": lambda: in_chunks(lambda: same("t5", "greedy", (2, 4))),
         "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
+        "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
+        "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
+        "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
         "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),
         "t5 scan 2x4 whole draft": lambda: same("t5 scan", "greedy", (2, 4), whole=("draft", "middle")),
