@@ -131,7 +131,7 @@ def _with(**changed):
     (lambda: ngrams.count_bigrams([[3, -1]], V), "token -1 is outside a vocabulary of 5"),
     (lambda: ngrams.count_bigrams([[1], []], V), "no bigrams to count"),
     (lambda: ngrams.count_bigrams([[0, 3]], V, most=0), "most=0 is not a whole number >= 1"),
-    (lambda: ngrams.count_bigrams([[0, 3]], V), "a vocabulary of 6 needs"),
+    (lambda: ngrams.count_bigrams([[0, 3]], V), r"must be \[6, K\]"),
     (lambda: _with(next=np.zeros((V + 1, 0)), logits=np.zeros((V + 1, 0))), r"shapes .*\(6, 0\).* must be \[6, K\]"),
     (lambda: _with(next=np.zeros(V + 1), logits=np.zeros(V + 1)), r"must be \[6, K\]"),
     (lambda: {}, r"must be \[6, K\]"),

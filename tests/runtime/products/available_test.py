@@ -37,7 +37,7 @@ def test_products_are_unavailable_without_a_known_interface(monkeypatch, tmp_pat
 
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     monkeypatch.setattr(handler, "interface", handler.interface.__wrapped__)
-    assert "c_api.h does not describe a foreign function interface of version 0" in native.unavailable.__wrapped__()
+    assert "c_api.h does not describe version 0 of XLA" in native.unavailable.__wrapped__()
 
 
 DECODE = """
