@@ -151,7 +151,7 @@ def test_damaged_data_files_are_refused(tmp_path, wide, change):
         load(tmp_path / "mine")
 
 
-@pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b"])
+@pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b", "gemma3_4b"])
 def test_decoders_survive_a_round_trip_with_all_settings(tmp_path, name):
     config = tiny(name)
     rng = np.random.default_rng(0)
@@ -159,6 +159,8 @@ def test_decoders_survive_a_round_trip_with_all_settings(tmp_path, name):
     save(tmp_path / "mine", DecoderLM(config), unflatten_dict(flat, sep="/"))
     model, params = load(tmp_path / "mine")
     assert model == DecoderLM(config)
+    stored = json.loads((tmp_path / "mine" / "config.json").read_text())["config"]
+    assert ("qk_norm" in stored) == config.qk_norm  # earlier versions read the older families
     assert hash(model) == hash(DecoderLM(config))  # the model must be hashable, because it is a static argument of jit
     assert same(params, flat)
     fused = checkpoint_arrays.flat(model.prepare(params))

@@ -61,12 +61,11 @@ def test_logits_equal_transformers(kind, tmp_path):
     deviation = wanted.std()
     for scan in (False, True):
         assert np.abs(ours(scan_layers=scan) - wanted).max() < 2e-5 * deviation
-    # Root mean square errors of 16 bits: 2% of the deviation, unless rounding costs transformers more than that.
+    # Root mean square errors: 2% of the deviation, or what rounding to 16 bits costs transformers (1.4 to 2.5% here).
     error, their_error = (
-        np.sqrt(np.mean((half - wanted) ** 2))
-        for half in (ours(dtype="bfloat16", prepared=True), reference(torch.bfloat16))
+        np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16"), reference(torch.bfloat16))
     )
-    assert error < max(0.02 * deviation, their_error)
+    assert error < max(0.02 * deviation, 1.1 * their_error)
 
 
 @pytest.fixture(scope="module")
