@@ -239,7 +239,7 @@ def test_a_t5_starts_where_transformers_starts_it(written, tmp_path, config, gen
 def test_an_error_names_a_start_id_that_is_no_id(written):
     for odd, message in (
         ([3, 4], r"decoder_start_token_id is \[3, 4\]: give one id"),
-        (99, "start_id is 99: give one of"),
+        (99, "start_id is 99: give an id from 0 to "),
     ):
         with pytest.raises(CheckpointError, match=message):
             load(written("t5_1.1", {"decoder_start_token_id": odd}))
