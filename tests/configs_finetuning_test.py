@@ -11,6 +11,8 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax import checkpoints
+from speccascade_jax.data import directory
+from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.load import load_vocabulary
@@ -156,6 +158,16 @@ def test_a_draft_is_distilled_and_fine_tuned_alone_by_one_file():
     assert distilled.distillation.outputs == "student"
     assert distilled.distillation.teacher == distilled.acceptance_of
     assert dataclasses.replace(distilled, distillation=None) == alone, "both ways differ in the teacher only"
+
+
+@pytest.mark.parametrize("task", ["xsum", "cnn_dailymail"])
+def test_rehearsals_score_articles_that_they_do_not_train_on(task):
+    gin_flags.parse_gin([str(ROOT / f"configs/paper1/sizes/{task}_sweep.gin")], [])
+    scored = gin.get_configurable(FileTask)()
+    if not (directory.data_directory() / scored.path).exists():
+        pytest.skip("needs the data directory")
+    prompts = [{example.source for example in scored.load(split)} for split in (scored.splits[0], "train")]
+    assert len(prompts[0]) >= 32 and len(prompts[1]) >= 50 and prompts[0].isdisjoint(prompts[1])
 
 
 @pytest.mark.parametrize(("task", "size"), itertools.product(TRAINED, ("", REHEARSAL)))

@@ -14,7 +14,7 @@ from speccascade_jax.checkpoints.infer import check_layers
 from speccascade_jax.checkpoints.zarr import METADATA, open_arrays, tree_specs
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
 from speccascade_jax.models.families import Shapes
-from speccascade_jax.storage.errors import incomplete
+from speccascade_jax.storage.errors import CheckpointError, incomplete
 
 _EMBEDDING = "embedder/input_embedding"
 _ROOT = "transformer/"
@@ -48,6 +48,9 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     needed = (_EMBEDDING, "layer_0/attn/q_einsum", "layer_0/attn/kv_einsum", "layer_0/mlp/linear")
     if missing := [name for name in needed if name not in shapes]:
         raise incomplete(path, missing, len(shapes) + len(missing))
+    if not any(name.endswith("/post_attention_norm/scale") for name in shapes):
+        remedy = "in this format only Gemma 2 is read; take the checkpoint in Hugging Face's format"
+        raise CheckpointError(f"{path} is a Gemma without norms after its layers, such as Gemma 1: {remedy}")
     (rows, d_model), (heads, _, head_dim), (_, kv_heads, *_), (d_ff, _) = (shapes[name] for name in needed)
     numbers = [name.split("/")[0].removeprefix("layer_") for name in shapes if name.startswith("layer_")]
     layers = 1 + max(int(number) for number in numbers if number.isdigit())

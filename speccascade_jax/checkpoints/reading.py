@@ -64,7 +64,7 @@ def load(
     Args:
         path: the checkpoint, in one of these formats:
             a directory written by `save`;
-            a Hugging Face directory with `config.json` and safetensors files (T5, mT5, Gemma 2, Llama, Qwen 2.5);
+            a Hugging Face directory with `config.json` and safetensors files (`huggingface_config.MODELS`);
             a `*.bin` file of llama2.c, or the directory that holds it;
             a directory of Gemma 2 in Google's JAX releases;
             a step of MaxText (Gemma 2, Llama), or its folder `items`;

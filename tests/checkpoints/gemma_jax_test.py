@@ -66,6 +66,12 @@ def test_products_equal_the_einsums_of_the_stored_arrays(tmp_path, turned, root,
     np.testing.assert_allclose(heads.reshape(3, -1) @ out, mixed, rtol=1e-4, atol=1e-4)
 
 
+def test_gemma_1_is_refused_by_its_absent_norms(tmp_path):
+    stored = {name: array for name, array in arrays().items() if "post_" not in name}
+    with pytest.raises(CheckpointError, match="such as Gemma 1: in this format only Gemma 2 is read; take"):
+        describe(write(tmp_path / "g", stored))
+
+
 def test_other_arrays_are_unchanged(tmp_path):
     stored = arrays()
     path = write(tmp_path / "g", stored)
