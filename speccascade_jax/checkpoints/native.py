@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -278,18 +278,23 @@ def is_ours(path: Path) -> bool:
         return False
 
 
-class _Output(NamedTuple):
+@dataclasses.dataclass
+class _Output:
     """Checkpoint that is being written.
 
     Attributes:
         folder: the folder of `config.json`.
         params: the folder of the arrays.
         generation: the generation of the former `config.json` in a bucket.
+        former: other folders of arrays in a bucket, listed before `config.json` is replaced.
+        may_be_complete: whether the bucket's `config.json` may name `params`, or will name it once a request arrives.
     """
 
     folder: Path
     params: Path
     generation: bytes = b""
+    former: tuple[Path, ...] = ()
+    may_be_complete: bool = False
 
     def commit(self, text: str) -> None:
         """Writes `config.json`.
@@ -300,7 +305,12 @@ class _Output(NamedTuple):
         file = self.folder / CONFIG
         if not isinstance(file, BucketPath):
             write_atomically(file, text)
-        elif not file.swap(text.encode(), self.generation):
+            return
+        folders = [entry for entry in self.folder.iterdir() if _PARAMS.fullmatch(entry.name)]
+        self.former = tuple(entry for entry in folders if entry != self.params)
+        self.may_be_complete = True
+        if not file.swap(text.encode(), self.generation):
+            self.may_be_complete = False
             remedy = "choose another path, or run the same command again"
             raise locks.LockedError(f"{self.folder} was written by another process meanwhile: {remedy}")
 
@@ -340,16 +350,19 @@ def _replacing(target: Path) -> Iterator[_Output]:
 def _replacing_objects(target: BucketPath) -> Iterator[_Output]:
     """Yields an output in a bucket; afterwards deletes the arrays of former checkpoints, or of a failed one.
 
-    Leftovers of interrupted writes are deleted only now: their writer may have been suspended, and may still commit.
+    The former arrays were listed before `config.json` was replaced. Their writers read its generation earlier, so they
+    can't commit any more. Arrays that appear later may belong to the next writer, and are left alone. If the answer to
+    the write of `config.json` is missing, the new arrays are left, too; the next write deletes what is not needed.
     """
     output = _Output(target, target / f"{PARAMS}-{uuid.uuid4().hex[:8]}", (target / CONFIG).read()[1])
     try:
         yield output
     except BaseException:
-        with suppress(OSError):
-            remove_folder(output.params)
+        if not output.may_be_complete:
+            with suppress(OSError):
+                remove_folder(output.params)
         raise
-    for folder in [entry for entry in target.iterdir() if _PARAMS.fullmatch(entry.name) and entry != output.params]:
+    for folder in output.former:
         remove_folder(folder)
 
 

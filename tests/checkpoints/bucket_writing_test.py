@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import flax
 import jax
 import numpy as np
 import pytest
 
 from experiments.convert import main
-from speccascade_jax.checkpoints import load, save, save_t5x
+from speccascade_jax.checkpoints import load, native, save, save_t5x, tree_writing
 from speccascade_jax.checkpoints.converting import convert
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.storage import buckets
@@ -25,6 +26,10 @@ def same(path, other) -> bool:
     (model, params), (again, restored) = load(path, dtype=None), load(other, dtype=None)
     equal = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), params, restored)
     return model == again and jax.tree.all(equal)
+
+
+def same_values(restored, params) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, restored, flax.core.unfreeze(params)))
 
 
 SLOW = [pytest.param(dtype, marks=pytest.mark.laws) for dtype in ("bfloat16", "int8")]
@@ -83,13 +88,16 @@ def test_what_cannot_be_written_is_one_line_and_the_former_checkpoint_stays(
     buckets._opened.cache_clear()
     save(OURS, model, params)
     before = dict(bucket.objects)
-    for part in ("/params-", "/config.json"):
+    for part in ("/params-", "/config.json"):  # after the second, its arrays stay: the request may have arrived
         bucket.fault = lambda method, name, part=part: "503" if method == "POST" and part in name else None
         with pytest.raises(OSError, match=r"gs://bucket/models/ours.*; run the same command again") as raised:
             save(OURS, model, jax.tree.map(np.negative, params), overwrite=True)
         assert "\n" not in str(raised.value)
         bucket.fault = lambda method, name: None
-        assert bucket.objects == before
+        assert {name: bucket.objects[name] for name in before} == before
+        assert (len(bucket.objects) == len(before)) == (part == "/params-")
+    save(OURS, model, params, overwrite=True)
+    assert len(bucket.objects) == len(before)
     buckets._opened.cache_clear()
 
 
@@ -119,6 +127,54 @@ def test_of_two_writers_one_commits_and_the_other_says_so(bucket, model, params,
         save(OURS, model, params)
     del bucket.theirs
     assert (OURS / "config.json").read_bytes() == b"theirs" and OURS.below() == ["config.json"]
+
+
+@pytest.mark.parametrize("outcome", [OSError, KeyboardInterrupt])
+def test_the_arrays_stay_if_the_answer_about_the_configuration_is_lost(bucket, model, params, outcome, monkeypatch):
+    """The server has stored the new configuration, or stores it after the process was told to stop."""
+
+    def interrupted(path, content, generation):
+        if path.name != "config.json":
+            return swap(path, content, generation)
+        sent.append(content)
+        raise outcome("no answer")
+
+    sent, swap, newer = [], BucketPath.swap, jax.tree.map(np.negative, params)
+    save(OURS, model, params)
+    with monkeypatch.context() as patch, pytest.raises(outcome):
+        patch.setattr(BucketPath, "swap", interrupted)
+        save(OURS, model, newer, overwrite=True)
+    assert same_values(load(OURS)[1], params)
+    (OURS / "config.json").write(sent[0])  # the request arrives
+    assert same_values(load(OURS)[1], newer)
+
+
+@pytest.mark.laws
+def test_a_writer_that_cleans_up_late_leaves_the_next_writer_s_arrays(bucket, model, params, monkeypatch):
+    """The first writer is suspended after it has replaced the configuration; its lease has ended when it goes on."""
+
+    def arrays(before_last=lambda: None):
+        flat = flax.traverse_util.flatten_dict(flax.core.unfreeze(params), sep="/")
+        for number, name in enumerate(sorted(flat), 1):
+            if number == len(flat):
+                before_last()
+            yield name, np.asarray(flat[name])
+
+    def clean_up():
+        assert [name for name in OURS.below() if name.split("/")[0] not in (first.params.name, "config.json")]
+        suspended.__exit__(None, None, None)
+
+    monkeypatch.setattr(tree_writing, "_TOGETHER", 1)  # each array is written before the next is read
+    suspended = native._replacing(OURS)
+    first = suspended.__enter__()
+    writer = native.NamedArrays(first.params, {})
+    for name, array in arrays():
+        writer.add_all({name: array})
+    writer.close()
+    text = native._config_text(model.config, writer.table, writer.parts, "float32", first.params.name)
+    first.commit(text)
+    native.write(OURS, model.config, arrays(clean_up), "float32")
+    assert same_values(load(OURS)[1], params)
 
 
 @pytest.mark.parametrize("name", ["../old/params", "params-zz", 7])
