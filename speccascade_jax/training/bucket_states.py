@@ -2,8 +2,14 @@
 
 Objects cannot be renamed, so Orbax would need `gcsfs` and marks of its own. Here, each process packs the parts of the
 arrays that its devices hold into objects of up to 64 MB below `states/<step>-<token>/`, and then writes its index: the
-parts and the digest of each of its objects. The token is new in every attempt, so attempts never mix. A checkpoint is
-complete once the indexes of all processes exist. The first object that a deletion removes is therefore an index.
+parts and the digest of each of its objects. The token is new in every process that trains, so their objects never mix.
+A checkpoint is complete once the indexes of all processes exist. The first object that a deletion removes is therefore
+an index.
+
+A process that was suspended, and whose run another process goes on with, may still complete a checkpoint when it wakes
+up. The object `states/owner` therefore says which checkpoints count: those with the token of the process that wrote it
+last, and those that were complete when this process read the run. It is replaced before the first checkpoint, and only
+if it has not changed since the run was read.
 
 A host reads the objects that hold parts of its devices' arrays: on the mesh that wrote them the bytes that it wrote,
 on another mesh possibly all.
@@ -28,7 +34,8 @@ from speccascade_jax.checkpoints.slices import Bounds, bounds
 from speccascade_jax.runtime import hosts
 from speccascade_jax.storage import checksums
 from speccascade_jax.storage.buckets import BucketPath
-from speccascade_jax.training.states import DamagedError, States, named_leaves
+from speccascade_jax.storage.errors import LockedError
+from speccascade_jax.training.states import IN_BUCKET, DamagedError, States, named_leaves
 
 _LARGEST = 1 << 26
 """Bytes of an object, unless a single row of an array has more."""
@@ -36,8 +43,9 @@ _THREADS = 4
 """Objects that are written or read at the same time."""
 _DAMAGED = "damaged"
 """Object that marks a checkpoint as damaged, so that its step can be saved again."""
+_OWNER = "owner"
+"""Object that says which checkpoints count."""
 _INDEX = re.compile(r"index-(\d+)-of-(\d+)\.json")
-_FOLDER = re.compile(r"(0|[1-9]\d*)-[0-9a-f]{8}")
 
 
 class Part(NamedTuple):
@@ -56,10 +64,14 @@ def open_states(folder: Path, keep: int = 2) -> States:
 class BucketStates(States):
     """Checkpoints of a run in a bucket, with the methods of `States`."""
 
+    _other_form = re.compile(r"0|[1-9]\d*"), "on a disk"
+
     def __init__(self, folder: BucketPath, keep: int = 2):
         super().__init__(folder, keep)
         self._place = folder / self.folder.name
-        self._places: dict[int, BucketPath] = {}  # places of complete checkpoints by step, as last listed
+        self._token = uuid.uuid4().hex[:8]
+        self._places: dict[int, BucketPath] = {}  # places of complete checkpoints by step, when the run was read
+        self._generation: bytes | None = None  # generation of the owner's object at that time
         self._objects: dict[str, dict[str, Any]] = {}  # what the indexes of the verified checkpoint say
         self._writing: Future[None] | None = None
 
@@ -76,7 +88,7 @@ class BucketStates(States):
         return ThreadPoolExecutor(1)
 
     def _write(self, step: int, state: Any) -> None:
-        place = self._place / f"{step}-{hosts.agreed(uuid.uuid4().hex[:8])}"
+        place = self._place / f"{step}-{hosts.agreed(self._token)}"
         self._writing = self._thread.submit(_write, place, list(_parts(state)), self._record)
 
     def _wait(self) -> None:
@@ -88,34 +100,79 @@ class BucketStates(States):
         listed: dict[str, set[str]] = {}
         for name in self._place.below():
             folder, _, rest = name.partition("/")
-            if rest and _FOLDER.fullmatch(folder):
+            if rest and IN_BUCKET.fullmatch(folder):
                 listed.setdefault(folder, set()).add(rest)
         return listed
 
+    def _names(self) -> list[str]:
+        return list(
+            dict.fromkeys(folder for folder, slash, _ in (n.partition("/") for n in self._place.below()) if slash)
+        )
+
+    def _owner(self) -> tuple[dict[str, Any] | None, bytes]:
+        """Returns the content of the owner's object, `None` if it is absent, and its generation."""
+        place = self._place / _OWNER
+        content, generation = place.read()
+        if content is None:
+            return None, generation
+        try:
+            owner = json.loads(checksums.unsealed(place, content, ""))
+            return {"run": str(owner["run"]), "kept": list(owner["kept"])}, generation
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{place} is damaged: remove it, and start the run again") from None
+
+    def _complete(self, owner: dict[str, Any] | None) -> dict[int, BucketPath]:
+        """Returns the places of complete checkpoints that count, by step."""
+        complete = sorted(name for name, objects in self._listed().items() if _is_complete(objects))
+        places = [self._place / name for name in complete if owner is None or _counts(name, owner)]
+        return {int(place.name.partition("-")[0]): place for place in places}
+
     def _steps(self) -> list[int]:
-        complete = sorted(folder for folder, names in self._listed().items() if _is_complete(names))
-        self._places = {int(folder.partition("-")[0]): self._place / folder for folder in complete}
+        # The owner's object is read first: if it changes before the checkpoints are listed, `_take_over` fails.
+        owner, self._generation = self._owner()
+        self._places = self._complete(owner)
         return sorted(self._places)
 
     def _exists(self, step: int) -> bool:
-        return step in self._steps()
+        return step in self._complete(self._owner()[0])
 
     def _delete_old(self) -> None:
-        for step in self._steps()[: -self.keep]:
-            _delete(self._places[step])
+        owner, _ = self._owner()
+        if owner is None or owner["run"] != self._token:
+            raise self._taken_over()
+        places = self._complete(owner)
+        for step in sorted(places)[: -self.keep]:
+            _delete(places[step])
+
+    def _taken_over(self) -> LockedError:
+        return LockedError(f"{self.folder} has changed: another process goes on with this run; end one of them")
 
     def _clean_up(self) -> None:
-        """Marks damaged checkpoints, and deletes unfinished ones."""
+        """Marks damaged checkpoints, and deletes unfinished ones and those that do not count."""
+        if self._generation is None:
+            self._steps()
         for step in self._damaged:
             (self._places[step] / _DAMAGED).write(b"")
-        for folder, names in self._listed().items():
-            if not _is_complete(names) and _DAMAGED not in names:
-                _delete(self._place / folder)
+        owner = self._take_over()
+        for name, objects in self._listed().items():
+            if not (_is_complete(objects) and _counts(name, owner)) and _DAMAGED not in objects:
+                _delete(self._place / name)
+
+    def _take_over(self) -> dict[str, Any]:
+        """Makes this process's checkpoints count, and of others only those that it has seen; returns the new owner."""
+        kept = [place.name for step, place in self._places.items() if step not in self._damaged]
+        owner = {"run": self._token, "kept": kept}
+        content = json.dumps(owner).encode()
+        if not (self._place / _OWNER).swap(content + checksums.seal(content), cast(bytes, self._generation)):
+            raise self._taken_over()
+        return owner
 
     def _verified(self, step: int) -> dict[str, Any]:
         """Returns the record of a checkpoint, after all processes have read all its indexes."""
         place = self._places_of_all()[step]
-        names = sorted(name for name in place.below() if _INDEX.fullmatch(name))
+        names = hosts.agreed(sorted(name for name in place.below() if _INDEX.fullmatch(name)))
+        if not names:
+            raise DamagedError("its indexes are missing")
         indexes = [_index(place / name, content) for name, content in zip(names, place.read_below(names), strict=True)]
         number = max((number for number, index in enumerate(indexes) if index is None), default=-1)
         if (last := hosts.largest(number)) >= 0:
@@ -206,6 +263,11 @@ def _is_complete(names: set[str]) -> bool:
     """Returns whether a checkpoint's objects include the indexes of all processes, and no mark of damage."""
     indexes = [match for name in names if (match := _INDEX.fullmatch(name))]
     return bool(indexes) and len(indexes) == int(indexes[0][2]) and _DAMAGED not in names
+
+
+def _counts(name: str, owner: dict[str, Any]) -> bool:
+    """Returns whether a checkpoint's folder is one of the owner's, or one that the owner has seen."""
+    return name.partition("-")[2] == owner["run"] or name in owner["kept"]
 
 
 def _delete(place: BucketPath) -> None:

@@ -40,6 +40,8 @@ from speccascade_jax.training import runs
 FOLDER = "states"
 """Name of the folder in a run's folder that holds the checkpoints, one folder for each step."""
 RECORD = "record"
+IN_BUCKET = re.compile(r"(0|[1-9]\d*)-[0-9a-f]{8}")
+"""Names of checkpoints' folders in a bucket: step and token of the run."""
 _TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of a folder's name while Orbax writes the folder, and while this module deletes it."""
 _UNSEALED = ("_CHECKPOINT_METADATA", "commit_success.txt")
@@ -60,6 +62,9 @@ class States:
     Args:
         folder: the run's folder, on a file system that all hosts share; keep: number of checkpoints to keep.
     """
+
+    _other_form = IN_BUCKET, "in a bucket"
+    """Names of checkpoints that this class can't read, and where they are written."""
 
     def __init__(self, folder: Path, keep: int = 2):
         self.run_dir, self.folder, self.keep = folder, (folder / FOLDER).absolute(), keep
@@ -82,6 +87,7 @@ class States:
         Raises:
             OSError: this checkpoint (with `wait`) or the one before could not be written.
             ValueError: another run has written a checkpoint of this step.
+            LockedError: another process goes on with this run, which is in a bucket.
         """
         if step != self._last:
             self._settle()
@@ -104,10 +110,11 @@ class States:
 
         Raises:
             ValueError: every checkpoint is damaged, the newest undamaged one is of another model or optimiser, or the
-                folder holds the state of an older version of the package.
+                folder holds the state of an older version of the package, or was copied between disk and bucket.
         """
         self._settle()
         self._refuse_old_state()
+        self._refuse_other_form()
         damages: dict[int, str] = {}
         for step in reversed(hosts.agreed(self._steps())):
             try:
@@ -115,6 +122,8 @@ class States:
                 self._check_fits(step, like, record)
                 state = self._restored(step, jax.tree.map(_placed, like))
             except DamagedError as error:
+                if not hosts.agreed(self._exists(step)):
+                    return self.latest(like)  # the run goes on meanwhile, and has deleted the checkpoint
                 damages[step] = str(error)
                 continue
             self._warn(damages, step)
@@ -204,8 +213,20 @@ class States:
 
     def _steps(self) -> list[int]:
         """Returns the steps that have a folder, in ascending order."""
-        names = [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
-        return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
+        return sorted(int(name) for name in self._names() if re.fullmatch(r"0|[1-9]\d*", name))
+
+    def _names(self) -> list[str]:
+        """Returns the names of all folders of checkpoints, and of other entries."""
+        return [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
+
+    def _refuse_other_form(self) -> None:
+        """Raises ValueError if checkpoints were copied here from a bucket, or to a bucket from a disk."""
+        pattern, there = self._other_form
+        if name := next((name for name in hosts.agreed(self._names()) if pattern.fullmatch(name)), None):
+            raise ValueError(
+                f"{self.run_dir}: checkpoint {FOLDER}/{name} was written {there}, and can be resumed only there: copy "
+                "the run back, or name another run_dir"
+            )
 
     def _refuse_old_state(self) -> None:
         old = self.run_dir / runs.STATE_FILE

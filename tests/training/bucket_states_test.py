@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 import warnings
 
@@ -36,7 +37,7 @@ def write(*steps):
 
 
 def saved_steps():
-    return sorted({int(name.partition("-")[0]) for name in STATES.below()})
+    return sorted({int(name.partition("-")[0]) for name in STATES.below() if name != "owner"})
 
 
 def latest(like=None):
@@ -62,7 +63,7 @@ def test_states_are_exact_and_may_be_donated_while_they_are_written(bucket, monk
     for wanted in (like, exact):
         loaded, position, said = latest(wanted)
         assert same(loaded, exact) and position == {"epoch": 2} and not said
-    sizes = [(STATES / name).stat().st_size for name in STATES.below() if "index" not in name]
+    sizes = [(STATES / name).stat().st_size for name in STATES.below() if "/0-" in name]
     assert len(sizes) > 10 and max(sizes) <= 20
 
 
@@ -157,6 +158,81 @@ def test_a_failed_write_is_one_line_and_the_checkpoint_before_stays(bucket, monk
     bucket.fault = lambda method, name: None
     assert same(latest()[0], make(10.0))
     buckets._opened.cache_clear()
+
+
+def resumed():
+    states = open_states(RUN)
+    states.latest(make())
+    return states
+
+
+@pytest.mark.parametrize("suspended_at", ["index-", "0-0"])
+def test_a_suspended_process_leaves_no_checkpoint_that_counts(bucket, suspended_at):
+    """It is suspended while it writes step 100; another process goes on from step 50."""
+    write(50)
+    first, reached, goes_on = resumed(), threading.Event(), threading.Event()
+
+    def suspend(method, name):
+        if method == "POST" and "/states/100-" in name and suspended_at in name and not reached.is_set():
+            reached.set()
+            goes_on.wait(20)
+
+    bucket.fault = suspend
+    first.save(100, make(100.0), {"epoch": 1})
+    assert reached.wait(20)
+    second = resumed()
+    second.save(60, make(60.0), {}, wait=True)
+    goes_on.set()
+    with pytest.raises(LockedError, match="states has changed: another process goes on with this run"):
+        first.close()
+    assert any(name.startswith("100-") and "index" in name for name in STATES.below())
+    for step in (70, 80):
+        second.save(step, make(step), {}, wait=True)
+    assert saved_steps() == [70, 80, 100] and same(latest()[0], make(80.0))
+    second.save(100, make(1.0), {}, wait=True)
+    assert same(latest()[0], make(1.0))
+    resumed().save(101, make(), {}, wait=True)
+    assert saved_steps() == [100, 101]
+
+
+def test_a_process_that_read_the_run_before_another_went_on_is_refused(bucket):
+    write(10)
+    first, second = resumed(), resumed()
+    (STATES / "30-0123abcd" / "index-0-of-1.json").write(b"{}")  # completed after both have read the run
+    second.save(20, make(20.0), {}, wait=True)
+    with pytest.raises(LockedError, match="another process goes on with this run"):
+        first.save(40, make(40.0), {})
+    assert saved_steps() == [10, 20] and same(latest()[0], make(20.0))
+    (STATES / "owner").write(b"damaged")
+    with pytest.raises(ValueError, match="states/owner is damaged: remove it"):
+        latest()
+
+
+def test_checkpoints_that_are_deleted_while_they_are_read_are_listed_again(bucket):
+    write(10, 20)
+    writer, reader = resumed(), open_states(RUN)
+    steps, goes_on = reader._steps, iter([(30, 40), (50, 60)])
+
+    def listed():
+        found = steps()
+        for step in next(goes_on, ()):
+            writer.save(step, make(step), {}, wait=True)
+        return found
+
+    reader._steps = listed
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(reader.latest(make())[0], make(60.0))
+
+
+def test_runs_that_were_copied_between_disk_and_bucket_are_refused(bucket, tmp_path):
+    name = write(10)[0]
+    (tmp_path / "states" / name).parent.mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"states/10-\w{8} was written in a bucket, .* copy the run back"):
+        open_states(tmp_path).latest(make())
+    (STATES / "20" / "record").write(b"{}")
+    with pytest.raises(ValueError, match="gs://bucket/run: checkpoint states/20 was written on a disk"):
+        latest()
 
 
 def test_the_log_of_a_run_that_another_process_goes_on_with_is_not_replaced(bucket):
