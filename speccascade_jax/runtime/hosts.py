@@ -7,7 +7,8 @@ process prints. In a single process, the functions of this module do nothing.
 Without further measures, a process that waits for a killed process would wait until JAX's heartbeat fails and then
 abort with a page of traces. For this reason, every process keeps a connection to the first process and sends a byte
 when it is done, or the error that ends it. A connection that closes without a word means that the process at its other
-end has died. If the first process dies, all others notice.
+end has died. If the first process dies, all others notice. All processes end together: the first process says that it
+is done after all others have, so the others wait while it writes files, for as long as that takes.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ _ENDING = threading.Lock()
 """Held by the thread that says why this process ends; it is never released, so that only one thread does."""
 _CONNECTIONS: dict[int, socket.socket] = {}
 """Open sockets, by the index of the process at the other end."""
+_LISTENERS: list[threading.Thread] = []
+"""Threads that read the sockets; each ends when the process at the other end is done."""
 _AGAIN = f"on all hosts, {interrupts.SAME}"
 _NO_CLUSTER = "coordinator_address should be defined"
 """Part of JAX's message where it detects no cluster; other failures come from a cluster that it has detected."""
@@ -257,7 +260,7 @@ def check_alone(command: str, words: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def together(how: str = interrupts.SAME) -> Iterator[None]:
-    """Ends all processes if the block raises an error; otherwise tells the other processes that this one is done.
+    """Ends all processes if the block raises an error; otherwise waits until the block has ended in all processes.
 
     If the error is only a consequence of another process's end, the message about that process appears instead. The
     other processes end with this process's error, since running the same command again would not help. In a single
@@ -268,6 +271,7 @@ def together(how: str = interrupts.SAME) -> Iterator[None]:
     """
     try:
         yield
+        _wait_until_all_are_done()
     except BaseException as error:
         if not many():
             raise
@@ -281,7 +285,17 @@ def together(how: str = interrupts.SAME) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
-    _say_done()
+
+
+def _wait_until_all_are_done() -> None:
+    """Tells the other processes that this one is done, the first process last, and waits until all are done."""
+    # JAX's own shutdown aborts all processes after 5 minutes, also with a longer shutdown_timeout_seconds (JAX 0.10.2)
+    if not first():
+        _say_done()
+    for listener in _LISTENERS:
+        listener.join()
+    if first():
+        _say_done()
 
 
 def _say_done() -> None:
@@ -336,7 +350,8 @@ def _watch(index: int, count: int, first_host: str | None) -> None:
     for process, connection in _CONNECTIONS.items():
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        threading.Thread(target=_listen, args=(process, count, connection), daemon=True).start()
+        _LISTENERS.append(threading.Thread(target=_listen, args=(process, count, connection), daemon=True))
+        _LISTENERS[-1].start()
 
 
 def _connect(index: int, count: int, first_host: str | None) -> None:

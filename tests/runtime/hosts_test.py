@@ -112,6 +112,53 @@ def test_the_text_of_an_error_reaches_the_other_processes(error, words, monkeypa
     assert remote_end.recv(100) == words
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_processes_end_together_and_the_first_one_says_so_last(index, monkeypatch):
+    """Checks that a process waits for the other's last word, such as while the first writes a trained model."""
+    own_end, remote_end = socket.socketpair()
+    remote_end.settimeout(10)
+    listener = threading.Thread(target=hosts._listen, args=(1 - index, 2, own_end))
+    monkeypatch.setattr(hosts, "_CONNECTIONS", {1 - index: own_end})
+    monkeypatch.setattr(hosts, "_LISTENERS", [listener])
+    monkeypatch.setattr(hosts, "first", lambda: index == 0)
+
+    def work():
+        with hosts.together():
+            pass
+
+    ending = threading.Thread(target=work)
+    for thread in (listener, ending):
+        thread.start()
+    if index == 1:
+        assert remote_end.recv(1) == b"."
+    ending.join(0.1)
+    assert ending.is_alive()
+    remote_end.sendall(b".")
+    ending.join(10)
+    assert not ending.is_alive() and remote_end.recv(1 - index) == b"."[: 1 - index]
+
+
+TOGETHER = """
+import time
+from speccascade_jax.runtime import hosts
+with hosts.together():
+    hosts.begin("localhost:{port}", 3, {index})
+    time.sleep({seconds})
+hosts.sys.__stdout__.write(f"end {{time.monotonic()}}")
+"""
+
+
+@pytest.mark.laws
+def test_no_process_ends_before_the_first_one_has_written():
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    texts = [TOGETHER.format(port=port, index=index, seconds=seconds) for index, seconds in enumerate((2, 0, 1))]
+    running = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) for text in texts]
+    times = [float(process.communicate(timeout=60)[0].rpartition("end ")[2]) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert max(times) - min(times) < 1.0
+
+
 ALONE = """
 from speccascade_jax.runtime import hosts
 hosts.COMING = 1.0

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from speccascade_jax.core.types import Params
 from speccascade_jax.models import sharding
+from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.mesh import DATA
 from speccascade_jax.training.finetune.batches import Batch
 from speccascade_jax.training.finetune.optimizers import Optimizer, state_specs
@@ -108,5 +109,13 @@ def spread(params: Params, mesh: Mesh) -> Params:
 
 
 def on_host(params: Params) -> Params:
-    """Returns the whole parameters as arrays of NumPy on every host, gathered one at a time."""
-    return jax.tree.map(lambda leaf: np.asarray(sharding.replicate(leaf)), params)
+    """Returns the whole parameters as arrays of NumPy in the first process, and `None` for each of them in the others.
+
+    All processes must call this function.
+    """
+
+    def gathered(leaf: Any) -> np.ndarray | None:
+        whole = jax.block_until_ready(sharding.replicate(leaf))  # one at a time, since devices have no room for all
+        return np.asarray(whole) if hosts.first() else None
+
+    return jax.tree.map(gathered, params)

@@ -40,6 +40,12 @@ def _close(state, other):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, other.params)
 
 
+def test_only_the_first_process_holds_a_copy_of_the_whole_model(monkeypatch):
+    assert partition.on_host({"a": jnp.arange(2)})["a"].tolist() == [0, 1]
+    monkeypatch.setattr(partition.hosts, "first", lambda: False)
+    assert partition.on_host({"a": jnp.arange(2)}) == {"a": None}
+
+
 def test_the_decoder_reads_the_targets_after_a_start_token():
     assert steps.shift_right(jnp.asarray(TARGET)).tolist() == [[0, 6, 7, 8], [0, 9, 1, 0]]
 
