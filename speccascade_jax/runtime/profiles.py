@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import jax
 from speccascade_jax.runtime import hosts
 from speccascade_jax.storage.files import expanded, write_atomically
 
-_PROBE = ".writable"
+_PROBE = ".writable-{}"
+"""Name of the probe with a random part, because processes that start together share a folder, such as two shards."""
 
 
 def host_folder(place: str | Path) -> Path:
@@ -34,7 +36,7 @@ def check_place(flag: str, place: str | Path | None) -> None:
     if place is None:
         return
     try:
-        probe = host_folder(place) / _PROBE
+        probe = host_folder(place) / _PROBE.format(uuid.uuid4().hex)
         write_atomically(probe, b"1")
         probe.unlink()
     except OSError as error:

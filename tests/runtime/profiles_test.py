@@ -24,6 +24,20 @@ def test_a_place_that_can_be_written_stays_empty_and_takes_a_trace(place, bucket
     assert bool(bucket.objects) is isinstance(folder, BucketPath)
 
 
+def test_processes_that_start_together_do_not_delete_each_others_probes(tmp_path, monkeypatch):
+    write, probes = profiles.write_atomically, []
+
+    def beside_another(path, content):
+        probes.append(path)
+        write(path, content)
+        if len(probes) == 1:  # another process checks the same place before this one deletes its probe
+            profiles.check_place("profile_at", tmp_path)
+
+    monkeypatch.setattr(profiles, "write_atomically", beside_another)
+    profiles.check_place("profile_at", tmp_path)
+    assert len({*probes}) == 2 and not list((tmp_path / "host-0").iterdir())
+
+
 def _denied(path, content):
     raise PermissionError(13, "Permission denied", str(path))
 
