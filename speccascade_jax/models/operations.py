@@ -2,9 +2,9 @@
 
 A product of a matrix `[m, n]` with one token costs `2 m n` operations (Chowdhery et al., 2022 (PaLM), appendix B). All
 tokens that a model reads count, draft tokens that are rejected later included, because the device computes them.
-Attention counts the committed tokens that a token can see: a token of a generation with `prompt + output` tokens sees
-the prompt and, on average, half of the output. Not counted are padding, norms, softmax, sampling, rules, and the
-look-up of embeddings: they take time, so they lower the utilisation.
+Attention counts the committed tokens that a token can see, in its layer's window: without one, a token of a generation
+with `prompt + output` tokens sees the prompt and, on average, half of the output. Not counted are padding, norms,
+softmax, sampling, rules, and the look-up of embeddings: they take time, so they lower the utilisation.
 """
 
 from __future__ import annotations
@@ -51,10 +51,16 @@ def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed
     layer = projections + 3 * 2 * c.d_model * c.d_ff  # queries, keys, values and output; gate, up and down
     total: np.ndarray = c.num_layers * layer * (prompt - 1 + fed) + 2 * c.d_model * c.num_embeddings * fed
     for window in c.windows:
-        longest = np.inf if window is None else window
-        keys = (prompt - 1) * np.minimum(prompt / 2, longest) + fed * np.minimum(prompt + output / 2, longest)
+        before, after = _keys(prompt - 1, window), _keys(prompt + output, window)
+        keys = before + fed * (after - before) / (output + 1)
         total = total + 4 * width * keys  # scores and weighted sum: 2 operations each per query, key and width
     return total
+
+
+def _keys(tokens: np.ndarray, window: int | None) -> np.ndarray:
+    """Returns the number of keys that the first tokens of a sequence see together, each one at most `window`."""
+    widest = tokens if window is None else np.minimum(tokens, window)
+    return np.asarray(widest * (widest + 1) / 2 + (tokens - widest) * widest)
 
 
 def _t5_flops(c: T5Config, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray, encoded: np.ndarray) -> np.ndarray:

@@ -31,14 +31,26 @@ def test_a_decoder_reads_prompts_without_logits_and_sees_half_of_its_output():
     assert generation_flops(LLAMA, prompt=PROMPT, output=OUTPUT, fed=FED) == pytest.approx(expected, rel=1e-12)
 
 
-def test_windows_bound_the_keys_and_examples_add_up():
+def test_examples_broadcast_and_short_ones_fit_in_a_window():
     windowed = replace(LLAMA, window=4, pattern=("local", "global", "global"))
     counts = {"prompt": np.array([PROMPT, 2]), "output": np.array([[OUTPUT, 1]]), "fed": np.array([[FED, 3]])}
     whole, less = generation_flops(LLAMA, **counts), generation_flops(windowed, **counts)
     assert whole.shape == less.shape == (1, 2) and less[0, 1] == whole[0, 1]
-    keys = (PROMPT - 1) * PROMPT / 2 + FED * (PROMPT + OUTPUT / 2)
-    inside = (PROMPT - 1) * min(PROMPT / 2, 4) + FED * 4
-    assert whole[0, 0] - less[0, 0] == 4 * LLAMA.num_heads * LLAMA.head_dim * (keys - inside)
+
+
+@pytest.mark.parametrize("window", [4, PROMPT + 3, PROMPT + OUTPUT])
+def test_every_token_sees_the_tokens_in_its_window(window):
+    """Counts the keys of every query one by one; a read token is at each place of the output equally often."""
+
+    def keys(longest):
+        reading = [min(place, longest) for place in range(1, PROMPT)]
+        writing = [min(place, longest) for place in range(PROMPT, PROMPT + OUTPUT + 1)]
+        return sum(reading) + FED * sum(writing) / len(writing)
+
+    counts = {"prompt": PROMPT, "output": OUTPUT, "fed": FED}
+    windowed = replace(LLAMA, window=window, pattern=("local", "global", "global"))
+    saved = generation_flops(LLAMA, **counts) - generation_flops(windowed, **counts)
+    assert saved == pytest.approx(4 * LLAMA.num_heads * LLAMA.head_dim * (keys(np.inf) - keys(window)), rel=1e-12)
 
 
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, gated=False)])
