@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+GRACE = 300.0
+"""Seconds in which commands may save their state after a signal."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +96,39 @@ def run(steps: Sequence[Step], together: bool) -> int:
 
 
 def _run_commands(commands: Sequence[Command]) -> int:
-    running = [
-        subprocess.Popen(
-            command.words, env=os.environ | dict(command.env), text=True,
-            stdin=None if command.stdin is None else subprocess.PIPE,
-        )
-        for command in commands
-    ]  # fmt: skip
+    running: list[subprocess.Popen[str]] = []
     try:
+        for command in commands:
+            pipe = None if command.stdin is None else subprocess.PIPE
+            running.append(subprocess.Popen(command.words, env=os.environ | dict(command.env), text=True, stdin=pipe))
         for command, process in zip(commands, running, strict=True):
             if command.stdin is not None:
                 process.communicate(command.stdin)
         statuses = [process.wait() for process in running]
-    finally:
-        for process in running:  # after an interrupt, no process may keep running
-            process.terminate()
+    except BaseException as signalled:
+        # Ctrl-C has reached the commands too, and a second signal would end them before their state is saved
+        _end(running, terminate=not isinstance(signalled, KeyboardInterrupt))
+        raise
     for command, status in zip(commands, statuses, strict=True):
         if status:
             print(f"error: exit status {status} of {command}", file=sys.stderr)
     return next((status for status in statuses if status), 0)
+
+
+def _end(running: Sequence[subprocess.Popen[str]], terminate: bool) -> None:
+    """Waits for processes that save their state, and kills them after `GRACE` seconds or at another signal.
+
+    Args:
+        terminate: whether the processes still need SIGTERM to end.
+    """
+    deadline = time.monotonic() + GRACE
+    try:
+        for process in running:
+            if terminate:
+                process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in running:
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running:  # has no effect on a process that has ended
+            process.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from experiments.launch import __main__ as launch
 from experiments.launch import accelerators, preflight, scripts, steps
-from speccascade_jax.runtime import hosts
+from speccascade_jax.runtime import hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
 
 SWEEP = ["--", "python", "-m", "experiments.sweep", "--gin_file=a b.gin"]
@@ -335,6 +335,33 @@ def test_local_parts_are_run_and_a_failed_part_is_named(tmp_path, capfd):
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"['--shard_id={n}', '--num_shards=3']" for n in range(3)]
     assert err.startswith("error: exit status 3 of ") and "--shard_id=1" in err and len(err.splitlines()) == 1
+
+
+READY = "/bin/sleep 0.1"  # until the launcher waits
+SAVES = "/bin/sleep 0.3; touch saved; exit 0"
+
+
+@pytest.mark.parametrize(("lines", "status"), [
+    # Ctrl-C reaches the command as well, and this one's second signal ends it, as during training
+    (f"{READY}; kill -INT $PPID; {SAVES}", 130),
+    (f"trap '{SAVES}' TERM; {READY}; kill -TERM $PPID; while true; do /bin/sleep 0.02; done", 143),
+])  # fmt: skip
+def test_a_launch_that_is_stopped_waits_for_the_state_of_its_commands(lines, status, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended, interrupts.told(interrupts.SAME):
+        steps.run([steps.Command(("bash", "-c", lines))], together=True)
+    assert ended.value.code == status and Path("saved").exists()
+
+
+@pytest.mark.parametrize("signals", ["kill -TERM $PPID", "kill -INT $PPID; /bin/sleep 0.3; kill -INT $PPID"])
+def test_a_command_that_goes_on_after_signals_is_killed(signals, monkeypatch):
+    if signals.count("kill") == 1:  # a second signal does not wait
+        monkeypatch.setattr(steps, "GRACE", 0.2)
+    goes_on = steps.Command(("bash", "-c", f"trap '' TERM INT; {READY}; {signals}; exec /bin/sleep 9"))
+    begun = time.monotonic()
+    with pytest.raises(SystemExit), interrupts.told(interrupts.SAME):
+        steps.run([goes_on], together=True)
+    assert time.monotonic() - begun < 5
 
 
 def test_the_statuses_that_restart_are_those_of_the_package():
