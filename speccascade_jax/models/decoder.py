@@ -266,14 +266,23 @@ class Stack(nn.Module):
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def __call__(
-        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool = False,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
         Each layer has its turns, mask and slots. If the layers run in a scan, these, keys and values have one entry for
-        each place in a group of layers (`models.stacks`) instead of one for each layer.
+        each place in a group of layers (`models.stacks`) instead of one for each layer. If `fixed` is true, no
+        gradients of the parameters are needed, and a scan reads them in place.
         """
-        x, attended = (self._scan if self.config.scanned else self._unrolled)(x, by, masks, slots)
+        if self.config.scanned:
+            x, attended = self._scan(x, by, masks, slots, fixed)
+        else:
+            x, attended = self._unrolled(x, by, masks, slots)
         return self.decoder_norm(x), attended
 
     @nn.nowrap
@@ -292,7 +301,12 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _scan(
-        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
@@ -311,11 +325,10 @@ class Stack(nn.Module):
 
         caches = tuple((place.keys, place.values) for place in slots or ())
         body = recomputed(body, self.remat)
-        fixed = slots is not None
         (x, caches), outputs = over_layers(body, (x, caches), self.stack, c.num_layers, c.period, fixed=fixed)
         for state in in_order(tuple(state for state, _ in outputs), c.num_layers) if recorded else ():
             self.sow(EXITS, "hidden", state)
-        return x, caches if fixed else tuple(written for _, written in outputs)
+        return x, caches if slots is not None else tuple(written for _, written in outputs)
 
 
 @flax.struct.dataclass
@@ -406,13 +419,16 @@ class DecoderModule(nn.Module):
         """
         return self.logits(self.states(tokens)[0])
 
-    def states(self, tokens: Array) -> tuple[Array, tuple[KeysValues, ...]]:
-        """Returns the normalized hidden states `[B, T, E]` of whole sequences, and each layer's keys and values."""
+    def states(self, tokens: Array, fixed: bool = False) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Returns the normalized hidden states `[B, T, E]` of whole sequences, and each layer's keys and values.
+
+        If `fixed` is true, no gradients of the parameters are needed (`stacks.over_layers`).
+        """
         c, positions = self.config, jnp.arange(tokens.shape[1])[None]
         # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.places)
-        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None)
+        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None, fixed)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
@@ -433,7 +449,7 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, slots)
+        hidden, attended = self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, slots, True)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
@@ -507,7 +523,7 @@ class DecoderLM(CachedModel[DecoderCache]):
             # The prompt is fed without a cache, which avoids reads of empty slots. Rows are padded on the right, so no
             # real token sees padding. Keys of padding get slots at or beyond the row's length, which attention masks.
             fed = prompt.tokens[:, :-1]
-            (hidden, keys_values), states = self._apply_reading(params, fed, layers, fed, method="states")
+            (hidden, keys_values), states = self._apply_reading(params, fed, layers, fed, True, method="states")
             last = jnp.maximum(consumed - 1, 0)[:, None, None]
             summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             with under(self.mesh):

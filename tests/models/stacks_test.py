@@ -193,6 +193,15 @@ def test_early_exits_share_the_stacks(config, layer):
     close(*outputs)
 
 
+@pytest.mark.laws
+def test_prefill_reads_layers_in_place_if_groups_leave_some_over():
+    model = DecoderLM(dataclasses.replace(GEMMA, num_layers=9, d_ff=2048, scan_layers=True))
+    params = memory_estimate.abstract(model)
+    program = jax.jit(lambda params: model.prefill(params, prompt(model.config), 12, 3)).lower(params).compile()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    assert program.memory_analysis().temp_size_in_bytes < size / 2
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_names_shapes_layouts_and_fingerprints(kind):
     """Every stacked parameter has its layers first; weights have one fingerprint in both layouts, fused or not."""
