@@ -91,7 +91,7 @@ class Pair:
         for name, bound in self.drafts.items():
             self._check_draft("draft" if name == "draft" else f"draft {name!r}", bound)
         if self.vocabulary is not None:
-            _check_room("the models", self.vocabulary, self.target.model.vocab_size)
+            check_room("the models", self.vocabulary, self.target.model.vocab_size)
         if self.head is not None:
             self.head.check(self.draft, self.name)
 
@@ -378,7 +378,7 @@ def _bound(path: str | Path, entries: int | None, mesh: Mesh | None, dtype: str,
     return BoundModel(params=params, model=model)
 
 
-def _check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_target: bool = True) -> None:
+def check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_target: bool = True) -> None:
     """Checks that a model with `rows` rows has enough rows for a vocabulary.
 
     A few pieces may lack a row if they are control pieces that were added to the tokenizer. A target must have rows for
@@ -412,7 +412,7 @@ def _check_entries(
     """
     rows, lacking = config.num_embeddings, entries - config.num_embeddings
     if vocabulary is not None:
-        _check_room(path, vocabulary, rows, is_target)
+        check_room(path, vocabulary, rows, is_target)
     elif lacking > (0 if is_target else _padding(rows)):
         raise ValueError(f"vocab_size is {entries}, but {path} has {rows} rows: give the number of real token ids")
     # The check is skipped if the checkpoint itself states how many of its rows are real.

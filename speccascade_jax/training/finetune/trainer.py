@@ -20,7 +20,7 @@ from speccascade_jax.data.vocabularies.tokenizer_files import ADDED, NAMING, NUM
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, model_from
 from speccascade_jax.models.t5 import T5Config
-from speccascade_jax.pairs.pair import for_target
+from speccascade_jax.pairs.pair import check_room, for_target
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import expanded, write_atomically
 from speccascade_jax.training import runs
@@ -179,7 +179,7 @@ class Trainer:
         """The vocabulary, with the sentinels of a T5 and the stop ids of the checkpoint.
 
         Raises:
-            ValueError: it has more pieces than the model.
+            ValueError: the model lacks a row for a piece that is no unused control piece (`pairs.pair.check_room`).
         """
         source = expanded(self.vocabulary or self.init_from)
         if not str(self.vocabulary or self.init_from):
@@ -187,9 +187,14 @@ class Trainer:
         model = self.model
         vocabulary = for_target(load_vocabulary(source), expanded(self.init_from or self.run_dir), model.config)
         pieces, entries = vocabulary.vocab_size, model.config.vocab_size
-        spare = model.config.num_embeddings
-        if not pieces <= entries <= spare or (not self.init_from and pieces != entries):
+        if not self.init_from and pieces != entries:
             raise ValueError(f"{source} has {pieces} pieces, but the model's vocab_size is {entries}")
+        rows = min(entries, model.config.num_embeddings)
+        check_room(self.init_from or "the model", vocabulary, rows)
+        if vocabulary.bos_id is not None and vocabulary.bos_id >= rows:
+            raise ValueError(
+                f"{source} begins texts with id {vocabulary.bos_id}, but the model has {rows} rows: give its vocabulary"
+            )
         return vocabulary
 
     def initial(self) -> Params:

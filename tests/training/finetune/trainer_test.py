@@ -372,6 +372,28 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
     assert not list(Path(trainer.run_dir).glob(f"{states.FOLDER}/*"))
 
 
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [(1, None), (2, "begins texts with id"), (3, "more than the .* rows"), (5, "more than the .* rows")],
+)
+def test_only_unused_control_pieces_may_lack_a_row(tmp_path, lacking, said):
+    tokenizers = pytest.importorskip("tokenizers")
+    names = {"eos_token": "<|im_end|>", "bos_token": "<|begin|>", "add_bos_token": True}
+    path = tokenizer_files.byte_level(tmp_path, tokenizer_config=names)
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    # the last pieces: an ordinary one, the ends of a text and of a turn, the beginning, and Gemma 3's for images
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    tokenizer.save(str(path))
+    config = tiny("llama2_7b", vocab_size=tokenizer.get_vocab_size() - lacking)
+    corpus, schedule = TaskCorpus(task="tiny_translation", split="test"), Schedule(peak=1e-3, max_steps=2)
+    trainer = trainers.Trainer(run_dir="run", init_from=str(tmp_path), config=config, corpus=corpus, schedule=schedule)
+    if said is None:
+        assert trainer.text.vocab_size == trainer.model.config.vocab_size + 1
+    else:
+        with pytest.raises(ValueError, match=said):
+            _ = trainer.text
+
+
 def test_a_run_needs_a_folder(trainer, no_compiling):
     for name in ("", " "):
         _refused(_of(trainer, run_dir=name), "run_dir='.?' is no folder: name the run's folder")
