@@ -186,13 +186,15 @@ def _decoder(
     """
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
     pattern = _shortest(kinds or ("global",))
+    # In transformers, null stands for as many heads as queries have, whatever the family's default.
+    is_null = record.entries.get("num_key_value_heads", heads) is None
     return DecoderConfig(
         vocab_size=rows,
         num_embeddings=rows,
         d_model=width,
         num_layers=record.layers("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=record.size("num_key_value_heads", heads),
+        num_kv_heads=heads if is_null else record.size("num_key_value_heads", heads),
         head_dim=record.size("head_dim", width // heads),
         d_ff=record.size("intermediate_size"),
         tied=record.flag("tie_word_embeddings", False),
@@ -205,15 +207,26 @@ def _decoder(
     )
 
 
+def _has_window(record: Record) -> bool:
+    """Returns whether a file sets a window; unlike an absent entry, null stands for none."""
+    return record.entries.get("sliding_window", 4096) is not None
+
+
 def _mistral(record: Record) -> DecoderConfig:
-    windowed = record.entries.get("sliding_window", 4096) is not None
-    return _decoder(record, ["local"] * record.layers("num_hidden_layers") if windowed else ())
+    return _decoder(record, ["local"] * record.layers("num_hidden_layers") if _has_window(record) else ())
 
 
 def _qwen2(record: Record, **options: Any) -> DecoderConfig:
     layers = record.layers("num_hidden_layers")
-    first = record.get("max_window_layers", 28) if record.get("use_sliding_window", False) else layers
+    windowed = record.flag("use_sliding_window", False) and _has_window(record)
+    first = record.get("max_window_layers", 28) if windowed else layers
     kinds = _kinds(record, ["sliding_attention" if i >= first else "full_attention" for i in range(layers)])
+    if "local" in kinds and not windowed:
+        # transformers ignores the window, or ends with an error, depending on its release
+        raise CheckpointError(
+            f"{record.file}: layer_types has sliding_attention, but there is no window: set use_sliding_window to true "
+            "and sliding_window to a number, or remove layer_types"
+        )
     return _decoder(record, kinds, **options)
 
 
@@ -284,9 +297,10 @@ def _shortest(kinds: Sequence[str]) -> tuple[str, ...]:
 def _rope(record: Record) -> dict[str, Any]:
     """Returns the options of rotary frequencies that all layers share.
 
-    Release 5 of transformers stores them in `rope_parameters`, and release 4 in `rope_theta` and `rope_scaling`.
+    Release 5 of transformers stores them in `rope_parameters`, and release 4 in `rope_theta` and `rope_scaling`. Both
+    read `rope_scaling` if a file has both.
     """
-    key = "rope_parameters" if record.get("rope_parameters") else "rope_scaling"
+    key = "rope_scaling" if record.get("rope_scaling") else "rope_parameters"
     return _frequencies(record, key, record.get(key, {}), record.get("rope_theta"))
 
 
@@ -294,14 +308,16 @@ def _ropes_by_kind(record: Record) -> dict[str, Any]:
     """Returns the options of rotary frequencies that differ between local and global layers.
 
     Release 5 stores them in `rope_parameters` by kind of layer. Release 4 scales the global layers by `rope_scaling`,
-    and its `rope_local_base_freq` is the base of local layers.
+    and its `rope_local_base_freq` is the base of local layers. Entries of `rope_scaling` come first, as in release 5.
     """
     by_kind = record.get("rope_parameters", {})
     if not isinstance(by_kind, dict) or not by_kind.keys() <= _KINDS.keys():
         raise CheckpointError(f"{record.file}: rope_parameters is {by_kind!r:.200}: give one set for each of {_KINDS}")
     local = by_kind.get("sliding_attention") or {}
-    everywhere = by_kind.get("full_attention") or record.get("rope_scaling", {})
-    key = "rope_parameters.full_attention" if by_kind.get("full_attention") else "rope_scaling"
+    everywhere, scaling = by_kind.get("full_attention") or {}, record.get("rope_scaling", {})
+    key = "rope_scaling" if scaling else "rope_parameters.full_attention"
+    if isinstance(everywhere, dict) and isinstance(scaling, dict):
+        everywhere = everywhere | scaling
     local = _frequencies(record, "rope_parameters.sliding_attention", local, record.get("rope_local_base_freq"))
     if local.keys() != {"rope_base"}:
         raise CheckpointError(
@@ -349,7 +365,7 @@ MODELS: dict[str, Callable[[Record], Config]] = {
 _DEFAULTS: dict[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    "qwen2": {"max_position_embeddings": 32_768},
+    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
     "smollm3": {
         "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rope_theta": 2_000_000.0,
@@ -368,7 +384,7 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
     },
 }  # fmt: skip
-"""`model_type` -> name of an entry -> its value if it is absent or null."""
+"""`model_type` -> name of an entry -> its value if it is absent or null (of `num_key_value_heads`, absent)."""
 
 _GEMMA: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), "use_bidirectional_attention": (False,),

@@ -1,6 +1,7 @@
 """Tests of folders saved by transformers: configurations, tensor names, shards, damage, checksums."""
 
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, save, write_checksums
 from speccascade_jax.checkpoints.array_plan import stream
+from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.reading import find
 from speccascade_jax.models.decoder_config import RopeScaling
 
@@ -20,6 +22,12 @@ from tests.support import huggingface_files as hf
 from tests.support.checkpoint_arrays import flat, same
 
 GATE = "model.layers.2.mlp.gate_proj.weight"
+
+
+def read(kind, change, absent=()):
+    """Returns the configuration of a kind's `config.json` with changed entries."""
+    entries = {k: v for k, v in (hf.entries(kind) | change).items() if k not in absent}
+    return read_config(Path("config.json"), entries)
 
 
 @pytest.fixture
@@ -134,10 +142,31 @@ def test_absent_entries_have_the_librarys_defaults(written):
 
 def test_window_layers_are_read(written):
     kinds = ["full_attention", "sliding_attention"] * 2
-    config = load(written("qwen2.5", {"layer_types": kinds, "sliding_window": 9}))[0].config
+    windows = {"use_sliding_window": True, "sliding_window": 9}
+    config = load(written("qwen2.5", {"layer_types": kinds} | windows))[0].config
     assert (config.pattern, config.window) == (("global", "local"), 9)
     config = load(written("qwen2.5", {"use_sliding_window": True, "max_window_layers": 3}))[0].config
     assert (config.pattern, config.window) == (("global", "global", "global", "local"), 131072)
+    for kind in ("qwen2.5", "qwen3"):
+        config = read(kind, {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0})
+        assert (config.pattern, config.window) == (("global",), None)
+
+
+@pytest.mark.parametrize(("kind", "default"), [("qwen2.5", 32), ("qwen3", 32), ("smollm3", 4), ("mistral", 8)])
+def test_null_key_value_heads_are_as_many_as_query_heads(kind, default):
+    heads = {"num_attention_heads": 64, "head_dim": 2}
+    assert read(kind, heads | {"num_key_value_heads": None}).num_kv_heads == 64
+    assert read(kind, heads, absent=["num_key_value_heads"]).num_kv_heads == default
+
+
+def test_rope_scaling_comes_before_rope_parameters():
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    plain = {"rope_type": "default", "rope_theta": 7e4}
+    config = read("qwen3", {"rope_scaling": scaling, "rope_parameters": plain, "rope_theta": 3e4})
+    assert (config.rope_factor, config.rope_base) == (4.0, 3e4)
+    by_kind = {"full_attention": plain, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
+    config = read("gemma3", {"rope_scaling": scaling, "rope_parameters": by_kind})
+    assert (config.rope_factor, config.rope_base, config.local_rope_base) == (4.0, 7e4, 2e4)
 
 
 def test_layers_that_rotate_otherwise_or_not_at_all_are_read(written):
@@ -304,6 +333,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma2", {"layer_types": 3}, "layer_types is 3: give 4 entries of"),
     ("gemma2", {"layer_types": [[], [], [], []]}, "unhashable"),
     ("qwen2.5", {"layer_types": ["full_attention"]}, r"layer_types is \['full_attention'\]: give 4 entries"),
+    ("qwen2.5", {"layer_types": ["sliding_attention"] * 4}, "layer_types has sliding_attention, but there is no wind"),
     ("qwen3", {"attention_bias": True}, "attention_bias is True, but only False"),
     ("qwen3", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type is 'yarn', but only 'default' or 'lin"),
     ("mistral", {"layer_types": ["full_attention"] * 2}, r"layer_types is \['full.*, but only None"),
