@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -13,22 +13,46 @@ from speccascade_jax.training.finetune.acceptance import TEMPERATURES, Acceptanc
 from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
 from speccascade_jax.training.finetune.corpus import examples_of
 from speccascade_jax.training.finetune.distillation import check_teacher
-from speccascade_jax.training.finetune.trainer import Trainer, model_of
+from speccascade_jax.training.finetune.trainer import Trainer, trained
 
 
-def beside(trainer: Trainer, checkpoint: str) -> BoundModel:
+def beside(trainer: Trainer, checkpoint: str, stored: str = "") -> BoundModel:
     """Returns another model for a run: a teacher, or the target of the acceptance rate.
 
-    It has the dtype of the run, and its parameters are spread over the mesh as the trained model's.
+    It computes in the dtype of the run, and its parameters are spread over the mesh as the trained model's.
+
+    Args:
+        trainer: the settings.
+        checkpoint: the checkpoint's folder.
+        stored: the dtype of the parameters; empty: that of the run.
     """
-    if trainer.devices is None:
-        model, params = checkpoints.load(checkpoint, dtype=trainer.dtype)
-        return BoundModel(params=params, model=model)
-    # a device's memory never holds the whole model: it is read on the host
-    with _on_host():
-        model, params = checkpoints.load(checkpoint, dtype=trainer.dtype)
-    split: Any = dataclasses.replace(cast(Any, model), mesh=trainer.devices)
-    return BoundModel(params=partition.spread(params, trainer.devices), model=split)
+    # a device's memory never holds the whole model: for a mesh, it is read on the host
+    with contextlib.nullcontext() if trainer.devices is None else _on_host():
+        loaded: Any
+        loaded, params = checkpoints.load(checkpoint, dtype=stored or trainer.dtype)
+    config = dataclasses.replace(loaded.config, dtype=trainer.dtype)
+    model = dataclasses.replace(loaded, config=config, mesh=trainer.devices)
+    if trainer.devices is not None:
+        params = partition.spread(params, trainer.devices)
+    return BoundModel(params=params, model=model)
+
+
+def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
+    """Returns the model of `checkpoint`, or the model in the run's saved state if `checkpoint` is empty.
+
+    Both compute in the dtype of the run, on its mesh, with float32 parameters, so that measures are comparable.
+
+    Raises:
+        ValueError: the checkpoint's vocabulary size differs from the trainer's.
+    """
+    if not checkpoint:
+        return trained(trainer)[0]
+    bound = beside(trainer, checkpoint, "float32")
+    size, wanted = bound.model.vocab_size, trainer.model.config.vocab_size
+    if size != wanted:
+        remedy = "name the vocabulary that the checkpoint was trained with (--gin.VOCABULARY)"
+        raise ValueError(f"{checkpoint} has {size} tokens, but {trainer.vocabulary} has {wanted} pieces: {remedy}")
+    return BoundModel(params=partition.for_decoding(bound.params, trainer.devices), model=bound.model)
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:

@@ -25,7 +25,7 @@ from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabul
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.storage import files, locks
-from speccascade_jax.training.finetune import decoding
+from speccascade_jax.training.finetune import decoding, evaluations
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.batches import PlannedData
 
@@ -87,7 +87,7 @@ class Outputs:
         """
         began = time.monotonic()
         with locks.held(files.expanded(self.path + ".lock"), self.path):
-            vocabulary, bound = self._vocabulary(), trainers.model_of(self.trainer, self.checkpoint)
+            vocabulary, bound = self._vocabulary(), evaluations.model_of(self.trainer, self.checkpoint)
             claimed = self.parts / "settings.json"
             files.claim(claimed, self._settings(vocabulary, bound), "remove it, or name another file")
             data = self.trainer.corpus.tokens(vocabulary, True)

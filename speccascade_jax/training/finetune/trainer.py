@@ -251,20 +251,6 @@ def trained(trainer: Trainer) -> tuple[BoundModel, int]:
     return BoundModel(params=params, model=cast(Any, trainer.model)), int(saved[0].step)
 
 
-def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
-    """Returns the model of `checkpoint`, or the model in the run's saved state if `checkpoint` is empty.
-
-    Raises:
-        ValueError: the checkpoint's vocabulary size differs from the trainer's.
-    """
-    bound = load_float32(checkpoint) if checkpoint else trained(trainer)[0]
-    size, wanted = bound.model.vocab_size, trainer.model.config.vocab_size
-    if size != wanted:
-        remedy = "name the vocabulary that the checkpoint was trained with (--gin.VOCABULARY)"
-        raise ValueError(f"{checkpoint} has {size} tokens, but {trainer.vocabulary} has {wanted} pieces: {remedy}")
-    return bound
-
-
 def export(trainer: Trainer, output: Path, dtype: str) -> dict[str, int]:
     """Writes the weights in the saved state of a run to `output` as a checkpoint.
 

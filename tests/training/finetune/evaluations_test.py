@@ -18,14 +18,15 @@ import jax, numpy as np
 from speccascade_jax import checkpoints
 from speccascade_jax.core.types import BoundModel
 from speccascade_jax.models.t5 import T5
-from speccascade_jax.training.finetune import acceptance, evaluations, optimizers, partition, steps
+from speccascade_jax.training.finetune import acceptance, decoding, evaluations, optimizers, partition, steps
 from speccascade_jax.training.finetune.batches import Batch
 from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.objective import Objective
 from tests.support import random_t5
-from tests.training.conftest import CONFIG, micro_trainer
+from tests.training.conftest import CONFIG, micro_trainer, write_corpus
 
 folder = pathlib.Path(tempfile.mkdtemp())
+write_corpus(folder)
 checkpoints.save(folder / "teacher", T5(CONFIG), random_t5.parameters(CONFIG, seed=3))
 rng = np.random.default_rng(0)
 tokens, source = (rng.integers(2, 290, (8, width), dtype=np.int32) for width in (6, 5))
@@ -36,6 +37,9 @@ optimizer = optimizers.Adafactor()
 def measured(mesh):
     trainer = micro_trainer(folder, folder / "run", mesh=mesh)
     teacher = evaluations.beside(trainer, str(folder / "teacher"))
+    named = evaluations.model_of(trainer, str(folder / "teacher"))
+    assert named.model.mesh == trainer.devices
+    decoding.decode(named, trainer.text, [[3, 4, 1], [5, 1]], 4, batch_size=2)
     leaves = jax.tree.leaves(teacher.params)
     share = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
     params = random_t5.parameters(CONFIG, seed=5)
@@ -80,6 +84,14 @@ def test_a_teacher_has_the_dtype_of_the_run(finished, others, dtype):
     bound = evaluations.beside(dataclasses.replace(finished[0], dtype=dtype), others[0])
     assert bound.model.config.dtype == dtype
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(bound.params)} == {dtype}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_named_checkpoint_computes_as_the_state_of_the_run(finished, dtype):
+    trainer = dataclasses.replace(finished[0], dtype=dtype)
+    state, named = (evaluations.model_of(trainer, checkpoint) for checkpoint in ("", str(finished[2])))
+    assert named.model == state.model and named.model.config.dtype == dtype
+    jax.tree.map(np.testing.assert_array_equal, named.params, state.params)
 
 
 def test_two_checkpoints_are_compared_over_the_same_prompts(finished, others):

@@ -11,7 +11,7 @@ from speccascade_jax.data.sentence_pairs import read_tokens
 from speccascade_jax.data.vocabularies.load import Vocabulary
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.storage.buckets import BucketPath
-from speccascade_jax.training.finetune import decoding
+from speccascade_jax.training.finetune import decoding, evaluations
 from speccascade_jax.training.finetune import trainer as trainers
 from speccascade_jax.training.finetune.corpus import JoinedCorpus
 from speccascade_jax.training.finetune.output_files import Outputs, joined_examples
@@ -159,4 +159,4 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(finished):
     trainer, _, exported = finished
     wider = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, vocab_size=289))
     with pytest.raises(ValueError, match="has 290 tokens, but .* has 289 pieces"):
-        trainers.model_of(wider, str(exported))
+        evaluations.model_of(wider, str(exported))
