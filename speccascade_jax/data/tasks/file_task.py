@@ -43,7 +43,7 @@ def is_file(name: object) -> bool:
         return False
     if name.removesuffix(".gz").endswith(ENDINGS):
         return True
-    return "/" in name and any((_found(name) / mark).is_file() for mark in (_SPLITS, "state.json"))
+    return "/" in name and any((locate(name) / mark).is_file() for mark in (_SPLITS, "state.json"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class FileTask(Task):
         fields: dict[str, Any] = {name: several(name, getattr(self, name)) for name in ("metrics", "stop_strings")}
         self._check()
         fields |= {"path": path, "name": self.name or Path(path.removesuffix(".gz")).stem}
-        splits = _splits(_found(path))
+        splits = _splits(locate(path))
         if self.held_out and splits != (_WHOLE,):
             raise ValueError(f"{path} has the splits {', '.join(splits)}: set held_out to 0, and choose one of these")
         fields["splits"] = DIVIDED if self.held_out else splits
@@ -161,7 +161,7 @@ class FileTask(Task):
 
     def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
         """Returns the records of a file, or of a split of a folder; without a named split, those of the first split."""
-        place = _found(path)
+        place = locate(path)
         if not place.exists():
             raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
         part = split if self.held_out and path == self.path else None
@@ -236,7 +236,7 @@ def _has_field(template: str) -> bool:
         return True
 
 
-def _found(path: str) -> Path:
+def locate(path: str) -> Path:
     """Returns the path of a file: the given path if it exists, otherwise the path inside the data directory."""
     here = expanded(path)
     return here if here.exists() or here.is_absolute() else directory.data_directory() / path

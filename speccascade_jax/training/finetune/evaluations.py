@@ -104,8 +104,9 @@ def evaluate(trainer: Trainer, checkpoint: str, examples: int, against: str = ""
             over the prompts.
 
     Raises:
-        ValueError: there is nothing to measure, or nothing to compare.
+        ValueError: there is nothing to measure, or nothing to compare, or as `Trainer.check_held_out`.
     """
+    trainer.check_held_out()
     bound, result = model_of(trainer, checkpoint), dict[str, Any]()
     if trainer.task:
         task, rows = trainer.scored, decoding.rows_for(trainer.mesh)

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from speccascade_jax.data.tasks.file_task import DIVIDED, FileTask
+from speccascade_jax.data.tasks.file_task import DIVIDED, FileTask, locate
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Task
-from speccascade_jax.storage.files import expanded
 from speccascade_jax.training.finetune.corpus import JoinedCorpus, MixedCorpus, TaskCorpus, training_task
+from speccascade_jax.training.finetune.span_corruption import SpanCorruption
 
 
 def divided_as(task: str | Task, split: str | None, corpus: Any) -> Task:
@@ -20,9 +20,9 @@ def divided_as(task: str | Task, split: str | None, corpus: Any) -> Task:
         corpus: the training corpus.
     """
     task = get_task(task)
-    for part in _parts(corpus):
-        if isinstance(part, TaskCorpus) and split != "all" and part.split != "all" and _same(task, part.resolved):
-            return training_task(task, part.held_out)
+    for trained, part in _trained_on(corpus, task):
+        if "all" not in (split, part):
+            return training_task(task, getattr(trained, "held_out", 0.0))
     return task
 
 
@@ -39,13 +39,10 @@ def check(corpus: Any, evaluated: Task, split: str | None, setting: str) -> None
         ValueError: both divide the rows of one file, but in two ways, so held-out examples would be training examples.
     """
     split = split or evaluated.splits[0]
-    for part in _parts(corpus):
-        if not _reads(part, evaluated):
-            continue
-        trained = part.split if isinstance(part, TaskCorpus) else "all"
-        if {trained, split} == {*DIVIDED}:
-            _check_division(part.resolved, evaluated, setting)
-        elif trained == split or "all" in (trained, split):
+    for trained, part in _trained_on(corpus, evaluated):
+        if {part, split} == {*DIVIDED}:
+            _check_division(trained, evaluated, setting)
+        elif part == split or "all" in (part, split):
             remedy = "give the corpus and the evaluation different splits, such as 'train' and 'validation'"
             warnings.warn(
                 f"{setting} uses examples that the corpus trains on ({evaluated.name}): {remedy}", stacklevel=3
@@ -70,22 +67,33 @@ def _check_division(trained: Any, evaluated: Any, setting: str) -> None:
         )
 
 
-def _parts(corpus: Any) -> Iterator[Any]:
+def parts(corpus: Any) -> Iterator[Any]:
+    """Yields the corpora that a corpus consists of; only a mixture has several."""
     if isinstance(corpus, MixedCorpus):
         for part in corpus.parts:
-            yield from _parts(part)
+            yield from parts(part)
     else:
         yield corpus
 
 
-def _reads(part: Any, task: Task) -> bool:
-    """Returns whether a corpus reads the data of a task."""
-    if isinstance(part, JoinedCorpus):
-        return isinstance(task, FileTask) and expanded(part.path) == expanded(task.path)
-    return isinstance(part, TaskCorpus) and _same(task, part.resolved)
+def _trained_on(corpus: Any, task: Task) -> Iterator[tuple[Task, str]]:
+    """Yields the task and the split of every part of a corpus that reads the data of `task`."""
+    for part in parts(corpus):
+        if isinstance(part, JoinedCorpus):
+            if isinstance(task, FileTask) and _is_one_file(part.path, task.path):
+                yield task, "all"
+        elif isinstance(part, TaskCorpus) or (isinstance(part, SpanCorruption) and not part.is_text_file):
+            trained = part.resolved if isinstance(part, TaskCorpus) else get_task(part.text)
+            if _is_same(task, trained):
+                yield trained, part.split
 
 
-def _same(task: Task, other: Task) -> bool:
+def _is_same(task: Task, other: Task) -> bool:
     if isinstance(task, FileTask) and isinstance(other, FileTask):
-        return expanded(task.path) == expanded(other.path)
+        return _is_one_file(task.path, other.path)
     return type(task) is type(other) and task.name == other.name
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    # one file has several names: links, and paths inside the data directory with and without its name
+    return locate(path).resolve() == locate(other).resolve()

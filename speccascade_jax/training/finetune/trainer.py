@@ -134,8 +134,9 @@ class Trainer:
         """
         if self.task:
             held_out.check(self.corpus, self.scored, self.split, "the task")
-        if isinstance(self.validation, TaskCorpus):
-            held_out.check(self.corpus, self.validation.resolved, self.validation.split, "the validation corpus")
+        for part in held_out.parts(self.validation):
+            if isinstance(part, TaskCorpus):
+                held_out.check(self.corpus, part.resolved, part.split, "the validation corpus")
 
     @functools.cached_property
     def model(self) -> Model:
