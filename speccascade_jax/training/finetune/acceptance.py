@@ -45,12 +45,20 @@ class Rates(NamedTuple):
     def interval(self, name: str) -> Interval:
         """Returns the mean over all positions and its 95% interval; all numbers are equal for too few prompts."""
         if len(self.positions[name]) < LEAST_EXAMPLES:
-            return Interval(*[float(self.accepted[name].sum() / max(1, self.positions[name].sum()))] * 3)
+            return Interval(*[self._mean(name)] * 3)
         return _BOOTSTRAP.interval(self.samples(name))
 
     def minus(self, other: "Rates", name: str) -> Interval:
-        """Returns the difference from another draft's rate on the same prompts and outputs, with its 95% interval."""
+        """Returns the difference from another draft's rate on the same prompts and outputs, with its 95% interval.
+
+        As in `interval`, all numbers are equal for too few prompts.
+        """
+        if len(self.positions[name]) < LEAST_EXAMPLES:
+            return Interval(*[self._mean(name) - other._mean(name)] * 3)
         return _BOOTSTRAP.interval(self.samples(name) - other.samples(name))
+
+    def _mean(self, name: str) -> float:
+        return float(self.accepted[name].sum() / max(1, self.positions[name].sum()))
 
     def numbers(self) -> dict[str, Any]:
         """Returns the rates and the ends of their intervals for a log: `acceptance_greedy`, `acceptance_sampled`, …."""

@@ -9,7 +9,7 @@ import speccascade_jax as sc
 from speccascade_jax.extend import make_prompt
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.training.finetune import acceptance as module
-from speccascade_jax.training.finetune.acceptance import Acceptance, acceptance, restacked
+from speccascade_jax.training.finetune.acceptance import Acceptance, Rates, acceptance, restacked
 from speccascade_jax.training.finetune.batches import Batch
 from tests.support import random_t5
 
@@ -92,8 +92,11 @@ def test_logged_numbers_and_few_prompts():
     numbers = measured()(DRAFT).numbers()
     low, high = numbers["acceptance_greedy_interval"]
     assert low < numbers["acceptance_greedy"] < high
-    few = acceptance(TARGET, DRAFT, [decoder_batch(4)], (EOS,)).interval("greedy")
-    assert few.low == few.value == few.high, "three prompts have no interval"
+    few = acceptance(TARGET, DRAFT, [decoder_batch(4)], (EOS,))
+    halved = Rates({"sampled": few.accepted["sampled"] / 2}, few.positions)
+    for rate in (few.interval("sampled"), few.minus(halved, "sampled")):
+        assert rate.low == rate.value == rate.high > 0, "three prompts have no interval"
+    assert few.minus(halved, "sampled").value == pytest.approx(few.interval("sampled").value / 2)
     with pytest.raises(ValueError, match="no validation prompts: give at least one"):
         Acceptance(TARGET, [Batch(*(np.zeros_like(field) for field in decoder_batch(4)[:3]))], (EOS,))
 
