@@ -17,7 +17,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
@@ -108,13 +108,21 @@ class BucketPath(PosixPath):
         """
         return self.exchange(content, generation) is not None
 
-    def exchange(self, content: bytes | None, generation: bytes) -> bytes | None:
-        """Does what `swap` does; returns the generation of the new content, or `None` if the object had another one."""
+    def exchange(
+        self, content: bytes | None, generation: bytes, is_ours: Callable[[], bool] = lambda: True
+    ) -> bytes | None:
+        """Does what `swap` does; returns the generation of the new content, or `None` if the object had another one.
+
+        Args:
+            content: the new content; `None`: the object is deleted.
+            generation: the generation that the object must have.
+            is_ours: asked after a refused write if the content is equal: whether this process has written it.
+        """
         stamp = self._ask(_opened(self.bucket).write(self.key, content, if_equal=generation))
         if stamp.generation:
             return bytes(stamp.generation)
         current, latest = self.read()
-        return latest if current == content else None
+        return latest if current == content and is_ours() else None
 
     def pinned(self) -> BucketPath:
         """Returns this path, whose parts can be read only as long as the object has the content of now.

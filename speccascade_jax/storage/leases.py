@@ -120,6 +120,40 @@ class Lease:
         self.release()
 
 
+class SoleObject:
+    """Object that one process writes: its next write fails once another process has begun to write the object.
+
+    The object `<name>.writer` holds the id of the process that began last. It decides about a refused write if the
+    content is equal, which is either this process's, whose answer was lost, or another's.
+
+    Args:
+        place: the object, which is read now.
+    """
+
+    def __init__(self, place: BucketPath):
+        self._place, self._writer, self._id = place, place.with_name(f"{place.name}.writer"), uuid.uuid4().bytes
+        self._content, self._generation = place.read()
+        self._writer.write(self._id)  # before the first write of the object itself
+
+    def begin(self) -> None:
+        """Writes the content that was read, if any, so that writes of former processes fail."""
+        if self._content is not None:
+            self.write(self._content)
+        self._content = None
+
+    def write(self, content: bytes) -> None:
+        """Writes the object.
+
+        Raises:
+            LockedError: another process has written it.
+        """
+        generation = self._place.exchange(content, self._generation, lambda: self._writer.read()[0] == self._id)
+        if generation is None:
+            remedy = "another process goes on with this run; end one of them"
+            raise LockedError(f"{self._place} has changed while this process wrote it: {remedy}")
+        self._generation = generation
+
+
 def _named(content: bytes) -> str:
     try:
         writer = json.loads(content)

@@ -22,7 +22,7 @@ from absl import logging
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime import hosts
-from speccascade_jax.storage import archives, checksums, locks
+from speccascade_jax.storage import archives, checksums, leases, locks
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, naming, write_atomically
 
@@ -76,6 +76,8 @@ class Run:
 
     def __init__(self, trainer: Any, fresh: TrainState):
         self.trainer, self.directory = trainer, expanded(trainer.run_dir)
+        place = self.directory / STATE_FILE
+        self._object = leases.SoleObject(place) if isinstance(place, BucketPath) else None
         saved = load_state(self.directory, fresh)
         self.state, self.resumed_from = saved or (fresh, {})
         if saved is not None:
@@ -83,6 +85,8 @@ class Run:
             logging.info("resuming %s at step %d", self.directory, int(self.state.step))
         logged = self.resumed_from.get("logged")
         self.log = MetricsLog(self.directory / METRICS_FILE, int(self.state.step), logged)
+        if self._object is not None:
+            self._object.begin()
 
     def remaining(self) -> Iterator[Any]:
         """Yields a batch for every remaining step."""
@@ -109,7 +113,7 @@ class Run:
     def save(self) -> None:
         """Writes the resumable state."""
         self.log.flush()
-        save_state(self.directory, self.state, self.saved_position())
+        save_state(self.directory, self.state, self.saved_position(), self._object)
 
 
 def time_left(began: float, done: int, total: int) -> str:
@@ -117,11 +121,18 @@ def time_left(began: float, done: int, total: int) -> str:
     return clock_time((time.monotonic() - began) / done * (total - done))
 
 
-def save_state(run_dir: Path, state: Any, position: dict[str, Any]) -> None:
-    """Writes the training state and the run's position in its data (plain numbers) to `run_dir`."""
+def save_state(run_dir: Path, state: Any, position: dict[str, Any], place: leases.SoleObject | None = None) -> None:
+    """Writes the training state and the run's position in its data (plain numbers) to `run_dir`.
+
+    Raises:
+        LockedError: another process has written the state, which is the object `place` in a bucket.
+    """
     payload = {"state": flax.serialization.to_state_dict(state), "position": position}
     content = flax.serialization.msgpack_serialize(payload)
-    write_atomically(run_dir / STATE_FILE, content, checksums.seal(content))
+    if place is None:
+        write_atomically(run_dir / STATE_FILE, content, checksums.seal(content))
+    else:
+        place.write(content + checksums.seal(content))
 
 
 def load_state(run_dir: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -226,7 +237,7 @@ class MetricsLog:
         if not hosts.first():
             return
         if isinstance(path, BucketPath):
-            self._generation = path.read()[1]
+            self._object = leases.SoleObject(path)
         records = [*_records(path)]
         if not records and path.is_file() and b"\n" in path.read_bytes():
             raise ValueError(f"{path} is no trainer's log, so it is not replaced: name another run_dir, or move it")
@@ -262,11 +273,8 @@ class MetricsLog:
         """
         if not hosts.first() or not isinstance(self.path, BucketPath):
             return
-        generation = self.path.exchange(self._content, self._generation)
-        if generation is None:
-            remedy = "another process goes on with this run; end one of them"
-            raise locks.LockedError(f"{self.path} has changed while this process wrote it: {remedy}")
-        self._generation, self._written_at = generation, time.monotonic()
+        self._object.write(self._content)
+        self._written_at = time.monotonic()
 
     def _append(self, line: bytes) -> None:
         with naming(self.path), open(self.path, "ab", buffering=0) as file:

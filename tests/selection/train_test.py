@@ -65,9 +65,9 @@ def test_a_killed_run_gives_the_result_of_an_uninterrupted_one(folder, tmp_path,
     whole.run()
     broken, save = trainer(folder, tmp_path / "broken", save_every_seconds=0.0), runs.save_state
 
-    def seldom(folder, state, position):
+    def seldom(folder, state, position, place):
         if int(state.step) % 50 == 0:
-            save(folder, state, position)
+            save(folder, state, position, place)
 
     monkeypatch.setattr(runs, "save_state", seldom)
     with killed_at(train, "train_step", 120):

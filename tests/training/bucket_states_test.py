@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -251,6 +252,32 @@ def test_the_log_of_a_run_that_another_process_goes_on_with_is_not_replaced(buck
     assert place.read_text() == '{"step": 1}\n'
 
 
+def test_equal_content_of_another_process_is_no_permission_to_go_on(bucket):
+    place = RUN / runs.METRICS_FILE
+    log = runs.MetricsLog(place, 0)
+    log.append({"step": 1})
+    lost = iter(["lost"])
+    bucket.fault = lambda method, name: next(lost, None) if (method, name[-13:]) == ("POST", "metrics.jsonl") else None
+    log.flush()  # the answer is lost, and the repeated request finds the process's own content
+    assert next(lost, None) is None
+    runs.MetricsLog(place, 1, 1)  # writes the same content
+    with pytest.raises(LockedError, match=r"metrics.jsonl has changed .* another process goes on with this run"):
+        log.flush()
+
+
+def test_a_suspended_process_does_not_replace_a_head_s_newer_state(bucket):
+    def run():
+        return runs.Run(SimpleNamespace(run_dir=str(RUN)), runs.TrainState({}, {}, jax.numpy.int32(0)))
+
+    run().save()
+    first = run()
+    second = run()
+    with pytest.raises(LockedError, match=r"state.msgpack has changed .* another process goes on"):
+        runs.save_state(RUN, first.state, {"logged": 0}, first._object)
+    second.save()
+    assert run().resumed_from == {"logged": 0}
+
+
 def result(output):
     """Returns the digest of the final state, and the losses of all steps."""
     records = [json.loads(line) for line in (RUN / runs.METRICS_FILE).read_text().splitlines()]
@@ -274,12 +301,13 @@ def stop(processes, victim, number, after):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_killed_again_and_again_ends_as_without(number, bucket, unbroken, monkeypatch):  # noqa: F811
     monkeypatch.setenv("TOY_LEASE", "1")
-    draws, status = random.Random(number), 1
+    draws, status, stopped = random.Random(number), 1, 0
     for _ in range(int(os.environ.get("SPECCASCADE_KILLS", "3"))):
         running = start(RUN, every=3)  # a write is under way at most times
-        stop(running, 0, number, draws.uniform(0, 0.5))
+        stop(running, 0, number, draws.uniform(0, 0.5) if stopped else 0)
         ((status, output, said),) = ended(running)
         assert status in (0, -9, 143) and "damaged" not in said, said
+        stopped += status != 0
         if status == 143:
             assert said.strip().endswith(f"stopped: {interrupts.SAVED}"), said
             assert saved_steps()[-1] == len((RUN / runs.METRICS_FILE).read_text().splitlines())
@@ -287,7 +315,24 @@ def test_a_run_that_is_killed_again_and_again_ends_as_without(number, bucket, un
         ((status, output, said),) = ended(start(RUN, every=3))
     assert status == 0 and "damaged" not in said, said
     assert result(output) == unbroken
-    assert saved_steps() == [99, 100] and not (RUN / "lock").exists()
+    assert saved_steps() == [99, 100] and not (RUN / "lock").exists() and stopped
+
+
+@pytest.mark.laws
+def test_a_run_goes_on_while_the_process_that_it_replaces_wakes_up(bucket, unbroken, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TOY_LEASE", "1")
+    first = start(RUN, every=3)
+    stop(first, 0, signal.SIGSTOP, 0.1)
+    log = (RUN / runs.METRICS_FILE).read()
+    second = start(RUN, every=3)
+    while (RUN / runs.METRICS_FILE).read() == log and second[0].poll() is None:
+        time.sleep(0.02)
+    first[0].send_signal(signal.SIGCONT)
+    ((status, _, said),) = ended(first)
+    assert status == 1 and "another process goes on with this run" in said, said
+    ((status, output, said),) = ended(second)
+    assert status == 0 and "damaged" not in said, said
+    assert result(output) == unbroken and saved_steps()[-2:] == [99, 100]
 
 
 @pytest.mark.laws
