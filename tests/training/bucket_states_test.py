@@ -320,13 +320,24 @@ def test_a_run_that_is_killed_again_and_again_ends_as_without(number, bucket, un
 
 @pytest.mark.laws
 def test_a_run_goes_on_while_the_process_that_it_replaces_wakes_up(bucket, unbroken, monkeypatch):  # noqa: F811
+    """The first process is suspended while it completes the checkpoint of step 6; the second goes on from step 3."""
     monkeypatch.setenv("TOY_LEASE", "1")
+    suspended, goes_on = threading.Event(), threading.Event()
+
+    def suspend(method, name):
+        if method == "POST" and "/states/6-" in name and "index" in name and not suspended.is_set():
+            first[0].send_signal(signal.SIGSTOP)
+            suspended.set()
+            goes_on.wait(60)
+
+    bucket.fault = suspend
     first = start(RUN, every=3)
-    stop(first, 0, signal.SIGSTOP, 0.1)
+    assert suspended.wait(60)
     log = (RUN / runs.METRICS_FILE).read()
     second = start(RUN, every=3)
     while (RUN / runs.METRICS_FILE).read() == log and second[0].poll() is None:
         time.sleep(0.02)
+    goes_on.set()
     first[0].send_signal(signal.SIGCONT)
     ((status, _, said),) = ended(first)
     assert status == 1 and "another process goes on with this run" in said, said
