@@ -63,6 +63,8 @@ def _steps(launcher: Launcher, args: argparse.Namespace, command: Sequence[str])
             f"shards={args.shards} and processes={args.processes} exclude each other: give shards for independent "
             f"parts, or processes for one program over several processes"
         )
+    if getattr(args, "processes", 1) > 1:
+        accelerators.check_together(command)
     if not launcher.together and (broken := [word for word in command if "\n" in word]):
         raise ValueError(f"the command's word {broken[0]!r} has a line break: put such values into a gin file")
     planned = launcher.steps(args, command)

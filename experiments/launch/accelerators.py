@@ -21,7 +21,7 @@ class Family:
         chip: its name in `preflight`; cores: units of a type's number that one chip counts as.
         software: the runtime version of its machines; empty if the Cloud TPU API does not offer them.
         cube: whether its chips form a torus of three dimensions; otherwise of two.
-        host: most chips of one host.
+        host: most chips of one host that the Cloud TPU API makes.
     """
 
     chip: str
@@ -39,6 +39,10 @@ FAMILIES = {
     "tpu7x": Family("tpu7x", 2, "", True, 4),
 }
 """First part of a type's name -> its family."""
+GKE_HOST = 4
+"""Most chips of one host of a slice that xpk makes, whose machine types end in -1t and -4t."""
+TOGETHER = ("experiments.sweep", "experiments.run", "experiments.finetune")
+"""This repository's commands that several processes can run together; `finetune` in its mode `train` only."""
 _SMALL_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
 """Topologies below one cube of 4x4x4 chips, by the number of chips."""
 _LARGEST_SQUARE = 256
@@ -60,18 +64,37 @@ def family_of(accelerator_type: str) -> tuple[Family, int]:
     return FAMILIES[name], chips
 
 
-def joined(command: Sequence[str], accelerator_type: str) -> list[str]:
+def joined(command: Sequence[str], accelerator_type: str, *, gke: bool = False) -> list[str]:
     """Returns a command with `--multiprocess` if a type's slice has several hosts, which then must find each other.
 
+    Args:
+        command: the words of the command.
+        accelerator_type: the type of TPU.
+        gke: whether xpk makes the slice, on GKE.
+
     Raises:
-        ValueError: as `family_of`.
+        ValueError: as `family_of` and `check_together`.
     """
     family, chips = family_of(accelerator_type)
-    return multiprocess(command) if chips > family.host else list(command)
+    return multiprocess(command) if chips > (GKE_HOST if gke else family.host) else list(command)
+
+
+def check_together(command: Sequence[str]) -> None:
+    """Raises ValueError for a command of this repository that runs in one process."""
+    module = next((word for word in command if word.startswith("experiments.")), TOGETHER[0])
+    mode = re.search(r"--mode[= ](?!train\b)\S+", " ".join(command))
+    if module not in TOGETHER or mode:
+        name = f"{module} {mode[0]}" if mode else module
+        raise ValueError(f"{name} runs in one process: choose a type with one host, or a single process")
 
 
 def multiprocess(command: Sequence[str]) -> list[str]:
-    """Returns a command with `--multiprocess`: a host that finds no others then ends, instead of working alone."""
+    """Returns a command with `--multiprocess`: a host that finds no others then ends, instead of working alone.
+
+    Raises:
+        ValueError: as `check_together`.
+    """
+    check_together(command)
     return [*command, *(["--multiprocess"] if "--multiprocess" not in command else [])]
 
 

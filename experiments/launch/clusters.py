@@ -82,7 +82,7 @@ def gke(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
     """Creates a workload for the command on a GKE cluster that xpk has created; it restarts after preemption."""
     check_name(args.name)
     check_name(args.cluster)
-    command = joined(command, args.tpu_type)
+    command = joined(command, args.tpu_type, gke=True)
     words = ["xpk", "workload", "create", f"--workload={args.name}", f"--cluster={args.cluster}"]
     words += [f"--tpu-type={args.tpu_type}", f"--docker-image={args.image}"]
     words += [f"--zone={args.zone}"] if args.zone else []

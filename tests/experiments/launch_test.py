@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from speccascade_jax.runtime import hosts, interrupts
 from speccascade_jax.runtime.paths import repository_root
 
 SWEEP = ["--", "python", "-m", "experiments.sweep", "--gin_file=a b.gin"]
+SURVEY = ["--", "python", "-m", "experiments.survey", "--gin_file=a.gin"]
 SPOT = ("tpu_queued", "--name", "pod", "--zone", "us-west4-a", "--accelerator_type", "v5litepod-16",
         "--place", "gs://b/launches")  # fmt: skip
 UV = """\
@@ -299,6 +301,10 @@ def test_a_dry_run_prints_the_commands(given, capsys):
 @pytest.mark.parametrize(("given", "message"), [
     (["local"], "error: no command: put it after --"),
     (["local", "--shards", "0", *SWEEP], "error: shards"),
+    (["local", "--processes", "2", "--", "python", "-m", "experiments.finetune", "--mode=export", "--output=o"],
+     "error: experiments.finetune --mode=export runs in one process: choose a type with one host"),
+    ([*SPOT, *SURVEY], "error: experiments.survey runs in one process: choose a type with one host"),
+    (["gke", "--cluster", "c", "--tpu_type", "v6e-8", "--image", "i", *SURVEY], "error: experiments.survey runs in"),
     (["slurm", "--max_restarts", "-1", *SWEEP], "error: max_restarts"),
     (["slurm", *SWEEP, "--gin.A='b\nc'"], "error: the command's word \"--gin.A='b\\nc'\" has a line break"),
     (["slurm", "--shards", "2", "--processes", "2", *SWEEP], "error: shards=2 and processes=2 exclude each other"),
@@ -395,8 +401,7 @@ def test_a_preflight_takes_over_the_settings_of_the_command():
 
 
 def test_notes_name_unchecked_settings_and_files_that_will_be_lost(capsys):
-    command = ["--", "python", "-m", "experiments.survey", "--gin_file=a.gin"]
-    assert launch.main([*SPOT, "--dry_run", *command]) == 0
+    assert launch.main([*SPOT, "--accelerator_type", "v5litepod-8", "--dry_run", *SURVEY]) == 0
     said = capsys.readouterr()
     assert "preflight" not in said.out
     assert [line.split(":")[0] for line in said.err.splitlines()] == ["note", "note"]
@@ -643,6 +648,21 @@ def test_commands_join_the_other_hosts_of_slices_that_have_several(name, several
     assert launch.main([*vm, *SWEEP, "--multiprocess"]) == 0 and not capsys.readouterr().err
     assert launch.main(["skypilot", "--accelerators", f"tpu-{name}", "--dry_run", "--no_preflight", *SWEEP]) in (0, 1)
     assert ("--multiprocess" in capsys.readouterr().out) is (several and name[:5] != "tpu7x")
+
+
+@pytest.mark.parametrize(
+    ("name", "several"), [("v5litepod-8", True), ("v6e-8", True), ("v6e-4", False), ("v4-8", False)]
+)
+def test_hosts_on_gke_have_at_most_four_chips(name, several, capsys):
+    gke = ["gke", "--cluster", "c", "--tpu_type", name, "--image", "i", "--no_preflight", "--dry_run"]
+    assert launch.main([*gke, *SWEEP]) == 0
+    assert ("--multiprocess" in capsys.readouterr().out) is several
+
+
+def test_commands_that_join_other_processes_are_those_that_the_launchers_know():
+    joins = re.compile(r"gin_flags\.join|together=True|\"together\": True")
+    files = [file for file in (repository_root() / "experiments").glob("*.py") if joins.search(file.read_text())]
+    assert {f"experiments.{file.stem}" for file in files} == {*accelerators.TOGETHER}
 
 
 def test_the_docker_image_runs_the_experiments_of_its_folder():
