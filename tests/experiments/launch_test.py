@@ -347,6 +347,15 @@ READY = "/bin/sleep 0.1"  # until the launcher waits
 SAVES = "/bin/sleep 0.3; touch saved; exit 0"
 
 
+@pytest.fixture
+def listening():
+    """Handles SIGINT as a terminal's process does: a test run in the background inherits that it is ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(("lines", "status"), [
     # Ctrl-C reaches the command as well, and this one's second signal ends it, as during training
     (f"{READY}; kill -INT $PPID; {SAVES}", 130),
@@ -359,6 +368,7 @@ def test_a_launch_that_is_stopped_waits_for_the_state_of_its_commands(lines, sta
     assert ended.value.code == status and Path("saved").exists()
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("signals", ["kill -TERM $PPID", "kill -INT $PPID; /bin/sleep 0.3; kill -INT $PPID"])
 def test_a_command_that_goes_on_after_signals_is_killed(signals, monkeypatch):
     if signals.count("kill") == 1:  # a second signal does not wait
