@@ -56,8 +56,8 @@ def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> 
 
 def turns_by_place(config: DecoderConfig, positions: Array) -> tuple[Turns, ...]:
     """Returns the `turns` of each of `DecoderConfig.places`; places with equal frequencies share their arrays."""
-    made = {rotation: turns(config, positions, rotation) for rotation in dict.fromkeys(config.rotations)}
-    return tuple(made[rotation] for rotation in config.rotations)
+    by_rotation = {rotation: turns(config, positions, rotation) for rotation in dict.fromkeys(config.rotations)}
+    return tuple(by_rotation[rotation] for rotation in config.rotations)
 
 
 def rotate(x: Array, by: Turns, pairs: str) -> Array:

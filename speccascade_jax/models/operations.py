@@ -9,7 +9,7 @@ softmax, sampling, rules, and the look-up of embeddings: they take time, so they
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,15 +45,43 @@ def generation_flops(
     return _decoder_flops(config, prompt, output, fed)
 
 
-def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
+class TokenCosts(NamedTuple):
+    """Operations of a model's matrix products; one with a matrix `[m, n]` costs `2 m n` per token.
+
+    Attributes:
+        layer: of a decoder layer, per token that it reads.
+        attention: of one attention of one layer, per pair of a query and a key: scores and weighted sum.
+        logits: of the output layer, per token.
+        encoder_layer: of an encoder layer, per token.
+        cross: of a decoder layer's keys and values of the encoder, per encoded token.
+    """
+
+    layer: int
+    attention: int
+    logits: int
+    encoder_layer: int = 0
+    cross: int = 0
+
+
+def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
+    """Returns the operations of a model's parts."""
     width = c.num_heads * c.head_dim
-    projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    layer = projections + 3 * 2 * c.d_model * c.d_ff  # queries, keys, values and output; gate, up and down
-    total: np.ndarray = c.num_layers * layer * (prompt - 1 + fed) + 2 * c.d_model * c.num_embeddings * fed
+    attention, logits = 4 * width, 2 * c.d_model * c.num_embeddings
+    if isinstance(c, DecoderConfig):
+        projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+        return TokenCosts(projections + 6 * c.d_model * c.d_ff, attention, logits)  # gate, up and down
+    projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
+    # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
+    layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
+    return TokenCosts(layer, attention, logits, encoder_layer, 2 * projection)
+
+
+def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
+    costs = token_costs(c)
+    total: np.ndarray = c.num_layers * costs.layer * (prompt - 1 + fed) + costs.logits * fed
     for window in c.windows:
         before, after = _keys(prompt - 1, window), _keys(prompt + output, window)
-        keys = before + fed * (after - before) / (output + 1)
-        total = total + 4 * width * keys  # scores and weighted sum: 2 operations each per query, key and width
+        total = total + costs.attention * (before + fed * (after - before) / (output + 1))
     return total
 
 
@@ -64,13 +92,8 @@ def _keys(tokens: np.ndarray, window: int | None) -> np.ndarray:
 
 
 def _t5_flops(c: T5Config, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray, encoded: np.ndarray) -> np.ndarray:
-    width = c.num_heads * c.head_dim
-    projection, attention = 2 * c.d_model * width, 4 * width
-    feed_forward = 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
-    encoder = (4 * projection + feed_forward) * encoded + attention * encoded**2
-    # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
-    read = prompt - 1 + fed
+    costs, read = token_costs(c), prompt - 1 + fed
+    encoder = costs.encoder_layer * encoded + costs.attention * encoded**2
     keys = (prompt - 1) * prompt / 2 + fed * (prompt + output / 2) + read * encoded
-    decoder = (6 * projection + feed_forward) * read + 2 * projection * encoded + attention * keys
-    logits = 2 * c.d_model * c.num_embeddings * fed
-    return np.asarray(c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
+    decoder = costs.layer * read + costs.cross * encoded + costs.attention * keys
+    return np.asarray(c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + costs.logits * fed)

@@ -221,10 +221,10 @@ class States:
 
     def _refuse_other_form(self) -> None:
         """Raises ValueError if checkpoints were copied here from a bucket, or to a bucket from a disk."""
-        pattern, there = self._other_form
+        pattern, where = self._other_form
         if name := next((name for name in hosts.agreed(self._names()) if pattern.fullmatch(name)), None):
             raise ValueError(
-                f"{self.run_dir}: checkpoint {FOLDER}/{name} was written {there}, and can be resumed only there: copy "
+                f"{self.run_dir}: checkpoint {FOLDER}/{name} was written {where}, and can be resumed only there: copy "
                 "the run back, or name another run_dir"
             )
 

@@ -42,10 +42,10 @@ def settings(folder, output):
 
 def plain(store):
     """Returns the records of a store by key, without entries that depend on the clock, and with their outputs."""
-    found = read_records(store)
+    stored = read_records(store)
     unequal = UNEQUAL | {"outputs_file", "configuration"}  # the configuration names the output
-    records = [{name: value for name, value in record.items() if name not in unequal} for record in found]
-    return {record["key"]: [new, outputs.read(store, record)] for record, new in zip(found, records, strict=True)}
+    records = [{name: value for name, value in record.items() if name not in unequal} for record in stored]
+    return {record["key"]: [new, outputs.read(store, record)] for record, new in zip(stored, records, strict=True)}
 
 
 def table(store, capsys, *flags):

@@ -138,8 +138,8 @@ def test_speeds_are_in_a_table_of_their_own_and_in_reports(script, write, record
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" 5.10 |")]
     assert row.endswith("| 1234.6 | 617.3 | 1.23% | – | 5.10 |")
     for more in ([], ["--points"]):  # the default tables are the same with and without speeds
-        told = [script("tables").main([path, *more]) or capsys.readouterr().out for path in stores]
-        assert told[0] == told[1]
+        printed = [script("tables").main([path, *more]) or capsys.readouterr().out for path in stores]
+        assert printed[0] == printed[1]
     assert script("report").main([stores[1]]) == 0
     assert (tmp_path / "new.html").read_text().count("1234.6, MFU 1.23% tokens per second") == 1
     printing.print_record(read_records(stores[1])[1])

@@ -76,9 +76,9 @@ class Writers:
         return answer
 
     def _kill_armed(self, moment: str, writer: int) -> None:
-        left = self._armed.get((moment, writer), 0)
-        self._armed[moment, writer] = left - 1
-        if left == 1:
+        countdown = self._armed.get((moment, writer), 0)
+        self._armed[moment, writer] = countdown - 1
+        if countdown == 1:
             os.kill(writer, signal.SIGKILL)
 
     def start(self, *arguments: str) -> multiprocessing.Process:

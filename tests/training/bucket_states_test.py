@@ -215,10 +215,10 @@ def test_checkpoints_that_are_deleted_while_they_are_read_are_listed_again(bucke
     steps, goes_on = reader._steps, iter([(30, 40), (50, 60)])
 
     def listed():
-        found = steps()
+        before = steps()
         for step in next(goes_on, ()):
             writer.save(step, make(step), {}, wait=True)
-        return found
+        return before
 
     reader._steps = listed
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ from absl import logging
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.operations import token_costs
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.peaks import peak_flops
@@ -47,23 +48,18 @@ def training_flops(config: T5Config | DecoderConfig, lengths: Any, encoder_lengt
 
 
 def _t5_flops(c: T5Config, target: Any, source: Any) -> Any:
-    """Returns the operations of a T5's forward pass; a product with a matrix `[m, n]` costs `2 m n` per token."""
-    width = c.num_heads * c.head_dim
-    projection, attention = 2 * c.d_model * width, 4 * width  # scores and weighted sum: 2 each per query, key and width
-    feed_forward = 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
-    encoder = (4 * projection + feed_forward) * source + attention * source**2
-    decoder = (6 * projection + feed_forward) * target + 2 * projection * source
-    decoder += attention * (target**2 + target * source)
-    logits = 2 * c.d_model * c.num_embeddings * target
-    return (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits).sum()
+    """Returns the operations of a T5's forward pass."""
+    costs = token_costs(c)
+    encoder = costs.encoder_layer * source + costs.attention * source**2
+    decoder = costs.layer * target + costs.cross * source + costs.attention * (target**2 + target * source)
+    return (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + costs.logits * target).sum()
 
 
 def _decoder_flops(c: DecoderConfig, lengths: Any) -> Any:
     """Returns the operations of a decoder-only model's forward pass."""
-    projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    dense = c.num_layers * (projections + 3 * 2 * c.d_model * c.d_ff) + 2 * c.d_model * c.num_embeddings
+    costs = token_costs(c)
     keys = sum(lengths if window is None else lengths.clip(max=window) for window in c.windows)
-    return (dense * lengths + 4 * c.num_heads * c.head_dim * lengths * keys).sum()
+    return ((c.num_layers * costs.layer + costs.logits) * lengths + costs.attention * lengths * keys).sum()
 
 
 def speeds(tokens: float, flops: float, seconds: float, devices: Sequence[Any]) -> dict[str, float | None]:

@@ -153,14 +153,14 @@ def test_the_last_step_is_evaluated_and_logged_once(evaluated):
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("at", [2, 5, 8, 11, -1])
-def test_sigterm_ends_an_evaluation_after_a_batch_and_the_resumed_run_repeats_it(evaluated, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize("batch", [2, 5, 8, 11, -1])
+def test_sigterm_ends_an_evaluation_after_a_batch_and_a_resumed_run_repeats_it(evaluated, tmp_path, monkeypatch, batch):
     whole, result, left, calls = evaluated
-    broken, at = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), at % (calls + 1)
+    broken, batch = dataclasses.replace(whole, run_dir=str(tmp_path / "broken")), batch % (calls + 1)
     with monkeypatch.context() as patch, pytest.raises(interrupts.Terminated):
-        watched = _watched_evaluations(patch, at)
+        watched = _watched_evaluations(patch, batch)
         train(broken)
-    assert watched.calls == at, "no further batch was evaluated"
+    assert watched.calls == batch, "no further batch was evaluated"
     state, position = states.States(Path(broken.run_dir)).latest(broken.layout())
     assert position["owed"] and int(state.step) in (2, 4)
     assert train(broken) == result and _left(broken) == left
