@@ -62,10 +62,10 @@ class SentencePieceVocabulary(FileVocabulary):
         self.bos_id, self.stop_ids = files.bos_id(ids, bos), files.stop_ids(ids, eos)
         self.eos_id = self.stop_ids[0]
         self._take(added)
-        without_prefix = _parse(self.path, content + _WITHOUT_PREFIX)
-        has_prefix = bos is not None and without_prefix.encode("a") != self._anchor
-        once = has_prefix and files.prefixes_only_the_beginning()
-        self._later_pieces = without_prefix if once else self._pieces
+        self._later_pieces = self._pieces
+        if bos is not None and files.prefixes_only_the_beginning():
+            self._later_pieces = _parse(self.path, content + _WITHOUT_PREFIX)
+        once = list(self._later_pieces.encode("a")) != self._anchor
         # If other files change nothing, the fingerprint is the digest of the file alone, as in older versions.
         special_ids = (self.bos_id, self.stop_ids, added)
         if once:
