@@ -27,7 +27,7 @@ from speccascade_jax.training.heads import make_data, train
 from speccascade_jax.training.heads import report as acceptance_report
 from tests.support import text_pair
 from tests.support.acceptance_heads import head_for
-from tests.support.recipes import CONFIGS, HOLES, PRESET_PAIRS, ROOT, resolve, stop_before_loading  # noqa: F401 (a fixture)
+from tests.support.recipes import CONFIGS, HOLES, ROOT, resolve, stop_before_loading  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("stop_before_loading")
 
@@ -56,6 +56,12 @@ def test_each_method_file_resolves_to_a_run(method):
 def test_each_pair_and_task_file_resolves_to_a_run(model, task):
     point = resolve(experiment.run, ["gin/run.gin", model, task, "gin/methods/token_v3.gin"])
     assert get_task(point.evaluation.task).name == Path(task).stem
+
+
+def test_a_published_pair_has_its_name_and_the_names_of_its_models():
+    point = resolve(experiment.run, ["gin/run.gin", "gin/models/gemma3_270m_27b.gin", TASK_FILES[0], METHODS[0]])
+    parts = {"target": "google/gemma-3-27b-it", "draft": "google/gemma-3-270m-it"}
+    assert point.pair == points.ModelPair(name="gemma3_270m_27b", **parts)
 
 
 def test_two_checkpoints_form_a_named_pair():

@@ -115,8 +115,8 @@ def _llama(path: Path, sizes: dict[str, int]) -> DecoderConfig:
     """Returns the Llama preset of these sizes; no array shows its rotary base and scaling."""
     for name, preset in PRESETS.items():
         if name.startswith("llama") and all(getattr(preset, size) == value for size, value in sizes.items()):
-            # MaxText rotates neighbouring coordinates in Llama 3.1, and halves of a head in Llama 2.
-            return dataclasses.replace(preset, rope_pairs="adjacent" if name.startswith("llama3.1") else "halves")
+            # MaxText rotates neighbouring coordinates in Llama 3, and halves of a head in Llama 2.
+            return dataclasses.replace(preset, rope_pairs="adjacent" if name.startswith("llama3") else "halves")
     raise CheckpointError(
         f"{path}: {sizes} are the sizes of no Llama preset, and MaxText stores no options: convert it to "
         "Hugging Face's format with MaxText's to_huggingface"

@@ -250,6 +250,11 @@ def _llama31(layers: int, d: int, heads: int, d_ff: int) -> DecoderConfig:
     return dataclasses.replace(plain, rope_base=500_000.0, rope_scaling=RopeScaling(), max_length=131_072)
 
 
+def _llama32(layers: int, d: int, heads: int, d_ff: int) -> DecoderConfig:
+    plain = _llama31(layers, d, heads, d_ff)
+    return dataclasses.replace(plain, tied=True, rope_scaling=RopeScaling(factor=32.0))
+
+
 def _qwen25(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfig:
     plain = _llama(layers, d, heads, kv, d_ff, 152_064)
     return dataclasses.replace(plain, rope_base=1_000_000.0, norm_epsilon=1e-6, qkv_bias=True, max_length=32_768)
@@ -305,6 +310,8 @@ PRESETS: dict[str, DecoderConfig] = {
     "llama2_70b": _llama(80, 8192, 64, 8, 28672, 32_000),
     "llama3.1_8b": _llama31(32, 4096, 32, 14336),
     "llama3.1_70b": _llama31(80, 8192, 64, 28672),
+    "llama3.2_1b": _llama32(16, 2048, 32, 8192),
+    "llama3.2_3b": _llama32(28, 3072, 24, 8192),
     "mistral0.1_7b": _mistral(32_000, pattern=("local",), window=4096),
     "mistral0.3_7b": _mistral(32_768, rope_base=1_000_000.0),
     "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),

@@ -70,6 +70,10 @@ PUBLISHED = {
         "rope_base": 500_000, "max_length": 131_072,
         "rope_scaling": RopeScaling(factor=8, low=1, high=4, original_length=8192),
     },
+    "llama3.2": COMMON | {
+        "rope_base": 500_000, "max_length": 131_072, "tied": True,
+        "rope_scaling": RopeScaling(factor=32, low=1, high=4, original_length=8192),
+    },
     "qwen2.5": COMMON | {"rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 32_768, "qkv_bias": True},
 }  # fmt: skip
 EXCEPTIONS: dict[str, dict[str, object]] = {
@@ -102,6 +106,8 @@ SIZES = {
     "llama2_70b": (68_976_648_192, 64, 8, 128, 28672, 0.0883883476, 1.0),
     "llama3.1_8b": (8_030_261_248, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "llama3.1_70b": (70_553_706_496, 64, 8, 128, 28672, 0.0883883476, 1.0),
+    "llama3.2_1b": (1_235_814_400, 32, 8, 64, 8192, 0.125, 1.0),
+    "llama3.2_3b": (3_212_749_824, 24, 8, 128, 8192, 0.0883883476, 1.0),
     "qwen2.5_7b": (7_615_616_512, 28, 4, 128, 18944, 0.0883883476, 1.0),
     "qwen2.5_32b": (32_763_876_352, 40, 8, 128, 27648, 0.0883883476, 1.0),
 }

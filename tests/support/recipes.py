@@ -18,11 +18,9 @@ from speccascade_jax.training.heads import make_data
 
 ROOT = repository_root()
 CONFIGS = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin"))
-PRESET_PAIRS = ("gemma2_2b_27b", "gemma2_2b_9b", "llama31_8b_70b", "qwen25_7b_32b")
 HOLES = {
     "gin/models/directory.gin": ["PAIR='some/pair'"],
     "gin/models/two_checkpoints.gin": ["PAIR='two'", "TARGET='some/target'", "DRAFT='some/draft'"],
-    **{f"gin/models/{name}.gin": ["TARGET='some/target'", "DRAFT='some/draft'"] for name in PRESET_PAIRS},
     "gin/tasks/file.gin": ["FileTask.path='file.csv'"],
     "gin/tasks/seqio.gin": [
         "SeqioTask.name='seqio'",
