@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -19,11 +19,12 @@ from speccascade_jax.core.types import Array, Controls, Prompt
 from speccascade_jax.data.vocabularies.vocabulary import Ids, added_texts
 from speccascade_jax.engine.counters import summarise
 from speccascade_jax.engine.generate import Failure, Generation, failures, model_names, raise_if_failed
-from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.build import check_pair, decoder_for
 from speccascade_jax.methods.build_drafter import check_length, threshold_text
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import with_settings
 from speccascade_jax.methods.settings_dict import SettingsDict
+from speccascade_jax.pairs.chat import read_prompts
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 from speccascade_jax.results.store.trace import Trace, Traces
@@ -71,8 +72,10 @@ class DecodeOutput:
 @with_settings
 def decode(
     pair: Pair,
-    prompts: Any,
+    prompts: Any = None,
     *,
+    messages: Any = None,
+    template_variables: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     seed: int = 0,
     example_ids: Any = None,
@@ -86,10 +89,15 @@ def decode(
         pair: the models, from `load_pair` or made by hand.
         prompts: texts (`prompts.text_ids` converts them to ids), or token ids: `[B, P]` or a list of lists (a flat list
             is a single prompt).
+        messages: in place of prompts, a conversation (a list of `{"role": "user", "content": "text"}`) or a list of
+            conversations. The chat template beside the tokenizer writes each as a prompt, as `apply_chat_template` of
+            transformers does, and the end of its turns is a stop id too.
+        template_variables: further variables of the chat template, such as `{"enable_thinking": False}`.
         max_new_tokens: the largest number of tokens to generate.
         seed: the random seed; the random bits of a row depend only on the seed and its example id.
         example_ids: `[B]`, default `0 … B − 1`; rows with the same id have the same random bits.
-        stop_ids: ids that end a row; default: those of the vocabulary, or none without a vocabulary.
+        stop_ids: ids that end a row; default: those of the vocabulary, or none without a vocabulary. With messages
+            also the piece that the template writes after an answer (`ChatTemplate.end_of_turn`).
         trace: whether to return a trace for every row; the tokens are the same, and the call takes longer.
         settings: the method, its rule and drafters, and sampling; `help(speccascade_jax.extend.Settings)` describes
             each setting.
@@ -113,6 +121,8 @@ def decode(
         [[1, 6, 3, 6, 0, 1], [0, 2, 6, 0, 7, 4]] 5
         [[3, 2, 7, 4, 5, 6], [0, 2, 6, 0, 7, 1]] 4
     """
+    check_pair(pair)
+    pair, prompts, shown = read_prompts(pair, prompts, messages, template_variables)
     decoder = decoder_for(pair, "decode", settings, stop_ids)
     longest = check_length(max_new_tokens, decoder.settings)
     prompt = make_prompt(pair, prompts, max_new_tokens=longest)
@@ -122,7 +132,7 @@ def decode(
     ids = check_example_ids(example_ids, rows)
     generation = (decoder.fetch_traced if trace else decoder.fetch)(prompt, check_seed(seed), ids, longest)
     output = _output(pair, generation, prompt, decoder.method.draft_alone)
-    return replace(output, trace=_traces(decoder, prompt, prompts, generation)) if trace else output
+    return replace(output, trace=_traces(decoder, prompt, shown, generation)) if trace else output
 
 
 def _traces(decoder: Decoder, prompt: Prompt, prompts: Any, generation: Generation) -> Traces:

@@ -4,7 +4,7 @@
 one dispatch and one transfer of a few integers, and all other data stay on the device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -21,11 +21,12 @@ from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, se
 from speccascade_jax.engine.engine import DecodeState, Engine
 from speccascade_jax.engine.generate import argument, failures, model_names, raise_if_failed
 from speccascade_jax.engine.loop import one_round
-from speccascade_jax.methods.build import decoder_for
+from speccascade_jax.methods.build import check_pair, decoder_for
 from speccascade_jax.methods.build_drafter import check_length
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import with_settings
 from speccascade_jax.methods.settings_dict import SettingsDict
+from speccascade_jax.pairs.chat import read_prompts
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
 
@@ -62,8 +63,10 @@ class StreamedToken:
 @with_settings
 def stream(
     pair: Pair,
-    prompt: Any,
+    prompt: Any = None,
     *,
+    messages: Any = None,
+    template_variables: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     seed: int = 0,
     example_id: int = 0,
@@ -79,6 +82,8 @@ def stream(
     Args:
         pair: the models, from `load_pair` or made by hand.
         prompt: one text, or one list of token ids.
+        messages: in place of a prompt, one conversation, as in `decode`.
+        template_variables: further variables of the chat template, as in `decode`.
         max_new_tokens: the largest number of tokens to generate.
         seed: the random seed.
         example_id: determines the random bits, together with the seed; `decode` gives its first prompt the id 0.
@@ -105,6 +110,8 @@ def stream(
         2 draft 0
         2 draft 1
     """
+    check_pair(pair)
+    pair, prompt, _ = read_prompts(pair, prompt, messages, template_variables)
     decoder = decoder_for(pair, "stream", settings, stop_ids)
     longest = check_length(max_new_tokens, decoder.settings)
     decoder.require_engine()

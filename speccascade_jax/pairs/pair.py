@@ -17,6 +17,7 @@ from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
+from speccascade_jax.data.vocabularies.chat_template import ChatTemplate, require_template
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary
 from speccascade_jax.data.vocabularies.tokenizer_files import TokenizerFiles
@@ -181,6 +182,24 @@ class Pair:
     def encoder_decoder(self) -> bool:
         """Whether the models are encoder-decoders, whose encoder reads prompts; otherwise outputs continue prompts."""
         return is_encoder_decoder(self.target)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template beside the vocabulary, or else beside the target; ValueError if there is none."""
+        return require_template(self.vocabulary)
+
+    @cached_property
+    def for_chat(self) -> Self:
+        """The pair whose outputs also end where the chat template ends an answer (`ChatTemplate.end_of_turn`).
+
+        It is the pair itself if these ids are stop ids already, as `generation_config.json` of most checkpoints says.
+        """
+        template, vocabulary = self.chat_template, self.vocabulary
+        assert isinstance(vocabulary, FileVocabulary)  # `chat_template` refuses others
+        ends = [token for token in template.end_of_turn(vocabulary) if token < self.target.model.vocab_size]
+        if vocabulary.ending_with(ends) is vocabulary:
+            return self
+        return dataclasses.replace(self, vocabulary=vocabulary.ending_with(ends))
 
     @cached_property
     def decoders(self) -> dict[Any, Any]:
@@ -355,7 +374,7 @@ def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVoc
     if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
     # Stop ids without a row are dropped, because the target can never draw them.
-    return vocabulary.ending_with(
+    return vocabulary.of_target(target).ending_with(
         token for token in TokenizerFiles(target).stop_numbers() if 0 <= token < config.vocab_size
     )
 

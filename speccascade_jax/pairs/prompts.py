@@ -177,7 +177,7 @@ def _are_texts(prompts: Any) -> bool:
 
 def _kind(prompt: Any) -> str:
     if isinstance(prompt, Mapping):
-        raise ValueError(f"{prompt!r:.60} is not a prompt: apply the tokenizer's chat template, and give text or ids")
+        raise ValueError(f"{prompt!r:.60} is not a prompt: give conversations as messages=[…], or texts or ids")
     if isinstance(prompt, str):
         return "text"
     return "ids" if isinstance(prompt, Sequence) or np.ndim(prompt) else "one id"

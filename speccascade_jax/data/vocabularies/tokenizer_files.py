@@ -11,6 +11,8 @@ from speccascade_jax.storage.readers import parsed
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING = ("generation_config.json", "config.json")
 ADDED = "added_tokens.json"
+# The pieces that a chat template may name. transformers gives it no others.
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # The largest plausible number of added pieces. A larger id is an error: it would make tables of pieces very long.
 _MOST_ADDED = 1 << 16
 
@@ -39,8 +41,8 @@ class TokenizerFiles:
     """
 
     def __init__(self, path: Path, read: bool = True):
-        self.path, folder = path, path if path.is_dir() else path.parent
-        files = [folder / name for name in (*NAMING, *NUMBERING, ADDED) if read]
+        self.path, self.folder = path, path if path.is_dir() else path.parent
+        files = [self.folder / name for name in (*NAMING, *NUMBERING, ADDED) if read]
         self._tables = {f.name: parsed(checksums.read(f), str(f), "copy it again") for f in files if f.is_file()}
 
     def _in(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -101,6 +103,36 @@ class TokenizerFiles:
         if odd := [number for number in numbers if type(number) is not int]:
             raise self._odd(TypeError(f"eos_token_id {odd[0]!r}"))
         return numbers
+
+    def chat_template(self) -> tuple[Path, str] | None:
+        """Returns the file and the text of the entry `chat_template`, or of its template "default" if it has several.
+
+        Raises:
+            ValueError: there are several templates, and none is called "default"; or the entry is not a template.
+        """
+        file, entry = self.folder / NAMING[0], self._in(NAMING)[0].get("chat_template")
+        if isinstance(entry, list) and all(isinstance(part, dict) for part in entry):
+            entry = {part.get("name"): part.get("template") for part in entry}
+        if isinstance(entry, dict) and "default" not in entry:
+            names = ", ".join(map(str, entry)) or "nothing"
+            raise ValueError(f'{file} has chat templates called {names}: rename the right one to "default"')
+        text = entry["default"] if isinstance(entry, dict) else entry
+        if not isinstance(text, str | None):
+            raise self._odd(TypeError(f"chat_template {text!r:.40}"))
+        return None if text is None else (file, text)
+
+    def named_pieces(self, usual: Mapping[str, str]) -> dict[str, str]:
+        """Returns the text of each piece that has a role, such as "bos_token".
+
+        `usual` maps roles to the pieces that have these roles if no file mentions the role.
+        """
+        pieces = dict[str, str]()
+        for role in _ROLES:
+            value = next((table[role] for table in self._in(NAMING) if role in table), usual.get(role))
+            name = value.get("content") if isinstance(value, dict) else value
+            if isinstance(name, str):
+                pieces[role] = name
+        return pieces
 
     def _named(self, entry: str, ids: Mapping[str, int]) -> int | None:
         """Returns the id of the piece that `entry` names in the first file that has it; `None` if it names no piece."""

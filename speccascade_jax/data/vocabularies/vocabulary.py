@@ -111,12 +111,14 @@ class FileVocabulary(TextVocabulary):
 
     Attributes:
         path: the file.
+        template_paths: paths in or beside which a chat template may be, in order: the file, then the target.
         specials: ids that have no text.
         controls: ids of control pieces, added pieces and unused ids; a text has them only if it contains names of
             pieces.
     """
 
     path: Path
+    template_paths: tuple[Path, ...]
     specials: frozenset[int]
     controls: frozenset[int]
 
@@ -129,6 +131,7 @@ class FileVocabulary(TextVocabulary):
             ValueError: the file is of another kind, or damaged.
         """
         self.path = expanded(path)
+        self.template_paths = (self.path,)
         content = checksums.read(self.path)
         self.fingerprint = hashlib.sha256(content + self._read(content)).hexdigest()
 
@@ -146,6 +149,12 @@ class FileVocabulary(TextVocabulary):
             return self
         other = copy.copy(self)
         other.stop_ids, other.specials = (*self.stop_ids, *more), self.specials.union(more)
+        return other
+
+    def of_target(self, target: Path) -> Self:
+        """Returns the vocabulary with the target's checkpoint, beside which a chat template may be too."""
+        other = copy.copy(self)
+        other.template_paths = (self.path, target)
         return other
 
     @abstractmethod
