@@ -257,7 +257,7 @@ def _score(
     # the ids before each output, because the text of a token may depend on them (its leading space)
     context = decoder_context(session.prompts)
     written = [ids[:length].tolist() for ids, length in zip(tokens, lengths, strict=True)]
-    texts = (session.vocabulary.decode(ids, after=context[row]) for ids, row in zip(written, rows, strict=True))
+    texts = (session.text(ids, context[row]) for ids, row in zip(written, rows, strict=True))
     predictions = list(map(session.task.postprocess, texts))
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples

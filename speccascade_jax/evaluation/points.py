@@ -30,12 +30,15 @@ from speccascade_jax.methods.method import Method
 from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import quality, sandbox
+from speccascade_jax.pairs.chat import checked_variables
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
 
 BESIDE = {"beside": True}
 """Metadata of fields that do not identify a point: they are in no configuration and in no record's key."""
+UNLISTED = {"unlisted": True}
+"""Metadata of later fields, which configurations and records list only if they are set: stored texts do not change."""
 _MODULES: Mapping[type, str] = {FileTask: "data.tasks import file_task", SeqioTask: "data.tasks import seqio_task"}
 _POINTS = "evaluation import points"
 _COUNTED = (
@@ -131,6 +134,12 @@ class Evaluation:
         keep_outputs: whether the outputs are stored in a file beside the store (`results.store.outputs`).
         keep_traces: number of outputs, from the first on, for which the proposal at each position and its probabilities
             are stored too (`results.store.trace`). Neither `keep_outputs` nor `keep_traces` identifies a point.
+        chat: whether the chat template of the tokenizer writes each prompt, as one message of a user. Outputs also end
+            where its turns end. A long message is cut, and the template never. `strftime_now` gives the same date on
+            every day (`chat.TASK_DATE`).
+        template_variables: further variables of the chat template, such as `{"enable_thinking": False}`.
+        cut_thinking: whether the metrics read outputs without thinking (`data.vocabularies.thinking`). Stop strings of
+            the task then end only the answer, because thinking may contain them.
     """
 
     task: str | Task
@@ -145,6 +154,9 @@ class Evaluation:
     execute_code: bool = False
     keep_outputs: bool = field(default=True, compare=False, metadata=BESIDE)
     keep_traces: int = field(default=4, compare=False, metadata=BESIDE)
+    chat: bool = field(default=False, metadata=UNLISTED)
+    template_variables: Mapping[str, Any] = field(default_factory=dict, hash=False, metadata=UNLISTED)
+    cut_thinking: bool = field(default=False, metadata=UNLISTED)
 
     def __post_init__(self) -> None:
         _integers(self, "max_new_tokens", *_COUNTED)
@@ -299,9 +311,10 @@ def _by_name(part: Settings | Level | Arm) -> None:
 
 
 def fields_of(part: Any) -> dict[str, Any]:
-    """Returns a dictionary of those fields of a dataclass that identify a point."""
+    """Returns a dictionary of those fields of a dataclass that identify a point; unlisted ones only if they are set."""
     identifying = (item for item in dataclasses.fields(part) if item.init and "beside" not in item.metadata)
-    return {item.name: getattr(part, item.name) for item in identifying}
+    values = ((item, getattr(part, item.name)) for item in identifying)
+    return {item.name: value for item, value in values if value or "unlisted" not in item.metadata}
 
 
 def gin_blocks(part: Any, scope: str = "") -> Iterator[str]:
@@ -387,6 +400,8 @@ def validate_evaluation(evaluation: Evaluation) -> None:
         checks.whole(name, getattr(evaluation, name), low, _MOST_RESAMPLES if name == "resamples" else checks.MOST)
     if evaluation.max_new_tokens is not None:
         checks.whole("max_new_tokens", evaluation.max_new_tokens, 1, checks.LONGEST)
+    if checked_variables(evaluation.template_variables) and not evaluation.chat:
+        raise ValueError("Evaluation.template_variables belong to a chat template: set Evaluation.chat = True")
     check_code(evaluation)
 
 

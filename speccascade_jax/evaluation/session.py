@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,8 @@ from speccascade_jax import checkpoints
 from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
-from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
+from speccascade_jax.data.vocabularies import thinking
+from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation import code_digests
 from speccascade_jax.evaluation.environment import hardware, package, toolchain
@@ -28,6 +29,7 @@ from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import sampling_of
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
+from speccascade_jax.pairs import chat
 from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.pairs.pair import DATA_PAIRS, Pair, find_data_pair, find_pair, load_pair
 from speccascade_jax.pairs.prompts import example_ids, make_prompt, stop_ids
@@ -75,6 +77,7 @@ class Session:
         if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises ValueError if the pair has no vocabulary)
+        self.pair = self.pair.for_chat if self.evaluation.chat else self.pair
         self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
         self.examples = self.fitted.examples
         # All prompts are padded to one length, because each length would need a compiled program of its own.
@@ -86,10 +89,10 @@ class Session:
         self._decoders: dict[Settings, Decoder] = {}
         self._code: dict[Settings, str] = {}
         self._task_code = code_digests.task_digest(evaluation.task)
-        self._stop_ids = stop_ids(self.vocabulary, self.task.stop_strings)
+        self._stop_ids = stop_ids(self.vocabulary, () if self.evaluation.cut_thinking else self.task.stop_strings)
         self.loaded = {
             "weights": self.pair.fingerprint,
-            "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples]),
+            "examples": point_key(examples=[(e.id, e.source, e.reference) for e in self.examples], **self.chat),
             "stop_ids": point_key(stop_ids=self._stop_ids),
         }
 
@@ -99,6 +102,21 @@ class Session:
         if self.pair.vocabulary is None:
             raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
         return self.pair.vocabulary
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        """The facts that distinguish prompts and answers of chat models; empty for plain prompts and whole outputs."""
+        asked = self.evaluation
+        facts: dict[str, Any] = {"cut_thinking": True} if asked.cut_thinking else {}
+        if asked.chat:
+            facts |= {"chat": self.pair.chat_template.digest, "variables": dict(asked.template_variables)}
+        return facts
+
+    def text(self, ids: list[int], after: Ids) -> str:
+        """Returns the text of an output that metrics read; `after` holds the ids of its prompt."""
+        if self.evaluation.cut_thinking:
+            return thinking.answer(self.vocabulary, ids, after)
+        return self.vocabulary.decode(ids, after=after)
 
     @property
     def prompt_length(self) -> int:
@@ -309,7 +327,10 @@ def fit_prompts(pair: Pair, task: Task, asked: Evaluation, examples: Sequence[Ex
     for example in examples:
         if len(kept) == wanted:
             break
-        ids, too_long = example_ids(pair.vocabulary, pair.encoder_decoder, task, example)
+        if asked.chat:
+            ids, too_long = chat.example_ids(pair, task, example, asked.template_variables)
+        else:
+            ids, too_long = example_ids(pair.vocabulary, pair.encoder_decoder, task, example)
         long += too_long
         if not (skip and too_long):
             kept.append(example)

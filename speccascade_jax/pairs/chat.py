@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core.checks import check_text
 from speccascade_jax.core.names import shown
+from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies.chat_template import Message, plain
 from speccascade_jax.pairs.pair import Pair
 
+TASK_DATE = datetime(2024, 7, 26)
+"""The date that templates write in the prompts of tasks, so that a record has the same prompts on every day."""
 _RESERVED = ("messages", "strftime_now")
 
 
@@ -62,6 +65,35 @@ def chat_ids(pair: Pair, text: str) -> list[int]:
     """
     assert pair.vocabulary is not None  # `Pair.chat_template` refuses a pair without a vocabulary
     return pair.vocabulary.encode(text)
+
+
+def example_ids(pair: Pair, task: Task, example: Example, variables: Mapping[str, Any]) -> tuple[list[int], bool]:
+    """Returns the token ids of an example's prompt as one message of a user, and whether the message was cut.
+
+    The message is cut, as the task says, until the whole prompt has at most `Task.max_input_length` tokens.
+
+    Raises:
+        ValueError: the template alone is longer.
+    """
+
+    def ids_of(content: str) -> list[int]:
+        return chat_ids(pair, chat_text(pair, [{"role": "user", "content": content}], variables, TASK_DATE))
+
+    prompt, longest = task.build_prompt(example), task.max_input_length
+    check_text(f"{task.name}: the prompt of example {example.id}", prompt)
+    ids = ids_of(prompt)
+    if len(ids) <= longest:
+        return ids, False
+    assert pair.vocabulary is not None  # `Pair.chat_template` refuses a pair without a vocabulary
+    words = pair.vocabulary.encode(prompt)
+    room = len(words)
+    while len(ids) > longest:
+        room -= len(ids) - longest
+        if room < 1:
+            limit = f"no room for a message in max_input_length={longest}: raise it"
+            raise ValueError(f"{task.name}: the chat template {pair.chat_template.source} leaves {limit}")
+        ids = ids_of(pair.vocabulary.decode(task.cut(words, room)))
+    return ids, True
 
 
 def checked_variables(variables: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Writer:
         settings: dict[str, Any] = {"weights": fingerprints.of_model(self.bound), "task": session.task.name}
         settings |= {"split": asked.split, "max_new_tokens": asked.max_new_tokens, "batch": asked.quality_batch}
         settings |= {"stop_ids": session.loaded["stop_ids"], "temperature": self.temperature}
-        return settings | {"seed": self.seed, "features": self.embeds}
+        return settings | {"seed": self.seed, "features": self.embeds} | session.chat
 
     def fill(self, folder: Path) -> Outputs:
         """Writes the missing shards; returns the outputs of all queries.

@@ -44,6 +44,9 @@ class Point(TypedDict, total=False):
     latency_trials: int
     resamples: int
     execute_code: bool
+    chat: bool
+    template_variables: dict[str, Any]
+    cut_thinking: bool
     method: str
     rule: str | None
     accept: str | None
