@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from speccascade_jax.core.types import STORED, Controls, Prompt
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies import thinking
+from speccascade_jax.data.vocabularies.chat_template import require_template
 from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary
 from speccascade_jax.engine.generate import Generation
 from speccascade_jax.evaluation import code_digests
@@ -31,12 +33,12 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import chat
 from speccascade_jax.pairs.derived import is_derived
-from speccascade_jax.pairs.pair import DATA_PAIRS, Pair, find_data_pair, find_pair, load_pair
+from speccascade_jax.pairs.pair import DATA_PAIRS, Pair, find_data_pair, find_pair, load_pair, shared_vocabulary
 from speccascade_jax.pairs.prompts import example_ids, make_prompt, stop_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
-from speccascade_jax.storage.files import point_key
+from speccascade_jax.storage.files import expanded, point_key
 
 
 class Identity(NamedTuple):
@@ -255,11 +257,24 @@ def load_source(source: ModelPair) -> Pair:
 def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
     """Checks that a `Session` would find the pair and the examples, without loading weights; raises the same errors."""
     load_examples(get_task(evaluation.task), evaluation.resolved())
-    if source.target is None or source.draft is None:
-        find_data_pair(source.name) if source.name in DATA_PAIRS else find_pair(source.name)
+    target, draft, vocabulary = _paths(source)
+    if evaluation.chat:
+        read = [expanded(path) for path in (target, draft) if not is_derived(path)]
+        text = shared_vocabulary(read, vocabulary)
+        require_template(text and text.of_target(read[0]))
     models = [path for path in (source.target, source.draft) if path is not None]
     for path in [*models, *(path for path in source.others.values() if not is_derived(path))]:
         checkpoints.model_of(path)
+
+
+def _paths(source: ModelPair) -> tuple[str | Path, str | Path, str | Path | None]:
+    """Returns the paths of target, draft and vocabulary; `None` if the vocabulary is in a model's folder."""
+    if source.target is not None and source.draft is not None:
+        return source.target, source.draft, source.vocabulary
+    if source.name in DATA_PAIRS:
+        return find_data_pair(source.name)
+    folder, has_vocabulary = find_pair(source.name)
+    return folder / "target", folder / "draft", folder if has_vocabulary else None
 
 
 class Fitted(NamedTuple):

@@ -277,7 +277,7 @@ class Pair:
                 raise ValueError(f"{model}={names.shown(path)} is not a path: give a text or a Path")
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
         read = {name: path for name, path in paths.items() if name not in words}
-        text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
+        text = shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
@@ -312,7 +312,7 @@ def _further(others: Mapping[str, str | Path] | None) -> dict[str, str | Path]:
     return dict(others or {})
 
 
-def _shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
+def shared_vocabulary(models: Sequence[Path], vocabulary: str | Path | None) -> FileVocabulary | None:
     """Returns the vocabulary of all models, or `None` if there is no vocabulary file.
 
     It is read from `vocabulary` if that path is given, and otherwise from a model's folder.

@@ -14,9 +14,10 @@ from speccascade_jax.core.types import STORED
 from speccascade_jax.data import directory
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.data.tasks.task import FewShotTask, Record
+from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.evaluation import environment, experiment, measuring, session
-from speccascade_jax.evaluation.points import ModelPair, Point, Settings
+from speccascade_jax.evaluation.points import ModelPair, Point, Settings, validate_evaluation
 from speccascade_jax.pairs import prompts
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.analysis.significance import CALLS
@@ -26,7 +27,7 @@ from speccascade_jax.results.store.record_key import judged_key
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime import gin_flags
 from speccascade_jax.storage import files
-from tests.support import golden_points, text_pair, tiny_pair
+from tests.support import chat_families, golden_points, text_pair, tiny_pair
 
 SMALL = text_pair.evaluation(quality_examples=7, quality_batch=5, latency_examples=2, latency_trials=2)
 SOURCE = text_pair.SOURCE
@@ -374,6 +375,107 @@ def test_prompts_are_cut_as_the_task_says(pair, monkeypatch):
         monkeypatch.setitem(TASKS, "tiny_translation", short)
         with_cut_prompts = session.Session(SOURCE, replace(SMALL, quality_examples=1, latency_examples=0), pair)
         assert with_cut_prompts.prompts.tokens[0, : with_cut_prompts.prompts.length[0]].tolist() == kept
+
+
+# --- chat
+
+
+CHAT = {"chat": True, "quality_examples": 3, "quality_batch": 3, "latency_examples": 0}
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory) -> sc.Pair:
+    """Returns a pair with the tokenizer of `chat_families`' Gemma 4, which writes a channel, an answer and its end."""
+    vocabulary = load_vocabulary(chat_families.write(tmp_path_factory.mktemp("chat"), "gemma4"))
+    written = [
+        token for text in ("0", "<|channel>", "1", "<channel|>", "2", "<turn|>") for token in vocabulary.encode(text)
+    ]
+    table = np.zeros((vocabulary.vocab_size, vocabulary.vocab_size), np.float32)
+    table[[*vocabulary.encode("\n"), *written[:-1]], written] = 30.0
+    return sc.Pair(target=sc.TableLM(table), draft=sc.TableLM(table), vocabulary=vocabulary)
+
+
+@pytest.fixture(autouse=True)
+def roomy(request, monkeypatch):
+    """Lets templates fit into the prompts of the task."""
+    if "chatting" in request.fixturenames:
+        monkeypatch.setitem(TASKS, "tiny_translation", replace(TASKS["tiny_translation"], max_input_length=200))
+
+
+def _chat(pair, **changes):
+    evaluation = replace(SMALL, **CHAT | {"template_variables": {"enable_thinking": True}} | changes)
+    return session.Session(SOURCE, evaluation, pair)
+
+
+def test_a_chat_task_reads_its_prompts_through_the_template(chatting):
+    loaded, task = _chat(chatting), TASKS["tiny_translation"]
+    for row, example in enumerate(loaded.examples):
+        messages = [{"role": "user", "content": task.build_prompt(example)}]
+        text = chatting.chat_template.render(messages, {"enable_thinking": True})
+        assert loaded.prompts.tokens[row, : loaded.prompts.length[row]].tolist() == chatting.vocabulary.encode(text)
+    assert loaded.pair.vocabulary.stop_ids == (*chatting.vocabulary.stop_ids, *chatting.vocabulary.encode("<turn|>"))
+
+
+def test_thinking_is_cut_for_the_metric_only(chatting):
+    texts = {}
+    for cut in (False, True):
+        loaded = _chat(chatting, cut_thinking=cut, max_new_tokens=20, keep_outputs=True)
+        point = Point(pair=SOURCE, evaluation=loaded.evaluation, settings=Settings(method=TARGET))
+        (record,) = measuring.judge(loaded, [point])
+        texts[cut] = [output.output for output in record["outputs"]]
+        assert record["quality"]["tokens_per_example"] == 6
+    assert texts == {False: ["012"] * 3, True: ["02"] * 3}
+
+
+def test_only_options_of_chat_change_keys_and_configurations(chatting):
+    variants = [
+        {}, {"cut_thinking": True}, {"template_variables": {}}, {"template_variables": {"enable_thinking": False}},
+        {"chat": False, "template_variables": {}}, {"chat": False, "template_variables": {}, "cut_thinking": True},
+    ]  # fmt: skip
+    keys, examples, texts = set(), set(), []
+    for changes in variants:
+        loaded = _chat(chatting, **changes)
+        point = Point(pair=SOURCE, evaluation=loaded.evaluation, settings=Settings(method=TARGET))
+        identity, described = loaded.identity(point), measuring.describe(loaded, point)
+        keys.add(identity.key)
+        examples.add(loaded.loaded["examples"])
+        texts.append(described["configuration"])
+        assert described["point"].get("chat", False) is changes.get("chat", True)
+    assert len(keys) == len(examples) == len(variants)
+    assert "  chat = True" in texts[0] and "template_variables = {'enable_thinking': True}" in texts[0]
+    assert not any(word in texts[4] for word in ("chat", "template_variables", "cut_thinking"))
+    plain = session.Session(SOURCE, replace(SMALL, **CHAT | {"chat": False}), chatting)
+    assert plain.loaded["examples"] in examples
+
+
+def test_a_long_message_is_cut_and_its_template_is_not(chatting, monkeypatch):
+    task = TASKS["tiny_translation"]
+    whole = _chat(chatting).prompts
+    for cut in (lambda ids, room: ids[:room], lambda ids, room: ids[len(ids) - room :]):
+        short = replace(task, max_input_length=int(whole.length[0]) - 2)
+        monkeypatch.setattr(type(short), "cut", lambda self, ids, room, cut=cut: cut(ids, room))
+        monkeypatch.setitem(TASKS, "tiny_translation", short)
+        with pytest.warns(UserWarning, match="prompts of more than"):
+            loaded = _chat(chatting)
+        vocabulary, longest = chatting.vocabulary, short.max_input_length
+        words = vocabulary.encode(task.build_prompt(loaded.examples[0]))
+        messages = [{"role": "user", "content": vocabulary.decode(cut(words, len(words) - 2))}]
+        text = chatting.chat_template.render(messages, {"enable_thinking": True})
+        assert loaded.fitted.prompts[0] == vocabulary.encode(text) and max(map(len, loaded.fitted.prompts)) <= longest
+    monkeypatch.setitem(TASKS, "tiny_translation", replace(task, max_input_length=8))
+    with pytest.raises(ValueError, match="tiny_translation: the chat template .* leaves no room for a message"):
+        _chat(chatting)
+
+
+def test_chat_options_without_a_template_are_refused(pair, tmp_path):
+    with pytest.raises(ValueError, match="template_variables belong to a chat template: set Evaluation.chat = True"):
+        validate_evaluation(replace(SMALL, template_variables={"enable_thinking": False}))
+    path = str(tiny_pair.write(tmp_path))
+    for call in (lambda: session.rehearse(ModelPair(name=path), replace(SMALL, chat=True)), lambda: _chat(pair)):
+        with pytest.raises(ValueError, match=r"no chat template in .*: put the chat_template\.jinja"):
+            call()
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    session.rehearse(ModelPair(name=path), replace(SMALL, chat=True))
 
 
 # --- examples that a model fails on

@@ -7,7 +7,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.data.vocabularies.load import load_vocabulary
-from speccascade_jax.pairs.chat import conversations
+from speccascade_jax.pairs.chat import conversations, read_prompts
 from tests.support import chat_families, text_pair, tokenizer_files
 
 pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
@@ -28,8 +28,8 @@ def pair(tmp_path_factory) -> sc.Pair:
     return pair_in(tmp_path_factory.mktemp("gemma4"), "gemma4")
 
 
-def ids(pair, messages, **variables):
-    return pair.vocabulary.encode(pair.chat_template.render(messages, variables))
+def ids(pair, messages):
+    return pair.vocabulary.encode(pair.chat_template.render(messages))
 
 
 def test_messages_are_decoded_as_the_ids_of_their_template(pair):
@@ -48,10 +48,9 @@ def test_messages_are_decoded_as_the_ids_of_their_template(pair):
 
 
 def test_template_variables_reach_the_template(pair):
-    out = sc.decode(pair, messages=HI, template_variables={"enable_thinking": True}, trace=True, **SETTINGS)
-    prompt = ids(pair, HI, enable_thinking=True)
-    assert prompt != ids(pair, HI) and out.tokens.tolist() == sc.decode(pair, [prompt], **SETTINGS).tokens.tolist()
-    assert out.trace[0].prompt == pair.chat_template.render(HI, {"enable_thinking": True})
+    prompt, variables = pair.chat_template.render(HI, {"enable_thinking": True}), {"enable_thinking": True}
+    read = read_prompts(pair, None, HI, variables)
+    assert read.prompts == [pair.vocabulary.encode(prompt)] and read.shown == [prompt] and "<|think|>" in prompt
 
 
 def test_an_output_ends_at_the_end_of_the_templates_turns(pair):

@@ -16,21 +16,12 @@ from speccascade_jax.data.vocabularies.vocabulary import Ids, TextVocabulary, ad
 
 CHANNELS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 """The opening and the closing mark of each kind of channel."""
-_NAMED = re.compile(r"\0[^\0]*\0")
+_MESSAGE_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+_MARKS = frozenset([*_MESSAGE_MARKS, *(mark for channel in CHANNELS for mark in channel)])
+_END = r"(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)"
+_OTHER_MESSAGE = re.compile(rf"<\|channel\|>(?!final).*?{_END}", re.DOTALL)
+_HEADERS = re.compile(rf"<\|start\|>[^<]*|<\|channel\|>final[^<]*<\|message\|>|{_END}")
 _TAIL = 16  # the number of ids at the end of a prompt that may spell an opening mark
-
-
-def _mark(text: str) -> str:
-    """Returns a pattern of a mark, which may be a control piece (between NULs, see `_spelt`) or plain text."""
-    return rf"\0?{re.escape(text)}\0?"
-
-
-_OTHER_MESSAGE = re.compile(
-    rf"{_mark('<|channel|>')}(?!final).*?(?:{_mark('<|end|>')}|{_mark('<|call|>')}|{_mark('<|return|>')}|\Z)", re.DOTALL
-)
-_HEADERS = re.compile(
-    rf"{_mark('<|start|>')}[^<\0]*|{_mark('<|channel|>')}final[^<\0]*{_mark('<|message|>')}|{_mark('<|end|>')}"
-)
 
 
 def answer(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> str:
@@ -41,23 +32,30 @@ def answer(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> s
         ids: the output.
         after: the ids of the prompt, as in `TextVocabulary.decode`.
     """
-    text, before = _spelt(vocabulary, ids, after), _end(vocabulary, after)
+    text, before = _spelt(vocabulary, ids, after), _end(vocabulary, after).rstrip()
     for opening, closing in CHANNELS:
-        start, end = _mark(opening), _mark(closing)
-        if re.search(rf"{start}\s*\Z", before):
+        start, end = re.escape(opening), re.escape(closing)
+        if before.endswith(opening):
             text = opening + text
         text = re.sub(rf"\A(?:(?!{start}).)*?{end}", "", text, flags=re.DOTALL)
         text = re.sub(rf"{start}.*?(?:{end}|\Z)", "", text, flags=re.DOTALL)
     if "<|channel|>" in text:
         text = _HEADERS.sub("", _OTHER_MESSAGE.sub("", text))
-    return _NAMED.sub("", text)
+    for mark in _MARKS.intersection(vocabulary.piece(token) for token in ids if token in _hidden(vocabulary)):
+        text = text.replace(mark, "")
+    return text
 
 
 def _spelt(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> str:
-    """Returns the text of ids; it has the names of pieces without text, between NULs."""
-    hidden: frozenset[int] = getattr(vocabulary, "specials", frozenset())
-    texts = zip(ids, added_texts(vocabulary, ids, after), strict=True)
-    return "".join(f"\0{vocabulary.piece(n)}\0" if n in hidden else text.replace("\0", "") for n, text in texts)
+    """Returns the text of ids with the names of marks that have no text."""
+    texts, hidden = added_texts(vocabulary, ids, after), _hidden(vocabulary)
+    names = (vocabulary.piece(token) if token in hidden else "" for token in ids)
+    return "".join(name if name in _MARKS else text for name, text in zip(names, texts, strict=True))
+
+
+def _hidden(vocabulary: TextVocabulary) -> frozenset[int]:
+    specials: frozenset[int] = getattr(vocabulary, "specials", frozenset())
+    return specials
 
 
 def _end(vocabulary: TextVocabulary, prompt: Ids) -> str:

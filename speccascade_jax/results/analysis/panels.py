@@ -237,7 +237,8 @@ class Panel:
     def sizes(self) -> str:
         """Returns a line with the numbers of examples, trials and seeds."""
         seeds, s = sorted({spot.seeds for spot in (*self.spots, *self.ends)}), self.setting
-        text = f"{s['quality_examples']} examples for quality"
+        chat = any(record["point"].get("chat") for record in self.records[:1])
+        text = f"{s['quality_examples']} examples for quality{' in the chat template' if chat else ''}"
         if self.predicted:
             text += " and predicted latency"
         elif s["latency_examples"]:
