@@ -26,6 +26,7 @@ from speccascade_jax.results.store import migration, outputs
 from speccascade_jax.results.store.record_key import judged_key
 from speccascade_jax.results.store.result_store import ResultStore, read_records
 from speccascade_jax.runtime import gin_flags
+from speccascade_jax.selection.make_data import Writer
 from speccascade_jax.storage import files
 from tests.support import chat_families, golden_points, text_pair, tiny_pair
 
@@ -427,12 +428,21 @@ def test_thinking_is_cut_for_the_metric_only(chatting):
     assert texts == {False: ["012"] * 3, True: ["02"] * 3}
 
 
+def test_stop_strings_do_not_end_thinking(pair, monkeypatch):
+    text = pair.vocabulary.decode(pair.vocabulary.encode("the")[-1:], after=[5])
+    point = _asking(monkeypatch, text)
+    for cut, more in ((False, 1), (True, 0)):
+        opened = session.Session(SOURCE, replace(point.evaluation, cut_thinking=cut), pair)
+        engine = opened.decoder(point.settings).require_engine()
+        assert len(engine.stop_ids) == len(pair.vocabulary.stop_ids) + more
+
+
 def test_only_options_of_chat_change_keys_and_configurations(chatting):
     variants = [
         {}, {"cut_thinking": True}, {"template_variables": {}}, {"template_variables": {"enable_thinking": False}},
         {"chat": False, "template_variables": {}}, {"chat": False, "template_variables": {}, "cut_thinking": True},
     ]  # fmt: skip
-    keys, examples, texts = set(), set(), []
+    keys, examples, texts, writers = set(), set(), [], []
     for changes in variants:
         loaded = _chat(chatting, **changes)
         point = Point(pair=SOURCE, evaluation=loaded.evaluation, settings=Settings(method=TARGET))
@@ -441,7 +451,9 @@ def test_only_options_of_chat_change_keys_and_configurations(chatting):
         examples.add(loaded.loaded["examples"])
         texts.append(described["configuration"])
         assert described["point"].get("chat", False) is changes.get("chat", True)
-    assert len(keys) == len(examples) == len(variants)
+        writers.append(Writer(loaded, "queries", chatting.target).settings())
+    assert len(keys) == len(examples) == len(variants) == len(set(map(str, writers)))
+    assert not {"chat", "variables", "cut_thinking"}.intersection(writers[4])
     assert "  chat = True" in texts[0] and "template_variables = {'enable_thinking': True}" in texts[0]
     assert not any(word in texts[4] for word in ("chat", "template_variables", "cut_thinking"))
     plain = session.Session(SOURCE, replace(SMALL, **CHAT | {"chat": False}), chatting)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.data.tasks.table import TASKS
+from speccascade_jax.data.tasks.task import Example
 from speccascade_jax.data.vocabularies.load import load_vocabulary
-from speccascade_jax.pairs.chat import conversations, read_prompts
+from speccascade_jax.pairs.chat import conversations, example_ids, read_prompts
 from tests.support import chat_families, text_pair, tokenizer_files
 
 pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
@@ -80,6 +82,16 @@ def test_the_template_is_in_the_folder_of_the_vocabulary_or_of_the_target(tmp_pa
         (tmp_path / name / "chat_template.jinja").write_text(name)
         texts[name] = dataclasses.replace(pair, vocabulary=vocabulary).chat_template.text
     assert texts == {"target": "target", "vocabulary": "vocabulary"}
+
+
+def test_prompts_of_tasks_have_the_same_date_on_every_day(pair, tmp_path):
+    vocabulary = load_vocabulary(tokenizer_files.byte_level(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
+    dated = dataclasses.replace(pair, vocabulary=vocabulary)
+    task = TASKS["tiny_translation"]
+    ids, cut = example_ids(dated, task, Example(id=0, source="Hi", reference=""), {})
+    assert vocabulary.decode(ids) == f"26 Jul 2024 {task.prefix}Hi" and not cut
+    assert "2024" not in dated.chat_template.render(HI)
 
 
 def user(content):

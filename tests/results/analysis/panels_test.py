@@ -108,7 +108,9 @@ def test_seeds_are_averaged_and_give_the_spread():
     (spot,) = panel.curves["opt"]
     assert (spot.seeds, spot.quality.value, spot.latency.value) == (2, 21, pytest.approx(0.6))
     assert spot.quality.high - spot.quality.value == pytest.approx(2**0.5)
-    assert "1–2 seeds" in panel.sizes()
+    assert "1–2 seeds" in panel.sizes() and "in the chat template" not in panel.sizes()
+    (panel,) = panels([_record(summary.TARGET, chat=True)])
+    assert "examples for quality in the chat template" in panel.sizes()
 
 
 def test_points_that_cannot_be_compared_are_in_separate_panels():
