@@ -17,6 +17,8 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {chosen}".strip()
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # a path of a test that looks like a name on the hub is never looked up
+
 import jax
 import pytest
 

@@ -54,6 +54,11 @@ def model_type(directory: Path) -> str | None:
     return None if value is None else str(value)
 
 
+def config_of(directory: Path) -> Config:
+    """Returns the configuration that `config.json` describes; raises `CheckpointError` if it is not supported."""
+    return read_config(directory / CONFIG, _json(directory / CONFIG))
+
+
 def open_directory(path: Path) -> Stored:
     """Opens a directory that transformers wrote. Tensors are compared with `checksums.json`, if it exists, when read.
 

@@ -28,8 +28,10 @@ from speccascade_jax.models.products import held
 from speccascade_jax.models.stacks import put_layer, stack_path, stacked_shapes
 from speccascade_jax.runtime import products
 from speccascade_jax.runtime.mesh import MODEL
+from speccascade_jax.storage import hub
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.hub import located
 
 LOOKED_FOR = (
     f"{native.CONFIG} and {native.PARAMS}/ (written by save), {huggingface.CONFIG} with a model_type (Hugging Face), "
@@ -62,7 +64,7 @@ def load(
     memory therefore holds only about two arrays of the checkpoint.
 
     Args:
-        path: the checkpoint, in one of these formats:
+        path: the checkpoint, in one of these formats, or a model's name on the hub (`storage.hub`):
             a directory written by `save`;
             a Hugging Face directory with `config.json` and safetensors files (`huggingface_config.MODELS`);
             a `*.bin` file of llama2.c, or the directory that holds it;
@@ -95,6 +97,7 @@ def load(
 
     Raises:
         FileNotFoundError: `path` does not exist.
+        OSError: a model of the hub cannot be fetched (`hub.fetched`).
         CheckpointError: `path` is not a checkpoint, is still being written, is incomplete or damaged, has an unknown
             architecture or has values that are not finite; names the arrays and the remedy.
     """
@@ -246,14 +249,18 @@ def model_of(path: str | os.PathLike[str]) -> Model:
 def named(name: str | os.PathLike[str]) -> Model:
     """Returns the model of a preset (`models.families.PRESETS`) or of a checkpoint; reads no arrays.
 
+    Of a model on the hub, only its configuration is fetched.
+
     Raises:
         ValueError: neither a preset nor a path; names the nearest presets.
-        CheckpointError: as `load`.
+        CheckpointError, OSError: as `load`.
     """
     if str(name) in PRESETS:
         return model_from(PRESETS[str(name)])
+    if hub.name_of(name) is not None:
+        return model_from(huggingface.config_of(located(name, hub.CONFIGURATION)))
     if not expanded(name).exists():
-        near = hint(str(name), PRESETS)
+        near = f"{hub.hint(name)}{hint(str(name), PRESETS)}"
         raise ValueError(f"{str(name)!r} is neither a preset nor a checkpoint: {near}presets are {', '.join(PRESETS)}")
     return model_of(name)
 
@@ -286,11 +293,11 @@ def _config(stored: Stored, vocab_size: int | None) -> Config:
 
 def find(path: str | os.PathLike[str]) -> Stored:
     """Opens the checkpoint at `path` without reading its arrays; raises the same errors as `load`."""
-    path = expanded(path)
+    path = located(path)
     native.put_back(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: {of_the_hub(path)}give a directory written by save, a Hugging Face directory, a "
+            f"{path} does not exist: {hub.hint(path)}give a directory written by save, a Hugging Face directory, a "
             "T5X checkpoint_<step> directory or its parent, or a checkpoint in one file (T5X, llama2.c)"
         )
     if _TEMPORARY.search(path.name):
@@ -305,15 +312,6 @@ def find(path: str | os.PathLike[str]) -> Stored:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         # The readers do not validate all metadata, so damaged metadata can raise any of these errors.
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {COPY_AGAIN}") from error
-
-
-def of_the_hub(path: Path) -> str:
-    """Returns a hint for an error if a missing path looks like a model's name on Hugging Face's hub; otherwise ""."""
-    if path.is_absolute() or len(path.parts) != 2 or path.parent.exists():
-        return ""
-    folder = f"models/{path.name}"
-    download = f"hf download {path} --local-dir {folder}"
-    return f"a name on the hub is not downloaded; run  {download}  and give {folder}; otherwise "
 
 
 def _find(path: Path) -> Stored:

@@ -162,6 +162,7 @@ def describe(session: Session, point: Point) -> Row:
         **session.policies.described(point.settings),
         "versions": versions(),
         "package": package(),
+        **({"revisions": session.revisions} if session.revisions else {}),
         **({"imports": own_files.loaded()} if own_files.loaded() else {}),
         "device": device(),
     }

@@ -38,7 +38,8 @@ from speccascade_jax.pairs.prompts import example_ids, make_prompt, stop_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
-from speccascade_jax.storage.files import expanded, point_key
+from speccascade_jax.storage import hub
+from speccascade_jax.storage.files import point_key
 
 
 class Identity(NamedTuple):
@@ -125,6 +126,12 @@ class Session:
         """The number of tokens that all prompts are padded to."""
         encoded = self.prompts.encoder_tokens
         return int((self.prompts.tokens if encoded is None else encoded).shape[1])
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """The commits of the models that were fetched from the hub, by name."""
+        source = self.source
+        return hub.commits([source.target, source.draft, source.vocabulary, *source.others.values()])
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
         """Returns the row numbers of `count` examples from `first_example` on; ValueError if some are not loaded."""
@@ -259,7 +266,7 @@ def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
     load_examples(get_task(evaluation.task), evaluation.resolved())
     target, draft, vocabulary = _paths(source)
     if evaluation.chat:
-        read = [expanded(path) for path in (target, draft) if not is_derived(path)]
+        read = [hub.located(path, hub.VOCABULARY) for path in (target, draft) if not is_derived(path)]
         text = shared_vocabulary(read, vocabulary)
         require_template(text and text.of_target(read[0]))
     models = [path for path in (source.target, source.draft) if path is not None]

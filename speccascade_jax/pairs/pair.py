@@ -12,7 +12,6 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
@@ -27,7 +26,9 @@ from speccascade_jax.pairs import head_files, policy_files
 from speccascade_jax.pairs.derived import derive, is_derived, is_encoder_decoder
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.runtime.paths import shipped
+from speccascade_jax.storage import hub
 from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.hub import located
 
 PAIRS_DIRECTORY = shipped("pairs")
 _PARTS = "vocabulary.model, target/ and draft/ (or tokenizer.json, tokenizer.model, spiece.model for the vocabulary)"
@@ -241,10 +242,10 @@ class Pair:
         is in another folder.
 
         Args:
-            target: a path for `checkpoints.load`.
-            draft: a path for `checkpoints.load`, or a word of `pairs.derived` such as "exit:2".
-            vocabulary: a file or folder for `load_vocabulary`. If it is `None`, the vocabularies in the models' folders
-                are used. Several vocabularies must be equal, except for names of control pieces. If there is none,
+            target: a path for `checkpoints.load`, or a name on the hub, such as "google/gemma-3-4b-it".
+            draft: a path or a name, as for the target, or a word of `pairs.derived` such as "exit:2".
+            vocabulary: a file, a folder or a name for `load_vocabulary`. If it is `None`, the vocabularies in the
+                models' folders are used. Several vocabularies must be equal, except for names of control pieces. If there is none,
                 prompts and outputs are token ids only.
             others: further drafts by name, each given by a path or a word, as for `draft`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (see `checkpoints.load`, with
@@ -264,6 +265,7 @@ class Pair:
 
         Raises:
             FileNotFoundError: a path does not exist.
+            OSError: a model of the hub cannot be fetched (`hub.fetched`).
             CheckpointError: a checkpoint cannot be used.
             ValueError: vocabularies differ (the message names the first difference), or the models cannot form a pair.
             ImportError: a vocabulary is a `tokenizer.json`, and the library `tokenizers` is not installed.
@@ -276,8 +278,8 @@ class Pair:
             if not isinstance(path, str | os.PathLike) or not str(path):
                 raise ValueError(f"{model}={names.shown(path)} is not a path: give a text or a Path")
         words = {name: str(path) for name, path in paths.items() if name != "target" and is_derived(path)}
-        read = {name: path for name, path in paths.items() if name not in words}
-        text = shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
+        read = {name: located(path) for name, path in paths.items() if name not in words}
+        text = shared_vocabulary(list(read.values()), vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
@@ -338,12 +340,12 @@ def _vocabulary_files(models: Sequence[Path], vocabulary: str | Path | None) -> 
     file_lists = [files for path in models if path.exists() and (files := candidates(path))]
     clear = [files[0] for files in file_lists if len(files) == 1]
     if vocabulary is not None:
-        return [expanded(vocabulary), *clear]
+        return [located(vocabulary, hub.VOCABULARY), *clear]
     return clear or [files[0].parent for files in file_lists[:1]]
 
 
 def _fitted(
-    vocabulary: FileVocabulary | None, entries: int | None, paths: Sequence[str | Path]
+    vocabulary: FileVocabulary | None, entries: int | None, paths: Sequence[Path]
 ) -> tuple[FileVocabulary | None, int | None]:
     """Returns the vocabulary for the target and the number of real ids, after checking every model's number of rows.
 
@@ -356,7 +358,7 @@ def _fitted(
         return None, None
     target, *drafts = (checkpoints.model_of(path).config for path in paths)
     if vocabulary is not None:
-        vocabulary = for_target(vocabulary, expanded(paths[0]), target)
+        vocabulary = for_target(vocabulary, paths[0], target)
         entries = _entries(target, vocabulary) if entries is None else entries
     for path, config in zip(paths, (target, *drafts), strict=True):
         _check_entries(path, config, int(entries or 0), vocabulary, is_target=config is target)
@@ -542,8 +544,8 @@ def find_pair(name: str | Path) -> tuple[Path, bool]:
         near = names.hint(name, [*shipped, *DATA_PAIRS])
         raise ValueError(
             f"no pair {str(name)!r}: {near}the known pairs are {', '.join(shipped)}, and in the data directory "
-            f"{', '.join(DATA_PAIRS)}; {of_the_hub(Path(name))}give one of them, a directory with "
-            f"{_PARTS}, or two checkpoints to Pair.load(target=…, draft=…)"
+            f"{', '.join(DATA_PAIRS)}; give one of them, a directory with "
+            f"{_PARTS}, or two checkpoints or names on the hub to Pair.load(target=…, draft=…)"
         )
     target, draft = directory / "target", directory / "draft"
     for model in (target, draft):

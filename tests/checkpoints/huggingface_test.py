@@ -1,13 +1,13 @@
 """Tests of folders saved by transformers: configurations, tensor names, shards, damage, checksums."""
 
 import json
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import speccascade_jax as sc
 from speccascade_jax.checkpoints import CheckpointError, describe, load, model_of, save, write_checksums
 from speccascade_jax.checkpoints.array_plan import stream
 from speccascade_jax.checkpoints.huggingface_config import read_config
@@ -73,10 +73,11 @@ def test_a_pointer_of_git_lfs_is_named(written):
         load(path)
 
 
-def test_an_error_for_a_name_on_the_hub_says_how_to_download_it():
-    for read in (load, sc.load_pair):
-        with pytest.raises((ValueError, FileNotFoundError), match="hf download google/t5-x --local-dir models/t5-x "):
-            read("google/t5-x")
+def test_without_the_library_of_the_hub_both_remedies_for_a_name_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    download = "run  hf download google/t5-x --revision v2 --local-dir models/t5-x  and give models/t5-x"
+    with pytest.raises(FileNotFoundError, match=rf"no path here, .*'speccascade_jax\[hub\]', or {download}$"):
+        load("google/t5-x@v2")
 
 
 def test_an_error_for_the_root_of_a_cache_names_its_snapshot(written, tmp_path):

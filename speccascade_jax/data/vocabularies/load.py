@@ -9,9 +9,8 @@ from speccascade_jax.data.vocabularies.huggingface import TOKENIZER, HuggingFace
 from speccascade_jax.data.vocabularies.llama2c import Llama2cVocabulary, read_pieces
 from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabulary, Vocabulary, is_sentencepiece, train
 from speccascade_jax.data.vocabularies.vocabulary import SENTINEL, FileVocabulary, TextVocabulary
-from speccascade_jax.storage import checksums
+from speccascade_jax.storage import checksums, hub
 from speccascade_jax.storage.errors import POINTER, PULL
-from speccascade_jax.storage.files import expanded
 
 __all__ = ["SentencePieceVocabulary", "TextVocabulary", "Vocabulary", "candidates", "first_difference"]
 __all__ += ["load_vocabulary", "train"]
@@ -25,15 +24,15 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
 
     Args:
         path: a `tokenizer.json` (with its special ids in the files next to it), a sentencepiece model, a tokenizer of
-            llama2.c, or a folder. In a folder, the first existing file of `NAMES` is used, or else a tokenizer of
-            llama2.c.
+            llama2.c, a folder, or a name on the hub (`storage.hub`). In a folder, the first existing file of `NAMES` is
+            used, or else a tokenizer of llama2.c.
 
     Raises:
         FileNotFoundError: there is no vocabulary; the message names the files that were tried.
         ImportError: the file is a `tokenizer.json`, and the library `tokenizers` is not installed.
         ValueError: a folder holds several tokenizers of llama2.c, or the file is not a vocabulary.
     """
-    path = expanded(path)
+    path = hub.located(path, hub.VOCABULARY)
     files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
     if not files:
         raise FileNotFoundError(f"no vocabulary found at {path}: it must hold {LOOKED_FOR}{_conversion(path)}")

@@ -116,6 +116,8 @@ def print_record(record: Record) -> None:
     table.add_row("device", hardware_text(record["device"]))
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items()))
     table.add_row("package", provenance.package(record) or NONE)
+    for name, commit in record.get("revisions", {}).items():
+        table.add_row(name, f"commit {commit} on the hub")
     table.add_row("key", record["key"])
     Console().print(table)
 

@@ -195,6 +195,7 @@ class Record(TypedDict, total=False):
         imports: the user's own files that the configuration needs.
         fingerprints: hashes of weights, examples, stop ids, acceptance head and policy.
         versions, package, device, started, wall_seconds: software, hardware and time of the measurement.
+        revisions: commits of the models and data sets that were fetched from the hub, by name, if there are any.
         prompts_cut, prompts_skipped: numbers of prompts that were cut or skipped because they were too long.
         head, selection: description of the acceptance head, and of the choice among drafters, if the method has them.
         outputs: outputs of the examples; `results.store.outputs` writes them to files of their own, not to the record's
@@ -226,6 +227,7 @@ class Record(TypedDict, total=False):
     provenance: Provenance
     versions: dict[str, str]
     package: Row
+    revisions: dict[str, str]
     device: Row
     started: str
     wall_seconds: float

@@ -22,7 +22,9 @@ from speccascade_jax.models.families import Config, Model, model_from
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.pairs.pair import check_room, for_target
 from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.storage import hub
 from speccascade_jax.storage.files import expanded, write_atomically
+from speccascade_jax.storage.hub import located
 from speccascade_jax.training import runs
 from speccascade_jax.training.bucket_states import open_states
 from speccascade_jax.training.finetune import growth, held_out, partition
@@ -42,7 +44,8 @@ class Trainer:
 
     Attributes:
         run_dir: folder of the states, the metrics and the trained model; training resumes if the folder holds a run.
-        init_from: checkpoint that a new run starts from, of any format that the package reads, or empty.
+        init_from: checkpoint that a new run starts from, of any format that the package reads, or its name on the hub;
+            or empty.
         config: configuration of the model, or the name of a preset; `None`: that of `init_from`. With `init_from`, a
             larger T5 is grown from the checkpoint (`growth`). Without, parameters are random.
         vocabulary: path of the vocabulary; empty: the one beside `init_from`.
@@ -152,6 +155,11 @@ class Trainer:
         return cast(Model, model)
 
     @functools.cached_property
+    def start(self) -> str:
+        """The local path of `init_from`, or an empty text; a model of the hub is fetched."""
+        return str(located(self.init_from)) if self.init_from else ""
+
+    @functools.cached_property
     def configuration(self) -> Config:
         """The configuration of the model to train; of a checkpoint, only names and shapes are read.
 
@@ -160,7 +168,7 @@ class Trainer:
         """
         config = self.config
         if config is None or isinstance(config, str):
-            config = checkpoints.named(config or self.init_from).config
+            config = checkpoints.named(config or self.start).config
         changes: dict[str, Any] = {"dtype": self.dtype}
         if self.scan_layers is not None:
             changes["scan_layers"] = self.scan_layers
@@ -182,11 +190,11 @@ class Trainer:
         Raises:
             ValueError: the model lacks a row for a piece that is no unused control piece (`pairs.pair.check_room`).
         """
-        source = expanded(self.vocabulary or self.init_from)
+        source = located(self.vocabulary, hub.VOCABULARY) if self.vocabulary else expanded(self.start)
         if not str(self.vocabulary or self.init_from):
             raise ValueError("there is no vocabulary: give the path of its file")
         model = self.model
-        vocabulary = for_target(load_vocabulary(source), expanded(self.init_from or self.run_dir), model.config)
+        vocabulary = for_target(load_vocabulary(source), expanded(self.start or self.run_dir), model.config)
         pieces, entries = vocabulary.vocab_size, model.config.vocab_size
         if not self.init_from and pieces != entries:
             raise ValueError(f"{source} has {pieces} pieces, but the model's vocab_size is {entries}")
@@ -203,12 +211,12 @@ class Trainer:
         if not self.init_from:
             return self._random()
         if self.config is None:
-            return load_float32(self.init_from, self.scan_layers).params
-        stored, wanted = checkpoints.named(self.init_from).config, self.model.config
+            return load_float32(self.start, self.scan_layers).params
+        stored, wanted = checkpoints.named(self.start).config, self.model.config
         if not isinstance(stored, T5Config) or not isinstance(wanted, T5Config):
             raise ValueError(f"only a T5 can be enlarged: leave config out, so that {self.init_from} gives it")
         growth.check(stored, wanted)
-        return growth.grow(load_float32(self.init_from, False).params, stored, wanted, self._random())
+        return growth.grow(load_float32(self.start, False).params, stored, wanted, self._random())
 
     def _random(self) -> Params:
         model: Any = dataclasses.replace(cast(Any, self.model), mesh=None)

@@ -1,0 +1,202 @@
+"""Models and data sets by their names on Hugging Face's hub, fetched by `huggingface_hub` into its cache.
+
+A name is `owner/name` or `owner/name@revision`. A local path that exists always wins, and so does the spelling of a
+local path: a name is looked up only if there is no folder `owner` here. `hf:owner/name` is always a name on the hub,
+and `./owner/name` never. The library's variables hold: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`. Its
+locks let one of several processes on a host fetch a file while the others wait.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from speccascade_jax.storage.buckets import BucketPath
+from speccascade_jax.storage.errors import CheckpointError
+from speccascade_jax.storage.files import expanded
+
+PREFIX = "hf:"
+EXTRA = "pip install 'speccascade_jax[hub]'"
+CONFIGURATION = ("config.json", "generation_config.json")
+VOCABULARY = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "spiece.model", "vocabulary.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "checksums.json")
+MODEL = (*CONFIGURATION, *VOCABULARY, *WEIGHTS)
+"""Patterns of the files that are fetched of a model: no pickles, and no second copy of weights in another form."""
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+(?:/[\w.-]+)*))?")
+_FILES = (".bin", ".csv", ".gguf", ".json", ".jsonl", ".model", ".msgpack", ".safetensors", ".tsv")
+"""Ends of paths that are files, never names on the hub."""
+
+
+class HubName(NamedTuple):
+    """Name of a repository on the hub; `revision` is a branch, a tag or a commit, and `kind` "model" or "dataset"."""
+
+    repository: str
+    revision: str | None = None
+    kind: str = "model"
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+_COMMITS: dict[HubName, str] = {}
+"""Commits that this process has resolved names to, so that all its reads of one name are of one commit."""
+
+
+def name_of(path: str | os.PathLike[str], kind: str = "model") -> HubName | None:
+    """Returns the name on the hub that a path spells, or `None` if it is a local path or an address.
+
+    Raises:
+        ValueError: the text after `hf:` is no name.
+
+    Examples:
+        >>> from speccascade_jax.storage import hub
+        >>> hub.name_of("hf:google/gemma-3-270m-it@main")
+        HubName(repository='google/gemma-3-270m-it', revision='main', kind='model')
+        >>> hub.name_of("./google/gemma-3-270m-it") is None
+        True
+    """
+    if isinstance(path, BucketPath) or not isinstance(path, str | Path):
+        return None
+    text = str(path)
+    match = _NAME.fullmatch(text.removeprefix(PREFIX))
+    if text.startswith(PREFIX):
+        if match is None:
+            raise ValueError(f"{text!r} is no name on the hub: write {PREFIX}owner/name or {PREFIX}owner/name@revision")
+        return HubName(match[1], match[2], kind)
+    if match is None or text.endswith(_FILES) or Path(text).exists() or Path(text).parent.exists():
+        return None
+    return HubName(match[1], match[2], kind)
+
+
+def located(path: str | os.PathLike[str], patterns: Sequence[str] = MODEL) -> Path:
+    """Returns the local path of a checkpoint or vocabulary; fetches the files of a name on the hub first.
+
+    Args:
+        path: a local path, which may be absent, an address in a bucket, or a name on the hub.
+        patterns: patterns of the repository's files that are needed.
+
+    Raises:
+        ValueError: as `expanded`, or the text after `hf:` is no name.
+        OSError: the files of a name on the hub cannot be fetched (`fetched`).
+    """
+    name = name_of(path)
+    return expanded(path) if name is None else fetched(name, patterns)
+
+
+def fetched(name: HubName, patterns: Sequence[str]) -> Path:
+    """Returns the folder with the files of a repository that match `patterns`, from the cache or fetched now.
+
+    Without a connection, the files in the cache are used.
+
+    Raises:
+        FileNotFoundError: the library is missing; the repository, its revision or such files do not exist; or the files
+            are not in the cache and the hub cannot be reached.
+        PermissionError: the repository is gated, and this user has no access.
+        CheckpointError: the repository has no weights in safetensors files.
+        OSError: the files cannot be fetched for another reason. All messages say what to do.
+    """
+    commit = _COMMITS.get(name, name.revision)
+    folder = _snapshot(name, commit, patterns)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{name} on the hub has none of the files that are read ({', '.join(patterns[:9])})")
+    if WEIGHTS[0] in patterns and not any(folder.glob("*.safetensors")):
+        again = "load it with transformers, save_pretrained it, and give that folder"
+        raise CheckpointError(f"{name} on the hub has no {WEIGHTS[0]}, and other weights are not read: {again}")
+    _COMMITS[name] = folder.name
+    return folder
+
+
+def _snapshot(name: HubName, commit: str | None, patterns: Sequence[str]) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"{_absent(name)}, and to read it from the hub: {EXTRA}, or {_by_hand(name)}"
+        ) from error
+    from huggingface_hub import errors
+
+    fetch = partial(huggingface_hub.snapshot_download, name.repository, repo_type=name.kind, revision=commit)
+    try:
+        return Path(fetch(allow_patterns=list(patterns)))
+    except errors.GatedRepoError as error:
+        raise PermissionError(_gated(name)) from error
+    except errors.RevisionNotFoundError as error:
+        lacking = f"{name.repository} has no revision {name.revision!r} on the hub"
+        raise FileNotFoundError(f"{lacking}: give a branch, a tag or a commit after the @") from error
+    except errors.RepositoryNotFoundError as error:
+        private = "if it is private, run hf auth login or set HF_TOKEN"
+        raise FileNotFoundError(
+            f"{_absent(name)}, and {_endpoint()} knows no such {name.kind}: correct the path or the name; {private}"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _unreachable(name, error) from error
+    except errors.HFValidationError as error:
+        raise FileNotFoundError(f"{_absent(name)}, and it is no name on the hub ({_line(error)})") from error
+    except Exception as error:  # a connection that breaks raises errors of the library's own HTTP client
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk is full, for example
+        raise OSError(f"{name} cannot be fetched from the hub ({_line(error)}); run the same command again") from error
+
+
+def _absent(name: HubName) -> str:
+    return f"{name} is no path here" if name.kind == "model" else f"the data set {name} is not here"
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _by_hand(name: HubName) -> str:
+    """Returns the command that fetches a repository into a folder, and what to do with the folder."""
+    words, folder = ["hf", "download", name.repository], f"models/{name.repository.split('/')[1]}"
+    words += ["--revision", name.revision] if name.revision else []
+    return f"run  {' '.join([*words, '--local-dir', folder])}  and give {folder}"
+
+
+def _gated(name: HubName) -> str:
+    page = f"{_endpoint()}/{'datasets/' * (name.kind == 'dataset')}{name.repository}"
+    return f"{name} is gated: accept its conditions at {page}, then run hf auth login or set HF_TOKEN"
+
+
+def _unreachable(name: HubName, error: Exception) -> OSError:
+    """Returns the error for a name that is not in the cache while the hub gives no answer, or refuses access."""
+    cause = error.__cause__
+    if getattr(getattr(cause, "response", None), "status_code", None) in (401, 403):
+        return PermissionError(_gated(name))
+    words = ["hf", "download", name.repository, *(["--repo-type", name.kind] if name.kind != "model" else [])]
+    words += ["--revision", name.revision] if name.revision else []
+    from huggingface_hub import constants
+
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{_endpoint()} gives no answer"
+    detail = "" if cause is None or constants.HF_HUB_OFFLINE else f" ({_line(cause)})"
+    again = f"run  {' '.join(words)}  with a connection, or correct the path"
+    return FileNotFoundError(f"{_absent(name)} and not in the hub's cache, and {reason}{detail}: {again}")
+
+
+def _line(error: BaseException) -> str:
+    """Returns the first line of an error, with its type."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def hint(path: str | os.PathLike[str]) -> str:
+    """Returns a hint for the error about a missing path that could also be a name on the hub; otherwise ""."""
+    text, place = str(path), Path(path)
+    if not _NAME.fullmatch(text) or text.endswith(_FILES) or place.exists():
+        return ""
+    return f"{place.parent}/ is a folder here, so this is no name on the hub (that is {PREFIX}{text}); "
+
+
+def commits(paths: Iterable[str | os.PathLike[str] | None]) -> dict[str, str]:
+    """Returns the commits that this process has read of those paths that are names on the hub, by path."""
+    names = {str(path): name_of(path) for path in paths if path is not None}
+    return {path: _COMMITS[name] for path, name in names.items() if name in _COMMITS}

@@ -1,0 +1,122 @@
+"""Tests of names on the hub, against a server on this machine: resolved, cached, pinned, and refused with a remedy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speccascade_jax.storage import hub
+from tests.support.hub_server import on_the_hub, serving
+
+pytest.importorskip("huggingface_hub", reason="needs pip install 'speccascade_jax[hub]'")
+
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"[]"}
+OTHER = {"pytorch_model.bin": b"pickle", "original/model.safetensors": b"again", "model.fp16.safetensors": b"again"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def here(server, tmp_path, monkeypatch):
+    """Runs a test in an empty folder, with an empty cache, and yields the server of an empty hub."""
+    monkeypatch.chdir(tmp_path)
+    for table in (server.commits, server.branches, server.gated, server.asked):
+        table.clear()
+    with on_the_hub(server, tmp_path / "cache"):
+        yield server
+
+
+def test_only_the_files_that_are_read_are_fetched(here):
+    commit = here.upload("google/tiny", MODEL | OTHER)
+    folder = hub.located("google/tiny")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == MODEL
+    assert folder.name == commit and hub.commits(["google/tiny", "./x", None]) == {"google/tiny": commit}
+
+
+def test_weights_are_not_fetched_for_a_vocabulary(here):
+    here.upload("google/tiny", MODEL)
+    assert [path.name for path in hub.located("google/tiny", hub.VOCABULARY).iterdir()] == ["tokenizer.json"]
+
+
+def test_a_process_reads_one_commit_of_a_name(here):
+    first = here.upload("google/tiny", MODEL)
+    hub.located("google/tiny", hub.CONFIGURATION)
+    later = here.upload("google/tiny", MODEL | {"config.json": b"{ }"})
+    assert hub.located("google/tiny").name == first != later
+    hub._COMMITS.clear()  # as in another process
+    assert hub.located("google/tiny").name == later
+
+
+def test_revisions_are_pins(here):
+    first = here.upload("google/tiny", MODEL)
+    branch = here.upload("google/tiny", MODEL | {"config.json": b"{ }"}, branch="bf16")
+    assert [hub.located(f"google/tiny@{name}").name for name in ("main", "bf16", first)] == [first, branch, first]
+    assert hub.commits(["google/tiny@bf16"]) == {"google/tiny@bf16": branch}
+    with pytest.raises(FileNotFoundError, match="google/tiny has no revision 'fp8' on the hub: give a branch, a tag"):
+        hub.located("google/tiny@fp8")
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_cache_replaces_the_server(here, offline, tmp_path, monkeypatch):
+    commit = here.upload("google/tiny", MODEL)
+    hub.located("google/tiny")
+    reason = "HF_HUB_OFFLINE is set" if offline else "gives no answer"
+    from huggingface_hub import constants
+
+    with on_the_hub(here, tmp_path / "cache", offline):
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+        here.asked.clear()
+        assert hub.located("google/tiny").name == commit and not here.asked
+        with pytest.raises(FileNotFoundError, match=f"not in the hub's cache, and .*{reason}.*: run  hf download g/x "):
+            hub.located("g/x")
+
+
+def test_a_gated_repository_says_how_to_get_access(here, monkeypatch):
+    here.upload("google/tiny", MODEL)
+    here.gated.add("google/tiny")
+    with pytest.raises(PermissionError, match=f"gated: accept .* at {here.url}/google/tiny, then run hf auth login"):
+        hub.located("google/tiny")
+    monkeypatch.setenv("HF_TOKEN", "hf_a_token")
+    assert (hub.located("google/tiny") / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_what_is_nowhere_is_called_so(here):
+    here.upload("google/pickles", OTHER)
+    with pytest.raises(FileNotFoundError, match="models/tiny is no path here, and .* knows no such model: correct the"):
+        hub.located("models/tiny")
+    with pytest.raises(FileNotFoundError, match="google/pickles on the hub has none of the files that are read"):
+        hub.located("google/pickles")
+    with pytest.raises(ValueError, match="'hf:tiny' is no name on the hub: write hf:owner/name"):
+        hub.located("hf:tiny")
+
+
+def test_local_paths_win(here, tmp_path):
+    here.upload("models/tiny", MODEL)
+    Path("models/mine").mkdir(parents=True)
+    for path in ("models/mine", "models/tiny", "./a/b", "a/model.bin", "a/b/c", "/a/b", "tiny"):
+        assert hub.located(path) == Path(path) and not here.asked
+    assert "models/ is a folder here, so this is no name on the hub (that is hf:models/tiny)" in hub.hint("models/tiny")
+    assert not hub.hint("models/mine") and not hub.hint("./a/b")
+    assert hub.located("hf:models/tiny").is_relative_to(tmp_path / "cache")
+
+
+def test_the_variables_of_the_library_hold(here, tmp_path):
+    """Two processes fetch the same files at the same time, and a later one reads them offline."""
+    commit = here.upload("google/tiny", MODEL)
+    code = "from speccascade_jax.storage import hub; print(hub.located('google/tiny').name)"
+    env = os.environ | {"HF_ENDPOINT": here.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    env |= {"PYTHONPATH": str(Path(hub.__file__).parents[2])}
+
+    def start(**more):
+        return subprocess.Popen([sys.executable, "-c", code], env=env | more, stdout=subprocess.PIPE, text=True)
+
+    both = [start(), start()]
+    assert [process.communicate()[0].strip() for process in both] == [commit, commit]
+    assert here.asked.count(f"GET /google/tiny/resolve/{commit}/model.safetensors") == 1
+    assert start(HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9").communicate()[0].strip() == commit
