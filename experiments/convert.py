@@ -1,15 +1,17 @@
 """Convert a checkpoint to this project's format (config.json and Orbax), streamed array by array.
 
-    python -m experiments.convert google/gemma-2-2b models/gemma2_2b       a directory with config.json and safetensors
+    python -m experiments.convert models/theirs models/gemma2_2b           a directory with config.json and safetensors
+    python -m experiments.convert google/gemma-2-2b models/gemma2_2b       the same from Hugging Face's hub
     python -m experiments.convert stories260K.bin models/stories260K       a llama2.c file, version 0
     python -m experiments.convert run/checkpoint_1000000 models/t5         T5X, native or through Orbax
     python -m experiments.convert SOURCE DESTINATION --dtype bfloat16      half of float32's size
     python -m experiments.convert SOURCE --dry-run                         list the mapping; read and write nothing
     python -m experiments.convert SOURCE --checksums                       write checksums.json into SOURCE only
 
-SOURCE is a local path in any supported format. safetensors files have no digests, so a flipped bit is not detected. Run
---checksums once, while the files are known to be good: every later load then verifies the stored digests and names the
-file and the tensor that changed. --checksums also accepts the folder of a pair, for its vocabulary file.
+SOURCE is a path in any supported format, or a name on the hub (owner/name or owner/name@revision). safetensors files
+have no digests, so a flipped bit is not detected. Run --checksums once, while the files are known to be good: every
+later load then verifies the stored digests and names the file and the tensor that changed. --checksums also accepts the
+folder of a pair, for its vocabulary file.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", metavar="SOURCE", help="the checkpoint: a directory or a file")
+    parser.add_argument("source", metavar="SOURCE", help="the checkpoint: a directory, a file, or a name on the hub")
     parser.add_argument("destination", metavar="DESTINATION", nargs="?", help="the directory to create")
     parser.add_argument(
         "--dtype",

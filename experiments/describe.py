@@ -6,8 +6,9 @@
     python -m experiments.describe path/to/checkpoint --dtype float32
     python -m experiments.describe gemma2_27b --mesh 1 8 --batch 8 --memory 16      the share of each of 8 devices
 
-A model is given by the name of a preset, or by the path of a checkpoint in any supported format. Only names and shapes
-are read from a checkpoint.
+A model is given by the name of a preset, by the path of a checkpoint in any supported format, or by its name on Hugging
+Face's hub (owner/name or owner/name@revision). Only names and shapes are read from a checkpoint, and only the
+configuration is fetched from the hub.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"presets: {', '.join(PRESETS)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a preset's name, or the path of a checkpoint")
+    about = "a preset's name, the path of a checkpoint, or a name on the hub"
+    parser.add_argument("models", nargs="+", metavar="MODEL", help=about)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")
     parser.add_argument("--length", type=int, default=4096, help="positions in the cache (default: 4096)")
     parser.add_argument("--block-size", type=int, default=5, help="γ (default: 5)")

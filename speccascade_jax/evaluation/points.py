@@ -69,7 +69,8 @@ class ModelPair:
     Attributes:
         name: name of a shipped pair, or the path of a folder as `sc.load_pair` takes it; if `target` and `draft` are
             given, only the pair's name in records.
-        target, draft, vocabulary: paths of any two checkpoints and of a vocabulary, as `sc.Pair.load` takes them.
+        target, draft, vocabulary: paths of any two checkpoints and of a vocabulary, or their names on the hub, as
+            `sc.Pair.load` takes them.
         others: maps names to the paths of further drafts; the `drafters` of a method use these names.
         dtype: dtype of the parameters, a name in `core.types.DTYPES`; `checkpoints.load` describes the dtype of the
             computation.

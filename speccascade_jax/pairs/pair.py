@@ -245,8 +245,8 @@ class Pair:
             target: a path for `checkpoints.load`, or a name on the hub, such as "google/gemma-3-4b-it".
             draft: a path or a name, as for the target, or a word of `pairs.derived` such as "exit:2".
             vocabulary: a file, a folder or a name for `load_vocabulary`. If it is `None`, the vocabularies in the
-                models' folders are used. Several vocabularies must be equal, except for names of control pieces. If there is none,
-                prompts and outputs are token ids only.
+                models' folders are used. Several vocabularies must be equal, except for names of control pieces. If
+                there is none, prompts and outputs are token ids only.
             others: further drafts by name, each given by a path or a word, as for `draft`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" or "int8" (see `checkpoints.load`, with
                 `prepared=True`).
