@@ -15,6 +15,7 @@ import numpy as np
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core.types import STORED, Controls, Prompt
+from speccascade_jax.data.tasks import hub_data
 from speccascade_jax.data.tasks.table import get_task
 from speccascade_jax.data.tasks.task import Example, Task
 from speccascade_jax.data.vocabularies import thinking
@@ -129,9 +130,10 @@ class Session:
 
     @property
     def revisions(self) -> dict[str, str]:
-        """The commits of the models that were fetched from the hub, by name."""
-        source = self.source
-        return hub.commits([source.target, source.draft, source.vocabulary, *source.others.values()])
+        """The commits of the models and of the data set that were fetched from the hub, by name."""
+        source, path = self.source, getattr(self.task, "path", None)
+        models = hub.commits([source.target, source.draft, source.vocabulary, *source.others.values()])
+        return models | (hub_data.commits(path) if isinstance(path, str) and hub_data.is_name(path) else {})
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
         """Returns the row numbers of `count` examples from `first_example` on; ValueError if some are not loaded."""

@@ -197,6 +197,11 @@ def hint(path: str | os.PathLike[str]) -> str:
 
 
 def commits(paths: Iterable[str | os.PathLike[str] | None]) -> dict[str, str]:
-    """Returns the commits that this process has read of those paths that are names on the hub, by path."""
+    """Returns the commits that this process has read of those paths that are names of models on the hub, by path."""
     names = {str(path): name_of(path) for path in paths if path is not None}
     return {path: _COMMITS[name] for path, name in names.items() if name in _COMMITS}
+
+
+def commit_of(name: HubName) -> str | None:
+    """Returns the commit that this process has read of a repository; `None` if it has read none."""
+    return _COMMITS.get(name)

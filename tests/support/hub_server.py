@@ -62,10 +62,13 @@ class Server(ThreadingHTTPServer):
             repository = f"{match[1] or ''}{match[2]}"
             if repository in self.gated and token is None:
                 return 401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "access is restricted"}
-            return self._of_commit(repository, match[3], lambda *commit: self._file(*commit, match[4]))
+            return self._of_commit(
+                repository, match[3], lambda *commit: self._file(*commit, urllib.parse.unquote(match[4]))
+            )
         return 404, b"", {}
 
     def _of_commit(self, repository: str, revision: str, answer: Any) -> Answer:
+        revision = urllib.parse.unquote(revision)
         if not any(repository == name for name, _ in self.commits):
             # as the hub says it to users who are not logged in
             return 401, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
@@ -102,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> None:
-        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        path = urllib.parse.urlsplit(self.path).path
         self.server.asked.append(f"{self.command} {path}")
         status, body, headers = self.server.answer(path, self.headers.get("Authorization"))
         self.send_response(status)

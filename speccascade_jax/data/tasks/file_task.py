@@ -1,4 +1,4 @@
-"""Tasks from a user's own data: a file of rows, or a folder that Hugging Face's library `datasets` saved."""
+"""Tasks from a file of rows, a folder that Hugging Face's library `datasets` saved, or a data set on the hub."""
 
 import csv
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from speccascade_jax.core.checks import check_text, several, whole
 from speccascade_jax.core.names import hint
 from speccascade_jax.data import directory
+from speccascade_jax.data.tasks import hub_data
 from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
 from speccascade_jax.storage import readers
 from speccascade_jax.storage.files import expanded
@@ -37,11 +38,11 @@ def is_file(name: object) -> bool:
     """Returns whether a task's name is a path that `FileTask` can read.
 
     Such a path ends in `.csv`, `.tsv` or `.jsonl`, or in one of these and `.gz`. It may also be a folder that
-    `datasets` saved, if the path contains a slash.
+    `datasets` saved, if the path contains a slash, or a name on the hub such as `hf:EdinburghNLP/xsum`.
     """
     if not isinstance(name, str):
         return False
-    if name.removesuffix(".gz").endswith(ENDINGS):
+    if hub_data.is_name(name) or name.removesuffix(".gz").endswith(ENDINGS):
         return True
     return "/" in name and any((locate(name) / mark).is_file() for mark in (_SPLITS, "state.json"))
 
@@ -55,7 +56,8 @@ class FileTask(Task):
 
     Attributes:
         path: a `.csv`, `.tsv` or `.jsonl` file (or one of these with `.gz`), or a folder written by `save_to_disk` of
-            `datasets`; relative to the current folder or to the data directory.
+            `datasets`; relative to the current folder or to the data directory. Or a data set on the hub
+            (`data.tasks.hub_data`).
         source, reference: the columns of the input and of the reference: a name in the header, a JSON field, or a
             number from 0 in a file without a header. A JSON field may be a list, which gives several references.
         template: the model's input; `{source}` is replaced by the source, `{column}` by any column of the file, and
@@ -116,8 +118,8 @@ class FileTask(Task):
         path = os.fspath(self.path)
         fields: dict[str, Any] = {name: several(name, getattr(self, name)) for name in ("metrics", "stop_strings")}
         self._check()
-        fields |= {"path": path, "name": self.name or Path(path.removesuffix(".gz")).stem}
-        splits = _splits(locate(path))
+        fields |= {"path": path, "name": self.name or _default_name(path)}
+        splits = _splits(path)
         if self.held_out and splits != (_WHOLE,):
             raise ValueError(f"{path} has the splits {', '.join(splits)}: set held_out to 0, and choose one of these")
         fields["splits"] = DIVIDED if self.held_out else splits
@@ -161,13 +163,12 @@ class FileTask(Task):
 
     def _records(self, path: str, split: str | None = None) -> Iterable[Record]:
         """Returns the records of a file, or of a split of a folder; without a named split, those of the first split."""
-        place = locate(path)
-        if not place.exists():
-            raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
         part = split if self.held_out and path == self.path else None
-        name = _WHOLE if part else split or _splits(place)[0]
-        rows = enumerate(_rows(place, name, isinstance(self.source, str)))
-        records: Iterable[Record] = (self._record(number, row, f"{place}, row {number}") for number, row in rows)
+        name = _WHOLE if part else split or _splits(path)[0]
+        place, rows = _opened(path, name, isinstance(self.source, str))
+        records: Iterable[Record] = (
+            self._record(number, row, f"{place}, row {number}") for number, row in enumerate(rows)
+        )
         if part:
             records = divided(list(records), self.held_out)[DIVIDED.index(part)]
         return shuffled(list(records)) if self.shuffle else records
@@ -242,12 +243,28 @@ def locate(path: str) -> Path:
     return here if here.exists() or here.is_absolute() else directory.data_directory() / path
 
 
-def _splits(folder: Path) -> tuple[str, ...]:
-    """Returns the splits of a folder that `datasets` saved, from the file that lists them."""
-    split_list = folder / _SPLITS
+def _default_name(path: str) -> str:
+    return hub_data.task_name(path) if hub_data.is_name(path) else Path(path.removesuffix(".gz")).stem
+
+
+def _splits(path: str) -> tuple[str, ...]:
+    """Returns the splits of a data set on the hub, or those that a folder of `datasets` lists; "all" for a file."""
+    if hub_data.is_name(path):
+        return hub_data.splits(path)
+    split_list = locate(path) / _SPLITS
     if not split_list.is_file():
         return (_WHOLE,)
     return tuple(readers.json_object(split_list, "save the data again").get("splits", ())) or (_WHOLE,)
+
+
+def _opened(path: str, split: str, header: bool) -> tuple[str | Path, Iterator[Row]]:
+    """Returns the place of a path, for error messages, and its rows."""
+    if hub_data.is_name(path):
+        return path, hub_data.rows(path, split)
+    place = locate(path)
+    if not place.exists():
+        raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
+    return place, _rows(place, split, header)
 
 
 def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:

@@ -26,6 +26,7 @@ import numpy as np
 from speccascade_jax.core import names
 from speccascade_jax.data import directory
 from speccascade_jax.data.sentence_pairs import TextPair, group, join_texts, read_pairs
+from speccascade_jax.data.tasks import hub_data
 from speccascade_jax.data.tasks.file_task import ENDINGS, FileTask, is_file
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
@@ -378,7 +379,8 @@ def get_task(name: str | Task) -> Task:
 
     Args:
         name: a name in `TASKS`, or `module.NAME` for a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;
-            "news.csv" is a `FileTask` over the columns source and reference of that file.
+            "news.csv" is a `FileTask` over the columns source and reference of that file, and "hf:EdinburghNLP/xsum"
+            one over a data set on the hub, whose columns `data.tasks.hub_data.KNOWN` may name.
 
     Returns:
         A `Task`. Its data are read when `load` is called.
@@ -398,12 +400,11 @@ def get_task(name: str | Task) -> Task:
     if isinstance(name, Task):
         return name
     if is_file(name):
-        return FileTask(path=name)
+        return FileTask(path=name, **hub_data.task_fields(name) if hub_data.is_name(name) else {})
     plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
     also = f"; for your own file give a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin), for a data set"
-    also += (
-        " saved by datasets its folder './folder', for a task registered with seqio a SeqioTask (gin/tasks/seqio.gin)"
-    )
+    also += " saved by datasets its folder './folder', for one on the hub hf:owner/name, for a task registered with "
+    also += "seqio a SeqioTask (gin/tasks/seqio.gin)"
     task: Task = names.look_up("task", plain, TASKS, Task, "speccascade_jax.data.tasks.table.TASKS", also)
     return with_shots(task, shots) if colon else task
 

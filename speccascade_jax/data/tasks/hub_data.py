@@ -1,0 +1,145 @@
+"""Rows of data sets on Hugging Face's hub, by names such as `hf:EdinburghNLP/xsum`, for `FileTask`.
+
+A name is `hf:owner/name`, with `@revision` and with `:configuration` after it if there are any. Only the Parquet files
+of one split are fetched: those of the copy that the hub itself makes in the branch `refs/convert/parquet`, or else, and
+with a revision, those of the repository, in the layout that the library `datasets` writes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from speccascade_jax.storage import hub
+
+COPY = "refs/convert/parquet"
+SPLITS = ("validation", "test", "train")
+_ROUGE = ("rouge2", "rouge1", "rougeL")
+
+
+class Known(NamedTuple):
+    """A well-known data set: its usual configuration, its splits, and fields of its `FileTask`."""
+
+    configuration: str
+    splits: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
+KNOWN = {
+    "EdinburghNLP/xsum": Known("default", SPLITS, {
+        "source": "document", "reference": "summary", "template": "summarize: {source}", "metrics": _ROUGE,
+        "max_input_length": 1024, "max_output_length": 64}),
+    "abisee/cnn_dailymail": Known("3.0.0", SPLITS, {
+        "source": "article", "reference": "highlights", "template": "summarize: {source}", "metrics": _ROUGE,
+        "max_input_length": 2048, "max_output_length": 128}),
+    "openai/gsm8k": Known("main", ("test", "train"), {
+        "source": "question", "reference": "answer", "template": "Question: {source}\nAnswer:",
+        "metrics": ("final_number",), "max_output_length": 320}),
+    "wmt/wmt14": Known("de-en", SPLITS, {
+        "source": "translation.en", "reference": "translation.de",
+        "template": "translate English to German: {source}", "max_input_length": 128}),
+}  # fmt: skip
+"""Repository -> what `get_task` knows of it; other data sets need `FileTask` with their columns."""
+
+
+class _DataName(NamedTuple):
+    name: hub.HubName
+    configuration: str
+
+
+def is_name(path: object) -> bool:
+    """Returns whether a task's path is the name of a data set on the hub."""
+    return isinstance(path, str) and path.startswith(hub.PREFIX)
+
+
+def _parsed(path: str) -> _DataName:
+    address, _, configuration = path.removeprefix(hub.PREFIX).partition(":")
+    name = hub.name_of(f"{hub.PREFIX}{address}", "dataset")
+    assert name is not None  # texts with the prefix are names, or raise
+    usual = KNOWN[name.repository].configuration if name.repository in KNOWN else "default"
+    return _DataName(name, configuration or usual)
+
+
+def task_fields(path: str) -> dict[str, Any]:
+    """Returns the fields of a `FileTask` that are known for a data set; none for an unknown one."""
+    known = KNOWN.get(_parsed(path).name.repository)
+    return {} if known is None else dict(known.fields)
+
+
+def task_name(path: str) -> str:
+    """Returns the name of a data set's task in records.
+
+    Examples:
+        >>> from speccascade_jax.data.tasks import hub_data
+        >>> hub_data.task_name("hf:abisee/cnn_dailymail"), hub_data.task_name("hf:wmt/wmt14:fr-en")
+        ('hf_cnn_dailymail', 'hf_wmt14_fr-en')
+    """
+    data = _parsed(path)
+    usual = _parsed(f"{hub.PREFIX}{data.name.repository}").configuration
+    return f"hf_{data.name.repository.split('/')[1]}" + f"_{data.configuration}" * (data.configuration != usual)
+
+
+def splits(path: str) -> tuple[str, ...]:
+    """Returns the names of a data set's splits, the default one first; the usual names for an unknown data set."""
+    known = KNOWN.get(_parsed(path).name.repository)
+    return SPLITS if known is None else known.splits
+
+
+def commits(path: str) -> dict[str, str]:
+    """Returns the commit that this process has read of a data set, by its path; nothing before it is read."""
+    name = _parsed(path).name
+    commit = hub.commit_of(name._replace(revision=COPY)) or hub.commit_of(name)
+    return {} if commit is None else {path: commit}
+
+
+def rows(path: str, split: str) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a split; a column with parts gives one more column for each, such as `translation.en`.
+
+    Raises:
+        ImportError: `pyarrow` is not installed.
+        OSError: the files cannot be fetched (`hub.fetched`), or the data set has no such split.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(f"{path}: reading data sets of the hub needs pyarrow: {hub.EXTRA}") from error
+    for file in _files(path, split):
+        for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
+            yield from map(_with_parts, batch.to_pylist())
+
+
+_BATCH = 256
+"""Rows that are decoded together: evaluations read a few hundred."""
+
+
+def _with_parts(row: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {
+        f"{name}.{key}": part for name, value in row.items() if isinstance(value, dict) for key, part in value.items()
+    }
+    return {**row, **parts}
+
+
+def _files(path: str, split: str) -> list[Path]:
+    """Returns the Parquet files of a split, fetched from the hub's copy of a data set, or else from its repository."""
+    name, configuration = _parsed(path)
+    patterns = [f"{configuration}/{split}-*.parquet", f"{configuration}/{split}/*.parquet"]
+    patterns += [f"data/{split}-*.parquet"] if configuration == "default" else []
+    try:
+        return _matching(name if name.revision else name._replace(revision=COPY), patterns)
+    except FileNotFoundError:
+        if name.revision is not None:
+            raise
+    try:
+        return _matching(name, patterns)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path}: no split {split!r} of the configuration {configuration!r} ({error}); give "
+            f"{hub.PREFIX}owner/name:configuration, or the task FileTask(path=…) of a file that you download"
+        ) from error
+
+
+def _matching(name: hub.HubName, patterns: Iterable[str]) -> list[Path]:
+    folder = hub.fetched(name, patterns := list(patterns))
+    files = sorted(file for pattern in patterns for file in folder.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"{name} has no file like {', '.join(patterns)}")
+    return files

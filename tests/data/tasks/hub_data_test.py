@@ -1,0 +1,102 @@
+"""Tests of tasks by the names of data sets on the hub, against a server on this machine."""
+
+import io
+import sys
+
+import pytest
+
+from speccascade_jax.data.tasks import hub_data
+from speccascade_jax.data.tasks.file_task import FileTask
+from speccascade_jax.data.tasks.table import get_task
+from speccascade_jax.evaluation import session
+from speccascade_jax.storage import hub
+from tests.support import text_pair
+from tests.support.hub_server import on_the_hub, serving
+
+pytest.importorskip("huggingface_hub", reason="needs pip install 'speccascade_jax[hub]'")
+
+XSUM = "datasets/EdinburghNLP/xsum"
+ARTICLES = [{"document": f"Article {n} says much.", "summary": f"Much {n}.", "id": str(n)} for n in range(4)]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def here(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for table in (server.commits, server.branches, server.gated, server.asked):
+        table.clear()
+    with on_the_hub(server, tmp_path / "cache"):
+        yield server
+
+
+def parquet(rows):
+    arrow = pytest.importorskip("pyarrow", reason="needs pip install 'speccascade_jax[hub]'")
+    import pyarrow.parquet as files
+
+    files.write_table(arrow.Table.from_pylist(rows), buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+def test_the_columns_of_a_known_data_set_are_known(here):
+    halves = {f"data/test-{n:05}-of-00002.parquet": parquet(ARTICLES[2 * n : 2 * n + 2]) for n in range(2)}
+    commit = here.upload(XSUM, {**halves, "data/train-00000-of-00001.parquet": b"large", "README.md": b""})
+    task = get_task("hf:EdinburghNLP/xsum")
+    assert (task.name, task.metrics, task.splits) == ("hf_xsum", ("rouge2", "rouge1", "rougeL"), hub_data.SPLITS)
+    examples = task.load("test")
+    assert [example.source for example in examples] == [f"summarize: {row['document']}" for row in ARTICLES]
+    assert [example.reference for example in examples] == [row["summary"] for row in ARTICLES]
+    assert not any("train" in path for path in here.asked)
+    assert hub_data.commits("hf:EdinburghNLP/xsum") == {"hf:EdinburghNLP/xsum": commit}
+    hub._COMMITS.clear()
+    assert not hub_data.commits("hf:EdinburghNLP/xsum")
+
+
+def test_the_hubs_own_copy_replaces_a_script(here):
+    here.upload(XSUM, {"xsum.py": b"import os", "data/all.tar.gz": b""})
+    copied = {"default/validation/0000.parquet": parquet(ARTICLES), "default/train/0000.parquet": b"large"}
+    commit = here.upload(XSUM, copied, branch="refs/convert/parquet")
+    assert len(get_task("hf:EdinburghNLP/xsum").load()) == 4
+    assert hub_data.commits("hf:EdinburghNLP/xsum") == {"hf:EdinburghNLP/xsum": commit}
+
+
+def test_other_data_sets_need_their_columns_which_may_be_parts(here):
+    pair = {"id": 0, "translation": {"en": "Good morning.", "de": "Guten Morgen."}, "answers": {"text": ["a", "b"]}}
+    commit = here.upload("datasets/wmt/wmt14", {"de-en/test-00000-of-00001.parquet": parquet([pair])})
+    (example,) = get_task(f"hf:wmt/wmt14@{commit}").load("test")
+    assert (example.source, example.reference) == ("translate English to German: Good morning.", "Guten Morgen.")
+    here.upload("datasets/me/mine", {"data/train-00000-of-00001.parquet": parquet([pair])})
+    (example,) = FileTask(path="hf:me/mine", source="translation.en", reference="answers.text").load("train")
+    assert (example.source, example.reference) == ("Good morning.", ("a", "b"))
+    with pytest.raises(ValueError, match="hf:me/mine, row 0 has no column 'source': .*translation.en"):
+        get_task("hf:me/mine").load("train")
+
+
+def test_records_name_the_commit_of_the_data_set(here, tmp_path):
+    commit = here.upload(
+        "datasets/me/mine", {"data/test-0.parquet": parquet([{"source": "Tom.", "reference": "Tim."}])}
+    )
+    evaluation = text_pair.evaluation(task="hf:me/mine", split="test", quality_examples=1, quality_batch=1)
+    opened = session.Session(text_pair.SOURCE, evaluation, text_pair.make(tmp_path))
+    assert opened.revisions == {"hf:me/mine": commit}
+
+
+def test_what_is_missing_is_named_in_one_line(here, monkeypatch):
+    here.upload(XSUM, {"xsum.py": b"import os"})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"needs pyarrow: pip install 'speccascade_jax\[hub\]'"):
+        get_task("hf:EdinburghNLP/xsum").load()
+    for path, message in (
+        ("hf:EdinburghNLP/xsum", "no split 'test' of the configuration 'default' .*none of the files"),
+        ("hf:me/nothing:other", "no split 'test' of the configuration 'other' .*knows no such dataset"),
+        ("hf:EdinburghNLP/xsum@v9", "EdinburghNLP/xsum has no revision 'v9'"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message) as error:
+            hub_data._files(path, "test")
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="'hf:xsum' is no name on the hub"):
+        get_task("hf:xsum")
