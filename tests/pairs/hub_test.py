@@ -21,7 +21,7 @@ from tests.support.hub_server import on_the_hub, serving
 for library in ("huggingface_hub", "safetensors", "tokenizers"):
     pytest.importorskip(library, reason=f"needs {library}: pip install 'speccascade_jax[hub,huggingface]'")
 
-LARGE, SMALL = "google/gemma-3-large", "google/gemma-3-small"
+LARGE, SMALL, WORDS = "google/gemma-3-large", "google/gemma-3-small", "google/words"
 ON = text_pair.evaluation(quality_examples=1, quality_batch=1)
 
 
@@ -46,6 +46,7 @@ def server(folders):
     with serving() as server:
         for name, folder in folders.items():
             server.upload(name, folder)
+        server.upload(WORDS, {path.name: path.read_bytes() for path in folders[SMALL].glob("tokenizer*")})
         server.upload("google/pickles", {"config.json": (folders[SMALL] / "config.json").read_bytes()})
         yield server
 
@@ -60,14 +61,14 @@ def here(server, tmp_path, monkeypatch):
 
 def test_a_pair_from_the_hub_is_that_of_its_files_and_its_record_names_the_commits(here, folders):
     local = ModelPair(name="mine", target=str(folders[LARGE]), draft=str(folders[SMALL]))
-    named = ModelPair(name="mine", target=LARGE, draft=f"{SMALL}@main", vocabulary=SMALL)
-    pair = sc.Pair.load(LARGE, f"{SMALL}@main", SMALL)
+    named = ModelPair(name="mine", target=LARGE, draft=f"{SMALL}@main", vocabulary=WORDS)
+    pair = sc.Pair.load(LARGE, f"{SMALL}@main", WORDS)
     opened = {source: session.Session(source, ON, pair) for source in (local, named)}
     assert pair.fingerprint == session.load_source(local).fingerprint
     point = text_pair.point("opt", ON, alpha=0.2)
     records = [measuring.describe(opened[s], dataclasses.replace(point, pair=s)) for s in (local, named)]
     assert "revisions" not in records[0]
-    commits = {name: here.branches[name.partition("@")[0], "main"] for name in (LARGE, f"{SMALL}@main", SMALL)}
+    commits = {name: here.branches[name.partition("@")[0], "main"] for name in (LARGE, f"{SMALL}@main", WORDS)}
     assert records[1]["revisions"] == commits
 
 

@@ -66,7 +66,8 @@ def test_the_hubs_own_copy_replaces_a_script(here):
 
 def test_other_data_sets_need_their_columns_which_may_be_parts(here):
     pair = {"id": 0, "translation": {"en": "Good morning.", "de": "Guten Morgen."}, "answers": {"text": ["a", "b"]}}
-    commit = here.upload("datasets/wmt/wmt14", {"de-en/test-00000-of-00001.parquet": parquet([pair])})
+    files = {"de-en/test-00000-of-00001.parquet": parquet([pair]), "de-en/train-00000-of-00001.parquet": b"large"}
+    commit = here.upload("datasets/wmt/wmt14", files)
     (example,) = get_task(f"hf:wmt/wmt14@{commit}").load("test")
     assert (example.source, example.reference) == ("translate English to German: Good morning.", "Guten Morgen.")
     here.upload("datasets/me/mine", {"data/train-00000-of-00001.parquet": parquet([pair])})
