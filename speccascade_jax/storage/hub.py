@@ -45,6 +45,10 @@ class HubName(NamedTuple):
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 
 
+class UnreachableError(FileNotFoundError):
+    """Error for a name whose files are not in the cache while the hub gives no answer."""
+
+
 _COMMITS: dict[HubName, str] = {}
 """Commits that this process has resolved names to, so that all its reads of one name are of one commit."""
 
@@ -179,7 +183,7 @@ def _unreachable(name: HubName, error: Exception) -> OSError:
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{_endpoint()} gives no answer"
     detail = "" if cause is None or constants.HF_HUB_OFFLINE else f" ({_line(cause)})"
     again = f"run  {' '.join(words)}  with a connection, or correct the path"
-    return FileNotFoundError(f"{_absent(name)} and not in the hub's cache, and {reason}{detail}: {again}")
+    return UnreachableError(f"{_absent(name)} and not in the hub's cache, and {reason}{detail}: {again}")
 
 
 def _line(error: BaseException) -> str:

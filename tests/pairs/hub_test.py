@@ -87,7 +87,7 @@ def test_a_conversion_reads_a_name(here, folders, capsys):
 def test_a_run_of_training_starts_from_a_name(here):
     corpus, schedule = TaskCorpus(task="tiny_translation", split="test"), Schedule(peak=1e-3, max_steps=2)
     trainer = Trainer(init_from=SMALL, run_dir="run", corpus=corpus, schedule=schedule)
-    assert trainer.configuration.num_layers == 1 and trainer.text == load_vocabulary(SMALL)
+    assert trainer.configuration.num_layers == 1 and trainer.text == load_vocabulary(WORDS)
     assert trainer.start.endswith(here.branches[SMALL, "main"])
 
 

@@ -125,11 +125,14 @@ def _files(path: str, split: str) -> list[Path]:
     patterns += [f"data/{split}-*.parquet"] if configuration == "default" else []
     try:
         return _matching(name if name.revision else name._replace(revision=COPY), patterns)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if name.revision is not None:
             raise
+        first = error
     try:
         return _matching(name, patterns)
+    except hub.UnreachableError as error:
+        raise first from error
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path}: no split {split!r} of the configuration {configuration!r} ({error}); give "

@@ -86,7 +86,7 @@ def test_records_name_the_commit_of_the_data_set(here, tmp_path):
     assert opened.revisions == {"hf:me/mine": commit}
 
 
-def test_what_is_missing_is_named_in_one_line(here, monkeypatch):
+def test_what_is_missing_is_named_in_one_line(here, tmp_path, monkeypatch):
     here.upload(XSUM, {"xsum.py": b"import os"})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"needs pyarrow: pip install 'speccascade_jax\[hub\]'"):
@@ -99,5 +99,9 @@ def test_what_is_missing_is_named_in_one_line(here, monkeypatch):
         with pytest.raises(FileNotFoundError, match=message) as error:
             hub_data._files(path, "test")
         assert "\n" not in str(error.value)
+    with on_the_hub(here, tmp_path / "empty", offline=True):
+        download = f"hf download EdinburghNLP/xsum --repo-type dataset --revision {hub_data.COPY} "
+        with pytest.raises(FileNotFoundError, match=f"HF_HUB_OFFLINE is set: run  {download}"):
+            hub_data._files("hf:EdinburghNLP/xsum", "test")
     with pytest.raises(ValueError, match="'hf:xsum' is no name on the hub"):
         get_task("hf:xsum")
