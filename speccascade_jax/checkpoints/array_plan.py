@@ -184,8 +184,15 @@ def translate(name: str, table: Mapping[str, str]) -> str:
 
 
 def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
-    """Returns the pieces of a parameter of `shape` that is the whole of a stored array, or the array's transpose."""
-    return (Piece(source, shape[::-1], shape, order=(1, 0)) if transposed else Piece(source, shape, shape),)
+    """Returns the pieces of a parameter of `shape` that is the whole of a stored array.
+
+    If `transposed` is true, the last two axes of the stored array are swapped.
+    """
+    if not transposed:
+        return (Piece(source, shape, shape),)
+    *stack, rows, columns = shape
+    order = (*range(len(stack)), len(stack) + 1, len(stack))
+    return (Piece(source, (*stack, columns, rows), shape, order=order),)
 
 
 def layers_of(path: Path, tensors: Tensors) -> Plan:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from speccascade_jax.checkpoints import safetensors
+from speccascade_jax.checkpoints import expert_tensors, safetensors
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensor, Tensors, check_tensors, translate, whole
 from speccascade_jax.checkpoints.huggingface_config import read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
+from speccascade_jax.models.experts import EXPERTS
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.storage import checksums, errors
@@ -68,7 +69,8 @@ def open_directory(path: Path) -> Stored:
     """
     entries = _json(path / CONFIG)
     config = read_config(path / CONFIG, entries)
-    tensors = open_tensors(path)
+    stored = open_tensors(path)
+    tensors = expert_tensors.stacked(stored)
     check_layers(path / CONFIG, config, len(tensors))
     wanted = plan(config, entries, tensors)
     head = _head(tensors)
@@ -82,7 +84,7 @@ def open_directory(path: Path) -> Stored:
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
     unused = [_HARMLESS, *([_IMAGES] if entries["model_type"] == "gemma3" else [])]
     check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
-    tensors = verified(path, tensors)
+    tensors = expert_tensors.stacked(verified(path, stored))
     if other and isinstance(config, T5Config):
         tensors[_HEAD] = _scaled(tensors[_HEAD], config.d_model**-0.5)
     return Stored(path, f"Hugging Face, {entries['model_type']}", tensors, config, wanted)
@@ -245,7 +247,10 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
         source = f"{translate(module, names)}.{'bias' if leaf == 'bias' else 'weight'}"
         source = root + source.removeprefix("model.") if source.startswith("model.") else source
         source = _copy_of(_head(tensors) if source == _HEAD else source, config, entries, tensors)
-        pieces[name] = whole(source, shape, transposed=leaf in ("kernel", "rel_embedding"))
+        if f"/{EXPERTS}/" in name:
+            pieces[name] = expert_tensors.pieces(source, shape, tensors)
+        else:
+            pieces[name] = whole(source, shape, transposed=leaf in ("kernel", "rel_embedding", "weight"))
     return pieces
 
 
@@ -302,6 +307,10 @@ _LLAMA = {
     "decoder/layers_{i}/mlp/wi_0": "model.layers.{i}.mlp.gate_proj",
     "decoder/layers_{i}/mlp/wi_1": "model.layers.{i}.mlp.up_proj",
     "decoder/layers_{i}/mlp/wo": "model.layers.{i}.mlp.down_proj",
+    "decoder/layers_{i}/mlp/router": "model.layers.{i}.mlp.gate",
+    "decoder/layers_{i}/mlp/experts/wi_0": "model.layers.{i}.mlp.experts.gate_proj",
+    "decoder/layers_{i}/mlp/experts/wi_1": "model.layers.{i}.mlp.experts.up_proj",
+    "decoder/layers_{i}/mlp/experts/wo": "model.layers.{i}.mlp.experts.down_proj",
     "decoder/layers_{i}/self_attention/query_norm": "model.layers.{i}.self_attn.q_norm",
     "decoder/layers_{i}/self_attention/key_norm": "model.layers.{i}.self_attn.k_norm",
     "decoder/layers_{i}/pre_self_attention_layer_norm": "model.layers.{i}.input_layernorm",
@@ -313,7 +322,8 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
 _NAMES = {
-    "t5": _T5, "mt5": _T5, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma"), _LLAMA),
+    "t5": _T5, "mt5": _T5,
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2),
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

@@ -213,7 +213,38 @@ def _has_window(record: Record) -> bool:
 
 
 def _mistral(record: Record) -> DecoderConfig:
-    return _decoder(record, ["local"] * record.layers("num_hidden_layers") if _has_window(record) else ())
+    return _decoder(record, _all_local(record, _has_window(record)))
+
+
+def _all_local(record: Record, windowed: bool) -> list[str]:
+    """Returns the kinds of layers that all have a window, or an empty list if none has."""
+    return ["local"] * record.layers("num_hidden_layers") if windowed else []
+
+
+def _experts(record: Record, units: str, **options: Any) -> dict[str, Any]:
+    """Returns the options of layers of experts, each with as many hidden units as the entry `units` says."""
+    # Mixtral's name of this entry is also that of Qwen's in release 5 of transformers.
+    key = "num_local_experts" if "num_local_experts" in record.entries else "num_experts"
+    counts = {"num_experts": record.size(key), "experts_per_token": record.size("num_experts_per_tok")}
+    return counts | {"expert_d_ff": record.size(units)} | options
+
+
+def _mixtral(record: Record) -> DecoderConfig:
+    windowed = record.get("sliding_window") is not None
+    experts = _experts(record, "intermediate_size", norm_expert_weights=True)
+    return _decoder(record, _all_local(record, windowed), **experts)
+
+
+def _qwen3_moe(record: Record) -> DecoderConfig:
+    layers, step = record.layers("num_hidden_layers"), record.size("decoder_sparse_step", 1)
+    listed = record.get("mlp_only_layers", [])
+    if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
+        raise CheckpointError(f"{record.file}: mlp_only_layers is {listed!r:.200}: give a list of numbers of layers")
+    dense = tuple(layer for layer in range(layers) if (layer + 1) % step or layer in listed)
+    normed = record.flag("norm_topk_prob", False)
+    experts = _experts(record, "moe_intermediate_size", dense_layers=dense, norm_expert_weights=normed)
+    windowed = record.flag("use_sliding_window", False) and _has_window(record)
+    return _decoder(record, _all_local(record, windowed), qk_norm=True, **experts)
 
 
 def _qwen2(record: Record, **options: Any) -> DecoderConfig:
@@ -357,8 +388,8 @@ def _frequencies(record: Record, key: str, entries: Any, base: Any) -> dict[str,
 
 MODELS: dict[str, Callable[[Record], Config]] = {
     "t5": _t5, "mt5": _mt5, "llama": _decoder, "mistral": _mistral, "qwen2": partial(_qwen2, qkv_bias=True),
-    "qwen3": partial(_qwen2, qk_norm=True), "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
-    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
+    "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe, "mixtral": _mixtral, "smollm3": _smollm3,
+    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3_text, "gemma3": _gemma3,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
@@ -367,6 +398,14 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
     "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
+    "qwen3_moe": {
+        "num_key_value_heads": 4, "max_position_embeddings": 32_768, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    "mixtral": {
+        "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0,
+        "num_experts": 8, "num_experts_per_tok": 2,
+    },
     "smollm3": {
         "num_key_value_heads": 4, "max_position_embeddings": 32_768, "rope_theta": 2_000_000.0,
         "tie_word_embeddings": True,
@@ -398,6 +437,8 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "qwen2": {"hidden_act": ("silu", "swish")},
     "qwen3": {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    "qwen3_moe": {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    "mixtral": {"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
     "smollm3": {
         "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,),
         "use_sliding_window": (False,),

@@ -24,6 +24,7 @@ from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import empty_slots, put_branch
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
+from speccascade_jax.models.experts import MixtureOfExperts, activation, in_place
 from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, STACKED_HEADS, Mesh, P, local, shards, under
@@ -210,26 +211,33 @@ class FeedForward(nn.Module):
         self.wo = dense(c, c.d_model)
 
     def __call__(self, x: Array) -> Array:
-        return self.wo(gated_units(self, x, nn.gelu if self.config.activation == "gelu" else nn.silu))
+        return self.wo(gated_units(self, x, activation(self.config)))
 
 
 class DecoderLayer(nn.Module):
-    """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it)."""
+    """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
+
+    If `sparse` is true, the feed-forward is a mixture of experts.
+    """
 
     config: DecoderConfig
+    sparse: bool = False
 
     def setup(self) -> None:
         c = self.config
         self.pre_self_attention_layer_norm, self.pre_mlp_layer_norm = norm(c), norm(c)
         if c.post_norms:
             self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
-        self.self_attention, self.mlp = Attention(c), FeedForward(c)
+        self.self_attention, self.mlp = Attention(c), MixtureOfExperts(c) if self.sparse else FeedForward(c)
 
-    def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
+    def __call__(
+        self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False
+    ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
-        its slots. The result then has those of the whole cache (`Slots.write`).
+        its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
+        parameters are needed.
         """
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
@@ -239,7 +247,8 @@ class DecoderLayer(nn.Module):
             attended = slots.attended(written)
         y = self.self_attention(queries, attended, mask)
         x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
-        y = self.mlp(self.pre_mlp_layer_norm(x))
+        y = self.pre_mlp_layer_norm(x)
+        y = self.mlp(y, fixed) if self.sparse else self.mlp(y)
         return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), written
 
 
@@ -257,10 +266,10 @@ class Stack(nn.Module):
         if c.scanned:
             state, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
             inputs = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
-            self.stack = stack_of(self, DecoderLayer(c, parent=None, name=STACK), c.num_layers, *inputs)
+            self.stack = stack_of(self, self._scanned_layer(), c.num_layers, *inputs)
         else:
-            layer = recomputed_layer(DecoderLayer, self.remat)
-            self.layers = [layer(c) for _ in range(c.num_layers)]
+            layer = recomputed_layer(DecoderLayer, self.remat, static_argnums=(5,))
+            self.layers = [layer(c, sparse) for sparse in c.sparse]
         self.decoder_norm = norm(c)
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
@@ -282,17 +291,27 @@ class Stack(nn.Module):
         if self.config.scanned:
             x, attended = self._scan(x, by, masks, slots, fixed)
         else:
-            x, attended = self._unrolled(x, by, masks, slots)
+            x, attended = self._unrolled(x, by, masks, slots, fixed)
         return self.decoder_norm(x), attended
 
     @nn.nowrap
+    def _scanned_layer(self) -> DecoderLayer:
+        """Returns the module of every layer of a scan; it gets the parameters of one layer at each call."""
+        return DecoderLayer(self.config, all(self.config.sparse), parent=None, name=STACK)
+
+    @nn.nowrap
     def _unrolled(
-        self, x: Array, by: tuple[Turns, ...], masks: tuple[Array, ...], slots: tuple[Slots, ...] | None
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
         attended = []
         for layer, turned, mask, place in zip(self.layers, by, masks, slots or (None,) * len(masks), strict=True):
-            x, keys_values = layer(x, turned, mask, place)
+            x, keys_values = layer(x, turned, mask, place, fixed)
             # The states are stored before the last norm, because an early exit applies the last norm itself
             # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
@@ -310,14 +329,16 @@ class Stack(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
-        layer = DecoderLayer(c, parent=None, name=STACK)
+        layer = self._scanned_layer()
 
         def body(carry: Any, params: Params, place: int, number: Any) -> tuple[Any, Any]:
             x, caches = carry
             here = None
             if slots is not None:
                 here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
-            x, written = layer.apply({"params": params}, x, by[place], masks[place], here)
+            if fixed and layer.sparse:
+                params = in_place(params, self.stack, number)
+            x, written = layer.apply({"params": params}, x, by[place], masks[place], here, fixed)
             output = x if recorded else None
             if slots is None:
                 return (x, caches), (output, written)

@@ -1,7 +1,7 @@
-"""Configurations of decoder-only models: Gemma 1 to 3, Llama, Mistral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
+"""Configurations of decoder-only models: Gemma 1 to 3, Llama, Mistral, Mixtral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
 
 Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
-2023; Llama Team, 2024; Jiang et al., 2023; Qwen Team, 2024 and 2025; Hugging Face, 2025).
+2023; Llama Team, 2024; Jiang et al., 2023 and 2024; Qwen Team, 2024 and 2025; Hugging Face, 2025).
 """
 
 import dataclasses
@@ -66,6 +66,10 @@ class DecoderConfig:
         local_rope_base: base of local layers, whose frequencies are not scaled (Gemma 3); `None`: all layers have the
             same frequencies.
         qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3).
+        num_experts: number of experts of a mixture-of-experts layer (`models.experts`); 0: every feed-forward is dense.
+        experts_per_token: number of experts that each token chooses; expert_d_ff: number of hidden units of an expert.
+        norm_expert_weights: whether the weights of a token's experts are divided by their sum (Qwen 3, Mixtral).
+        dense_layers: numbers of the layers whose feed-forward is dense although there are experts, from 0.
         window: number of positions that a local layer sees, including the current one.
         pattern: kinds of successive layers, repeated over all layers: "local", "global", or "unrotated" (sees all
             positions and does not rotate its queries and keys; SmolLM3).
@@ -109,6 +113,11 @@ class DecoderConfig:
     qk_norm: bool = field(default=False, repr=False, metadata=LATER)
     rope_factor: float = field(default=1.0, repr=False, metadata=LATER)
     local_rope_base: float | None = field(default=None, repr=False, metadata=LATER)
+    num_experts: int = field(default=0, repr=False, metadata=LATER)
+    experts_per_token: int = field(default=0, repr=False, metadata=LATER)
+    expert_d_ff: int = field(default=0, repr=False, metadata=LATER)
+    norm_expert_weights: bool = field(default=False, repr=False, metadata=LATER)
+    dense_layers: tuple[int, ...] = field(default=(), repr=False, metadata=LATER)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models.
@@ -122,6 +131,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         # A configuration from JSON holds lists and dicts, but a static argument of jit must be hashable.
         object.__setattr__(self, "pattern", tuple(self.pattern))
+        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_sizes(self, "num_layers", "num_kv_heads")
@@ -142,6 +152,22 @@ class DecoderConfig:
         for name in ("rope_factor", "local_rope_base"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: give a number above 0")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            return
+        if not 0 < self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}: give a number from 1 to num_experts={self.num_experts}"
+            )
+        if self.expert_d_ff < 1:
+            raise ValueError(f"expert_d_ff is {self.expert_d_ff}: give the number of hidden units of an expert")
+        if self.scan_layers and len(set(self.sparse)) > 1:
+            raise ValueError(
+                f"scan_layers=True, but layers {self.dense_layers} have a dense feed-forward and others have experts: "
+                "layers that differ can't be stacked; leave it out"
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -154,9 +180,14 @@ class DecoderConfig:
         return tuple(self.window if kind == "local" else None for kind in self.kinds)
 
     @property
+    def sparse(self) -> tuple[bool, ...]:
+        """Whether each layer's feed-forward is a mixture of experts."""
+        return tuple(self.num_experts > 0 and i not in self.dense_layers for i in range(self.num_layers))
+
+    @property
     def scanned(self) -> bool:
-        """Whether the layers run in a scan over stacked parameters."""
-        return is_scanned(self.scan_layers, self.num_layers)
+        """Whether the layers run in a scan over stacked parameters; all must have experts, or none."""
+        return len(set(self.sparse)) < 2 and is_scanned(self.scan_layers, self.num_layers)
 
     @property
     def period(self) -> int:
@@ -206,14 +237,14 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
-    layer = _layer_shapes(c)
-    for i in range(c.num_layers):
-        shapes |= {f"decoder/layers_{i}/{name}": shape for name, shape in layer.items()}
+    layers = {sparse: _layer_shapes(c, sparse) for sparse in set(c.sparse)}
+    for i, sparse in enumerate(c.sparse):
+        shapes |= {f"decoder/layers_{i}/{name}": shape for name, shape in layers[sparse].items()}
     shapes["decoder/decoder_norm/scale"] = (c.d_model,)
     return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
 
 
-def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(c: DecoderConfig, sparse: bool) -> dict[str, tuple[int, ...]]:
     norms = ("pre_self_attention", "pre_mlp", *(("post_self_attention", "post_mlp") if c.post_norms else ()))
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
     for name, heads in (("query", c.num_heads), ("key", c.num_kv_heads), ("value", c.num_kv_heads)):
@@ -223,8 +254,11 @@ def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     if c.qk_norm:
         shapes |= {f"self_attention/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
     shapes["self_attention/out/kernel"] = (c.num_heads * c.head_dim, c.d_model)
-    shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in ("wi_0", "wi_1")}
-    return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
+    part, experts, units = ("mlp/experts", (c.num_experts,), c.expert_d_ff) if sparse else ("mlp", (), c.d_ff)
+    if sparse:
+        shapes["mlp/router/weight"] = (c.d_model, c.num_experts)
+    shapes |= {f"{part}/{name}/kernel": (*experts, c.d_model, units) for name in ("wi_0", "wi_1")}
+    return shapes | {f"{part}/wo/kernel": (*experts, units, c.d_model)}
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:
@@ -290,6 +324,12 @@ def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> De
     )
 
 
+def _qwen3_moe(layers: int, d: int, heads: int, d_ff: int, expert_d_ff: int) -> DecoderConfig:
+    # No layer is dense, so d_ff is the size of no feed-forward.
+    experts = {"num_experts": 128, "experts_per_token": 8, "expert_d_ff": expert_d_ff, "norm_expert_weights": True}
+    return dataclasses.replace(_qwen3(layers, d, heads, d_ff), num_kv_heads=4, **experts)
+
+
 def _mistral(vocabulary: int, **options: Any) -> DecoderConfig:
     return dataclasses.replace(_llama(32, 4096, 32, 8, 14336, vocabulary), max_length=32_768, **options)
 
@@ -314,6 +354,9 @@ PRESETS: dict[str, DecoderConfig] = {
     "llama3.2_3b": _llama32(28, 3072, 24, 8192),
     "mistral0.1_7b": _mistral(32_000, pattern=("local",), window=4096),
     "mistral0.3_7b": _mistral(32_768, rope_base=1_000_000.0),
+    "mixtral0.1_8x7b": _mistral(
+        32_000, rope_base=1_000_000.0, num_experts=8, experts_per_token=2, expert_d_ff=14336, norm_expert_weights=True
+    ),
     "qwen2.5_7b": _qwen25(28, 3584, 28, 4, 18944),
     "qwen2.5_32b": _qwen25(64, 5120, 40, 8, 27648),
     "qwen3_0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
@@ -322,6 +365,8 @@ PRESETS: dict[str, DecoderConfig] = {
     "qwen3_8b": _qwen3(36, 4096, 32, 12288),
     "qwen3_14b": _qwen3(40, 5120, 40, 17408),
     "qwen3_32b": _qwen3(64, 5120, 64, 25600),
+    "qwen3_30b_a3b": _qwen3_moe(48, 2048, 32, 6144, 768),
+    "qwen3_235b_a22b": _qwen3_moe(94, 4096, 64, 12288, 1536),
     "smollm3_3b": dataclasses.replace(
         _llama(36, 2048, 16, 4, 11008, 128_256),
         tied=True,
@@ -349,6 +394,8 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
         preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32,
         num_layers=max(2, len(preset.pattern)), num_heads=4,
         num_kv_heads=2 if grouped else 4, head_dim=8, d_ff=48, rope_scaling=scaling, max_length=512,
+        num_experts=min(8, preset.num_experts), experts_per_token=min(3, preset.experts_per_token),
+        expert_d_ff=min(16, preset.expert_d_ff),
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,
         query_scale=None if preset.query_scale is None else 12**-0.5,

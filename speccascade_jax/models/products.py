@@ -45,7 +45,7 @@ def _by_xla(rows: Array, kernel: Packed) -> Array:
     return out if kernel.scales is None else out * kernel.scales
 
 
-def _parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
+def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...]) -> Any:
     """Returns a module's parameter without checking its shape; initializes the parameter if it does not exist."""
     # `module.param` would raise an error for a packed parameter, whose structure differs from that of the plain one.
     exists = module.has_variable("params", name)
@@ -72,7 +72,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`."""
-        kernel = _parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
+        kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         kernel = gathered(kernel, self.dtype, self.path, "kernel")
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
         if not self.use_bias:
@@ -94,7 +94,7 @@ class Embed(nn.Module):
     def setup(self) -> None:
         """Creates the table of embeddings."""
         shape = (self.num_embeddings, self.features)
-        self.embedding = _parameter(self, "embedding", self.embedding_init, shape)
+        self.embedding = parameter(self, "embedding", self.embedding_init, shape)
 
     def __call__(self, tokens: Array) -> Array:
         """Returns the embeddings of `tokens` (int32, any shape), `[*tokens.shape, E]`."""

@@ -43,6 +43,9 @@ LOGICAL_AXES = (
     (r".*/(query|key|value|qkv)/kernel", ("embed", "joined_kv")),
     (r".*/(query|key|value|qkv)/bias", ("joined_kv",)),
     (r".*/out/kernel", ("joined_kv", "embed")),
+    (r".*/experts/(wi_0|wi_1|wi_01)/kernel", ("experts", "embed", "mlp")),
+    (r".*/experts/wo/kernel", ("experts", "mlp", "embed")),
+    (r".*/router/weight", ("embed", "experts")),
     (r".*/(wi|wi_0|wi_1|wi_01)/kernel", ("embed", "mlp")),
     (r".*/wo/kernel", ("mlp", "embed")),
     (r".*/logits_dense/kernel", ("embed", "vocab")),
@@ -52,9 +55,10 @@ LOGICAL_AXES = (
 """Pairs of a pattern and axis names: a parameter whose path matches the pattern has axes with these names."""
 
 RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embed": None, "relpos_buckets": None}
+RULES |= {"experts": None}
 """The mesh axis that splits each named axis of a parameter (`None`: it is not split); T5X's standard rules."""
 
-SPREAD = ("num_heads", "num_kv_heads", "d_ff", "num_embeddings")
+SPREAD = ("num_heads", "num_kv_heads", "d_ff", "expert_d_ff", "num_embeddings")
 """Sizes of a configuration that the length of the mesh's `model` axis must divide."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
@@ -97,6 +101,11 @@ def local(function: Callable[..., Result], inputs: tuple[P, ...], outputs: Any) 
     if mesh is None:
         return function
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+
+
+def summed(x: Array) -> Array:
+    """Returns the sum of `x` over the mesh's `model` axis, in a function that runs on each device's part (`local`)."""
+    return x if _MESH.get() is None else cast(Array, jax.lax.psum(x, MODEL))
 
 
 def constrain(x: Array, spec: P) -> Array:

@@ -43,6 +43,10 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }  # fmt: skip
+QWEN3_MOE = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}  # fmt: skip
 VISION = {
     "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
@@ -51,6 +55,9 @@ NEWER = {
     "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
     "gemma3": ("Gemma3", GEMMA3),
     "gemma3, images": ("Gemma3", GEMMA3 | {"num_hidden_layers": 6}),
+    # the second layer is dense
+    "qwen3_moe": ("Qwen3Moe", QWEN3_MOE),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "gemma1": ("Gemma", {}),
     "mistral": ("Mistral", {"sliding_window": 8}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),

@@ -1,0 +1,251 @@
+"""Mixture-of-experts feed-forward: a router chooses a few of many gated feed-forwards (experts) for every token.
+
+Sources: routing by softmax and top-k (Shazeer et al., 2017), experts of decoder-only models (Jiang et al., 2024; Qwen
+Team, 2025). Every token gets all the experts that it chose: no expert has a capacity that drops tokens.
+
+The least time of a call is the bytes that it reads, divided by the memory's bandwidth. Qwen 3 30B-A3B in bfloat16 at
+batch 1 reads 6.1 GB for one token: 8 of 128 experts, attention and the output layer. At γ = 5 a call scores six tokens,
+which choose about 41 different experts of a layer if they choose evenly and independently, and reads 21 GB: 6.3 ms on
+an H100 (3.35 TB/s), 3.2 ms on eight TPU v5e (0.82 TB/s each). All experts are 61 GB. So a loop over the experts that
+any token chose reads each of them once, in place, and no others. It multiplies all tokens of a call by each of these
+experts, which is free while a product takes less time than the read of its weights, up to about `FEW` tokens on
+accelerators. Calls with more tokens group them by expert in blocks. `jax.lax.ragged_dot` computes the same, but only
+TPUs have an instruction for it; elsewhere it multiplies every token by every expert. A gather of each token's experts
+would write and read copies of them.
+
+On a mesh, devices split the hidden units of every expert, as in a dense feed-forward. With whole experts spread over
+devices, a few tokens would load some devices several times as much as others.
+
+Shape letters: those of `core/types.py`, and here `X` is the number of experts, `k` the number that a token chooses,
+`F` is expert_d_ff, `N` the number of tokens of all rows, and `E` is d_model.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array, Params
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.products import multiply, parameter
+from speccascade_jax.models.sharding import P, gathered, local, summed
+from speccascade_jax.runtime.mesh import DATA, MODEL
+
+FEW = 256
+"""Largest number of tokens that are all multiplied by every chosen expert."""
+BLOCK = 128
+"""Number of tokens in a block of tokens that chose the same expert, if there are more than `FEW` tokens."""
+EXPERTS = "experts"
+"""Name of the kernels of a layer's experts, `mlp/experts/wo/kernel` `[X, F, E]`."""
+
+Kernels = tuple[Any, ...]
+"""The kernels of a layer's experts, `[X, …]` each: `wi_01` and `wo`, or `wi_0`, `wi_1` and `wo`."""
+
+
+class InStack(NamedTuple):
+    """One layer's part of stacked kernels `[L, X, …]`.
+
+    A slice of this part would copy the kernels of all experts before the loop over experts begins, so the loop slices
+    the stack itself.
+    """
+
+    stack: Array
+    layer: Array
+
+
+def in_place(params: Params, stack: Params, layer: Any) -> Params:
+    """Returns the parameters of a layer with its experts' kernels replaced by their places in `stack`."""
+    kernels = jax.tree.map(lambda kernel: InStack(kernel, jnp.asarray(layer, jnp.int32)), stack["mlp"][EXPERTS])
+    return {**params, "mlp": {**params["mlp"], EXPERTS: kernels}}
+
+
+class Router(nn.Module):
+    """Linear layer whose softmax gives the probability of each expert."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Returns the weights float32 and the numbers int32 of the experts that each token chose, `[B, T, k]`."""
+        c = self.config
+        # The parameter is not called "kernel", because kernels may be stored in 8 bits, which would change the choice.
+        weight = self.param("weight", nn.initializers.lecun_normal(), (c.d_model, c.num_experts))
+        weight = gathered(weight, c.dtype, self.path, "weight")
+        weights, chosen = local(self._choose, (P(DATA), P()), (P(DATA), P(DATA)))(x, weight)
+        return weights, chosen
+
+    def _choose(self, x: Array, weight: Array) -> tuple[Array, Array]:
+        # The logits stay float32, because in bfloat16 close ones would become equal.
+        probabilities = jax.nn.softmax(multiply(x, weight, self.config.dtype), axis=-1)
+        weights, chosen = jax.lax.top_k(probabilities, self.config.experts_per_token)
+        if self.config.norm_expert_weights:
+            weights = weights / weights.sum(-1, keepdims=True)
+        return weights, chosen
+
+
+class ExpertKernel(nn.Module):
+    """Kernels of all experts, `[X, inputs, outputs]`."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+
+    @nn.compact
+    def __call__(self) -> Any:
+        """Returns the kernels: an array, or its place in a stack of layers."""
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=0)
+        return gathered(parameter(self, "kernel", init, self.shape), self.dtype, self.path, "kernel")
+
+
+class Experts(nn.Module):
+    """Gated feed-forwards, of which each token uses those that it chose."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        into, out = (c.num_experts, c.d_model, c.expert_d_ff), (c.num_experts, c.expert_d_ff, c.d_model)
+        self.wi_0, self.wi_1, self.wo = (ExpertKernel(shape, c.dtype) for shape in (into, into, out))
+        self.wi_01 = ExpertKernel((*into[:2], 2 * c.expert_d_ff), c.dtype)
+
+    def __call__(self, x: Array, weights: Array, chosen: Array, fixed: bool = False) -> Array:
+        """Returns the weighted sums of the outputs of the chosen experts, `[B, T, E]`.
+
+        Args:
+            x: the experts' input, `[B, T, E]`.
+            weights: float32 `[B, T, k]`, the factor of each chosen expert's output.
+            chosen: int32 `[B, T, k]`, the numbers of the chosen experts, which differ for a token.
+            fixed: whether no gradients are needed; the loop over experts has none.
+        """
+        fused = self.has_variable("params", "wi_01")
+        kernels = ((self.wi_01(),) if fused else (self.wi_0(), self.wi_1())) + (self.wo(),)
+        layouts = [_layout(kernel, P(None, None, MODEL)) for kernel in kernels[:-1]]
+        layouts.append(_layout(kernels[-1], P(None, MODEL)))
+        mix = local(partial(self._mix, fixed), (P(DATA),) * 3 + tuple(layouts), P(DATA))
+        return mix(x, weights, chosen, *kernels).astype(self.config.dtype)
+
+    def _mix(self, fixed: bool, x: Array, weights: Array, chosen: Array, *kernels: Any) -> Array:
+        rows, weights, chosen = (part.reshape(-1, part.shape[-1]) for part in (x, weights, chosen))
+        mixed = self._mix_by_block if len(rows) > FEW or not fixed else self._mix_by_expert
+        # Each device has a part of the units, so the sum over devices is that over all units.
+        return summed(mixed(rows, weights, chosen, kernels, fixed)).reshape(x.shape)
+
+    def _mix_by_expert(self, x: Array, weights: Array, chosen: Array, kernels: Kernels, _: bool) -> Array:
+        """Returns float32 `[N, E]` by a loop over the chosen experts, each of which reads all tokens `[N, E]`."""
+        picks = chosen[..., None] == jnp.arange(self.config.num_experts)
+        picked = picks.any(1).T
+        factors = jnp.where(picks, weights[..., None], 0.0).sum(1).T
+        used = picked.any(1)
+        # The numbers of the used experts come first.
+        order = jnp.argsort(~used, stable=True)
+
+        def add(place: Array, total: Array) -> Array:
+            number = order[place]
+            outputs = factors[number][:, None] * self._outputs(x, kernels, number)
+            # An expert that a token did not choose must not change it, even if its output is infinite.
+            return total + jnp.where(picked[number][:, None], outputs, 0.0)
+
+        total: Array = jax.lax.fori_loop(0, used.sum(dtype=jnp.int32), add, jnp.zeros(x.shape, jnp.float32))
+        return total
+
+    def _mix_by_block(self, x: Array, weights: Array, chosen: Array, kernels: Kernels, fixed: bool) -> Array:
+        """Returns float32 `[N, E]` by products of blocks of tokens that chose the same expert.
+
+        If gradients are needed, one product multiplies all blocks by copies of their experts.
+        """
+        blocks = Blocks.of(chosen, self.config.num_experts, min(BLOCK, len(x)))
+        factors = blocks.take(weights.reshape(-1, 1), blocks.assigned)
+
+        def outputs(block: Array) -> Array:
+            rows = blocks.take(x, blocks.tokens[block])
+            return factors[block] * self._outputs(rows, kernels, blocks.experts[block])
+
+        def add(block: Array, total: Array) -> Array:
+            return total.at[blocks.tokens[block]].add(outputs(block), mode="drop")
+
+        total = jnp.zeros(x.shape, jnp.float32)
+        if fixed:
+            mixed: Array = jax.lax.fori_loop(0, blocks.count, add, total)
+            return mixed
+        return total.at[blocks.tokens].add(jax.vmap(outputs)(jnp.arange(len(blocks.tokens))), mode="drop")
+
+    def _outputs(self, rows: Array, kernels: Kernels, number: Array) -> Array:
+        """Returns one expert's outputs for `rows` `[R, E]`, float32; on a mesh those of the device's units."""
+        c = self.config
+        *inner, outer = (_kernel_of(kernel, number) for kernel in kernels)
+        units = [multiply(rows, kernel, c.dtype).astype(c.dtype) for kernel in inner]
+        gate, linear = jnp.split(units[0], 2, axis=-1) if len(units) == 1 else units
+        return multiply(activation(c)(gate) * linear, outer, c.dtype)
+
+
+class Blocks(NamedTuple):
+    """Blocks of `R` tokens that chose the same expert; there are as many as any choice could need.
+
+    Attributes:
+        assigned: int32 `[blocks, R]`, the place of each of a block's choices in the flattened `chosen`; the number of
+            choices where a block has no more.
+        tokens: int32 `[blocks, R]`, the tokens of these choices; the number of tokens where a block has no more.
+        experts: int32 `[blocks]`, the expert of each block.
+        count: int32, the number of blocks that are not empty; they come first.
+    """
+
+    assigned: Array
+    tokens: Array
+    experts: Array
+    count: Array
+
+    @classmethod
+    def of(cls, chosen: Array, experts: int, size: int) -> "Blocks":
+        """Returns the blocks of `size` tokens for the choices `[N, k]` among `experts` experts."""
+        choices = chosen.reshape(-1)
+        counts = jnp.bincount(choices, length=experts).astype(jnp.int32)
+        ends = jnp.cumsum(-(-counts // size))
+        # Choices of the same expert follow each other in `order`; an expert's first block begins at a new slot.
+        order = jnp.argsort(choices, stable=True).astype(jnp.int32)
+        expert = choices[order]
+        rank = jnp.arange(len(choices)) - (jnp.cumsum(counts) - counts)[expert]
+        slots = (ends + counts // -size)[expert] * size + rank
+        most = min(experts, len(choices)) + len(choices) // size
+        assigned = jnp.full(most * size, len(choices), jnp.int32).at[slots].set(order).reshape(most, size)
+        by_block = jnp.searchsorted(ends, jnp.arange(most), side="right")
+        return cls(assigned, assigned // chosen.shape[1], jnp.minimum(by_block, experts - 1), ends[-1])
+
+    @staticmethod
+    def take(values: Array, places: Array) -> Array:
+        """Returns the rows of `values` at `places`; zeros where a block has no more choices."""
+        rows: Array = values.at[places].get(mode="fill", fill_value=0)
+        return rows
+
+
+def activation(config: DecoderConfig) -> Callable[[Array], Array]:
+    """Returns the function of a feed-forward's gate: GELU's tanh approximation, or SiLU."""
+    return nn.gelu if config.activation == "gelu" else nn.silu
+
+
+def _layout(kernel: Any, spec: P) -> Any:
+    """Returns the layout of kernels on a mesh, with those of a stack and its layer if they are in one."""
+    return InStack(P(None, *spec), P()) if isinstance(kernel, InStack) else spec
+
+
+def _kernel_of(kernel: Any, number: Array) -> Array:
+    """Returns the kernel of one expert."""
+    if not isinstance(kernel, InStack):
+        return jax.lax.dynamic_index_in_dim(kernel, number, keepdims=False)
+    zero = jnp.zeros((), jnp.int32)
+    start = (kernel.layer, number.astype(jnp.int32), zero, zero)
+    return jax.lax.dynamic_slice(kernel.stack, start, (1, 1, *kernel.stack.shape[2:]))[0, 0]
+
+
+class MixtureOfExperts(nn.Module):
+    """Feed-forward in which a router chooses `experts_per_token` of `num_experts` experts for every token."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        self.router, self.experts = Router(self.config), Experts(self.config)
+
+    def __call__(self, x: Array, fixed: bool = False) -> Array:
+        """Returns the layer's output for `x`, both `[B, T, E]`; `fixed`: whether no gradients are needed."""
+        return self.experts(x, *self.router(x), fixed)
