@@ -494,9 +494,9 @@ def narrowed(arrays: Arrays) -> Arrays:
     out = dict(arrays)
     for name, array in arrays.items():
         kind = name.rsplit("/", 1)[-1]
-        if array.ndim == 2 and kind == "kernel":
+        if array.ndim >= 2 and kind == "kernel":
             out[name], scales = quantised(array)
-            out[name + SCALES] = scales[None, :]
+            out[name + SCALES] = scales[..., None, :]
         elif array.ndim == 2 and kind == "embedding":
             numbers, scales = quantised(array.T)
             out[name], out[name + SCALES] = np.ascontiguousarray(numbers.T), scales[:, None]
@@ -526,6 +526,8 @@ def widened(path: Path, tensors: Tensors) -> Tensors:
 
 
 def _fits(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    if len(shape) == 3:
+        return scales == (shape[0], 1, shape[2])
     return len(shape) == 2 and scales in ((1, shape[1]), (shape[0], 1))
 
 

@@ -8,6 +8,7 @@ drafted. `tests/core/types_test.py` compares the annotations with the engine's a
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -42,23 +43,28 @@ class Packed:
         columns: `N` (static).
         turned: whether the parameter is the transpose of the matrix, as for an embedding that also computes the logits
             (static).
+        stacked: whether every panel is a matrix `[K, P]` of its own, as for experts; the parameter then has the shape
+            of `panels`, and `N` counts the columns of all matrices (static).
     """
 
     panels: jax.Array
     scales: jax.Array | None
     columns: int = flax.struct.field(pytree_node=False)
     turned: bool = flax.struct.field(pytree_node=False, default=False)
+    stacked: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The parameter's shape: `(K, N)`, or `(N, K)` if `turned`."""
+        if self.stacked:
+            return tuple(self.panels.shape)
         shape = (self.panels.shape[1], self.columns)
         return shape[::-1] if self.turned else shape
 
     @property
     def size(self) -> int:
         """The number of entries of the matrix."""
-        return self.shape[0] * self.shape[1]
+        return math.prod(self.shape)
 
     @property
     def dtype(self) -> Any:
@@ -75,6 +81,8 @@ class Packed:
     def dense(self) -> np.ndarray:
         """Returns the parameter as an ordinary matrix on the host, without multiplying int8 numbers by their scales."""
         panels = np.asarray(self.panels)
+        if self.stacked:
+            return panels
         matrix = panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)[:, : self.columns]
         # The last panel is padded with zero columns; they are cut off before the transpose.
         return matrix.T if self.turned else matrix
@@ -84,6 +92,8 @@ class Packed:
         dense = self.dense()
         if self.scales is not None:
             scales = np.asarray(self.scales)[: self.columns]
+            if self.stacked:
+                scales = scales.reshape(len(dense), 1, -1)
             dense = dense.astype(np.float32) * (scales[:, None] if self.turned else scales)
         return dense if dtype is None else dense.astype(dtype)
 

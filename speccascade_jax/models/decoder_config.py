@@ -1,4 +1,4 @@
-"""Configurations of decoder-only models: Gemma 1 to 3, Llama, Mistral, Mixtral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
+"""Configurations of decoder-only models: Gemma, Llama, Mistral, Mixtral, Qwen and SmolLM3 differ in them only.
 
 Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
 2023; Llama Team, 2024; Jiang et al., 2023 and 2024; Qwen Team, 2024 and 2025; Hugging Face, 2025).

@@ -28,9 +28,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core.types import Array, Params
+from speccascade_jax.core.types import Array, Packed, Params, is_packed
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.products import multiply, parameter
+from speccascade_jax.models.products import by_xla, multiply, parameter
 from speccascade_jax.models.sharding import P, gathered, local, summed
 from speccascade_jax.runtime.mesh import DATA, MODEL
 
@@ -105,6 +105,7 @@ class Experts(nn.Module):
     config: DecoderConfig
 
     def setup(self) -> None:
+        """Declares the kernels; Flax creates only those that a call uses."""
         c = self.config
         into, out = (c.num_experts, c.d_model, c.expert_d_ff), (c.num_experts, c.expert_d_ff, c.d_model)
         self.wi_0, self.wi_1, self.wo = (ExpertKernel(shape, c.dtype) for shape in (into, into, out))
@@ -175,9 +176,9 @@ class Experts(nn.Module):
         """Returns one expert's outputs for `rows` `[R, E]`, float32; on a mesh those of the device's units."""
         c = self.config
         *inner, outer = (_kernel_of(kernel, number) for kernel in kernels)
-        units = [multiply(rows, kernel, c.dtype).astype(c.dtype) for kernel in inner]
+        units = [_product(rows, kernel, c.dtype).astype(c.dtype) for kernel in inner]
         gate, linear = jnp.split(units[0], 2, axis=-1) if len(units) == 1 else units
-        return multiply(activation(c)(gate) * linear, outer, c.dtype)
+        return _product(activation(c)(gate) * linear, outer, c.dtype)
 
 
 class Blocks(NamedTuple):
@@ -229,13 +230,23 @@ def _layout(kernel: Any, spec: P) -> Any:
     return InStack(P(None, *spec), P()) if isinstance(kernel, InStack) else spec
 
 
-def _kernel_of(kernel: Any, number: Array) -> Array:
+def _kernel_of(kernel: Any, number: Array) -> Array | Packed:
     """Returns the kernel of one expert."""
+    if is_packed(kernel):
+        scales = kernel.scales.reshape(len(kernel.panels), -1)
+        panel, scale = (jax.lax.dynamic_index_in_dim(part, number) for part in (kernel.panels, scales))
+        return Packed(panel, scale[0], scale.shape[1])
     if not isinstance(kernel, InStack):
         return jax.lax.dynamic_index_in_dim(kernel, number, keepdims=False)
     zero = jnp.zeros((), jnp.int32)
     start = (kernel.layer, number.astype(jnp.int32), zero, zero)
     return jax.lax.dynamic_slice(kernel.stack, start, (1, 1, *kernel.stack.shape[2:]))[0, 0]
+
+
+def _product(rows: Array, kernel: Array | Packed, dtype: str) -> Array:
+    """Returns the float32 product of `rows` `[R, K]` with an expert's kernel `[K, N]`."""
+    # An expert's 8-bit kernel is one panel of any width, which the CPU code cannot multiply.
+    return by_xla(rows, kernel) if isinstance(kernel, Packed) else multiply(rows, kernel, dtype)
 
 
 class MixtureOfExperts(nn.Module):
@@ -244,6 +255,7 @@ class MixtureOfExperts(nn.Module):
     config: DecoderConfig
 
     def setup(self) -> None:
+        """Creates the router and the experts."""
         self.router, self.experts = Router(self.config), Experts(self.config)
 
     def __call__(self, x: Array, fixed: bool = False) -> Array:

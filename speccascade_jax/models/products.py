@@ -32,13 +32,13 @@ def multiply(x: Array, kernel: Array | Packed, dtype: str) -> Array:
         # The CPU code needs float32 activations, whatever the dtype of the weights.
         out = products.call(rows.astype(jnp.float32), kernel.panels, kernel.scales)
     else:
-        out = _by_xla(rows.astype(dtype), kernel)
+        out = by_xla(rows.astype(dtype), kernel)
     # The last panel may be padded with zero columns, which are removed here.
     return out[:, : kernel.columns].reshape(*x.shape[:-1], kernel.columns)
 
 
-def _by_xla(rows: Array, kernel: Packed) -> Array:
-    """Multiplies `rows` by a packed kernel with XLA, after a conversion of the weights to the dtype of `rows`."""
+def by_xla(rows: Array, kernel: Packed) -> Array:
+    """Multiplies `rows` `[R, K]` by a packed kernel with XLA, after it converts the weights to the dtype of `rows`."""
     panels = kernel.panels.astype(rows.dtype)
     out = jnp.einsum("tk,nkp->tnp", rows, panels, preferred_element_type=jnp.float32).reshape(len(rows), -1)
     # All weights of a column have the same scale, so it can multiply the column's sum instead of every weight.
@@ -151,13 +151,22 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
-    in_panels = products.available() and kind in products.KINDS
+    if leaf.ndim == 3 and kind == "int8":
+        return _narrow_experts(np.asarray(leaf))
+    # A loop slices one expert's kernel, which has no panels for the CPU code.
+    in_panels = products.available() and kind in products.KINDS and leaf.ndim == 2
     # Large models are slow without the CPU code, so a warning names the extra of the package that installs it.
-    if not in_panels:
+    if not in_panels and leaf.ndim == 2:
         products.suggest(leaf.size)
     if in_panels or kind == "int8":
         return panels(np.asarray(leaf), kind, products.width() if in_panels else None, turned=last == "embedding")
     return np.asarray(leaf, np.float32) if jax.default_backend() == "cpu" and config.dtype == "float32" else leaf
+
+
+def _narrow_experts(leaf: np.ndarray) -> Packed:
+    """Returns the kernels of a layer's experts, `[X, K, N]`, in 8 bits with a scale per column of each expert."""
+    numbers, scales = quantised(leaf)
+    return Packed(jax.device_put(numbers), jax.device_put(scales.reshape(-1)), scales.size, stacked=True)
 
 
 def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False) -> Packed:
@@ -190,10 +199,12 @@ def panels(leaf: np.ndarray, kind: str, width: int | None, turned: bool = False)
 def quantised(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantizes a matrix to integers from -127 to 127, int8 `[K, N]`, with one scale per column, float32 `[N]`.
 
+    Several matrices `[X, K, N]` are quantized one by one, with scales `[X, N]`.
+
     Each entry is divided by its column's scale and rounded to the nearest integer. The error of an entry is therefore
     at most 1/254 of the largest magnitude in its column.
     """
     matrix = np.asarray(matrix, np.float32)
     # A column of zeros gets a tiny scale, because a scale of 0 would divide 0 by 0.
-    scales = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float32).tiny) / _LARGEST
-    return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)
+    scales = np.maximum(np.abs(matrix).max(axis=-2), np.finfo(np.float32).tiny) / _LARGEST
+    return np.rint(matrix / scales[..., None, :]).astype(np.int8), scales.astype(np.float32)

@@ -187,6 +187,9 @@ class Traced:
         return unflatten_dict({path: leaf(path, shape) for path, shape in shapes.items()}, sep="/")
 
     def _packed(self, shape: tuple[int, ...], turned: bool) -> Packed:
+        if len(shape) == 3:  # kernels of experts
+            scales = shape[0] * shape[2]
+            return Packed(self.shape(shape, "int8"), self.shape((scales,), "float32"), scales, stacked=True)
         inputs, columns = shape[::-1] if turned else shape
         panel, scales = self.shape((1, inputs, columns), "int8"), self.shape((columns,), "float32")
         return Packed(panel, scales, columns, turned)
