@@ -79,10 +79,12 @@ def table(
     models: dict[str, DecoderLM | T5], *, batches: list[int], length: int, block_size: int, mesh: tuple[int, int]
 ) -> Grid:
     """Returns a table with a row per model and batch, in GB (10⁹ bytes) on each device."""
-    rows = []
+    rows, experts = [], {}
     for name, model in models.items():
         for batch in batches:
             estimate = memory_estimate.needs(model, batch=batch, length=length, block_size=block_size, mesh=mesh)
+            if estimate.active < estimate.parameters:
+                experts[name] = f"{name}: a token uses {estimate.active:,} of the parameters."
             sizes = (estimate.parameter_bytes, estimate.cache_bytes, estimate.laws_bytes, estimate.call_bytes)
             rows.append([name, f"{estimate.parameters:,}", str(batch), *(f"{size / 1e9:.3f}" for size in sizes)])
     header = ["model", "parameters", "batch", "weights", "cache", "distributions of a block", "read by a call"]
@@ -90,8 +92,10 @@ def table(
     notes = [
         f"GB (10⁹ bytes){_on(mesh)}, {dtypes}; {length:,} positions, γ = {block_size}. Distributions: q̃ and p̃ at "
         "γ + 1 positions, in float32. A call reads the cache and the weights at least once, except the weights of an "
-        "encoder and of an embedding that is not tied to the output layer. Estimated from shapes; to compile for "
+        "encoder and of an embedding that is not tied to the output layer; of experts, those that its tokens choose if "
+        "they choose evenly and independently. Estimated from shapes; to compile for "
         "a TPU or GPU, temporary buffers included: experiments.preflight.",
+        *experts.values(),
         *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
     return Grid(title="Memory of the models", header=header, rows=rows, notes=notes, bold=set())

@@ -1,9 +1,9 @@
 """Kernels of a layer's experts in transformers' files: a tensor for each expert, or for all experts of the layer.
 
 Files on the hub, and those that transformers writes by default, have `mlp.experts.N.gate_proj.weight`, `up_proj` and
-`down_proj` (Mixtral: `block_sparse_moe.experts.N.w1`, `w3` and `w2`). Release 5 can also write `mlp.experts.gate_up_proj`
-`[X, 2 F, E]` and `mlp.experts.down_proj` `[X, E, F]`. `X` is the number of experts, `F` that of an expert's hidden
-units, and `E` is d_model.
+`down_proj` (Mixtral: `block_sparse_moe.experts.N.w1`, `w3` and `w2`). Release 5 can also write
+`mlp.experts.gate_up_proj` `[X, 2 F, E]` and `mlp.experts.down_proj` `[X, E, F]`. `X` is the number of experts, `F` that
+of an expert's hidden units, and `E` is d_model.
 """
 
 import re

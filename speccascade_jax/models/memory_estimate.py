@@ -6,7 +6,7 @@ memory of a model with 70 billion parameters.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import sharding
 from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.experts import EXPERTS
 from speccascade_jax.models.t5 import T5
 
 # Parameters that `extend` never reads, because prefill applies them to the prompt and stores the results in the cache.
@@ -33,6 +34,7 @@ class Needs(NamedTuple):
 
     Attributes:
         parameters: number of parameters of the whole model.
+        active: number of parameters that a token uses: of experts, only those that it chooses.
         parameter_bytes: bytes of the parameters in the model's dtype.
         cache_bytes: bytes of the cache of all rows; for an encoder-decoder it includes the cross-attention's keys and
             values.
@@ -40,10 +42,12 @@ class Needs(NamedTuple):
             every exact verification reads.
         call_bytes: lower bound of the bytes that one call of `extend` reads: the cache and the parameters, each once.
             Parameters that only prefill reads (such as an encoder) do not count. An untied embedding does not count
-            either, because a call reads few of its rows.
+            either, because a call reads few of its rows. Of experts, those count that the call's tokens choose if they
+            choose evenly and independently; tokens that agree choose fewer.
     """
 
     parameters: int
+    active: int
     parameter_bytes: int
     cache_bytes: int
     laws_bytes: int
@@ -79,19 +83,32 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
     cache = _without_summary(cache)
     # A call reads the whole cache, except that it reads only a negligible slice of T5's relative biases.
     read = cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
+    leaves, tokens = flatten_dict(params, sep="/"), batch // mesh[0] * (block_size + 1)
     return Needs(
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
+        parameters=sum(leaf.size for leaf in leaves.values()),
+        active=round(sum(leaf.size * _share(model, name, 1) for name, leaf in leaves.items())),
+        parameter_bytes=_held(leaves, mesh),
         cache_bytes=_cached(cache, mesh),
         # Verification drops the padding of the vocabulary, so `vocab_size` counts here and not the width of the logits.
         laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
-        call_bytes=_held(_read(model, params), mesh) + _cached(read, mesh),
+        call_bytes=_held(_read(model, params), mesh, lambda name: _share(model, name, tokens)) + _cached(read, mesh),
     )
 
 
-def _held(leaves: Mapping[str, Any], mesh: tuple[int, int]) -> int:
-    """Returns the bytes that the parameters need on each device."""
-    return sum(_bytes(leaf) // sharding.parts(path, mesh) for path, leaf in leaves.items())
+def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
+    """Returns the expected share of a parameter that tokens use, which is 1 except for experts.
+
+    Tokens are taken to choose evenly and independently.
+    """
+    if f"/{EXPERTS}/" not in name:
+        return 1.0
+    missed: float = (1 - model.config.experts_per_token / model.config.num_experts) ** tokens
+    return 1 - missed
+
+
+def _held(leaves: Mapping[str, Any], mesh: tuple[int, int], share: Callable[[str], float] = lambda _: 1.0) -> int:
+    """Returns the bytes of the share of each parameter that a device holds."""
+    return sum(round(_bytes(leaf) // sharding.parts(path, mesh) * share(path)) for path, leaf in leaves.items())
 
 
 def _without_summary(cache: Any) -> Any:

@@ -49,14 +49,14 @@ class TokenCosts(NamedTuple):
     """Operations of a model's matrix products; one with a matrix `[m, n]` costs `2 m n` per token.
 
     Attributes:
-        layer: of a decoder layer, per token that it reads.
+        layer: of a decoder layer, per token that it reads; the mean of all layers, if some have experts.
         attention: of one attention of one layer, per pair of a query and a key: scores and weighted sum.
         logits: of the output layer, per token.
         encoder_layer: of an encoder layer, per token.
         cross: of a decoder layer's keys and values of the encoder, per encoded token.
     """
 
-    layer: int
+    layer: float
     attention: int
     logits: int
     encoder_layer: int = 0
@@ -69,11 +69,20 @@ def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
     attention, logits = 4 * width, 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
         projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-        return TokenCosts(projections + 6 * c.d_model * c.d_ff, attention, logits)  # gate, up and down
+        return TokenCosts(projections + _feed_forward(c), attention, logits)
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
     # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
     layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
     return TokenCosts(layer, attention, logits, encoder_layer, 2 * projection)
+
+
+def _feed_forward(c: DecoderConfig) -> float:
+    """Returns the operations of a feed-forward, per token; the mean of all layers, if some have experts."""
+    # gate, up and down; a layer with experts has a router, and a token uses only the experts that it chooses
+    dense, sparse = 6 * c.d_model * c.d_ff, 2 * c.d_model * (c.num_experts + 3 * c.expert_d_ff * c.experts_per_token)
+    if len(set(c.sparse)) < 2:
+        return sparse if any(c.sparse) else dense
+    return sum(sparse if layer else dense for layer in c.sparse) / c.num_layers
 
 
 def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
