@@ -29,10 +29,11 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
     "every layer local": dataclasses.replace(tiny("llama2_7b"), window=5, pattern=("local",)),
     # norms of queries and keys, two bases, and a layer without rotary positions
     "mixed": dataclasses.replace(tiny("gemma3_4b"), num_layers=3, pattern=("local", "unrotated", "global")),
+    "experts": dataclasses.replace(tiny("qwen3_30b_a3b"), dense_layers=(0,)),
 }
 
 
-@pytest.mark.parametrize("name", [*KINDS, "gemma2_27b"])
+@pytest.mark.parametrize("name", [*KINDS, "gemma2_27b", "qwen3_30b_a3b"])
 def test_parameters_have_the_documented_names_and_shapes(name):
     config = tiny(name)
     model, leaves = DecoderLM(config), jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
@@ -41,12 +42,12 @@ def test_parameters_have_the_documented_names_and_shapes(name):
 
 
 # From the published config.json files and model cards: Gemma 1 to 3 (Google), Llama 2 and 3.1 (Meta), Mistral 0.1 and
-# 0.3 (Mistral AI), Qwen 2.5 and 3 (Alibaba), SmolLM3 (Hugging Face).
+# 0.3, Mixtral 0.1 (Mistral AI), Qwen 2.5 and 3 (Alibaba), SmolLM3 (Hugging Face).
 COMMON: dict[str, object] = {
     "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
     "activation": "silu", "rope_scaling": None, "window": None, "pattern": ("global",), "attention_cap": None,
     "output_cap": None, "post_norms": False, "norm_offset": 0, "rope_pairs": "halves", "qk_norm": False,
-    "rope_factor": 1, "local_rope_base": None,
+    "rope_factor": 1, "local_rope_base": None, "num_experts": 0, "dense_layers": (),
 }  # fmt: skip
 GEMMA = COMMON | {"norm_epsilon": 1e-6, "max_length": 8192, "tied": True, "activation": "gelu", "norm_offset": 1}
 PUBLISHED = {
@@ -61,6 +62,10 @@ PUBLISHED = {
     },
     "mistral0.1": COMMON | {"max_length": 32_768, "window": 4096, "pattern": ("local",)},
     "mistral0.3": COMMON | {"max_length": 32_768, "rope_base": 1_000_000},
+    "mixtral0.1": COMMON | {
+        "max_length": 32_768, "rope_base": 1_000_000, "num_experts": 8, "experts_per_token": 2, "expert_d_ff": 14336,
+        "norm_expert_weights": True,
+    },
     "qwen3": COMMON | {"rope_base": 1_000_000, "norm_epsilon": 1e-6, "max_length": 40_960, "qk_norm": True},
     "smollm3": COMMON | {
         "rope_base": 5_000_000, "norm_epsilon": 1e-6, "max_length": 65_536, "tied": True,
@@ -79,6 +84,15 @@ PUBLISHED = {
 EXCEPTIONS: dict[str, dict[str, object]] = {
     "gemma3_270m": {"window": 512, "rope_factor": 1, "max_length": 32_768},
     "gemma3_1b": {"window": 512, "rope_factor": 1, "max_length": 32_768},
+    **{
+        f"qwen3_{size}": {
+            "num_experts": 128,
+            "experts_per_token": 8,
+            "expert_d_ff": units,
+            "norm_expert_weights": True,
+        }
+        for size, units in (("30b_a3b", 768), ("235b_a22b", 1536))
+    },
     **{f"qwen3_{size}": {"tied": True} for size in ("0.6b", "1.7b", "4b")},
 }
 SIZES = {
@@ -97,6 +111,9 @@ SIZES = {
     "qwen3_8b": (8_190_735_360, 32, 8, 128, 12288, 0.0883883476, 1.0),
     "qwen3_14b": (14_768_307_200, 40, 8, 128, 17408, 0.0883883476, 1.0),
     "qwen3_32b": (32_762_123_264, 64, 8, 128, 25600, 0.0883883476, 1.0),
+    "qwen3_30b_a3b": (30_532_122_624, 32, 4, 128, 6144, 0.0883883476, 1.0),
+    "qwen3_235b_a22b": (235_093_634_560, 64, 4, 128, 12288, 0.0883883476, 1.0),
+    "mixtral0.1_8x7b": (46_702_792_704, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "smollm3_3b": (3_075_098_624, 16, 4, 128, 11008, 0.0883883476, 1.0),
     "gemma2_2b": (2_614_341_888, 8, 4, 256, 9216, 0.0625, 48.0),
     "gemma2_9b": (9_241_705_984, 16, 8, 256, 14336, 0.0625, 59.8665181884),
@@ -159,6 +176,7 @@ def test_heads_are_normalised_before_they_rotate():
 
 def test_options_of_newer_families_change_no_older_text():
     """Fingerprints hash a configuration's text, and stores are keyed by them."""
+    assert repr(PRESETS["qwen3_30b_a3b"]).endswith("experts_per_token=8, expert_d_ff=768, norm_expert_weights=True)")
     assert "qk_norm" not in repr(PRESETS["llama2_7b"]) and "rope" in repr(PRESETS["llama2_7b"])
     assert repr(PRESETS["qwen3_8b"]).endswith("max_length=40960, dtype='float32', qk_norm=True)")
 

@@ -25,7 +25,10 @@ from speccascade_jax.models.t5 import T5, T5Config
 from tests.support import tiny_decoders
 
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
-MODELS = {"t5": T5(SMALL), **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b")}}
+MODELS = {
+    "t5": T5(SMALL),
+    **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b")},
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -37,7 +40,7 @@ def test_every_parameter_matches_a_row_of_the_table(name):
     split = {path.rsplit("/", 2)[-2] for path, place in places.items() if "model" in place}
     assert {"query", "key", "value", "out", "wi_0", "wi_1", "wo"} <= split
     whole = {path.rsplit("/", 1)[-1] for path, place in places.items() if "model" not in place}
-    assert whole == {"scale"}
+    assert whole == {"scale"} | ({"weight"} if name == "qwen3_30b_a3b" else set())
 
 
 def test_fused_kernels_are_split_so_that_the_next_product_needs_no_exchange():
@@ -50,6 +53,8 @@ def test_fused_kernels_are_split_so_that_the_next_product_needs_no_exchange():
     for name, spec, columns, widths in (
         ("mlp/wi_01/kernel", P(None, "model"), 10, (5, 5)),
         ("mlp/wo/kernel", P("model", None), 10, None),
+        ("mlp/experts/wi_01/kernel", P(None, None, "model"), 10, (5, 5)),
+        ("mlp/experts/wo/kernel", P(None, "model", None), 10, None),
         ("self_attention/qkv/bias", P("model"), 12 * size, (8 * size, 2 * size, 2 * size)),
         ("self_attention/out/kernel", P("model", None), 10, None),
     ):

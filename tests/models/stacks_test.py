@@ -29,6 +29,7 @@ CONFIGS = {"t5": SMALL, "gemma": GEMMA}
 MIXED = dataclasses.replace(
     tiny("gemma3_4b"), pattern=("local", "unrotated", "global"), num_layers=5, scan_layers=False
 )
+EXPERTS = dataclasses.replace(tiny("qwen3_30b_a3b"), num_layers=3, scan_layers=False)
 RNG = np.random.default_rng(0)
 ENCODER, TOKENS = (RNG.integers(2, 29, (3, width)).astype(np.int32) for width in (7, 12))
 
@@ -202,10 +203,10 @@ def test_prefill_reads_layers_in_place_if_groups_leave_some_over():
     assert program.memory_analysis().temp_size_in_bytes < size / 2
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, "experts"])
 def test_names_shapes_layouts_and_fingerprints(kind):
     """Every stacked parameter has its layers first; weights have one fingerprint in both layouts, fused or not."""
-    plain, scanned = both(CONFIGS[kind])
+    plain, scanned = both(EXPERTS if kind == "experts" else CONFIGS[kind])
     abstract = flatten_dict(memory_estimate.abstract(scanned.model), sep="/")
     shapes = {name: leaf.shape for name, leaf in abstract.items()}
     assert shapes == {name: leaf.shape for name, leaf in flatten_dict(scanned.params, sep="/").items()}

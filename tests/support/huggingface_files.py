@@ -25,6 +25,8 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     "llama3.1": dataclasses.replace(tiny("llama3.1_8b"), num_layers=4),
     "qwen2.5": dataclasses.replace(tiny("qwen2.5_7b"), num_layers=4),
     "qwen3": tiny("qwen3_8b"),
+    "qwen3_moe": dataclasses.replace(tiny("qwen3_30b_a3b"), num_layers=3, dense_layers=(1,)),
+    "mixtral": dataclasses.replace(tiny("mixtral0.1_8x7b"), d_ff=16),
     "mistral": tiny("mistral0.1_7b"),
     "smollm3": dataclasses.replace(tiny("smollm3_3b"), num_layers=5),
     "gemma1": tiny("gemma_2b"),
@@ -67,6 +69,17 @@ def entries(kind: str) -> dict:
         return _common(c) | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None}
     if kind == "mistral":
         return _common(c) | {"model_type": "mistral", "hidden_act": "silu", "sliding_window": 6}
+    if kind == "mixtral":
+        return _common(c) | {
+            "model_type": "mixtral", "hidden_act": "silu", "num_local_experts": 8, "num_experts_per_tok": 2,
+            "sliding_window": None,
+        }  # fmt: skip
+    if kind == "qwen3_moe":
+        return _common(c) | {
+            "model_type": "qwen3_moe", "hidden_act": "silu", "num_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+            "use_sliding_window": False, "sliding_window": None,
+        }  # fmt: skip
     if kind == "smollm3":
         layers = {"no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4, "use_sliding_window": False}
         return _common(c) | layers | {"model_type": "smollm3", "hidden_act": "silu", "sliding_window": None}
@@ -138,8 +151,15 @@ def _decoder_names(c: DecoderConfig) -> dict[str, str]:
                 tensor_names[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
         for a, b in {"query": "q", "key": "k"}.items() if c.qk_norm else ():
             tensor_names[f"{ours}/self_attention/{a}_norm/scale"] = f"{theirs}.self_attn.{b}_norm.weight"
+        part = ".mlp" if c.qk_norm else ".block_sparse_moe"
+        if c.sparse[i]:
+            tensor_names[f"{ours}/mlp/router/weight"] = f"{theirs}{part}.gate.weight"
         for a, b in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
-            tensor_names[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
+            if not c.sparse[i]:
+                tensor_names[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
+                continue
+            projection = f"{b}_proj" if c.qk_norm else {"gate": "w1", "up": "w3", "down": "w2"}[b]
+            tensor_names[f"{ours}/mlp/experts/{a}/kernel"] = f"{theirs}{part}.experts.{{}}.{projection}.weight"
     return tensor_names
 
 
@@ -153,6 +173,11 @@ def tensors(kind: str, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarra
     stored = {}
     for ours, theirs in names(kind).items():
         array = parameters[ours]
+        if "{}" in theirs:  # a tensor for each expert
+            stored |= {theirs.format(i): np.ascontiguousarray(kernel.T) for i, kernel in enumerate(array)}
+            continue
+        if ours.endswith("router/weight"):
+            array = np.ascontiguousarray(array.T)
         stored[theirs] = np.ascontiguousarray(array.T) if ours.endswith(("kernel", "rel_embedding")) else array
     return stored
 

@@ -58,7 +58,8 @@ if __name__ == "__main__":
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
             return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
         # with this window, caches are ring buffers
-        config = tiny("gemma3_4b" if kind == "normed" else "gemma2_2b", vocab_size=entries - 3, window=6)
+        preset = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b"}.get(kind, "gemma2_2b")
+        config = tiny(preset, vocab_size=entries - 3, window=6)
         if kind == "normed":
             config = replace(config, pattern=("local", "unrotated", "global"))
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
@@ -212,6 +213,8 @@ if __name__ == "__main__":
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
+        "experts 2x4": lambda: same("experts", "greedy", (2, 4)),
+        "experts scan 2x4": lambda: same("experts scan", "greedy", (2, 4)),
         "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
         "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),
