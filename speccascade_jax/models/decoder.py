@@ -210,7 +210,7 @@ class FeedForward(nn.Module):
         self.wi_0, self.wi_1, self.wi_01 = dense(c, c.d_ff), dense(c, c.d_ff), dense(c, 2 * c.d_ff)
         self.wo = dense(c, c.d_model)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, _: bool = False) -> Array:
         return self.wo(gated_units(self, x, activation(self.config)))
 
 
@@ -247,8 +247,7 @@ class DecoderLayer(nn.Module):
             attended = slots.attended(written)
         y = self.self_attention(queries, attended, mask)
         x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
-        y = self.pre_mlp_layer_norm(x)
-        y = self.mlp(y, fixed) if self.sparse else self.mlp(y)
+        y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
         return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), written
 
 

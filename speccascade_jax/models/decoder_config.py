@@ -326,7 +326,8 @@ def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> De
 
 def _qwen3_moe(layers: int, d: int, heads: int, d_ff: int, expert_d_ff: int) -> DecoderConfig:
     # No layer is dense, so d_ff is the size of no feed-forward.
-    experts = {"num_experts": 128, "experts_per_token": 8, "expert_d_ff": expert_d_ff, "norm_expert_weights": True}
+    experts: dict[str, Any] = {"num_experts": 128, "experts_per_token": 8}
+    experts |= {"expert_d_ff": expert_d_ff, "norm_expert_weights": True}
     return dataclasses.replace(_qwen3(layers, d, heads, d_ff), num_kv_heads=4, **experts)
 
 

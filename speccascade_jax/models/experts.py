@@ -52,8 +52,8 @@ class InStack(NamedTuple):
     the stack itself.
     """
 
-    stack: Array
-    layer: Array
+    stack: Any
+    layer: Any
 
 
 def in_place(params: Params, stack: Params, layer: Any) -> Params:
@@ -168,7 +168,7 @@ class Experts(nn.Module):
 
         total = jnp.zeros(x.shape, jnp.float32)
         if fixed:
-            mixed: Array = jax.lax.fori_loop(0, blocks.count, add, total)
+            mixed: Array = jax.lax.fori_loop(0, blocks.filled, add, total)
             return mixed
         return total.at[blocks.tokens].add(jax.vmap(outputs)(jnp.arange(len(blocks.tokens))), mode="drop")
 
@@ -189,13 +189,13 @@ class Blocks(NamedTuple):
             choices where a block has no more.
         tokens: int32 `[blocks, R]`, the tokens of these choices; the number of tokens where a block has no more.
         experts: int32 `[blocks]`, the expert of each block.
-        count: int32, the number of blocks that are not empty; they come first.
+        filled: int32, the number of blocks that are not empty; they come first.
     """
 
     assigned: Array
     tokens: Array
     experts: Array
-    count: Array
+    filled: Array
 
     @classmethod
     def of(cls, chosen: Array, experts: int, size: int) -> "Blocks":
@@ -237,10 +237,11 @@ def _kernel_of(kernel: Any, number: Array) -> Array | Packed:
         panel, scale = (jax.lax.dynamic_index_in_dim(part, number) for part in (kernel.panels, scales))
         return Packed(panel, scale[0], scale.shape[1])
     if not isinstance(kernel, InStack):
-        return jax.lax.dynamic_index_in_dim(kernel, number, keepdims=False)
+        return jnp.asarray(jax.lax.dynamic_index_in_dim(kernel, number, keepdims=False))
     zero = jnp.zeros((), jnp.int32)
     start = (kernel.layer, number.astype(jnp.int32), zero, zero)
-    return jax.lax.dynamic_slice(kernel.stack, start, (1, 1, *kernel.stack.shape[2:]))[0, 0]
+    part: Array = jax.lax.dynamic_slice(kernel.stack, start, (1, 1, *kernel.stack.shape[2:]))[0, 0]
+    return part
 
 
 def _product(rows: Array, kernel: Array | Packed, dtype: str) -> Array:

@@ -18,6 +18,7 @@ from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import sharding
 from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.experts import EXPERTS
 from speccascade_jax.models.t5 import T5
 
@@ -100,9 +101,10 @@ def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
 
     Tokens are taken to choose evenly and independently.
     """
-    if f"/{EXPERTS}/" not in name:
+    c = model.config
+    if f"/{EXPERTS}/" not in name or not isinstance(c, DecoderConfig):
         return 1.0
-    missed: float = (1 - model.config.experts_per_token / model.config.num_experts) ** tokens
+    missed: float = (1 - c.experts_per_token / c.num_experts) ** tokens
     return 1 - missed
 
 

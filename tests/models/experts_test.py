@@ -65,7 +65,7 @@ def test_no_expert_has_a_capacity(x):
 def test_an_experts_blocks_follow_each_other_and_empty_ones_come_last():
     blocks = Blocks.of(jnp.array([[1, 3], [1, 3], [1, 0]]), 4, 2)
     assert blocks.tokens.tolist() == [[2, 3], [0, 1], [2, 3], [0, 1], [3, 3], [3, 3], [3, 3]]
-    assert (blocks.experts[:4].tolist(), int(blocks.count)) == ([0, 1, 1, 3], 4)
+    assert (blocks.experts[:4].tolist(), int(blocks.filled)) == ([0, 1, 1, 3], 4)
 
 
 def test_the_router_and_the_experts_get_gradients():

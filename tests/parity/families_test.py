@@ -30,11 +30,13 @@ WAYS = {
 }
 # The families share one decoder, so each way is compared on the family whose mechanisms it could break.
 CASES = [
-    ("qwen3", "block of 12"), ("gemma3", "alone"), ("gemma3", "block of 5"), ("gemma1", "block of 1"),
-    ("mistral", "tree"), ("smollm3", "joint"), ("smollm3", "exit"),
+    ("qwen3", "block of 12"), ("qwen3_moe", "joint"), ("gemma3", "alone"), ("gemma3", "block of 5"),
+    ("gemma1", "block of 1"), ("mistral", "tree"), ("smollm3", "joint"), ("smollm3", "exit"),
 ]  # fmt: skip
 SHALLOW = {
     "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    # the draft, the first layer, is dense
+    "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
     **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral")},
 }
@@ -59,11 +61,15 @@ def test_logits_equal_transformers(kind, tmp_path):
 
     wanted = reference(torch.float32)
     deviation = wanted.std()
-    for scan in (False, True):
+    # A model whose layers differ has no scan.
+    for scan in (False,) if kind == "qwen3_moe" else (False, True):
         assert np.abs(ours(scan_layers=scan) - wanted).max() < 2e-5 * deviation
     # Root mean square errors: 2% of the deviation, or what rounding to 16 bits costs transformers (1.4 to 2.5% here).
+    # After rounding, a few tokens choose other experts and get other logits, so experts are judged by the median token.
+    middle = np.median if kind in ("qwen3_moe", "mixtral") else np.mean
     error, their_error = (
-        np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16"), reference(torch.bfloat16))
+        np.sqrt(middle(np.mean((half - wanted) ** 2, axis=-1)))
+        for half in (ours(dtype="bfloat16"), reference(torch.bfloat16))
     )
     assert error < max(0.02 * deviation, 1.1 * their_error)
 
