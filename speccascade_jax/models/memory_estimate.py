@@ -110,7 +110,7 @@ def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int], share: Callable[[str], float] = lambda _: 1.0) -> int:
     """Returns the bytes of the share of each parameter that a device holds."""
-    return sum(round(_bytes(leaf) // sharding.parts(path, mesh) * share(path)) for path, leaf in leaves.items())
+    return round(sum(_bytes(leaf) // sharding.parts(path, mesh) * share(path) for path, leaf in leaves.items()))
 
 
 def _without_summary(cache: Any) -> Any:
