@@ -239,8 +239,15 @@ class DecoderLayer(nn.Module):
         its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
         parameters are needed.
         """
+        return self.from_input(self.pre_self_attention_layer_norm(x), x, by, mask, slots)
+
+    @nn.nowrap
+    def from_input(
+        self, inputs: Array, x: Array, by: Turns, mask: Array, slots: Slots | None
+    ) -> tuple[Array, KeysValues]:
+        """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        queries, written = self.self_attention.project(inputs, by)
         attended = written
         if slots is not None:
             written = slots.write(written)
@@ -452,7 +459,12 @@ class DecoderModule(nn.Module):
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
-        c, new = self.config, tokens.shape[1]
+        return self.extend_inputs(cache, self.embed(tokens), branch)
+
+    @nn.nowrap
+    def extend_inputs(self, cache: Any, inputs: Array, branch: Branch | None = None) -> tuple[LMOutput, Any]:
+        """Feeds the first layer's inputs `[B, T, …]` of a block or of a draft tree's entries, as `extend` does."""
+        c, new = self.config, inputs.shape[1]
         # Tokens of a block have consecutive positions. The position of a tree's entry follows from its depth, so
         # siblings have the same position.
         positions = cache.length[:, None] + jnp.arange(new)[None]
@@ -469,7 +481,7 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, slots, True)
+        hidden, attended = self.decoder(inputs, turns_by_place(c, positions), masks, slots, True)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
