@@ -144,6 +144,10 @@ class TargetHead(Protocol):
     def reads(self) -> tuple[int, ...]:
         """The target's layers whose states it reads, as in `LayeredModel`."""
 
+    @property
+    def about(self) -> str:
+        """What it is, and of which target."""
+
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
         """Returns the head for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.eagle3 import is_head
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import TargetHead
@@ -285,6 +286,7 @@ class Pair:
         read = {name: located(path) for name, path in paths.items() if name not in words}
         text = shared_vocabulary(list(read.values()), vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
+        _check_heads(read["target"], [path for path in read.values() if is_head(path)])
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
@@ -310,6 +312,14 @@ def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
             f"{type(target.model).__name__}: choose the head's own target"
         )
     return bound.model.attached(bound.params, target)
+
+
+def _check_heads(target: str | Path, heads: Sequence[str | Path]) -> None:
+    """Raises a `ValueError` if one of these heads does not fit the target; reads no weights."""
+    if heads:
+        without_weights = BoundModel(params={"token_embedder": {}}, model=checkpoints.model_of(target))
+        for path in heads:
+            fitted_head(BoundModel(params={}, model=checkpoints.model_of(path)), without_weights)
 
 
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
