@@ -324,7 +324,7 @@ def measure(
     """
     identities = {point: session.identity(point) for group in groups for point in group}
     keys = [identity.key for identity in identities.values()]
-    _agree(store, keys)
+    _agree(store, list(identities.values()))
     stale = tell_stale(store, identities.values())
     tell_timed_elsewhere(store, identities.values())
 
@@ -450,17 +450,21 @@ def opened(path: str | Path, part: str = "whole") -> Any:
     return bucket_store.open_store(path, part, follow) if hosts.first() else nullcontext(Follower(path))
 
 
-def _agree(store: Any, keys: list[str]) -> None:
+def _agree(store: Any, identities: list[Identity]) -> None:
     """Sends the keys of the records in the first process's store to all processes.
 
     Raises:
-        ValueError: a process has other points, weights or examples, and therefore other keys, than the first.
+        ValueError: a process has other weights, examples or code than the first, or another kind of machine.
     """
-    if hosts.agreed(keys) != keys:
+    provenances = {identity.key: identity.provenance for identity in identities}
+    expected = hosts.agreed(provenances)
+    if list(expected) != list(provenances):
         raise ValueError(
-            "this process has other settings, weights or examples than the first process, or runs on another kind of "
-            "machine: start all processes with the same ones"
+            "this process has other weights or examples than process 0, or runs on another kind of machine: copy the "
+            "same files to all hosts, and use machines of one kind"
         )
+    if any(is_stale({"provenance": expected[key]}, **provenance) for key, provenance in provenances.items()):
+        raise ValueError("this process has other code than process 0: copy the same files to all hosts")
     done = hosts.agreed(sorted(store.done_keys()))
     if isinstance(store, Follower):
         store.keys = set(done)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -237,7 +238,7 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
         recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
 
     Raises:
-        ValueError: no gin file is named, or `parse_gin` raises it.
+        ValueError: no gin file is named, `parse_gin` raises it, or another process has read other settings.
         OSError: `parse_gin` or `own_files.load` raises it.
     """
     own_files.load_again(flags.FLAGS["import"].value or ())
@@ -245,6 +246,38 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     if not (text or flags.FLAGS.gin_file):
         raise ValueError(f"name at least one --gin_file; for example: {example}; --help lists all flags")
     parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
+    if hosts.many():
+        hosts.check_same(_settings())
+
+
+_MAY_DIFFER = {
+    "gin_file", "gin_bindings", "gin_search_paths", "import", "debug", "multiprocess", "multiprocess_gpu",
+    "host_logs", "compilation_cache", *_PROCESSES,
+}  # fmt: skip
+"""Flags that may differ between processes. Gin's files may, too: `_settings` has what they set."""
+
+
+def _settings() -> dict[str, str]:
+    """Returns the text of all values that gin has read, and of the flags of the command line, by name."""
+    values = {
+        _parameter(scope, selector, name): value
+        for (scope, selector), parameters in gin.config._CONFIG.items()
+        for name, value in parameters.items()
+    }
+    named = {f"--{name}": flags.FLAGS[name].value for name in flags.FLAGS if flags.FLAGS[name].present}
+    values |= {name: value for name, value in named.items() if name.removeprefix("--") not in _MAY_DIFFER}
+    return {name: _LOCAL_PATH.sub("'a local path'", repr(value)) for name, value in values.items()}
+
+
+_LOCAL_PATH = re.compile(r"'(?!\w+://)[^']*/[^']*'")
+"""A path in the text of a value: hosts may have the same files in different folders."""
+
+
+def _parameter(scope: str, selector: str, name: str) -> str:
+    """Returns a parameter's name as gin files write it: `ModelPair.name`, and `PAIR` for a macro."""
+    if selector == "gin.macro":
+        return scope
+    return f"{scope}/" * bool(scope) + f"{selector.rpartition('.')[2]}.{name}"
 
 
 def on_command_line(parameter: str) -> bool:

@@ -24,16 +24,18 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TextIO
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import interrupts, rendezvous
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, make_folder
 
@@ -63,6 +65,9 @@ _AGAIN = f"on all hosts, {interrupts.SAME}"
 _NO_CLUSTER = "coordinator_address should be defined"
 """Part of JAX's message where it detects no cluster; other failures come from a cluster that it has detected."""
 _PORT = 8476
+_SHOWN = 3
+"""Number of different settings that an error shows."""
+_UNSET = "not set"
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
@@ -96,8 +101,8 @@ def begin(
     folder = None if logs is None else _log_folder(logs)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
-    if coordinator is not None and index == 0:
-        _check_free(coordinator)
+    if coordinator is not None and count is not None and index is not None:
+        _meet(coordinator, count, index)
     options: dict[str, Any] = {"local_device_ids": _own_devices(), "heartbeat_timeout_seconds": HEARTBEAT}
     options["initialization_timeout"] = int(2 * COMING)  # never reached, because JAX then aborts with pages of traces
     try:
@@ -108,6 +113,7 @@ def begin(
             return
         alone = f" (localhost:{_PORT}, 1 and 0 for a machine alone)" * (coordinator is None)
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}{alone}") from error
+    _check_devices()
     if not first():
         sys.stdout = _log(folder)
         if folder is None:
@@ -136,6 +142,17 @@ def _late() -> None:
     os._exit(STATUS)  # nothing else interrupts JAX while it waits
 
 
+def _check_devices() -> None:
+    """Raises ValueError if processes have different numbers of devices, which JAX's messages between hosts exclude."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        fewest, most = (pick(counts, key=lambda index: (counts[index], index)) for pick in (min, max))
+        raise ValueError(
+            f"process {fewest} has {counts[fewest]} devices, and process {most} has {counts[most]}: give every process "
+            "equally many (CUDA_VISIBLE_DEVICES)"
+        )
+
+
 def _log_folder(logs: str) -> Path:
     """Makes the folder of logs, before this process is connected to others, which its error would leave waiting."""
     folder = expanded(logs)
@@ -157,23 +174,28 @@ def _check(coordinator: str | None, count: int | None, index: int | None) -> Non
     missing = [name for name, value in words.items() if value is None]
     if 0 < len(missing) < len(words):
         raise ValueError(f"--{missing[0]} is missing: give {_ALL}, or none of them")
-    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
-        raise ValueError(f"coordinator_address={coordinator!r}: give host:port of the first process")
+    if coordinator is not None and not _is_address(coordinator):
+        raise ValueError(
+            f"coordinator_address={coordinator!r}: give host:port of the first process, with a port from 1 to 65535"
+        )
+    if count is not None and count < 1:
+        raise ValueError(f"process_count={count}: give the number of processes, at least 1")
     if count is not None and index is not None and not 0 <= index < count:
         raise ValueError(f"process_index={index} is outside process_count={count}: give a number from 0 to {count - 1}")
 
 
-def _check_free(coordinator: str) -> None:
-    """Raises ValueError if another program listens on the port at which this first process awaits the others."""
-    # JAX would abort with pages of traces, also if two processes have the index 0
-    port = int(coordinator.rpartition(":")[2])
+def _is_address(coordinator: str) -> bool:
+    address = re.fullmatch(r".+:(\d{1,5})", coordinator)
+    return address is not None and 0 < int(address[1]) < 1 << 16
+
+
+def _meet(coordinator: str, count: int, index: int) -> None:
+    """Waits for all processes before JAX does, which would say nothing; ends this process if one does not come."""
     try:
-        socket.create_server(("", port)).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"coordinator_address={coordinator!r}: port {port} cannot be used here ({error}): name a free port on all "
-            "hosts, and give process_index=0 to one process only"
-        ) from error
+        rendezvous.meet(coordinator, count, index, COMING)
+    except rendezvous.AbsentError as error:
+        print(f"error: {error}; {_AGAIN}", file=sys.stderr, flush=True)
+        sys.exit(STATUS)
 
 
 def _in_a_cluster() -> bool:
@@ -225,6 +247,26 @@ def agreed(value: Any) -> Any:
 def largest(value: int) -> int:
     """Returns the largest of all processes' values (int32) in every process; all processes must call this function."""
     return int(np.max(multihost_utils.process_allgather(np.int32(value)))) if many() else value
+
+
+def check_same(settings: Mapping[str, str]) -> None:
+    """Raises ValueError if this process has other settings than the first one; all processes must call this function.
+
+    Processes with other settings run other programs, and would wait for each other without end.
+    """
+    expected = agreed(dict(settings))
+    pairs = {name: (settings.get(name, _UNSET), expected.get(name, _UNSET)) for name in {**expected, **settings}}
+    wrong = [f"{name} is {_difference(*pair)}" for name, pair in pairs.items() if pair[0] != pair[1]]
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" * (len(wrong) > _SHOWN)
+        raise ValueError(f"{'; '.join(wrong[:_SHOWN])}{more}: start all processes with the same settings")
+
+
+def _difference(here: str, first: str) -> str:
+    """Returns two different texts of a value for an error, from shortly before the place where they differ."""
+    start = max(0, len(os.path.commonprefix([here, first])) - 30)
+    texts = ["…" * bool(start) + shorten(text[start:], 90, placeholder=" …") for text in (here, first)]
+    return f"{texts[0]} in process {jax.process_index()} and {texts[1]} in process 0"
 
 
 def stop_here() -> None:
@@ -360,7 +402,7 @@ def _connect(index: int, count: int, first_host: str | None) -> None:
         _CONNECTIONS[0] = socket.create_connection((first_host or host, port), timeout=PATIENCE)
         _CONNECTIONS[0].sendall(index.to_bytes(4))
         return
-    with socket.create_server(("", 0)) as server:
+    with rendezvous.listen(0) as server:
         server.settimeout(PATIENCE)
         agreed([socket.gethostname(), server.getsockname()[1]])
         while len(_CONNECTIONS) < count - 1:
