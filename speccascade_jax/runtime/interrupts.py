@@ -1,10 +1,11 @@
-"""Handling of Ctrl-C, SIGTERM and a closed terminal: one line that says how to continue, and the exit status that shells expect."""
+"""Handling of Ctrl-C, SIGTERM and a closed terminal: one line says how to continue, with the status shells expect."""
 
 import contextlib
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,24 @@ def _hang_up(*_: Any) -> None:
 
 
 @contextlib.contextmanager
+def _none_lost() -> Iterator[None]:
+    """Sends a signal again if Python drops its exception, as in JAX's callback of the garbage collector."""
+    before = sys.unraisablehook
+
+    def again(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt | Terminated):
+            threading.Timer(0.1, os.kill, (os.getpid(), _number(dropped.exc_value))).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
 def told(how: str) -> Iterator[None]:
     """Ends the program with status 130 on Ctrl-C and 143 on SIGTERM, and prints one line instead of a traceback.
 
@@ -47,7 +66,7 @@ def told(how: str) -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hang_up)
     try:
-        with one_line_warnings():
+        with one_line_warnings(), _none_lost():
             yield
     except (KeyboardInterrupt, Terminated) as signalled:
         sys.exit(status(signalled, how))
@@ -60,4 +79,8 @@ def status(signalled: BaseException, how: str) -> int:
     """Prints that the process was stopped, and the advice `how`; returns the exit status."""
     with contextlib.suppress(OSError):  # the terminal may be closed
         print(f"\nstopped: {how}", file=sys.stderr)
-    return 128 + (signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT)
+    return 128 + _number(signalled)
+
+
+def _number(signalled: BaseException) -> int:
+    return signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT

@@ -9,6 +9,7 @@ recognise it, and one answer to all: `_GO` once all have come, or the error with
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -117,8 +118,9 @@ def _gather(this: Process, address: tuple[str, int], waiting: _Waiting) -> None:
         try:
             while absent := sorted({*range(1, this.count)} - {guest.process.index for guest in guests}):
                 waiting.check(f"process {', '.join(map(str, absent))} of {this.count} at {waiting.coordinator}")
-                guests = [guest for guest in guests if not guest.has_ended()]
-                if guest := _next_guest(server):
+                guest = _next_guest(server)
+                guests = [other for other in guests if not other.has_ended()]  # such a process may come again
+                if guest:
                     guests.append(guest)
                     _compare([this, *(other.process for other in guests[:-1])], guest.process)
             _answer(guests, _GO)
@@ -197,7 +199,7 @@ def _open(this: Process, address: tuple[str, int], waiting: _Waiting) -> socket.
             _ask(this, ("localhost", address[1]), 2 * LINGERING)
         except OSError:
             remedy = "name a free port on all hosts"
-            wrong = f"port {address[1]} cannot be used here ({error.strerror or error})"
+            wrong = f"port {address[1]} cannot be used here ({os.strerror(error.errno or 0)})"
             raise ValueError(f"coordinator_address={waiting.coordinator!r}: {wrong}: {remedy}") from error
         raise ValueError(_twice(this, this)) from error
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,11 @@ def test_a_process_without_settings_runs_alone(monkeypatch):
     (("a:1", 2, None), "--process_index is missing: give --coordinator_address, --process_count and --process_index"),
     ((None, 2, 0), "--coordinator_address is missing"),
     (("a", 2, 1), "coordinator_address='a': give host:port of the first process"),
+    (("a:0", 2, 1), "coordinator_address='a:0': give host:port of the first process, with a port from 1 to 65535"),
+    (("a:70000", 2, 1), "coordinator_address='a:70000': give host:port"),
     (("a:1", 2, 2), "process_index=2 is outside process_count=2: give a number from 0 to 1"),
+    (("a:1", 2, -1), "process_index=-1 is outside process_count=2"),
+    (("a:1", 0, 0), "process_count=0: give the number of processes, at least 1"),
 ])  # fmt: skip
 def test_incomplete_or_invalid_process_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -176,7 +181,27 @@ def test_a_process_that_waits_too_long_for_others_ends_with_one_line_and_can_be_
     assert done.returncode == hosts.STATUS, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     advice = "on all hosts, run the same command again: finished parts are kept, and the rest follows"
-    assert lines == [f"error: the other processes did not come within 1 s; {advice}"] and "@ " not in done.stderr
+    absent = f"error: process {1 - index} of 2 at localhost:{port} did not come within 1 s; {advice}"
+    assert lines == [absent] and "@ " not in done.stderr
+
+
+def test_processes_with_other_numbers_of_devices_are_refused(monkeypatch):
+    devices = [SimpleNamespace(process_index=index) for index in (0, 1, 1, 2)]
+    monkeypatch.setattr(hosts.jax, "devices", lambda: devices)
+    with pytest.raises(ValueError, match="process 0 has 1 devices, and process 1 has 2: give every process equally"):
+        hosts._check_devices()
+    del devices[2]
+    hosts._check_devices()
+
+
+def test_a_process_with_other_settings_names_them(monkeypatch):
+    monkeypatch.setattr(hosts, "agreed", lambda value: {"a": "1", "b": "x" * 100 + "1", "c": "2", "d": "1", "e": "0"})
+    hosts.check_same(hosts.agreed(None))
+    with pytest.raises(ValueError, match="start all processes with the same settings") as refused:
+        hosts.check_same({"b": "x" * 100 + "2", "c": "2", "d": "2", "f": "3"})
+    said = str(refused.value)
+    assert said.startswith("a is not set in process 0 and 1 in process 0; ")
+    assert f"b is …{'x' * 30}2 in process 0 and …{'x' * 30}1 in process 0; " in said and "; and 2 more: start" in said
 
 
 @pytest.mark.parametrize(("logs", "message"), [

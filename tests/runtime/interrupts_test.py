@@ -1,5 +1,6 @@
 """Tests of Ctrl-C and SIGTERM: one line says how to continue, with the usual exit status and no traceback."""
 
+import gc
 import io
 import os
 import signal
@@ -13,15 +14,17 @@ from speccascade_jax.runtime import interrupts
 from speccascade_jax.runtime.paths import repository_root
 
 ROOT = repository_root()
-NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c_is_heard():
-    """Restores SIGINT: a shell starts background processes with SIGINT ignored, and children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def signals_are_heard():
+    """Restores SIGINT and SIGHUP: shells and nohup start background processes without, and children inherit that."""
+    heard = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in heard.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -38,6 +41,27 @@ def test_signals_print_one_line_and_set_the_exit_status(number, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_inside_a_callback_of_the_garbage_collector_is_not_lost(number):
+    def callback(phase, info):
+        gc.callbacks.remove(callback)
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+
+    gc.callbacks.append(callback)
+    with pytest.raises(SystemExit) as ended, interrupts.told("do that"):
+        gc.collect()
+        time.sleep(10)
+    assert ended.value.code == NUMBERS[number]
+
+
+def test_nohup_switches_a_closed_terminal_off():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupts.told("do that"):
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.01)
+
+
 def test_other_errors_propagate():
     with pytest.raises(ValueError, match="wrong"), interrupts.told(interrupts.SAME):
         raise ValueError("wrong")
@@ -50,7 +74,7 @@ def test_every_experiment_handles_interrupts():
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("script", "said"), [("sweep", interrupts.SAME), ("run", interrupts.ANEW)])
 def test_a_stopped_script_says_how_to_continue(script, said, number, tmp_path):
     (tmp_path / "sleeper.py").write_text("import pathlib, time\npathlib.Path('asleep').touch()\ntime.sleep(60)\n")
