@@ -39,7 +39,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """What a process tells the first process about itself."""
+    """Description of a process, which it sends to the first process."""
 
     index: int
     count: int
