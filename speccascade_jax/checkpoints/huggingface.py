@@ -296,6 +296,10 @@ _T5 = {
         ("mlp", "mlp", "DenseReluDense"),
     ),
 }
+_UMT5 = _T5 | {
+    f"{stack}/layers_{{i}}/relpos_bias": f"{stack}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias"
+    for stack in ("encoder", "decoder")
+}
 _LLAMA = {
     "token_embedder": "model.embed_tokens",
     "decoder/decoder_norm": "model.norm",
@@ -322,7 +326,7 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
 _NAMES = {
-    "t5": _T5, "mt5": _T5,
+    "t5": _T5, "mt5": _T5, "umt5": _UMT5,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2),
 }  # fmt: skip

@@ -160,6 +160,12 @@ def _mt5(record: Record) -> T5Config:
     return dataclasses.replace(_t5(record), tied=False)
 
 
+def _umt5(record: Record) -> T5Config:
+    # Google's files say that the output layer is not tied, so its input is not scaled, as in release 4 of transformers.
+    # Release 5 ignores the entry, writes true, and always scales.
+    return dataclasses.replace(_t5(record), layer_biases=True)
+
+
 def _start_id(record: Record) -> int:
     """Returns the id of the token that decoding starts from, which is chosen as in `generate` of transformers."""
     file = record.file.parent / "generation_config.json"
@@ -387,9 +393,10 @@ def _frequencies(record: Record, key: str, entries: Any, base: Any) -> dict[str,
 
 
 MODELS: dict[str, Callable[[Record], Config]] = {
-    "t5": _t5, "mt5": _mt5, "llama": _decoder, "mistral": _mistral, "qwen2": partial(_qwen2, qkv_bias=True),
-    "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe, "mixtral": _mixtral, "smollm3": _smollm3,
-    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3_text, "gemma3": _gemma3,
+    "t5": _t5, "mt5": _mt5, "umt5": _umt5, "llama": _decoder, "mistral": _mistral,
+    "qwen2": partial(_qwen2, qkv_bias=True), "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral, "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
@@ -430,7 +437,7 @@ _GEMMA: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5": {"feed_forward_proj": ("relu", "gated-gelu")},
-    "mt5": {"feed_forward_proj": ("gated-gelu", "relu")},
+    **dict.fromkeys(("mt5", "umt5"), {"feed_forward_proj": ("gated-gelu", "relu")}),
     "llama": {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)},
     "mistral": {
         "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "layer_types": (None,),

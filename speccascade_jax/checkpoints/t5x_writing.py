@@ -48,8 +48,9 @@ def save_t5x(
         CheckpointError: parameters are not finite, or do not belong to `model`.
         ValueError: `model` is not a T5, or `path` is in a bucket.
     """
-    if not isinstance(model, T5):
-        raise ValueError(f"{type(model).__name__} has no T5X format: use checkpoints.save")
+    if not isinstance(model, T5) or model.config.layer_biases:
+        name = "a model with biases by layer (UMT5)" if isinstance(model, T5) else type(model).__name__
+        raise ValueError(f"{name} has no T5X format here: use checkpoints.save")
     target = expanded(path).absolute() / f"checkpoint_{step}"
     if isinstance(target, BucketPath):
         raise ValueError(f"{path}: T5X's format is written to local folders only; give one, and copy it")

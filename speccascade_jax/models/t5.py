@@ -38,6 +38,8 @@ CHUNK = 256
 """Largest number of tokens whose attention is computed at once; with dropout, all tokens are computed at once."""
 Biases: TypeAlias = tuple[Array, ...]
 """Terms added to attention logits, each `[B or 1, H or 1, T or 1, S]`."""
+BiasOf: TypeAlias = Callable[[Callable[[np.ndarray], Array]], Array]
+"""Function from a layer's `RelativeBias` to the sum of its bias and the mask, `[B or 1, H, T, S]`."""
 
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _bias_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -68,7 +70,10 @@ def relative_buckets(distance: np.ndarray, bidirectional: bool, buckets: int, ma
 
 
 class RelativeBias(nn.Module):
-    """Learned bias of attention logits for each bucket of relative positions; `rel_embedding` is `[H, buckets]`."""
+    """Learned bias of attention logits for each bucket of relative positions; `rel_embedding` is `[H, buckets]`.
+
+    The encoder and the decoder have one each, or each of their layers has one (`T5Config.layer_biases`).
+    """
 
     config: T5Config
     bidirectional: bool
@@ -238,8 +243,12 @@ class EncoderLayer(nn.Module):
         self.pre_mlp_layer_norm = norm(self.config)
         self.mlp = FeedForward(self.config)
         self.drop = dropout(self.config)
+        if self.config.layer_biases:
+            self.relpos_bias = RelativeBias(self.config, bidirectional=True)
 
     def __call__(self, x: Array, biases: Biases, deterministic: bool) -> Array:
+        if self.config.layer_biases:
+            biases = (self.relpos_bias(_distances(x.shape[1]))[None], *biases)
         y = self.pre_attention_layer_norm(x)
         y = self.attention(*self.attention.project(y), biases, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
@@ -264,11 +273,13 @@ class DecoderLayer(nn.Module):
         self.pre_mlp_layer_norm = norm(self.config)
         self.mlp = FeedForward(self.config)
         self.drop = dropout(self.config)
+        if self.config.layer_biases:
+            self.relpos_bias = RelativeBias(self.config, bidirectional=False)
 
     def __call__(
         self,
         x: Array,
-        bias: Array,
+        bias: Array | BiasOf,
         cross: KeysValues | Array,
         cross_bias: Array,
         slots: Slots | None,
@@ -276,10 +287,13 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
+        `bias` `[B or 1, H, T, S]` includes the mask; a layer with its own relative bias gets the function that makes it.
         `cross` is the keys and values of the cross-attention or, without a cache, the encoder's output `[B, N, E]`.
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
         its slots. The result then has those of the whole cache (`Slots.write`).
         """
+        if callable(bias):
+            bias = bias(self.relpos_bias)
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x))
         attended = written
@@ -307,19 +321,33 @@ class T5Static:
             scan, one pair for all layers, `[L, B * H, …]`.
         cross_bias: `[B, 1, 1, N]`, 0 at real encoder tokens and very negative at padding.
         bias: `[B, H, 2S - 1]`, the relative bias for each distance (key minus query position) from `-(S - 1)` to
-            `S - 1`.
+            `S - 1`; `None` if each layer has its own, which every call computes.
         summary: `[B, E]`, mean of the encoder's output over real tokens.
     """
 
     cross: tuple[KeysValues, ...]
     cross_bias: Array
-    bias: Array
+    bias: Array | None
     summary: Array
 
 
 def _distances(length: int) -> np.ndarray:
     """Returns the distance (key position minus query position) for each query and key, `[length, length]`."""
     return np.arange(length)[None, :] - np.arange(length)[:, None]
+
+
+def _by_distance(table: Callable[[np.ndarray], Array], rows: int, slots: int) -> Array:
+    """Returns the bias `[B, H, 2S - 1]` for each distance that a query and a key in a cache of `S` slots may have."""
+    bias = table(np.arange(1 - slots, slots))
+    # Each row has its own copy of the bias, because the first axis of every array of a cache is the row.
+    return jnp.broadcast_to(bias, (rows, *bias.shape))
+
+
+def _sequence_bias(table: Callable[[np.ndarray], Array], length: int) -> Array:
+    """Returns the sum of relative bias and causal mask, `[1, H, T, T]`, for a whole sequence of `length` tokens."""
+    # NumPy arrays are used, so that the mask and the distances are constants of the compiled program.
+    causal = np.tril(np.ones((length, length), bool))
+    return jnp.where(causal, table(_distances(length)), MASKED)[None]
 
 
 def _padding_bias(real: Array) -> Array:
@@ -374,7 +402,8 @@ class Encoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.relpos_bias = RelativeBias(c, bidirectional=True)
+        if not c.layer_biases:
+            self.relpos_bias = RelativeBias(c, bidirectional=True)
         if c.scanned:
             no_bias = jnp.zeros((1, 1, 1, 1))
             self.stack = stack_of(
@@ -388,7 +417,8 @@ class Encoder(nn.Module):
 
     def __call__(self, x: Array, padding_bias: Array, deterministic: bool) -> Array:
         # The biases [1, H, N, N] and [B, 1, 1, N] stay separate, because their sum would be an array [B, H, N, N].
-        biases = self.relpos_bias(_distances(x.shape[1]))[None], padding_bias
+        shared = () if self.config.layer_biases else (self.relpos_bias(_distances(x.shape[1]))[None],)
+        biases = (*shared, padding_bias)
         x = self.drop(x, deterministic=deterministic)
         if self.config.scanned:
             x = self._scan(x, biases, deterministic)
@@ -440,11 +470,13 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.relpos_bias = RelativeBias(c, bidirectional=False)
+        if not c.layer_biases:
+            self.relpos_bias = RelativeBias(c, bidirectional=False)
         if c.scanned:
             state, no_bias = _one_state(c), jnp.zeros((1, 1, 1, 1))
+            bias = partial(_sequence_bias, length=1) if c.layer_biases else no_bias
             self.stack = stack_of(
-                self, _detached(DecoderLayer, c), c.num_decoder_layers, state, no_bias, state, no_bias, None, True
+                self, _detached(DecoderLayer, c), c.num_decoder_layers, state, bias, state, no_bias, None, True
             )
         else:
             layer = recomputed_layer(DecoderLayer, self.remat, (6,))
@@ -473,14 +505,10 @@ class Decoder(nn.Module):
         attention = {name: part for name, part in self.stack.items() if name == "encoder_decoder_attention"}
         return over_layers(body, None, attention, depth, fixed=True)[1]
 
-    def bias(self, distance: np.ndarray) -> Array:
-        """Returns the relative bias of self-attention for each `distance`, `[H, *distance.shape]`."""
-        return self.relpos_bias(distance)
-
     def __call__(
         self,
         x: Array,
-        bias: Array,
+        bias: Array | BiasOf,
         cross: tuple[KeysValues, ...] | Array,
         cross_bias: Array,
         cache: KVCache | None,
@@ -488,7 +516,7 @@ class Decoder(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention.
 
-        `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If the layers run in a
+        `bias` is that of every layer (`DecoderLayer`). `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If the layers run in a
         scan, the keys and values are those of the cache, and there are none without a cache.
         """
         x = self.drop(x, deterministic=deterministic)
@@ -498,7 +526,7 @@ class Decoder(nn.Module):
 
     @nn.nowrap
     def _unrolled(
-        self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
+        self, x: Array, bias: Array | BiasOf, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
         attended = []
@@ -515,7 +543,7 @@ class Decoder(nn.Module):
 
     @nn.nowrap
     def _scan(
-        self, x: Array, bias: Array, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
+        self, x: Array, bias: Array | BiasOf, cross: Any, cross_bias: Array, cache: KVCache | None, deterministic: bool
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
@@ -599,10 +627,9 @@ class T5Module(nn.Module):
 
     def decode(self, encoded: Array, real: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
         """Returns the logits that `__call__` returns, computed from the encoder's output `[B, N, E]`."""
-        length = decoder_input_tokens.shape[1]
-        # NumPy arrays are used, so that the mask and the distances are constants of the compiled program.
-        causal = np.tril(np.ones((length, length), bool))
-        bias = jnp.where(causal, self.decoder.bias(_distances(length)), MASKED)[None]
+        # A pytree, because a layer that is recomputed for gradients takes no other argument that is not static.
+        bias_of = jax.tree_util.Partial(partial(_sequence_bias, length=decoder_input_tokens.shape[1]))
+        bias = bias_of if self.config.layer_biases else bias_of(self.decoder.relpos_bias)
         x = self.token_embedder(decoder_input_tokens)
         hidden, _ = self.decoder(x, bias, encoded, _padding_bias(real), None, deterministic)
         return self.logits(hidden)
@@ -627,33 +654,34 @@ class T5Module(nn.Module):
 
     def start(self, encoder_tokens: Array, real: Array, slots: int) -> T5Static:
         """Runs the encoder, and returns the arrays that stay fixed while a cache of `slots` slots is filled."""
-        # A query and a key in the cache have a distance from -(S - 1) to S - 1.
-        bias = self.decoder.bias(np.arange(1 - slots, slots))
         rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens, real)
         # The summary ignores padding, so that it does not depend on the other prompts of the batch.
         counted = real[..., None]
         return T5Static(
             cross=self.decoder.cross(encoded),
             cross_bias=_padding_bias(real),
-            # Each row has its own copy of the bias, because the first axis of every array of a cache is the row.
-            bias=jnp.broadcast_to(bias, (rows, *bias.shape)),
+            bias=None if self.config.layer_biases else _by_distance(self.decoder.relpos_bias, rows, slots),
             summary=jnp.where(counted, encoded, 0.0).sum(1) / jnp.maximum(counted.sum(1), 1),
         )
 
     def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`T5.extend`, `T5.extend_branch`)."""
         static: T5Static = cache.static
-        # The bias has 2 S - 1 distances, which gives the number S of slots.
-        new, slots = tokens.shape[1], (static.bias.shape[-1] + 1) // 2
-        if branch is None:
-            bias = _block_bias(static.bias, cache.length, new, slots)
-        else:
-            bias = _branch_bias(static.bias, cache.length - branch.num_cached, branch, slots)
+        (rows, new), slots = tokens.shape, self._slots(cache)
+        see: Callable[[Array], Array] = partial(_block_bias, length=cache.length, new=new, slots=slots)
+        if branch is not None:
+            see = partial(_branch_bias, start=cache.length - branch.num_cached, branch=branch, slots=slots)
+        bias = see(static.bias) if static.bias is not None else lambda table: see(_by_distance(table, rows, slots))
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
+
+    @nn.nowrap
+    def _slots(self, cache: KVCache) -> int:
+        """Returns the number of slots of a cache; any number, if an early exit without layers has no cache."""
+        return int(cache.values[0].shape[-2]) if cache.values else 1
 
 
 @dataclass(frozen=True)

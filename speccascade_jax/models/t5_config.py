@@ -1,10 +1,11 @@
 """T5's configuration, the shapes of its parameters, and inference of the configuration from such shapes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from speccascade_jax.core.checks import check_sizes
+from speccascade_jax.models.decoder_config import LATER
 from speccascade_jax.models.stacks import is_scanned
 from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomplete
 
@@ -14,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 # padded to 32,128 rows for sharding.
 PADDED_VOCABULARIES = {32128: 32100}
 EMBEDDING = "token_embedder/embedding"
-_BIAS = "encoder/relpos_bias/rel_embedding"
+_BIAS = "relpos_bias/rel_embedding"
 _QUERY = "encoder/layers_0/attention/query/kernel"
 _STACKS = ("encoder", "decoder")
 
@@ -42,6 +43,8 @@ class T5Config:
         pad_id: id that tokenizers pad the encoder's input with; `pairs.prompts` removes it from both ends.
         scan_layers: whether the layers run in a scan over stacked parameters (`models.stacks`); `None` means only
             in deep models.
+        layer_biases: whether each layer has a relative position bias of its own (UMT5); otherwise the encoder's layers
+            share one, and the decoder's layers another.
     """
 
     vocab_size: int
@@ -64,11 +67,13 @@ class T5Config:
     pad_id: int = field(default=0, repr=False, kw_only=True)
     missing_rows: int = field(default=0, repr=False, kw_only=True)
     scan_layers: bool | None = field(default=None, repr=False, kw_only=True)
+    layer_biases: bool = field(default=False, repr=False, kw_only=True, metadata=LATER)
 
     def __repr__(self) -> str:
-        # Fingerprints hash this text, so it must not change for existing models. `start_id` is shown only if it is not
-        # the default.
+        # Fingerprints hash this text, so it must not change for existing models. Newer options are shown only if they
+        # are not the default.
         shown = [f.name for f in fields(self) if f.repr] + ["start_id"] * (self.start_id != 0)
+        shown += ["layer_biases"] * self.layer_biases
         return f"T5Config({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
@@ -92,14 +97,25 @@ def _t5_1_1(d: int, heads: int, head_dim: int, d_ff: int, layers: int) -> T5Conf
     )  # fmt: skip
 
 
-T5_PRESETS = {
+_T5_1_1 = {
     "t5_1_1_small": _t5_1_1(512, 6, 64, 1024, 8),
     "t5_1_1_base": _t5_1_1(768, 12, 64, 2048, 12),
     "t5_1_1_large": _t5_1_1(1024, 16, 64, 2816, 24),
     "t5_1_1_xl": _t5_1_1(2048, 32, 64, 5120, 24),
     "t5_1_1_xxl": _t5_1_1(4096, 64, 64, 10240, 24),
 }
-"""The published T5 1.1 models, by name; sizes as in their gin files (google-research/t5x, examples/t5/t5_1_1)."""
+_UMT5 = {
+    f"umt5_{size}": replace(
+        _T5_1_1[f"t5_1_1_{size}"], vocab_size=256_384, num_embeddings=256_384, layer_biases=True
+    )
+    for size in ("small", "base", "xl", "xxl")
+}
+T5_PRESETS = _T5_1_1 | _UMT5
+"""The published T5 1.1 and UMT5 models, by name.
+
+Sources of the sizes: the gin files of T5 1.1 (google-research/t5x, examples/t5/t5_1_1), and UMT5's published
+`config.json` files (Chung et al., 2023), which differ from T5 1.1 in the vocabulary and the biases only.
+"""
 
 
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
@@ -109,7 +125,8 @@ def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (c.num_embeddings, c.d_model)}
     for stack, layers in zip(_STACKS, (c.num_encoder_layers, c.num_decoder_layers), strict=True):
-        shapes[f"{stack}/relpos_bias/rel_embedding"] = (c.num_heads, c.relative_buckets)
+        if not c.layer_biases:
+            shapes[f"{stack}/{_BIAS}"] = (c.num_heads, c.relative_buckets)
         shapes[f"{stack}/{stack}_norm/scale"] = (c.d_model,)
         layer = _layer_shapes(c, stack)
         shapes |= {f"{stack}/layers_{i}/{name}": shape for i in range(layers) for name, shape in layer.items()}
@@ -129,6 +146,8 @@ def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{part}/{name}/kernel": (c.d_model, width) for name in ("query", "key", "value")}
         shapes[f"{part}/out/kernel"] = (width, c.d_model)
     shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in inner}
+    if c.layer_biases:
+        shapes[_BIAS] = (c.num_heads, c.relative_buckets)
     return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
 
 
@@ -149,12 +168,14 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
         return None
     # Each size comes from one array that determines it. The caller then checks all arrays against `t5_shapes`.
     rows, d_model = _sizes(path, shapes, EMBEDDING)
-    heads, buckets = _sizes(path, shapes, _BIAS)
+    layer_biases = f"encoder/layers_0/{_BIAS}" in shapes
+    bias = f"encoder/layers_0/{_BIAS}" if layer_biases else f"encoder/{_BIAS}"
+    heads, buckets = _sizes(path, shapes, bias)
     _, joined = _sizes(path, shapes, _QUERY)
     d_ff, _ = _sizes(path, shapes, "encoder/layers_0/mlp/wo/kernel")
     if joined % heads:
         raise CheckpointError(
-            f"{path}: array {_QUERY} has {joined} columns, not a multiple of the {heads} heads of {_BIAS}: files of "
+            f"{path}: array {_QUERY} has {joined} columns, not a multiple of the {heads} heads of {bias}: files of "
             f"two models are mixed; {COPY_AGAIN}"
         )
     return T5Config(
@@ -170,6 +191,7 @@ def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
         relative_buckets=buckets,
         gated=any("/mlp/wi_0/" in name for name in shapes),
         tied=not any(name.startswith("decoder/logits_dense/") for name in shapes),
+        layer_biases=layer_biases,
     )
 
 
