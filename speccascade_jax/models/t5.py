@@ -287,7 +287,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
-        `bias` `[B or 1, H, T, S]` includes the mask; a layer with its own relative bias gets the function that makes it.
+        `bias` `[B or 1, H, T, S]` includes the mask, or is the function that makes it from the layer's own table.
         `cross` is the keys and values of the cross-attention or, without a cache, the encoder's output `[B, N, E]`.
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
         its slots. The result then has those of the whole cache (`Slots.write`).
@@ -516,8 +516,8 @@ class Decoder(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention.
 
-        `bias` is that of every layer (`DecoderLayer`). `cross` is the result of `cross` or, without a cache, the encoder's output `[B, N, E]`. If the layers run in a
-        scan, the keys and values are those of the cache, and there are none without a cache.
+        `bias` is that of every layer (`DecoderLayer`). `cross` is the result of `cross` or, without a cache, the
+        encoder's output `[B, N, E]`. If the layers run in a scan, the keys and values are those of the cache, and there are none without a cache.
         """
         x = self.drop(x, deterministic=deterministic)
         apply = self._scan if self.config.scanned else self._unrolled

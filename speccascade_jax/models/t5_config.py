@@ -105,9 +105,7 @@ _T5_1_1 = {
     "t5_1_1_xxl": _t5_1_1(4096, 64, 64, 10240, 24),
 }
 _UMT5 = {
-    f"umt5_{size}": replace(
-        _T5_1_1[f"t5_1_1_{size}"], vocab_size=256_384, num_embeddings=256_384, layer_biases=True
-    )
+    f"umt5_{size}": replace(_T5_1_1[f"t5_1_1_{size}"], vocab_size=256_384, num_embeddings=256_384, layer_biases=True)
     for size in ("small", "base", "xl", "xxl")
 }
 T5_PRESETS = _T5_1_1 | _UMT5

@@ -248,6 +248,16 @@ def test_mt5_is_t5_1_1_and_never_scaled(written):
     assert same(load(path)[1], expected | logits)
 
 
+def test_umt5_is_scaled_only_if_its_file_ties_the_output_layer(written):
+    """Google's files do not tie it; release 5 of transformers always ties and scales."""
+    assert not read("umt5", {}).tied and read("umt5", {}, absent=["feed_forward_proj"]).gated
+    expected = hf.random_parameters("umt5")
+    expected.pop("decoder/logits_dense/kernel")
+    model, params = load(written("umt5", {"tie_word_embeddings": True}, arrays={"lm_head.weight": None}))
+    assert model.config.tied and same(params, expected)
+    assert repr(model.config).endswith("layer_biases=True)") and "layer_biases" not in repr(hf.KINDS["t5_1.1"])
+
+
 @pytest.mark.parametrize(("config", "generation", "start"), [
     ({"decoder_start_token_id": 3, "pad_token_id": 1}, {}, 3),
     ({"decoder_start_token_id": 3}, {"decoder_start_token_id": 5}, 5),
@@ -311,7 +321,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "change", "said"), [
-    ("llama2", {"model_type": "gemma4"}, r"model_type 'gemma4' is an unknown .*; known: t5, mt5, llama, mistral"),
+    ("llama2", {"model_type": "gemma4"}, r"model_type 'gemma4' is an unknown .*; known: t5, mt5, umt5, llama, mistral"),
     ("llama2", {"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only 'silu' or 'swish' is supported"),
     ("llama2", {"attention_bias": True}, r"attention_bias is True, but only False"),
     ("llama2", {"mlp_bias": True}, r"mlp_bias is True, but only False"),

@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load, save_t5x
 from speccascade_jax.models.stacks import stack_params
+from tests.checkpoints.conftest import CONFIG, random_arrays
 from tests.support.checkpoint_arrays import same
 from tests.support.damage import edit_json
 
@@ -55,6 +56,15 @@ def test_t5_1_0_is_tied_and_has_no_gates(t5x, arrays, model):
     loaded, params = load(t5x(renamed))
     assert loaded.config == dataclasses.replace(model.config, gated=False, tied=True)
     assert same(params, renamed)
+
+
+def test_biases_of_every_layer_are_read_but_not_written(t5x, tmp_path):
+    config = dataclasses.replace(CONFIG, layer_biases=True)
+    stored = random_arrays(config)
+    model, params = load(t5x(stored))
+    assert model.config == config and same(params, stored)
+    with pytest.raises(ValueError, match=r"biases by layer \(UMT5\) has no T5X format here: use checkpoints.save"):
+        save_t5x(tmp_path / "out", model, params)
 
 
 AWAY = {"path": "/somewhere/else/run/checkpoint_7/{}/"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from tests.support import random_t5, tiny_decoders
 GEMMA = dataclasses.replace(tiny("gemma2_2b"), num_layers=5, scan_layers=False)
 SMALL = T5Config(29, 32, 16, 2, 8, 24, 2, 3, scan_layers=False)
 CONFIGS = {"t5": SMALL, "gemma": GEMMA}
+UMT5 = dataclasses.replace(SMALL, layer_biases=True)
 # Layers with other rotary frequencies and layers without any, and norms of queries and keys.
 MIXED = dataclasses.replace(
     tiny("gemma3_4b"), pattern=("local", "unrotated", "global"), num_layers=5, scan_layers=False
@@ -59,17 +61,17 @@ def close(left, right):
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(("kind", "remat"), [*itertools.product(CONFIGS, (False, True)), ("umt5", True)])
 def test_gradients_and_logits_equal_those_of_unrolled_layers(kind, remat):
     """Compares those of training; `remat` changes nothing for either layout."""
-    module = T5Module if kind == "t5" else DecoderModule
+    config = (CONFIGS | {"umt5": UMT5})[kind]
+    module = T5Module if isinstance(config, T5Config) else DecoderModule
 
     def loss(params, config, again):
         logits = module(config, remat=again).apply({"params": params}, *inputs(config))
         return jnp.mean(jnp.tanh(logits[..., :29]))
 
-    plain, scanned = both(CONFIGS[kind])
+    plain, scanned = both(config)
     value_and_grad = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
     expected = value_and_grad(plain.params, plain.model.config, False)
     value, gradients = value_and_grad(scanned.params, scanned.model.config, remat)
@@ -222,7 +224,7 @@ def test_names_shapes_layouts_and_fingerprints(kind):
 
 
 def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
-    shallow = {"t5_1_1_small", "t5_1_1_base", "gemma_2b", "gemma3_270m"}
+    shallow = {"t5_1_1_small", "t5_1_1_base", "umt5_small", "umt5_base", "gemma_2b", "gemma3_270m"}
     assert {name for name, config in PRESETS.items() if not config.scanned} == shallow
     deep = dataclasses.replace(GEMMA, num_layers=stacks.SCAN_FROM, scan_layers=None)
     assert deep.scanned and not dataclasses.replace(deep, num_layers=stacks.SCAN_FROM - 1).scanned

@@ -24,7 +24,7 @@ UMT5 = {
     "dropout_rate": 0.0, "decoder_start_token_id": 0,
 }  # fmt: skip
 # All families decode with the same engine, so each way is compared on the family whose mechanisms it could break.
-CASES = [("umt5", way) for way in WAYS]
+CASES = [("umt5", "block of 5"), ("umt5", "tree")]
 
 
 def their_model(kind: str) -> Any:
@@ -76,7 +76,6 @@ def test_logits_equal_transformers(kind, tmp_path):
     error, their_error = (
         np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16")[1], reference(torch.bfloat16))
     )
-    print(kind, error / deviation, their_error / deviation, [np.abs(l - wanted).max() / deviation for l in ours()])
     assert error < max(0.02 * deviation, 1.1 * their_error)
 
 
@@ -134,6 +133,5 @@ def test_greedy_text_equals_transformers(kind, way, greedy):
     pair = Pair(target=target, draft=early_exit(target, 2) if way == "exit" else draft)
     out = sc.decode(pair, prompts, temperature=0.0, max_new_tokens=NEW, stop_ids=(), **WAYS[way])
     parity_greedy.assert_equal_but_for_near_ties(out.tokens, text, logits)
-    print(way, out.stats["kept"], out.stats["rejected"])
     if way != "alone":
         assert np.sum(out.stats["rejected"]) > 4 and np.sum(out.stats["kept"]) > 0

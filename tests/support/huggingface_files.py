@@ -21,6 +21,7 @@ T5_11 = T5Config(
 KINDS: dict[str, T5Config | DecoderConfig] = {
     "t5_1.0": dataclasses.replace(T5_11, gated=False, tied=True),
     "t5_1.1": T5_11,
+    "umt5": dataclasses.replace(T5_11, layer_biases=True),
     "llama2": dataclasses.replace(tiny("llama2_7b"), num_layers=4),
     "llama3.1": dataclasses.replace(tiny("llama3.1_8b"), num_layers=4),
     "qwen2.5": dataclasses.replace(tiny("qwen2.5_7b"), num_layers=4),
@@ -52,8 +53,8 @@ def entries(kind: str) -> dict:
     c = KINDS[kind]
     if isinstance(c, T5Config):
         return {
-            "model_type": "t5", "vocab_size": c.num_embeddings, "d_model": c.d_model, "d_kv": c.head_dim,
-            "d_ff": c.d_ff, "num_layers": c.num_encoder_layers, "num_decoder_layers": c.num_decoder_layers,
+            "model_type": "umt5" if c.layer_biases else "t5", "vocab_size": c.num_embeddings,
+            "d_model": c.d_model, "d_kv": c.head_dim, "d_ff": c.d_ff, "num_layers": c.num_encoder_layers, "num_decoder_layers": c.num_decoder_layers,
             "num_heads": c.num_heads, "feed_forward_proj": "gated-gelu" if c.gated else "relu",
             "tie_word_embeddings": c.tied,
         }  # fmt: skip
@@ -112,8 +113,10 @@ def _t5_names(c: T5Config) -> dict[str, str]:
     inner = ("wi_0", "wi_1", "wo") if c.gated else ("wi", "wo")
     heads = {"query": "q", "key": "k", "value": "v", "out": "o"}
     for stack, layers, attention, last in (("encoder", 2, "attention", 1), ("decoder", 3, "self_attention", 2)):
-        block0 = f"{stack}.block.0.layer.0.SelfAttention"
-        tensor_names[f"{stack}/relpos_bias/rel_embedding"] = f"{block0}.relative_attention_bias.weight"
+        for i in range(layers if c.layer_biases else 1):
+            owner = f"{stack}/layers_{i}" if c.layer_biases else stack
+            block = f"{stack}.block.{i}.layer.0.SelfAttention"
+            tensor_names[f"{owner}/relpos_bias/rel_embedding"] = f"{block}.relative_attention_bias.weight"
         tensor_names[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm.weight"
         for i in range(layers):
             ours, theirs = f"{stack}/layers_{i}", f"{stack}.block.{i}.layer"

@@ -54,10 +54,11 @@ if __name__ == "__main__":
 
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
         """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
-        if kind == "t5":
+        if kind in ("t5", "umt5"):
             # three rows of the embedding are padding, so the vocabulary is smaller
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
-            return {name: T5(T5Config(entries - 3, entries, *size)) for name, size in sizes.items()}
+            own = {"layer_biases": kind == "umt5"}
+            return {name: T5(T5Config(entries - 3, entries, *size, **own)) for name, size in sizes.items()}
         # with this window, caches are ring buffers
         preset = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b"}.get(kind, "gemma2_2b")
         config = tiny(preset, vocab_size=entries - 3, window=6)
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     def prompts(kind: str) -> Prompt:
         draws = np.random.default_rng(0)
         read = draws.integers(2, VOCABULARY - 3, (ROWS, READ)).astype(np.int32)
-        if kind.startswith("t5"):
+        if "t5" in kind:
             return Prompt(np.zeros((ROWS, 1), np.int32), np.ones(ROWS, np.int32), read)
         return Prompt(read, draws.integers(2, READ + 1, ROWS).astype(np.int32))
 
@@ -242,7 +243,7 @@ if __name__ == "__main__":
         "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
         "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),
-        "t5 scan 2x4 whole draft": lambda: same("t5 scan", "greedy", (2, 4), whole=("draft", "middle")),
+        "umt5 scan 2x4 whole draft": lambda: same("umt5 scan", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder scan 2x4": lambda: same("decoder scan", "greedy", (2, 4)),
         "decoder scan tree 2x4": lambda: same("decoder scan", "tree", (2, 4)),
         "head 2x4": lambda: same("head", "greedy", (2, 4)),
