@@ -517,7 +517,8 @@ class Decoder(nn.Module):
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values of each layer's self-attention.
 
         `bias` is that of every layer (`DecoderLayer`). `cross` is the result of `cross` or, without a cache, the
-        encoder's output `[B, N, E]`. If the layers run in a scan, the keys and values are those of the cache, and there are none without a cache.
+        encoder's output `[B, N, E]`. If the layers run in a scan, the keys and values are those of the cache, and there
+        are none without a cache.
         """
         x = self.drop(x, deterministic=deterministic)
         apply = self._scan if self.config.scanned else self._unrolled

@@ -205,10 +205,10 @@ def test_prefill_reads_layers_in_place_if_groups_leave_some_over():
     assert program.memory_analysis().temp_size_in_bytes < size / 2
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, "experts"])
+@pytest.mark.parametrize("kind", [*CONFIGS, "umt5", "experts"])
 def test_names_shapes_layouts_and_fingerprints(kind):
     """Every stacked parameter has its layers first; weights have one fingerprint in both layouts, fused or not."""
-    plain, scanned = both(EXPERTS if kind == "experts" else CONFIGS[kind])
+    plain, scanned = both((CONFIGS | {"umt5": UMT5, "experts": EXPERTS})[kind])
     abstract = flatten_dict(memory_estimate.abstract(scanned.model), sep="/")
     shapes = {name: leaf.shape for name, leaf in abstract.items()}
     assert shapes == {name: leaf.shape for name, leaf in flatten_dict(scanned.params, sep="/").items()}

@@ -54,9 +54,9 @@ def entries(kind: str) -> dict:
     if isinstance(c, T5Config):
         return {
             "model_type": "umt5" if c.layer_biases else "t5", "vocab_size": c.num_embeddings,
-            "d_model": c.d_model, "d_kv": c.head_dim, "d_ff": c.d_ff, "num_layers": c.num_encoder_layers, "num_decoder_layers": c.num_decoder_layers,
-            "num_heads": c.num_heads, "feed_forward_proj": "gated-gelu" if c.gated else "relu",
-            "tie_word_embeddings": c.tied,
+            "d_model": c.d_model, "d_kv": c.head_dim, "d_ff": c.d_ff, "num_layers": c.num_encoder_layers,
+            "num_decoder_layers": c.num_decoder_layers, "num_heads": c.num_heads,
+            "feed_forward_proj": "gated-gelu" if c.gated else "relu", "tie_word_embeddings": c.tied,
         }  # fmt: skip
     if kind == "gemma3_images":
         return {"model_type": "gemma3", "text_config": entries("gemma3"), "vision_config": {"hidden_size": 4}}
