@@ -29,6 +29,8 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _HEAD = "lm_head.weight"
+_HEADS = (f"language_model.{_HEAD}", "lm_head.out_proj.weight")
+"""Other names of the output layer: of release 4 inside a model of images, and of T5Gemma."""
 _OTHER_WEIGHTS = (
     "flax_model.msgpack", "flax_model.msgpack.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "tf_model.h5",
@@ -38,7 +40,7 @@ _WRITE_AGAIN = f"copy the file again, or write {checksums.CHECKSUMS} again if th
 # Names of arrays that a plan may leave out: buffers that older releases stored, copies of the embedding, and an unused
 # bias in T5's first files.
 _HARMLESS = re.compile(
-    r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.weight|"
+    r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.(out_proj\.)?weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
@@ -91,9 +93,8 @@ def open_directory(path: Path) -> Stored:
 
 
 def _head(tensors: Tensors) -> str:
-    """Returns the name of the output layer: release 4 stores it inside the language model of a model of images."""
-    inside = f"language_model.{_HEAD}"
-    return inside if inside in tensors else _HEAD
+    """Returns the name that the output layer has in a checkpoint, or would have."""
+    return next((name for name in _HEADS if name in tensors), _HEAD)
 
 
 def _another_head(embedding: str, head: str, tensors: Tensors) -> bool:
@@ -325,9 +326,34 @@ _GEMMA2 = _LLAMA | {
     "decoder/layers_{i}/pre_mlp_layer_norm": "model.layers.{i}.pre_feedforward_layernorm",
     "decoder/layers_{i}/post_mlp_layer_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
+
+
+def _t5gemma_stack(stack: str) -> dict[str, str]:
+    """Returns a table of module names, as `_t5_stack` does, for the encoder or the decoder of a T5Gemma."""
+    ours, theirs = f"{stack}/layers_{{i}}", f"model.{stack}.layers.{{i}}"
+    names = {f"{stack}/{stack}_norm": f"model.{stack}.norm"}
+    for part, attention in (("self_attention", "self_attn"), ("encoder_decoder_attention", "cross_attn")):
+        names |= {
+            f"{ours}/{part}/{name}": f"{theirs}.{attention}.{_KERNELS[name]}_proj"
+            for name in ("query", "key", "value", "out")
+        }
+    norms = {"self_attention": "self_attn", "cross_attention": "cross_attn", "mlp": "feedforward"}
+    for time in ("pre", "post"):
+        names |= {f"{ours}/{time}_{a}_layer_norm": f"{theirs}.{time}_{b}_layernorm" for a, b in norms.items()}
+    units = {"wi_0": "gate", "wi_1": "up", "wo": "down"}
+    return names | {f"{ours}/mlp/{a}": f"{theirs}.mlp.{b}_proj" for a, b in units.items()}
+
+
+_T5GEMMA = {
+    "token_embedder": "model.decoder.embed_tokens",
+    "encoder/token_embedder": "model.encoder.embed_tokens",
+    "decoder/logits_dense": "lm_head",
+    **_t5gemma_stack("encoder"),
+    **_t5gemma_stack("decoder"),
+}
 _NAMES = {
     "t5": _T5, "mt5": _T5, "umt5": _UMT5,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
-    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2), "t5gemma": _T5GEMMA,
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

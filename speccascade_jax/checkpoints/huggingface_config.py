@@ -122,11 +122,15 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
 
 def _translated(record: Record) -> Config:
     """Returns the configuration that entries of a known `model_type` describe; refuses options without support."""
-    kind = record.get("model_type")
+    return MODELS[record.get("model_type")](_supported(record))
+
+
+def _supported(record: Record) -> Record:
+    """Returns entries of a known `model_type`; refuses options without support."""
     record.only("quantization_config", (None,))
-    for key, supported in _SUPPORTED[kind].items():
+    for key, supported in _SUPPORTED[record.get("model_type")].items():
         record.only(key, supported, supported[0])
-    return MODELS[kind](record)
+    return record
 
 
 def _t5(record: Record) -> T5Config:
@@ -296,6 +300,21 @@ def _gemma2(record: Record) -> DecoderConfig:
     )  # fmt: skip
 
 
+def _t5gemma(record: Record) -> DecoderConfig:
+    encoder, decoder = (_supported(record.inner(stack, "t5_gemma_module")) for stack in ("encoder", "decoder"))
+    # The library takes ids that the file itself lacks from the decoder's entries.
+    ids = {name: decoder.get(name) for name in ("bos_token_id", "pad_token_id")}
+    record = Record(record.file, ids | record.entries)
+    config = _gemma2(decoder)
+    return dataclasses.replace(
+        config,
+        encoder=dataclasses.replace(_gemma2(encoder), tied=True),
+        tied=record.flag("tie_word_embeddings", True),
+        start_id=_start_id(record),
+        pad_id=pad if (pad := record.get("pad_token_id", 0)) in range(config.num_embeddings) else 0,
+    )
+
+
 def _gemma3_text(record: Record) -> DecoderConfig:
     layers, period = record.layers("num_hidden_layers"), record.size("sliding_window_pattern", 6)
     kinds = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
@@ -396,7 +415,7 @@ MODELS: dict[str, Callable[[Record], Config]] = {
     "t5": _t5, "mt5": _mt5, "umt5": _umt5, "llama": _decoder, "mistral": _mistral,
     "qwen2": partial(_qwen2, qkv_bias=True), "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral, "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
-    "gemma3_text": _gemma3_text, "gemma3": _gemma3,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3, "t5gemma": _t5gemma,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
@@ -422,6 +441,11 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
     "gemma2": {
         "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+    "t5_gemma_module": {
+        "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+        "tie_word_embeddings": True, "bos_token_id": 2, "pad_token_id": 0,
     },
     # A model that reads images stores only what differs from these values.
     "gemma3_text": {
@@ -453,6 +477,8 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     # The first files call the tanh approximation "gelu".
     "gemma": {"hidden_act": ("gelu_pytorch_tanh", "gelu"), **_GEMMA},
     "gemma2": _GEMMA,
+    "t5gemma": {"is_encoder_decoder": (True,)},
+    "t5_gemma_module": _GEMMA,
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
     "gemma3": {},
 }  # fmt: skip

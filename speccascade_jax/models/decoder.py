@@ -1,5 +1,8 @@
 """Decoder-only models (Gemma, Llama, Mistral, Qwen, SmolLM3): layers, Flax module and the cached `LanguageModel`.
 
+T5Gemma is an encoder-decoder of the same layers: its encoder's layers see tokens on both sides, and its decoder's
+layers also have cross-attention.
+
 A local layer attends to a window of recent positions and caches them in a ring buffer of `window + max_rollback + 1`
 slots. A global layer attends to all positions and caches all of them.
 
@@ -13,7 +16,7 @@ Shape letters: those of `core/types.py`, and here `N` is the number of query hea
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import flax.struct
@@ -21,14 +24,25 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.trees import Branch
-from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
+from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import empty_slots, put_branch
 from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
 from speccascade_jax.models.experts import MixtureOfExperts, activation, in_place
-from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
+from speccascade_jax.models.layers import (
+    EXITS,
+    MASKED,
+    CachedModel,
+    KeysValues,
+    RMSNorm,
+    Slots,
+    cross_keys_values,
+    gated_units,
+    in_chunks,
+    mean_state,
+)
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, STACKED_HEADS, Mesh, P, local, shards, under
-from speccascade_jax.models.stacks import STACK, in_order, over_layers, recomputed, recomputed_layer, stack_of
+from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.runtime.mesh import DATA
 
 __all__ = ["PRESETS", "DecoderCache", "DecoderConfig", "DecoderLM", "DecoderModule", "RopeScaling", "parameter_shapes"]
@@ -36,6 +50,21 @@ __all__ += ["teacher_forced_logits", "tiny"]
 
 CHUNK = 256
 """Largest number of tokens whose attention is computed at once."""
+Cross: TypeAlias = tuple[Array | KeysValues, Array]
+"""What a layer's cross-attention reads: the encoder's output or the layer's keys and values, and `Encoded.real`."""
+
+
+class Encoded(NamedTuple):
+    """An encoder's output, as cross-attention reads it.
+
+    Attributes:
+        source: the states `[B, N, E]` of the encoder's width or, in a cache, each layer's keys `[B * n, K, N]` and
+            values `[B * n, N, K]`; if the layers run in a scan, one pair for all layers, `[L, B * n, …]`.
+        real: bool `[B, N]`, which tokens are not padding.
+    """
+
+    source: Array | tuple[KeysValues, ...]
+    real: Array
 
 
 class Turns(NamedTuple):
@@ -87,6 +116,12 @@ def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
     """Returns a layer that computes `x @ kernel`, and adds a bias if `bias` is true."""
     init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
     return Dense(features, config.dtype, use_bias=bias, kernel_init=init)
+
+
+def scaled(config: DecoderConfig, embedded: Array) -> Array:
+    """Returns embeddings `[B, T, E]` times `embedding_scale`, the input of the first layer."""
+    # The scale is rounded to the dtype of computation, as in Gemma's published code: √3584 is 59.75 in bfloat16.
+    return embedded * jnp.asarray(config.embedding_scale, embedded.dtype)
 
 
 def norm(config: DecoderConfig) -> RMSNorm:
@@ -143,22 +178,42 @@ class Attention(nn.Module):
     def _split(
         self, query: Array, key: Array, value: Array, cosine: Array, sine: Array, *scales: Array
     ) -> tuple[Array, Array, Array]:
-        c, (rows, new, _), by = self.config, query.shape, Turns(cosine, sine)
-        heads = c.num_kv_heads // shards()
-        query, key, value = (part.reshape(rows, new, -1, c.head_dim) for part in (query, key, value))
+        c, by = self.config, Turns(cosine, sine)
+        query, key = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (query, key))
         # The norms come before the rotation: their scales differ by coordinate, so the order changes the result.
         if scales:
             query, key = (part.normalized(x, s) for part, x, s in zip(self._norms, (query, key), scales, strict=True))
         query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
+        return self._grouped(query), *self._cached(rotate(key, by, c.rope_pairs), value)
+
+    def _grouped(self, query: Array) -> Array:
+        """Returns the queries `[B * n, g * T, K]` of heads `[B, T, N, K]`."""
         # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
         # product per key head then serves all of them, and keys are never repeated.
-        query = query.reshape(rows, new, heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
-        key = rotate(key, by, c.rope_pairs).transpose(0, 2, 3, 1)
-        return (
-            query.reshape(rows * heads, -1, c.head_dim),
-            key.reshape(-1, c.head_dim, new),
-            value.transpose(0, 2, 1, 3).reshape(-1, new, c.head_dim),
-        )
+        rows, new, _, size = query.shape
+        heads = self.config.num_kv_heads // shards()
+        query = query.reshape(rows, new, heads, -1, size).transpose(0, 2, 3, 1, 4)
+        return query.reshape(rows * heads, -1, size)
+
+    def _cached(self, key: Array, value: Array) -> KeysValues:
+        """Returns the keys `[B * n, K, S]` and values `[B * n, S, K]` of `[B, S, n, K]`, or of `[B, S, n * K]`."""
+        (rows, slots), size = key.shape[:2], self.config.head_dim
+        key, value = (x.reshape(rows, slots, -1, size) for x in (key, value))
+        key = key.transpose(0, 2, 3, 1).reshape(-1, size, slots)
+        return key, value.transpose(0, 2, 1, 3).reshape(-1, slots, size)
+
+    def queries(self, x: Array) -> Array:
+        """Returns the queries of cross-attention `[B * n, g * T, K]`, scaled and not rotated."""
+
+        def split(query: Array) -> Array:
+            c = self.config
+            return self._grouped(query.reshape(*query.shape[:2], -1, c.head_dim) * jnp.asarray(c.scale, query.dtype))
+
+        return local(split, (COLUMNS,), HEADS)(self.query(x))
+
+    def keys_values(self, x: Array) -> KeysValues:
+        """Returns the keys and values of cross-attention, not rotated, from the encoder's output `[B, N, E]`."""
+        return local(self._cached, (COLUMNS, COLUMNS), (HEADS, HEADS))(self.key(x), self.value(x))
 
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
         """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
@@ -214,10 +269,24 @@ class FeedForward(nn.Module):
         return self.wo(gated_units(self, x, activation(self.config)))
 
 
+class Beside(NamedTuple):
+    """Inputs of a layer beside the state of its tokens, in the models that have them.
+
+    Attributes:
+        cross: what cross-attention reads, if the model has an encoder.
+    """
+
+    cross: Cross | None = None
+
+
+ALONE = Beside()
+
+
 class DecoderLayer(nn.Module):
     """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
 
-    If `sparse` is true, the feed-forward is a mixture of experts.
+    If `sparse` is true, the feed-forward is a mixture of experts. If the model has an encoder, cross-attention comes
+    between attention and feed-forward.
     """
 
     config: DecoderConfig
@@ -229,23 +298,35 @@ class DecoderLayer(nn.Module):
         if c.post_norms:
             self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
         self.self_attention, self.mlp = Attention(c), MixtureOfExperts(c) if self.sparse else FeedForward(c)
+        if c.encoder is not None:
+            self.encoder_decoder_attention, self.pre_cross_attention_layer_norm = Attention(c), norm(c)
+            if c.post_norms:
+                self.post_cross_attention_layer_norm = norm(c)
 
     def __call__(
-        self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False
+        self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False, beside: Beside = ALONE
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
         its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
-        parameters are needed.
+        parameters are needed. `beside` holds what the layer reads beside `x`.
         """
-        return self.from_input(self.pre_self_attention_layer_norm(x), x, by, mask, slots)
+        return self.from_input(self.pre_self_attention_layer_norm(x), x, by, mask, slots, fixed, beside)
 
     @nn.nowrap
     def from_input(
-        self, inputs: Array, x: Array, by: Turns, mask: Array, slots: Slots | None
+        self,
+        inputs: Array,
+        x: Array,
+        by: Turns,
+        mask: Array,
+        slots: Slots | None,
+        fixed: bool = False,
+        beside: Beside = ALONE,
     ) -> tuple[Array, KeysValues]:
         """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
+        c = self.config
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, written = self.self_attention.project(inputs, by)
         attended = written
@@ -253,9 +334,18 @@ class DecoderLayer(nn.Module):
             written = slots.write(written)
             attended = slots.attended(written)
         y = self.self_attention(queries, attended, mask)
-        x = x + (self.post_self_attention_layer_norm(y) if self.config.post_norms else y)
+        x = x + (self.post_self_attention_layer_norm(y) if c.post_norms else y)
+        if beside.cross is not None:
+            y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
+            x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
-        return x + (self.post_mlp_layer_norm(y) if self.config.post_norms else y), written
+        return x + (self.post_mlp_layer_norm(y) if c.post_norms else y), written
+
+    def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
+        attention = self.encoder_decoder_attention
+        keys_values = source if isinstance(source, tuple) else attention.keys_values(source)
+        mask = jnp.broadcast_to(real[:, None], (x.shape[0], x.shape[1], real.shape[1]))
+        return attention(attention.queries(x), keys_values, mask)
 
 
 class Stack(nn.Module):
@@ -266,19 +356,27 @@ class Stack(nn.Module):
 
     config: DecoderConfig
     remat: bool = False
+    last_norm: ClassVar[str] = "decoder_norm"
 
     def setup(self) -> None:
         c = self.config
         if c.scanned:
             state, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
-            inputs = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
+            inputs: tuple[Any, ...] = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
+            if c.encoder is not None:
+                inputs += (False, Beside((jnp.zeros((1, 1, c.encoder.d_model), c.dtype), jnp.ones((1, 1), bool))))
             self.stack = stack_of(self, self._scanned_layer(), c.num_layers, *inputs)
         else:
             layer = recomputed_layer(DecoderLayer, self.remat, static_argnums=(5,))
             self.layers = [layer(c, sparse) for sparse in c.sparse]
-        self.decoder_norm = norm(c)
+        setattr(self, self.last_norm, norm(c))
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
+
+    def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
+        """Returns the keys and values of each layer's cross-attention, as in a cache (`Encoded`)."""
+        layer = DecoderLayer(self.config, parent=None, name=STACK)
+        return cross_keys_values(self, layer, self.config.num_layers, encoded)
 
     def __call__(
         self,
@@ -287,6 +385,7 @@ class Stack(nn.Module):
         masks: tuple[Array, ...],
         slots: tuple[Slots, ...] | None,
         fixed: bool = False,
+        encoded: Encoded | None = None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
@@ -295,10 +394,10 @@ class Stack(nn.Module):
         gradients of the parameters are needed, and a scan reads them in place.
         """
         if self.config.scanned:
-            x, attended = self._scan(x, by, masks, slots, fixed)
+            x, attended = self._scan(x, by, masks, slots, fixed, encoded)
         else:
-            x, attended = self._unrolled(x, by, masks, slots, fixed)
-        return self.decoder_norm(x), attended
+            x, attended = self._unrolled(x, by, masks, slots, fixed, encoded)
+        return getattr(self, self.last_norm)(x), attended
 
     @nn.nowrap
     def _scanned_layer(self) -> DecoderLayer:
@@ -313,11 +412,13 @@ class Stack(nn.Module):
         masks: tuple[Array, ...],
         slots: tuple[Slots, ...] | None,
         fixed: bool,
+        encoded: Encoded | None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
-        attended = []
-        for layer, turned, mask, place in zip(self.layers, by, masks, slots or (None,) * len(masks), strict=True):
-            x, keys_values = layer(x, turned, mask, place, fixed)
+        attended, places = [], slots or (None,) * len(masks)
+        for i, (layer, turned, mask, place) in enumerate(zip(self.layers, by, masks, places, strict=True)):
+            beside = ALONE if encoded is None else Beside(_of_layer(encoded, i))
+            x, keys_values = layer(x, turned, mask, place, fixed, beside)
             # The states are stored before the last norm, because an early exit applies the last norm itself
             # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
@@ -332,6 +433,7 @@ class Stack(nn.Module):
         masks: tuple[Array, ...],
         slots: tuple[Slots, ...] | None,
         fixed: bool,
+        encoded: Encoded | None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
@@ -344,7 +446,8 @@ class Stack(nn.Module):
                 here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
             if fixed and layer.sparse:
                 params = in_place(params, self.stack, number)
-            x, written = layer.apply({"params": params}, x, by[place], masks[place], here, fixed)
+            beside = ALONE if encoded is None else Beside(_of_layer(encoded, number, stacked=True))
+            x, written = layer.apply({"params": params}, x, by[place], masks[place], here, fixed, beside)
             output = x if recorded else None
             if slots is None:
                 return (x, caches), (output, written)
@@ -358,6 +461,41 @@ class Stack(nn.Module):
         return x, caches if slots is not None else tuple(written for _, written in outputs)
 
 
+def _of_layer(encoded: Encoded, number: Any, stacked: bool = False) -> Cross:
+    """Returns what the cross-attention of layer `number` reads."""
+    source = encoded.source
+    if isinstance(source, tuple):
+        return (layer_at(source[0], number) if stacked else source[number]), encoded.real
+    return source, encoded.real
+
+
+class Encoder(Stack):
+    """Encoder: an embedding of its own, and a stack of layers that see tokens on both sides."""
+
+    last_norm: ClassVar[str] = "encoder_norm"
+
+    def setup(self) -> None:
+        super().setup()
+        c = self.config
+        self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
+
+    def encode(self, tokens: Array, real: Array, fixed: bool = False) -> Array:
+        """Returns the normalized states `[B, N, E]` of `tokens` `[B, N]`; `real` is false for padding, bool `[B, N]`.
+
+        If `fixed` is true, no gradients of the parameters are needed (`stacks.over_layers`).
+        """
+        c, positions = self.config, jnp.arange(tokens.shape[1])
+        # A local layer sees `window` tokens on either side, as in release 5 of transformers. Gemma's own code and
+        # release 4 leave out the farthest of them.
+        away = jnp.abs(positions[:, None] - positions)
+        seen = {
+            window: (away <= (len(positions) if window is None else window)) & real[:, None]
+            for window in dict.fromkeys(c.windows)
+        }
+        masks = tuple(seen[window] for window in c.places)
+        return self(scaled(c, self.token_embedder(tokens)), turns_by_place(c, positions[None]), masks, None, fixed)[0]
+
+
 @flax.struct.dataclass
 class DecoderCache:
     """Immutable attention cache of a decoder-only model: keys and values of every layer, with one length per row.
@@ -367,8 +505,10 @@ class DecoderCache:
         length: int32 `[B]`, the number of tokens that each row has consumed. Slots of positions at or beyond the length
             hold meaningless values, which attention masks.
         summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if prefill consumed no token.
+            With an encoder, it is the mean of the encoder's output over real tokens.
         rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
+        encoded: the keys and values of cross-attention; `None` without an encoder.
 
     If the layers run in a scan, keys, values and rings have one entry for each place in a group of layers
     (`models.stacks`) instead of one for each layer, such as one for all local layers and one for all global ones. Keys
@@ -380,6 +520,7 @@ class DecoderCache:
     length: Array
     summary: Array
     rings: tuple[bool, ...] = flax.struct.field(pytree_node=False)
+    encoded: Encoded | None = None
 
 
 def _positions(end: Array, slots: int) -> Array:
@@ -423,7 +564,7 @@ def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots:
 
 
 class DecoderModule(nn.Module):
-    """Flax module of a decoder-only model: the embedding and the stack of layers.
+    """Flax module of a decoder-only model: the embedding and the stack of layers; T5Gemma also has an encoder.
 
     `apply({"params": p}, tokens)` returns logits for training; `DecoderLM` calls the other methods for decoding. If
     `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
@@ -437,16 +578,35 @@ class DecoderModule(nn.Module):
         c = self.config
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
         self.decoder = Stack(c, self.remat)
+        if c.encoder is not None:
+            self.encoder = Encoder(c.encoder, self.remat)
 
-    def __call__(self, tokens: Array) -> Array:
+    def __call__(
+        self, tokens: Array, decoder_tokens: Array | None = None, deterministic: bool = True, real: Array | None = None
+    ) -> Array:
         """Returns the logits after each token, float32 `[B, T, num_embeddings]`; padding of the vocabulary has -inf.
 
         Args:
-            tokens: int32 `[B, T]` from position 0 on. The logits after a token do not depend on later tokens.
+            tokens: int32 `[B, T]` from position 0 on. The logits after a token do not depend on later tokens. With an
+                encoder, its tokens `[B, N]`, right-padded.
+            decoder_tokens: with an encoder, the decoder's tokens `[B, T]`: the start token, then the targets without
+                their last token.
+            deterministic: not used, because the family has no dropout.
+            real: bool `[B, N]`, which of the encoder's tokens are not padding; `None`: all up to the last nonzero.
         """
-        return self.logits(self.states(tokens)[0])
+        if self.config.encoder is None:
+            return self.logits(self.states(tokens)[0])
+        real = real_tokens(tokens) if real is None else real
+        return self.logits(self.states(decoder_tokens, encoded=Encoded(self.encoder.encode(tokens, real), real))[0])
 
-    def states(self, tokens: Array, fixed: bool = False) -> tuple[Array, tuple[KeysValues, ...]]:
+    def start(self, tokens: Array, real: Array) -> tuple[Encoded, Array]:
+        """Runs the encoder; returns what a cache holds of its output, and the mean `[B, E]` over real tokens."""
+        states = self.encoder.encode(tokens, real, True)
+        return Encoded(self.decoder.cross(states), real), mean_state(states, real)
+
+    def states(
+        self, tokens: Array, fixed: bool = False, encoded: Encoded | None = None
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]` of whole sequences, and each layer's keys and values.
 
         If `fixed` is true, no gradients of the parameters are needed (`stacks.over_layers`).
@@ -455,7 +615,7 @@ class DecoderModule(nn.Module):
         # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.places)
-        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None, fixed)
+        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None, fixed, encoded)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
@@ -481,7 +641,8 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        hidden, attended = self.decoder(inputs, turns_by_place(c, positions), masks, slots, True)
+        by = turns_by_place(c, positions)
+        hidden, attended = self.decoder(inputs, by, masks, slots, True, cache.encoded)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
@@ -502,9 +663,7 @@ class DecoderModule(nn.Module):
 
     def embed(self, tokens: Array) -> Array:
         """Returns the input of the first layer, `[B, T, E]`: the tokens' embeddings times `embedding_scale`."""
-        embedded = self.token_embedder(tokens)
-        # The scale is rounded to the dtype of computation, as in Gemma's published code: √3584 is 59.75 in bfloat16.
-        return embedded * jnp.asarray(self.config.embedding_scale, embedded.dtype)
+        return scaled(self.config, self.token_embedder(tokens))
 
     def logits(self, hidden: Array) -> Array:
         """Returns float32 logits `[B, T, num_embeddings]` of normalized hidden states; vocabulary padding has -inf."""
@@ -520,14 +679,18 @@ class DecoderModule(nn.Module):
 
 @dataclass(frozen=True)
 class DecoderLM(CachedModel[DecoderCache]):
-    """A decoder-only model that implements `LanguageModel`; its parameters are those of `DecoderModule`.
+    """A decoder-only model or a T5Gemma that implements `LanguageModel`; its parameters are those of `DecoderModule`.
 
     `extend` raises a ValueError if a block is too long for the ring buffers of the cache.
     """
 
     config: DecoderConfig
     mesh: Mesh | None = field(default=None, repr=False, kw_only=True)
-    is_encoder_decoder: ClassVar[bool] = False  # The output continues the prompt in the same sequence.
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder reads the prompt; otherwise the output continues the prompt in the same sequence."""
+        return self.config.encoder is not None
 
     @property
     def module(self) -> DecoderModule:
@@ -538,31 +701,38 @@ class DecoderLM(CachedModel[DecoderCache]):
         self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None, layers: tuple[int, ...]
     ) -> tuple[DecoderCache, Array | None]:
         c, (rows, width) = self.config, prompt.tokens.shape
-        if prompt.encoder_tokens is not None:
+        if c.encoder is None and prompt.encoder_tokens is not None:
             raise ValueError("the prompt has encoder_tokens, but a decoder-only model has no encoder: give tokens")
+        if c.encoder is not None and prompt.encoder_tokens is None:
+            raise ValueError("the prompt has no encoder_tokens: give the encoder's input there")
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
         # Prefill does not consume the prompt's last token: it is pending, and decoding feeds it with the first block.
         sizes = self.slots(max_len, max_rollback)
-        consumed, states = prompt.length - 1, None
+        consumed, states, encoded = prompt.length - 1, None, None
+        if c.encoder is not None:
+            encoded, summary = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, method="start")
         if width == 1:
             with under(self.mesh):
                 counts = c.counts if c.scanned else None
                 keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype, counts)
             # The only token of each prompt is pending, so there is nothing to feed and no state to summarize.
-            summary = jnp.zeros((rows, c.d_model), c.dtype)
+            if encoded is None:
+                summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
             # The prompt is fed without a cache, which avoids reads of empty slots. Rows are padded on the right, so no
             # real token sees padding. Keys of padding get slots at or beyond the row's length, which attention masks.
             fed = prompt.tokens[:, :-1]
-            (hidden, keys_values), states = self._apply_reading(params, fed, layers, fed, True, method="states")
-            last = jnp.maximum(consumed - 1, 0)[:, None, None]
-            summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
+            inputs = (fed, True, encoded)
+            (hidden, keys_values), states = self._apply_reading(params, fed, layers, *inputs, method="states")
+            if encoded is None:
+                last = jnp.maximum(consumed - 1, 0)[:, None, None]
+                summary = jnp.where(consumed[:, None] > 0, jnp.take_along_axis(hidden, last, axis=1)[:, 0], 0.0)
             with under(self.mesh):
                 put = partial(_placed, consumed=consumed, stacked=c.scanned)
                 keys = tuple(put(k, size, axis=2) for (k, _), size in zip(keys_values, sizes, strict=True))
                 values = tuple(put(v, size, axis=1) for (_, v), size in zip(keys_values, sizes, strict=True))
-        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes)), states
+        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes), encoded), states
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
         """Returns the number of cache slots of each layer (docs/methods.md, section 2 describes caches of windows).
@@ -576,7 +746,7 @@ class DecoderLM(CachedModel[DecoderCache]):
     def prompt_features(self, cache: DecoderCache) -> Array:
         """Returns the hidden state `[B, E]` of the prompt's second-to-last token, the last one that prefill consumes.
 
-        The result is zero for a prompt of one token. docs/methods.md, section 8 uses the state of the prompt's last
+        With an encoder, it returns the mean of the encoder's output over real tokens. The result is zero for a prompt of one token. docs/methods.md, section 8 uses the state of the prompt's last
         token instead. That token is only fed with the first block, so its state before drafting would cost an extra
         call.
         """

@@ -1,7 +1,10 @@
 """Configurations of decoder-only models: Gemma, Llama, Mistral, Mixtral, Qwen and SmolLM3 differ in them only.
 
+T5Gemma is an encoder-decoder of the same layers.
+
 Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
-2023; Llama Team, 2024; Jiang et al., 2023 and 2024; Qwen Team, 2024 and 2025; Hugging Face, 2025).
+2023; Llama Team, 2024; Jiang et al., 2023 and 2024; Qwen Team, 2024 and 2025; Hugging Face, 2025). Those of T5Gemma are
+in google-deepmind/gemma, gemma/research/t5gemma/config.py (Zhang et al., 2025).
 """
 
 import dataclasses
@@ -44,7 +47,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and options of a decoder-only model; hashable, because jit takes it as a static argument.
+    """Sizes and options of a decoder-only model, or of an encoder-decoder with the same layers (T5Gemma).
+
+    It is hashable, because jit takes it as a static argument.
 
     Attributes:
         vocab_size: number of real vocabulary entries; num_embeddings: number of rows of the embedding, which also has
@@ -78,6 +83,9 @@ class DecoderConfig:
         missing_rows: number of ids at the end of the vocabulary that have no row; the model never draws these ids.
         scan_layers: whether the layers run in a scan over stacked parameters (`models.stacks`), in groups of the
             `pattern`; `None` means only in deep models.
+        encoder: the configuration of an encoder, whose output the layers' cross-attention reads; `None` for a
+            decoder-only model. Its `dtype` and `scan_layers` follow the decoder's.
+        start_id, pad_id: with an encoder, the id that decoding starts from, and the id that pads the encoder's input.
 
     Raises:
         ValueError: an option is unknown, or sizes contradict each other.
@@ -118,6 +126,9 @@ class DecoderConfig:
     expert_d_ff: int = field(default=0, repr=False, metadata=LATER)
     norm_expert_weights: bool = field(default=False, repr=False, metadata=LATER)
     dense_layers: tuple[int, ...] = field(default=(), repr=False, metadata=LATER)
+    encoder: "DecoderConfig | None" = field(default=None, repr=False, metadata=LATER)
+    start_id: int = field(default=0, repr=False, metadata=LATER)
+    pad_id: int = field(default=0, repr=False, metadata=LATER)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models.
@@ -134,6 +145,11 @@ class DecoderConfig:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        if isinstance(self.encoder, dict):
+            object.__setattr__(self, "encoder", DecoderConfig(**self.encoder))
+        if self.encoder is not None:
+            follows = dataclasses.replace(self.encoder, dtype=self.dtype, scan_layers=self.scanned)
+            object.__setattr__(self, "encoder", follows)
         check_sizes(self, "num_layers", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
@@ -152,6 +168,9 @@ class DecoderConfig:
         for name in ("rope_factor", "local_rope_base"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: give a number above 0")
+        for name in ("start_id", "pad_id"):
+            if not 0 <= getattr(self, name) < self.num_embeddings:
+                raise ValueError(f"{name} is {getattr(self, name)}: give an id from 0 to {self.num_embeddings - 1}")
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -186,8 +205,17 @@ class DecoderConfig:
 
     @property
     def scanned(self) -> bool:
-        """Whether the layers run in a scan over stacked parameters; all must have experts, or none."""
-        return len(set(self.sparse)) < 2 and is_scanned(self.scan_layers, self.num_layers)
+        """Whether the layers, and those of an encoder, run in a scan over stacked parameters.
+
+        All must have experts, or none.
+        """
+        depth = max(self.num_layers, self.num_encoder_layers)
+        return len(set(self.sparse)) < 2 and is_scanned(self.scan_layers, depth)
+
+    @property
+    def num_encoder_layers(self) -> int:
+        """The number of layers of the encoder; 0 without one."""
+        return 0 if self.encoder is None else self.encoder.num_layers
 
     @property
     def period(self) -> int:
@@ -237,28 +265,46 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
-    layers = {sparse: _layer_shapes(c, sparse) for sparse in set(c.sparse)}
-    for i, sparse in enumerate(c.sparse):
-        shapes |= {f"decoder/layers_{i}/{name}": shape for name, shape in layers[sparse].items()}
-    shapes["decoder/decoder_norm/scale"] = (c.d_model,)
+    if c.encoder is not None:
+        shapes["encoder/token_embedder/embedding"] = (c.encoder.num_embeddings, c.encoder.d_model)
+        shapes |= _stack_shapes(c.encoder, "encoder")
+    shapes |= _stack_shapes(c, "decoder")
     return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
 
 
+def _stack_shapes(c: DecoderConfig, stack: str) -> dict[str, tuple[int, ...]]:
+    shapes = {f"{stack}/{stack}_norm/scale": (c.d_model,)}
+    layers = {sparse: _layer_shapes(c, sparse) for sparse in set(c.sparse)}
+    for i, sparse in enumerate(c.sparse):
+        shapes |= {f"{stack}/layers_{i}/{name}": shape for name, shape in layers[sparse].items()}
+    return shapes
+
+
 def _layer_shapes(c: DecoderConfig, sparse: bool) -> dict[str, tuple[int, ...]]:
-    norms = ("pre_self_attention", "pre_mlp", *(("post_self_attention", "post_mlp") if c.post_norms else ()))
+    parts = ("self_attention", *(("cross_attention",) if c.encoder else ()), "mlp")
+    norms = (f"{time}_{part}" for time in (("pre", "post") if c.post_norms else ("pre",)) for part in parts)
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
-    for name, heads in (("query", c.num_heads), ("key", c.num_kv_heads), ("value", c.num_kv_heads)):
-        shapes[f"self_attention/{name}/kernel"] = (c.d_model, heads * c.head_dim)
-        if c.qkv_bias:
-            shapes[f"self_attention/{name}/bias"] = (heads * c.head_dim,)
-    if c.qk_norm:
-        shapes |= {f"self_attention/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
-    shapes["self_attention/out/kernel"] = (c.num_heads * c.head_dim, c.d_model)
+    shapes |= _attention_shapes(c, "self_attention", c.d_model)
+    if c.encoder is not None:
+        shapes |= _attention_shapes(c, "encoder_decoder_attention", c.encoder.d_model)
     part, experts, units = ("mlp/experts", (c.num_experts,), c.expert_d_ff) if sparse else ("mlp", (), c.d_ff)
     if sparse:
         shapes["mlp/router/weight"] = (c.d_model, c.num_experts)
     shapes |= {f"{part}/{name}/kernel": (*experts, c.d_model, units) for name in ("wi_0", "wi_1")}
     return shapes | {f"{part}/wo/kernel": (*experts, units, c.d_model)}
+
+
+def _attention_shapes(c: DecoderConfig, part: str, source: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of an attention's parameters; keys and values are made from states of width `source`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    widths = (("query", c.num_heads, c.d_model), ("key", c.num_kv_heads, source), ("value", c.num_kv_heads, source))
+    for name, heads, width in widths:
+        shapes[f"{part}/{name}/kernel"] = (width, heads * c.head_dim)
+        if c.qkv_bias:
+            shapes[f"{part}/{name}/bias"] = (heads * c.head_dim,)
+    if c.qk_norm:
+        shapes |= {f"{part}/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
+    return shapes | {f"{part}/out/kernel": (c.num_heads * c.head_dim, c.d_model)}
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:
@@ -302,6 +348,11 @@ def _gemma1(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfi
     )
 
 
+def _t5gemma(encoder: DecoderConfig, decoder: DecoderConfig | None = None) -> DecoderConfig:
+    # Its decoding starts from BOS.
+    return dataclasses.replace(decoder or encoder, encoder=encoder, start_id=2)
+
+
 def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
     base = _gemma2(layers, d, heads, kv, 256, d_ff, 256)
     family: dict[str, Any] = {
@@ -335,11 +386,13 @@ def _mistral(vocabulary: int, **options: Any) -> DecoderConfig:
     return dataclasses.replace(_llama(32, 4096, 32, 8, 14336, vocabulary), max_length=32_768, **options)
 
 
+_2B, _9B = _gemma2(26, 2304, 8, 4, 256, 9216, 256), _gemma2(42, 3584, 16, 8, 256, 14336, 256)
+
 PRESETS: dict[str, DecoderConfig] = {
     "gemma_2b": _gemma1(18, 2048, 8, 1, 16384),
     "gemma_7b": _gemma1(28, 3072, 16, 16, 24576),
-    "gemma2_2b": _gemma2(26, 2304, 8, 4, 256, 9216, 256),
-    "gemma2_9b": _gemma2(42, 3584, 16, 8, 256, 14336, 256),
+    "gemma2_2b": _2B,
+    "gemma2_9b": _9B,
     "gemma2_27b": _gemma2(46, 4608, 32, 16, 128, 36864, 144),
     "gemma3_270m": _gemma3(18, 640, 4, 1, 2048, 512),
     "gemma3_1b": _gemma3(26, 1152, 4, 1, 6912, 512),
@@ -376,6 +429,14 @@ PRESETS: dict[str, DecoderConfig] = {
         pattern=("global", "global", "global", "unrotated"),
         max_length=65_536,
     ),
+    "t5gemma_s_s": _t5gemma(_gemma2(8, 512, 8, 8, 64, 1024, 64)),
+    "t5gemma_b_b": _t5gemma(_gemma2(12, 768, 12, 12, 64, 2048, 64)),
+    "t5gemma_l_l": _t5gemma(_gemma2(24, 1024, 16, 16, 64, 2816, 64)),
+    "t5gemma_ml_ml": _t5gemma(_gemma2(26, 1152, 4, 4, 256, 6912, 256)),
+    "t5gemma_xl_xl": _t5gemma(_gemma2(24, 2048, 32, 32, 64, 5120, 64)),
+    "t5gemma_2b_2b": _t5gemma(_2B),
+    "t5gemma_9b_2b": _t5gemma(_9B, _2B),
+    "t5gemma_9b_9b": _t5gemma(_9B),
 }
 """The configurations of published models, by name."""
 
@@ -387,8 +448,11 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
     and the original length of rotary scaling change; all other options stay as in the preset. There are two layers, or
     as many as the pattern needs.
     """
+    return _tiny(PRESETS[name], vocab_size, window)
+
+
+def _tiny(preset: DecoderConfig, vocab_size: int, window: int) -> DecoderConfig:
     # Two key-value heads instead of one, because with one a wrong order of the query heads would change nothing.
-    preset = PRESETS[name]
     grouped = preset.num_heads != preset.num_kv_heads
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)
     return dataclasses.replace(
@@ -400,4 +464,5 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,
         query_scale=None if preset.query_scale is None else 12**-0.5,
+        encoder=preset.encoder and _tiny(preset.encoder, vocab_size, window),
     )  # fmt: skip

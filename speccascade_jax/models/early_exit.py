@@ -103,7 +103,8 @@ class EarlyExit:
         # Only tuples are sliced, so the result holds the target's own arrays without a copy.
         keys, values = cache.keys[: self.layer], cache.values[: self.layer]
         if isinstance(cache, DecoderCache):
-            return replace(cache, keys=keys, values=values, rings=cache.rings[: self.layer])
+            encoded = cache.encoded and cache.encoded._replace(source=cache.encoded.source[: self.layer])
+            return replace(cache, keys=keys, values=values, rings=cache.rings[: self.layer], encoded=encoded)
         # A T5's cache also holds each layer's cross-attention, which is cut too. All layers share the relative bias.
         static = replace(cache.static, cross=cache.static.cross[: self.layer])
         return replace(cache, keys=keys, values=values, static=static)

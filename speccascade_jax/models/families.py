@@ -39,7 +39,7 @@ FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
     # A head's classes are special cases of a decoder's, so its row comes first.
     "eagle3": Family(Eagle3Config, Eagle3, eagle3_shapes, ("num_layers",)),
-    "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_layers",)),
+    "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_encoder_layers", "num_layers")),
 }
 """The model families by name; the `config.json` of a checkpoint contains such a name."""
 

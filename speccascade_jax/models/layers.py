@@ -32,7 +32,7 @@ from speccascade_jax.models.sharding import (
     place,
     under,
 )
-from speccascade_jax.models.stacks import layer_at
+from speccascade_jax.models.stacks import layer_at, over_layers
 from speccascade_jax.runtime.mesh import MODEL
 
 KeysValues = tuple[Array, Array]
@@ -125,6 +125,38 @@ def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> 
     whole = local(open_gate, (COLUMNS,), COLUMNS)
     units: Array = whole(module.wi_01(x)) if fused else gate(module.wi_0(x)) * module.wi_1(x)
     return units
+
+
+def cross_keys_values(decoder: Any, layer: Any, depth: int, encoded: Array) -> tuple[KeysValues, ...]:
+    """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`.
+
+    If the layers run in a scan, there is one pair for all layers, `[L, B * n, …]`.
+
+    Args:
+        decoder: the module, with separate `layers` or a `stack` of their parameters.
+        layer: one of its layers, without a parent.
+        depth: the number of layers.
+        encoded: the encoder's output.
+    """
+    if not decoder.config.scanned:
+        return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in decoder.layers)
+
+    def project(module: Any) -> KeysValues:
+        keys_values: KeysValues = module.encoder_decoder_attention.keys_values(encoded)
+        return keys_values
+
+    def body(_: None, params: Params, place: int, number: Any) -> tuple[None, KeysValues]:
+        return None, layer.apply({"params": params}, method=project)
+
+    attention = {name: part for name, part in decoder.stack.items() if name == "encoder_decoder_attention"}
+    return over_layers(body, None, attention, depth, fixed=True)[1]
+
+
+def mean_state(encoded: Array, real: Array) -> Array:
+    """Returns the mean `[B, E]` of the encoder's output `[B, N, E]` over real tokens, bool `[B, N]`."""
+    # The mean ignores padding, so that it does not depend on the other prompts of the batch.
+    counted = real[..., None]
+    return jnp.where(counted, encoded, 0.0).sum(1) / jnp.maximum(counted.sum(1), 1)
 
 
 FUSED = {"qkv": ("query", "key", "value"), "wi_01": ("wi_0", "wi_1")}

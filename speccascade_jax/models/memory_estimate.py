@@ -29,7 +29,7 @@ _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/
 
 
 # Arrays of a cache that have no axis of heads, so the mesh's `model` axis does not split them.
-_BY_ROWS = re.compile(r"length|cross_bias|summary|states")
+_BY_ROWS = re.compile(r"length|cross_bias|summary|states|real")
 
 
 class Needs(NamedTuple):

@@ -39,7 +39,7 @@ COLUMNS = P(DATA, None, MODEL)
 BIAS = P(DATA, MODEL)
 
 LOGICAL_AXES = (
-    (r"token_embedder/embedding", ("vocab", "embed")),
+    (r"(encoder/)?token_embedder/embedding", ("vocab", "embed")),
     (r".*/(query|key|value|qkv)/kernel", ("embed", "joined_kv")),
     (r".*/(query|key|value|qkv)/bias", ("joined_kv",)),
     (r".*/out/kernel", ("joined_kv", "embed")),
@@ -233,6 +233,8 @@ def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None
         columns: the parameter's number of columns.
         config: the model's configuration.
     """
+    if path.startswith("encoder/"):
+        config = getattr(config, "encoder", config)
     if re.fullmatch(r".*/qkv/(kernel|bias)", path):
         width = getattr(config, "num_kv_heads", config.num_heads) * config.head_dim
         return columns - 2 * width, width, width
@@ -259,6 +261,8 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
                 f"{name}={size} of {owner} is not divisible by the {parts} parts of mesh={tuple(shape)}: "
                 f"choose a divisor of {math.gcd(*sizes.values())}, or keep a draft whole (draft_whole=True)"
             )
+    if (encoder := getattr(config, "encoder", None)) is not None:
+        check(encoder, shape, f"the encoder of {owner}")
 
 
 def put(path: str, leaf: Any, mesh: Mesh) -> Any:

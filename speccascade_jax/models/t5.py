@@ -25,7 +25,18 @@ import numpy as np
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
-from speccascade_jax.models.layers import EXITS, MASKED, CachedModel, KeysValues, RMSNorm, Slots, gated_units, in_chunks
+from speccascade_jax.models.layers import (
+    EXITS,
+    MASKED,
+    CachedModel,
+    KeysValues,
+    RMSNorm,
+    Slots,
+    cross_keys_values,
+    gated_units,
+    in_chunks,
+    mean_state,
+)
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
 from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
@@ -491,19 +502,8 @@ class Decoder(nn.Module):
 
         If the layers run in a scan, there is one pair for all layers, `[L, B * H, …]`.
         """
-        if not self.config.scanned:
-            return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers)
-        layer, depth = _detached(DecoderLayer, self.config), self.config.num_decoder_layers
-
-        def project(module: Any) -> KeysValues:
-            keys_values: KeysValues = module.encoder_decoder_attention.keys_values(encoded)
-            return keys_values
-
-        def body(_: None, params: Params, place: int, number: Any) -> tuple[None, KeysValues]:
-            return None, layer.apply({"params": params}, method=project)
-
-        attention = {name: part for name, part in self.stack.items() if name == "encoder_decoder_attention"}
-        return over_layers(body, None, attention, depth, fixed=True)[1]
+        layer = _detached(DecoderLayer, self.config)
+        return cross_keys_values(self, layer, self.config.num_decoder_layers, encoded)
 
     def __call__(
         self,
@@ -656,13 +656,11 @@ class T5Module(nn.Module):
     def start(self, encoder_tokens: Array, real: Array, slots: int) -> T5Static:
         """Runs the encoder, and returns the arrays that stay fixed while a cache of `slots` slots is filled."""
         rows, encoded = encoder_tokens.shape[0], self.encode(encoder_tokens, real)
-        # The summary ignores padding, so that it does not depend on the other prompts of the batch.
-        counted = real[..., None]
         return T5Static(
             cross=self.decoder.cross(encoded),
             cross_bias=_padding_bias(real),
             bias=None if self.config.layer_biases else _by_distance(self.decoder.relpos_bias, rows, slots),
-            summary=jnp.where(counted, encoded, 0.0).sum(1) / jnp.maximum(counted.sum(1), 1),
+            summary=mean_state(encoded, real),
         )
 
     def extend(self, cache: KVCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, KVCache]:

@@ -404,7 +404,7 @@ def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVoc
         target: the target's checkpoint, which may name stop ids.
         config: the target's configuration.
     """
-    if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_encoder_layers"):
+    if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_decoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
     # Stop ids without a row are dropped, because the target can never draw them.
     return vocabulary.of_target(target).ending_with(

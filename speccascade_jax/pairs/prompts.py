@@ -128,9 +128,12 @@ def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
     """
     if tokens > pair.max_prompt_length:
         return f"{tokens} tokens, over the limit of {pair.max_prompt_length}"
-    if pair.max_length is not None and tokens + max_new_tokens > pair.max_length:
+    # An encoder and a decoder each have these positions, and the decoder's first one holds the start token.
+    positions = max(tokens, max_new_tokens + 1) if pair.encoder_decoder else tokens + max_new_tokens
+    if pair.max_length is not None and positions > pair.max_length:
+        together = "one of them" if pair.encoder_decoder else "together"
         return (
-            f"{tokens} tokens and max_new_tokens is {max_new_tokens}: together more than the {pair.max_length} "
+            f"{tokens} tokens and max_new_tokens is {max_new_tokens}: {together} more than the {pair.max_length} "
             f"positions that the pair's models support"
         )
     return None
@@ -195,8 +198,8 @@ def text_ids(
 ) -> list[int]:
     """Returns the token ids that a pair's models read for a text.
 
-    For encoder-decoder models, the end-of-sequence token follows the text. Decoder-only models continue the text, so
-    only the beginning-of-sequence token is added, before the text and if the vocabulary has one. A text that already
+    The beginning-of-sequence token comes before the text, if the vocabulary has one. Without one, the end-of-sequence
+    token follows the text of an encoder-decoder (T5). Decoder-only models continue the text. A text that already
     contains one of these tokens there, as chat templates write it, gets no second one.
 
     For decoder-only models, an empty text becomes the beginning-of-sequence token alone. If the vocabulary has none,
@@ -235,7 +238,7 @@ def encode_prompt(
     """
     check_text("the prompt", text)
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
-    begin, end = ([], [eos]) if encoder_decoder else ([] if bos is None else [bos], [])
+    begin, end = [] if bos is None else [bos], [eos] if encoder_decoder and bos is None else []
     # The beginning and the end are removed before the cut and added after it, so that a cut text keeps them.
     ids = ids[len(begin) :] if begin and ids[:1] == begin else ids
     ids = ids[:-1] if end and ids[-1:] == end else ids
