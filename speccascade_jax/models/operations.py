@@ -37,12 +37,16 @@ def generation_flops(
         prompt: numbers of tokens that the decoder begins with.
         output: numbers of tokens of the outputs.
         fed: numbers of tokens that the model reads after the prefill.
-        encoded: numbers of tokens that a T5's encoder reads.
+        encoded: numbers of tokens that an encoder reads.
     """
     prompt, output, fed = (np.asarray(count, np.float64) for count in (prompt, output, fed))
     if isinstance(config, T5Config):
         return _t5_flops(config, prompt, output, fed, np.asarray(encoded, np.float64))
-    return _decoder_flops(config, prompt, output, fed)
+    total = _decoder_flops(config, prompt, output, fed)
+    if config.encoder is None:
+        return total
+    encoded = np.asarray(encoded, np.float64)
+    return total + encoder_flops(config, encoded) + cross_flops(config, prompt - 1 + fed, encoded)
 
 
 class TokenCosts(NamedTuple):
@@ -54,6 +58,7 @@ class TokenCosts(NamedTuple):
         logits: of the output layer, per token.
         encoder_layer: of an encoder layer, per token.
         cross: of a decoder layer's keys and values of the encoder, per encoded token.
+        queries: of a T5Gemma's decoder layer's queries and outputs of cross-attention, per token that it reads.
     """
 
     layer: float
@@ -61,6 +66,7 @@ class TokenCosts(NamedTuple):
     logits: int
     encoder_layer: int = 0
     cross: int = 0
+    queries: int = 0
 
 
 def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
@@ -69,7 +75,9 @@ def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
     attention, logits = 4 * width, 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
         projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-        return TokenCosts(projections + _feed_forward(c), attention, logits)
+        cross = 0 if c.encoder is None else 4 * c.encoder.d_model * c.num_kv_heads * c.head_dim
+        layer, queries = projections + _feed_forward(c), 4 * c.d_model * width if c.encoder else 0
+        return TokenCosts(layer, attention, logits, cross=cross, queries=queries)
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
     # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
     layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
@@ -92,6 +100,20 @@ def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed
         before, after = _keys(prompt - 1, window), _keys(prompt + output, window)
         total = total + costs.attention * (before + fed * (after - before) / (output + 1))
     return total
+
+
+def encoder_flops(c: DecoderConfig, encoded: Any) -> Any:
+    """Returns the operations of a T5Gemma's encoder, in which a token sees a window on either side."""
+    assert c.encoder is not None
+    costs = token_costs(c.encoder)
+    keys = sum(encoded if w is None else encoded.clip(max=2 * w + 1) for w in c.encoder.windows)
+    return c.encoder.num_layers * costs.layer * encoded + costs.attention * encoded * keys
+
+
+def cross_flops(c: DecoderConfig, read: Any, encoded: Any) -> Any:
+    """Returns the operations of cross-attention in all layers, for `read` tokens of the decoder."""
+    costs = token_costs(c)
+    return c.num_layers * (costs.cross * encoded + costs.queries * read + costs.attention * read * encoded)
 
 
 def _keys(tokens: np.ndarray, window: int | None) -> np.ndarray:

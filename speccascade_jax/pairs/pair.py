@@ -399,6 +399,8 @@ def _fitted(
 def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
     """Returns the vocabulary with the target's stop ids, and with sentinels if the target is a T5 with rows for them.
 
+    The inputs of a T5Gemma's encoder begin and end as those of a decoder.
+
     Args:
         vocabulary: the vocabulary, as its file defines it.
         target: the target's checkpoint, which may name stop ids.
@@ -406,6 +408,8 @@ def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVoc
     """
     if isinstance(vocabulary, SentencePieceVocabulary) and hasattr(config, "num_decoder_layers"):
         vocabulary = vocabulary.with_sentinels(config.vocab_size)
+    if getattr(config, "encoder", None) is not None:
+        vocabulary = vocabulary.for_gemma()
     # Stop ids without a row are dropped, because the target can never draw them.
     return vocabulary.of_target(target).ending_with(
         token for token in TokenizerFiles(target).stop_numbers() if 0 <= token < config.vocab_size

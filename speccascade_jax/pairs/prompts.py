@@ -198,8 +198,9 @@ def text_ids(
 ) -> list[int]:
     """Returns the token ids that a pair's models read for a text.
 
-    The beginning-of-sequence token comes before the text, if the vocabulary has one. Without one, the end-of-sequence
-    token follows the text of an encoder-decoder (T5). Decoder-only models continue the text. A text that already
+    For encoder-decoder models, the end-of-sequence token follows the text. Decoder-only models continue the text, so
+    only the beginning-of-sequence token is added, before the text and if the vocabulary has one; T5Gemma's encoder
+    reads the same. A text that already
     contains one of these tokens there, as chat templates write it, gets no second one.
 
     For decoder-only models, an empty text becomes the beginning-of-sequence token alone. If the vocabulary has none,
@@ -238,7 +239,8 @@ def encode_prompt(
     """
     check_text("the prompt", text)
     ids, bos, eos = vocabulary.encode(text), vocabulary.bos_id, vocabulary.eos_id
-    begin, end = [] if bos is None else [bos], [eos] if encoder_decoder and bos is None else []
+    ends = encoder_decoder and getattr(vocabulary, "ends_inputs", True)
+    begin, end = ([], [eos]) if ends else ([] if bos is None else [bos], [])
     # The beginning and the end are removed before the cut and added after it, so that a cut text keeps them.
     ids = ids[len(begin) :] if begin and ids[:1] == begin else ids
     ids = ids[:-1] if end and ids[-1:] == end else ids

@@ -24,7 +24,6 @@ from speccascade_jax.core.types import Params
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import Config, Model, family_of, model_from
 from speccascade_jax.models.stacks import stacked_shapes
-from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.report import Report, Work
 from speccascade_jax.preflight.topologies import sharding_of
@@ -85,7 +84,7 @@ def fields_of(trainer: Trainer) -> dict[str, Any]:
     The batch is the one with the most tokens per row in the corpus.
     """
     config = trainer.configuration
-    rows, prompt_length, max_new_tokens = widest(trainer.corpus, isinstance(config, T5Config))
+    rows, prompt_length, max_new_tokens = widest(trainer.corpus, model_from(config).is_encoder_decoder)
     settings = {name: getattr(trainer, name) for name in ("optimizer", "objective", "distillation", "accumulate")}
     return {
         "target": trainer.init_from or "the model", "part": "train", "mesh": trainer.mesh, "dtype": trainer.dtype,

@@ -11,6 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax import checkpoints
 from speccascade_jax.core.types import BoundModel, Prompt
+from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.early_exit import early_exit, exit_params
 from speccascade_jax.pairs.pair import Pair
 from tests.parity.families_test import NEW, PROMPTS, WAYS
@@ -24,33 +25,69 @@ UMT5 = {
     "dropout_rate": 0.0, "decoder_start_token_id": 0,
 }  # fmt: skip
 # All families decode with the same engine, so each way is compared on the family whose mechanisms it could break.
-CASES = [("umt5", "block of 5"), ("umt5", "tree")]
+CASES = [("umt5", "block of 5"), *(("t5gemma", way) for way in WAYS)]
 
 
-def their_model(kind: str) -> Any:
+STACK = {
+    "vocab_size": 61, "num_attention_heads": 4, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 12,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+T5GEMMA = {
+    # of different widths and depths; the windows are far shorter than the inputs
+    "encoder": STACK | {
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    },
+    "decoder": STACK | {
+        "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 3, "num_key_value_heads": 4,
+    },
+    "vocab_size": 61,
+}  # fmt: skip
+
+
+def their_model(kind: str, gain: float = 1.5) -> Any:
     """Returns a random model of transformers with weights that are large enough to reveal a mistake."""
+    return their_t5gemma(gain) if kind == "t5gemma" else their_umt5(gain)
+
+
+def their_t5gemma(gain: float) -> Any:
+    config = transformers.T5GemmaConfig(**T5GEMMA)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                # A small embedding: otherwise the tied output layer would only repeat the last token.
+                size = 0.05 if "embed" in name else gain
+                weight.copy_(torch.randn_like(weight) * size * weight.shape[-1] ** -0.5)
+    return model
+
+
+def their_umt5(gain: float) -> Any:
     config = transformers.UMT5Config(**UMT5)
     torch.manual_seed(0)
     model = transformers.UMT5ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "Attention" in name:
-                weight.mul_(1.5)  # the relative biases must be so large that they change the logits
+                weight.mul_(gain)  # the relative biases must be so large that they change the logits
         # An output layer of its own: a tied one would only repeat the last token.
         model.lm_head.weight = torch.nn.Parameter(torch.randn(config.vocab_size, config.d_model))
     return model
 
 
 @pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
-@pytest.mark.parametrize("kind", ["umt5"])
+@pytest.mark.parametrize("kind", ["umt5", "t5gemma"])
 def test_logits_equal_transformers(kind, tmp_path):
     """Compares logits from several shards, with padding, in one pass, with a cache, with stacked layers, in 16 bits."""
-    theirs = their_model(kind)
+    theirs = their_model(kind, gain=1.0)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     rng = np.random.default_rng(0)
     encoder, decoder = rng.integers(3, 61, (3, 40)), rng.integers(3, 61, (3, 45))
-    real, decoder[:, 0] = np.arange(40) < np.array([[40], [25], [7]]), 0
+    real = np.arange(40) < np.array([[40], [25], [7]])
 
     def reference(dtype: torch.dtype) -> np.ndarray:
         with torch.no_grad():
@@ -59,7 +96,7 @@ def test_logits_equal_transformers(kind, tmp_path):
 
     def ours(**options: Any) -> tuple[np.ndarray, np.ndarray]:
         model, params = checkpoints.load(tmp_path, **options)
-        prompt = Prompt(jnp.zeros((3, 1), jnp.int32), jnp.ones((3,), jnp.int32), jnp.asarray(encoder * real))
+        prompt = Prompt(jnp.asarray(decoder[:, :1]), jnp.ones((3,), jnp.int32), jnp.asarray(encoder * real))
 
         @jax.jit
         def logits(params):
@@ -76,6 +113,7 @@ def test_logits_equal_transformers(kind, tmp_path):
     error, their_error = (
         np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16")[1], reference(torch.bfloat16))
     )
+    print(kind, error / deviation, their_error / deviation)
     assert error < max(0.02 * deviation, 1.1 * their_error)
 
 
@@ -102,8 +140,8 @@ def written(kind: str, folder):
     for prompt in prompts:
         ids = torch.tensor(prompt)[None]
         with torch.no_grad():
-            # Without a cache: transformers' own has too few layers if the decoder is deeper than the encoder.
-            options = {"do_sample": False, "eos_token_id": None, "use_cache": False}
+            # Without a cache: transformers' own has too few layers if UMT5's decoder is deeper than its encoder.
+            options = {"do_sample": False, "eos_token_id": None, "use_cache": kind != "umt5"}
             out = theirs.generate(ids, max_new_tokens=NEW, **options)
             logits.append(theirs(input_ids=ids, decoder_input_ids=out).logits[0].numpy())
         text.append(out[0, 1:].numpy())
@@ -120,8 +158,11 @@ def smaller(model: Any, params: Any) -> BoundModel:
         name = jax.tree_util.keystr(path)
         return noisy[:units] if "'wo'" in name else noisy[:, :units] if "'wi_" in name else noisy
 
-    params = exit_params(jax.tree_util.tree_map_with_path(cut, params), 2)
-    small = dataclasses.replace(model, config=dataclasses.replace(model.config, d_ff=units, num_decoder_layers=2))
+    params, config = exit_params(jax.tree_util.tree_map_with_path(cut, params), 2), model.config
+    changes = {"d_ff": units, "num_decoder_layers": 2}
+    if isinstance(config, DecoderConfig):
+        changes = {"d_ff": units, "num_layers": 2, "encoder": dataclasses.replace(config.encoder, d_ff=units)}
+    small = dataclasses.replace(model, config=dataclasses.replace(config, **changes))
     return BoundModel(params=small.prepare(params), model=small)
 
 

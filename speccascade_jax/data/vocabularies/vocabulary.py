@@ -115,12 +115,14 @@ class FileVocabulary(TextVocabulary):
         specials: ids that have no text.
         controls: ids of control pieces, added pieces and unused ids; a text has them only if it contains names of
             pieces.
+        ends_inputs: whether `eos_id` ends the input of an encoder (T5); otherwise `bos_id` begins it (T5Gemma).
     """
 
     path: Path
     template_paths: tuple[Path, ...]
     specials: frozenset[int]
     controls: frozenset[int]
+    ends_inputs: bool = True
 
     def __init__(self, path: str | Path):
         """Reads `path`, and checks it against the digests next to it (`checksums.read`).
@@ -155,6 +157,12 @@ class FileVocabulary(TextVocabulary):
         """Returns the vocabulary with the target's checkpoint, beside which a chat template may be too."""
         other = copy.copy(self)
         other.template_paths = (self.path, target)
+        return other
+
+    def for_gemma(self) -> Self:
+        """Returns the vocabulary of a T5Gemma, whose encoder's input begins with `bos_id` (`ends_inputs`)."""
+        other = copy.copy(self)
+        other.ends_inputs = False
         return other
 
     @abstractmethod

@@ -10,7 +10,7 @@ from absl import logging
 
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.models.decoder_config import DecoderConfig
-from speccascade_jax.models.operations import token_costs
+from speccascade_jax.models.operations import cross_flops, encoder_flops, token_costs
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.runtime import hosts
 from speccascade_jax.runtime.peaks import peak_flops
@@ -36,7 +36,7 @@ def training_flops(config: T5Config | DecoderConfig, lengths: Any, encoder_lengt
     Args:
         config: a model's configuration.
         lengths: int `[B]`, number of tokens that a decoder reads in each row.
-        encoder_lengths: int `[B]`, number of tokens that a T5's encoder reads in each row.
+        encoder_lengths: int `[B]`, number of tokens that an encoder reads in each row.
     """
     # Float, because the squares of lengths would overflow int32 when summed.
     lengths = lengths * 1.0
@@ -44,6 +44,9 @@ def training_flops(config: T5Config | DecoderConfig, lengths: Any, encoder_lengt
         forward = _t5_flops(config, lengths, encoder_lengths * 1.0)
     else:
         forward = _decoder_flops(config, lengths)
+        if config.encoder is not None:
+            encoded = encoder_lengths * 1.0
+            forward += (encoder_flops(config, encoded) + cross_flops(config, lengths, encoded)).sum()
     return FORWARD_AND_BACKWARD * forward
 
 
