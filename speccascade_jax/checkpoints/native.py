@@ -401,7 +401,7 @@ def _options(config: Config) -> dict[str, Any]:
     """Returns a configuration's fields by name, without default values of those that earlier versions do not know."""
     values = dataclasses.asdict(config)
     if values.get("encoder") is not None:
-        values["encoder"] = _options(getattr(config, "encoder"))
+        values["encoder"] = _options(config.encoder)
     later = {field.name: field.default for field in dataclasses.fields(config) if field.metadata.get("later")}
     later["scan_layers"] = None
     return {name: value for name, value in values.items() if name not in later or value != later[name]}

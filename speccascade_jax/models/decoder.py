@@ -597,6 +597,8 @@ class DecoderModule(nn.Module):
         if self.config.encoder is None:
             return self.logits(self.states(tokens)[0])
         real = real_tokens(tokens) if real is None else real
+        if decoder_tokens is None:
+            raise ValueError("the model has an encoder: give decoder_tokens")
         return self.logits(self.states(decoder_tokens, encoded=Encoded(self.encoder.encode(tokens, real), real))[0])
 
     def start(self, tokens: Array, real: Array) -> tuple[Encoded, Array]:
@@ -746,9 +748,9 @@ class DecoderLM(CachedModel[DecoderCache]):
     def prompt_features(self, cache: DecoderCache) -> Array:
         """Returns the hidden state `[B, E]` of the prompt's second-to-last token, the last one that prefill consumes.
 
-        With an encoder, it returns the mean of the encoder's output over real tokens. The result is zero for a prompt of one token. docs/methods.md, section 8 uses the state of the prompt's last
-        token instead. That token is only fed with the first block, so its state before drafting would cost an extra
-        call.
+        With an encoder, it returns the mean of the encoder's output over real tokens. The result is zero for a prompt
+        of one token. docs/methods.md, section 8 uses the state of the prompt's last token instead. That token is only
+        fed with the first block, so its state before drafting would cost an extra call.
         """
         return cache.summary
 

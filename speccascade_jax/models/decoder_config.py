@@ -273,7 +273,7 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _stack_shapes(c: DecoderConfig, stack: str) -> dict[str, tuple[int, ...]]:
-    shapes = {f"{stack}/{stack}_norm/scale": (c.d_model,)}
+    shapes: dict[str, tuple[int, ...]] = {f"{stack}/{stack}_norm/scale": (c.d_model,)}
     layers = {sparse: _layer_shapes(c, sparse) for sparse in set(c.sparse)}
     for i, sparse in enumerate(c.sparse):
         shapes |= {f"{stack}/layers_{i}/{name}": shape for name, shape in layers[sparse].items()}

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import empty_slots
-from speccascade_jax.models.decoder import DecoderLayer, DecoderModule, Turns, dense, norm
+from speccascade_jax.models.decoder import ALONE, Beside, DecoderLayer, DecoderModule, Turns, dense, norm
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
@@ -133,13 +133,15 @@ class FirstLayer(DecoderLayer):
         super().setup()
         self.hidden_norm = norm(self.config)
 
-    def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
+    def __call__(
+        self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False, beside: Beside = ALONE
+    ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, 2 * E]`, the embeddings and the states; returns as `DecoderLayer` does."""
         c: Any = self.config
         embedded, states = jnp.split(x, 2, axis=-1)
         normalized = self.hidden_norm(states)
         inputs = jnp.concatenate([self.pre_self_attention_layer_norm(embedded), normalized], axis=-1)
-        return self.from_input(inputs, normalized if c.norm_before_residual else states, by, mask, slots)
+        return self.from_input(inputs, normalized if c.norm_before_residual else states, by, mask, slots, fixed, beside)
 
 
 class HeadStack(nn.Module):

@@ -46,7 +46,8 @@ def generation_flops(
     if config.encoder is None:
         return total
     encoded = np.asarray(encoded, np.float64)
-    return total + encoder_flops(config, encoded) + cross_flops(config, prompt - 1 + fed, encoded)
+    total = total + encoder_flops(config, encoded) + cross_flops(config, prompt - 1 + fed, encoded)
+    return total
 
 
 class TokenCosts(NamedTuple):
