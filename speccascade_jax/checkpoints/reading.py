@@ -242,15 +242,16 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
 def model_of(path: str | os.PathLike[str]) -> Model:
     """Returns the model that a checkpoint describes, without reading its arrays.
 
-    The configuration is checked against the names and shapes of the stored arrays. Raises the same errors as `load`.
+    The configuration is checked against the names and shapes of the stored arrays; of a model on the hub, only the
+    configuration is fetched. Raises the same errors as `load`.
     """
+    if hub.name_of(path) is not None:
+        return model_from(huggingface.config_of(located(path, hub.CONFIGURATION)))
     return model_from(_config(find(path), None))
 
 
 def named(name: str | os.PathLike[str]) -> Model:
-    """Returns the model of a preset (`models.families.PRESETS`) or of a checkpoint; reads no arrays.
-
-    Of a model on the hub, only its configuration is fetched.
+    """Returns the model of a preset (`models.families.PRESETS`) or of a checkpoint (`model_of`); reads no arrays.
 
     Raises:
         ValueError: neither a preset nor a path; names the nearest presets.
@@ -258,9 +259,7 @@ def named(name: str | os.PathLike[str]) -> Model:
     """
     if str(name) in PRESETS:
         return model_from(PRESETS[str(name)])
-    if hub.name_of(name) is not None:
-        return model_from(huggingface.config_of(located(name, hub.CONFIGURATION)))
-    if not expanded(name).exists():
+    if hub.name_of(name) is None and not expanded(name).exists():
         near = f"{hub.hint(name)}{hint(str(name), PRESETS)}"
         raise ValueError(f"{str(name)!r} is neither a preset nor a checkpoint: {near}presets are {', '.join(PRESETS)}")
     return model_of(name)

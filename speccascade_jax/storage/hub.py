@@ -150,7 +150,7 @@ def _snapshot(name: HubName, commit: str | None, patterns: Sequence[str]) -> Pat
 
 
 def _absent(name: HubName) -> str:
-    return f"{name} is no path here" if name.kind == "model" else f"the data set {name} is not here"
+    return f"{name} does not exist here" if name.kind == "model" else f"the data set {name} is not here"
 
 
 def _endpoint() -> str:
@@ -183,7 +183,7 @@ def _unreachable(name: HubName, error: Exception) -> OSError:
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{_endpoint()} gives no answer"
     detail = "" if cause is None or constants.HF_HUB_OFFLINE else f" ({_line(cause)})"
     again = f"run  {' '.join(words)}  with a connection, or correct the path"
-    return UnreachableError(f"{_absent(name)} and not in the hub's cache, and {reason}{detail}: {again}")
+    return UnreachableError(f"{_absent(name)}, nor in the hub's cache, and {reason}{detail}: {again}")
 
 
 def _line(error: BaseException) -> str:

@@ -73,7 +73,10 @@ def test_the_cache_replaces_the_server(here, offline, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
         here.asked.clear()
         assert hub.located("google/tiny").name == commit and not here.asked
-        with pytest.raises(FileNotFoundError, match=f"not in the hub's cache, and .*{reason}.*: run  hf download g/x "):
+        with pytest.raises(
+            FileNotFoundError,
+            match=f"g/x does not exist here, nor in the hub's cache, and .*{reason}.*: run  hf download g/x ",
+        ):
             hub.located("g/x")
 
 
@@ -88,7 +91,9 @@ def test_a_gated_repository_says_how_to_get_access(here, monkeypatch):
 
 def test_what_is_nowhere_is_called_so(here):
     here.upload("google/pickles", OTHER)
-    with pytest.raises(FileNotFoundError, match="models/tiny is no path here, and .* knows no such model: correct the"):
+    with pytest.raises(
+        FileNotFoundError, match="models/tiny does not exist here, and .* knows no such model: correct the"
+    ):
         hub.located("models/tiny")
     with pytest.raises(FileNotFoundError, match="google/pickles on the hub has none of the files that are read"):
         hub.located("google/pickles")
