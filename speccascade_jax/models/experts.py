@@ -9,9 +9,8 @@ which choose about 41 different experts of a layer if they choose evenly and ind
 an H100 (3.35 TB/s), 3.2 ms on eight TPU v5e (0.82 TB/s each). All experts are 61 GB. So a loop over the experts that
 any token chose reads each of them once, in place, and no others. It multiplies all tokens of a call by each of these
 experts, which is free while a product takes less time than the read of its weights, up to about `FEW` tokens on
-accelerators. Calls with more tokens group them by expert in blocks. `jax.lax.ragged_dot` computes the same, but only
-TPUs have an instruction for it; elsewhere it multiplies every token by every expert. A gather of each token's experts
-would write and read copies of them.
+accelerators. Calls with more tokens group them by expert in blocks. `jax.lax.ragged_dot` computes the same, but on a CPU
+it multiplies every token by every expert. A gather of each token's experts would write and read copies of them.
 
 On a mesh, devices split the hidden units of every expert, as in a dense feed-forward. With whole experts spread over
 devices, a few tokens would load some devices several times as much as others.

@@ -178,7 +178,8 @@ def test_tokens_and_counters_equal_those_of_unrolled_layers(kind, name):
 
 
 @pytest.mark.parametrize(
-    ("config", "layer"), [(GEMMA, 0), (GEMMA, 1), (GEMMA, 4), pytest.param(MIXED, 2, marks=pytest.mark.laws)]
+    ("config", "layer"),
+    [(GEMMA, 0), (GEMMA, 1), (GEMMA, 4), *(pytest.param(c, 2, marks=pytest.mark.laws) for c in (MIXED, EXPERTS))],
 )
 def test_early_exits_share_the_stacks(config, layer):
     """An exit's arrays are the whole model's; its logits equal those of an exit of unrolled layers."""
