@@ -104,15 +104,17 @@ def _cache(model: Any, params: Any, prompt: Prompt, length: int, most: int) -> A
 
 
 def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
-    """Returns the expected share of a parameter that tokens use, which is 1 except for experts.
-
-    Tokens are taken to choose evenly and independently.
-    """
+    """Returns the share of a parameter that tokens use, which is 1 except for experts (`experts_used`)."""
     c = model.config
     if f"/{EXPERTS}/" not in name or not isinstance(c, DecoderConfig):
         return 1.0
+    return experts_used(c, tokens) / c.num_experts
+
+
+def experts_used(c: DecoderConfig, tokens: int) -> float:
+    """Returns how many experts of a layer tokens use together, if they choose evenly and independently."""
     missed: float = (1 - c.experts_per_token / c.num_experts) ** tokens
-    return 1 - missed
+    return c.num_experts * (1 - missed)
 
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int], share: Callable[[str], float] = lambda _: 1.0) -> int:

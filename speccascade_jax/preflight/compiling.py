@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -20,6 +21,8 @@ from typing import Any
 
 import jax
 
+from speccascade_jax.models import memory_estimate
+from speccascade_jax.models.experts import BLOCK
 from speccascade_jax.preflight import bundles, gpu, hlo, report, training
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
@@ -115,7 +118,7 @@ def assumptions(
     for name, count in counts.items():
         if not count >= 0:
             raise ValueError(f"{name}={count} is not a count: give how often the loop runs, 0 or more")
-    usual = {
+    usual = _expert_loops(traced, block) | {
         CATCH_UP: missing_calls,
         r"/sampling/.*/while": BISECTIONS,
         rf"/width_{block + 1}/while": 1,
@@ -124,6 +127,38 @@ def assumptions(
         ROUNDS: fewest,
     }
     return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced), needed=tuple(loops or ()))
+
+
+def _expert_loops(traced: Traced, block: int) -> dict[str, float]:
+    """Returns the iterations of the target's and the draft's loops over experts; a training step has none."""
+    job = traced.job
+    if job.part == "train":
+        return {}
+    configs = [getattr(bound.model, "config", None) for bound in (traced.pair.target, traced.pair.draft)]
+    return expert_loops(*configs, rows=job.batch // job.mesh[0], block=block, prompt=job.prompt_length)
+
+
+def expert_loops(target: Any, draft: Any, *, rows: int, block: int, prompt: int) -> dict[str, float]:
+    """Returns the iterations of loops over experts by pattern, if tokens choose evenly and independently.
+
+    Args:
+        target: the target's configuration.
+        draft: the draft's configuration.
+        rows: number of rows on each device.
+        block: number of drafted tokens that the target scores.
+        prompt: number of tokens of a prompt.
+    """
+    loops: dict[str, float] = {}
+    # Patterns of inner loops come first. A prefill counts as the target's, whose is the larger one.
+    calls = ((r"\.states/", target, prompt - 1), (r"/(draft|catch_up)/", draft, 1), ("", target, block + 1))
+    for scope, config, tokens in calls:
+        if not getattr(config, "num_experts", 0):
+            continue
+        used = memory_estimate.experts_used(config, rows * tokens)
+        choices = rows * tokens * config.experts_per_token
+        loops[rf"{scope}.*_mix_by_expert/while$"] = used
+        loops[rf"{scope}.*_mix_by_block/while$"] = used * math.ceil(choices / max(used, 1) / BLOCK)
+    return loops
 
 
 def _branches(traced: Traced) -> dict[str, int]:
