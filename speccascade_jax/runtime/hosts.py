@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 import threading
@@ -247,6 +248,28 @@ def agreed(value: Any) -> Any:
 def largest(value: int) -> int:
     """Returns the largest of all processes' values (int32) in every process; all processes must call this function."""
     return int(np.max(multihost_utils.process_allgather(np.int32(value)))) if many() else value
+
+
+def check_shared(folder: Path) -> None:
+    """Raises ValueError if a process does not see the first one's files in a folder; all processes must call this.
+
+    Args:
+        folder: an existing folder, to which all processes will write parts of the same files.
+    """
+    if not many() or isinstance(folder, BucketPath):
+        return
+    file = folder / f".shared-{agreed(secrets.token_hex(8))}"
+    if first():
+        file.touch()
+    agreed(None)  # the others look only now
+    blind = largest(-1 if file.exists() else jax.process_index())
+    if first():
+        file.unlink()
+    if blind >= 0:
+        raise ValueError(
+            f"process {blind} does not see process 0's files in {folder}: name a folder that all hosts share, or one "
+            "in gs://"
+        )
 
 
 def check_same(settings: Mapping[str, str]) -> None:

@@ -199,6 +199,7 @@ def alone(run_dir: Path) -> Iterator[None]:
 
     Raises:
         LockedError: another trainer uses the folder; all processes raise it.
+        ValueError: the processes do not share the folder.
     """
     with contextlib.ExitStack() as stack:
         refusal: Exception | None = None
@@ -211,6 +212,7 @@ def alone(run_dir: Path) -> Iterator[None]:
         message = hosts.agreed(refusal and str(refusal))
         if message is not None:
             raise refusal or locks.LockedError(message)
+        hosts.check_shared(run_dir)
         yield
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -192,6 +193,22 @@ def test_processes_with_other_numbers_of_devices_are_refused(monkeypatch):
         hosts._check_devices()
     del devices[2]
     hosts._check_devices()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_folder_that_processes_do_not_share_is_refused(index, shared, monkeypatch, tmp_path):
+    if index == 1 and shared:
+        (tmp_path / ".shared-a").touch()
+    monkeypatch.setattr(hosts, "many", lambda: True)
+    monkeypatch.setattr(hosts, "first", lambda: index == 0)
+    monkeypatch.setattr(hosts.jax, "process_index", lambda: index)
+    monkeypatch.setattr(hosts, "agreed", lambda value: "a")
+    monkeypatch.setattr(hosts, "largest", lambda value: value if index == 1 or shared else 1)
+    message = "process 1 does not see process 0's files in .*: name a folder that all hosts share, or one in gs://"
+    with nullcontext() if shared else pytest.raises(ValueError, match=message):
+        hosts.check_shared(tmp_path)
+    assert len(list(tmp_path.iterdir())) == (index == 1 and shared)
 
 
 def test_a_process_with_other_settings_names_them(monkeypatch):
