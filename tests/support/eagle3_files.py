@@ -38,19 +38,19 @@ def authors_entries(**changes) -> dict:
     return ours.pop("transformer_layer_config") | ours | changes
 
 
-def tensors(first: str = "layers.0", seed: int = 0) -> dict[str, np.ndarray]:
+def tensors(first: str = "layers.0", width: int = WIDTH) -> dict[str, np.ndarray]:
     """Returns random tensors; `first` is the name of the first layer, `midlayer` in files of EAGLE's authors."""
-    rng, size = np.random.default_rng(seed), WIDTH // HEADS
+    rng, size = np.random.default_rng(0), WIDTH // HEADS
     shapes = {
-        "embed_tokens": (TARGET.num_embeddings, WIDTH), "fc": (WIDTH, 3 * TARGET.d_model),
-        "lm_head": (len(DRAFTED), WIDTH), f"{first}.self_attn.q_proj": (HEADS * size, 2 * WIDTH),
-        f"{first}.self_attn.k_proj": (size, 2 * WIDTH), f"{first}.self_attn.v_proj": (size, 2 * WIDTH),
-        f"{first}.self_attn.o_proj": (WIDTH, HEADS * size), f"{first}.mlp.gate_proj": (UNITS, WIDTH),
-        f"{first}.mlp.up_proj": (UNITS, WIDTH), f"{first}.mlp.down_proj": (WIDTH, UNITS),
+        "embed_tokens": (TARGET.num_embeddings, width), "fc": (width, 3 * TARGET.d_model),
+        "lm_head": (len(DRAFTED), width), f"{first}.self_attn.q_proj": (HEADS * size, 2 * width),
+        f"{first}.self_attn.k_proj": (size, 2 * width), f"{first}.self_attn.v_proj": (size, 2 * width),
+        f"{first}.self_attn.o_proj": (width, HEADS * size), f"{first}.mlp.gate_proj": (UNITS, width),
+        f"{first}.mlp.up_proj": (UNITS, width), f"{first}.mlp.down_proj": (width, UNITS),
     }  # fmt: skip
     drawn = {f"{name}.weight": (rng.normal(size=shape) / 4).astype(np.float32) for name, shape in shapes.items()}
     norms = ("norm", *(f"{first}.{name}" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")))
-    drawn |= {f"{name}.weight": np.ones(WIDTH, np.float32) for name in norms}
+    drawn |= {f"{name}.weight": np.ones(width, np.float32) for name in norms}
     offsets = np.array(DRAFTED) - np.arange(len(DRAFTED))
     return drawn | {"d2t": offsets, "t2d": np.isin(np.arange(TARGET.num_embeddings), DRAFTED)}
 

@@ -247,7 +247,6 @@ if __name__ == "__main__":
         "decoder scan 2x4": lambda: same("decoder scan", "greedy", (2, 4)),
         "decoder scan tree 2x4": lambda: same("decoder scan", "tree", (2, 4)),
         "head 2x4": lambda: same("head", "greedy", (2, 4)),
-        "head tree 2x4 whole draft": lambda: same("head", "tree", (2, 4), whole=("draft",)),
         "blocks 2x4": lambda: same("t5", "blocks", (2, 4)),
         "tree 2x4": lambda: same("t5", "tree", (2, 4)),
         "tree 2x4 sampled": lambda: same("t5", "sampled tree", (2, 4)),
