@@ -34,7 +34,7 @@ from speccascade_jax.models.stacks import stacked_shapes
 from speccascade_jax.models.teacher_forcing import features
 from speccascade_jax.pairs.derived import derive, is_derived
 from speccascade_jax.pairs.head_files import Card, Head
-from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.pair import Pair, fitted_head
 from speccascade_jax.preflight import training
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
@@ -154,7 +154,7 @@ class Traced:
     def _draft(self, name: str, source: str, target: BoundModel) -> BoundModel:
         if is_derived(source):
             return derive(source, target, None)
-        return self._bound(source, self.job.draft_dtype or self.job.dtype, whole=self.job.draft_whole)
+        return fitted_head(self._bound(source, self.job.draft_dtype or self.job.dtype, self.job.draft_whole), target)
 
     def _bound(self, source: str, dtype: str, whole: bool) -> BoundModel:
         model: Any = checkpoints.named(source)
