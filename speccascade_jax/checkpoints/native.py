@@ -32,6 +32,7 @@ from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.native_arrays import NamedArrays, checked
 from speccascade_jax.checkpoints.zarr import open_arrays, tree_specs
 from speccascade_jax.core.types import Params
+from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.families import FAMILIES, Config, Model, family_name
 from speccascade_jax.models.products import quantised
 from speccascade_jax.models.stacks import separate_shapes, unstack_params
@@ -400,7 +401,7 @@ def _lines(name: str, rows: Mapping[str, Any]) -> str:
 def _options(config: Config) -> dict[str, Any]:
     """Returns a configuration's fields by name, without default values of those that earlier versions do not know."""
     values = dataclasses.asdict(config)
-    if values.get("encoder") is not None:
+    if isinstance(config, DecoderConfig) and config.encoder is not None:
         values["encoder"] = _options(config.encoder)
     later = {field.name: field.default for field in dataclasses.fields(config) if field.metadata.get("later")}
     later["scan_layers"] = None

@@ -594,11 +594,9 @@ class DecoderModule(nn.Module):
             deterministic: not used, because the family has no dropout.
             real: bool `[B, N]`, which of the encoder's tokens are not padding; `None`: all up to the last nonzero.
         """
-        if self.config.encoder is None:
+        if decoder_tokens is None:
             return self.logits(self.states(tokens)[0])
         real = real_tokens(tokens) if real is None else real
-        if decoder_tokens is None:
-            raise ValueError("the model has an encoder: give decoder_tokens")
         return self.logits(self.states(decoder_tokens, encoded=Encoded(self.encoder.encode(tokens, real), real))[0])
 
     def start(self, tokens: Array, real: Array) -> tuple[Encoded, Array]:

@@ -46,8 +46,7 @@ def generation_flops(
     if config.encoder is None:
         return total
     encoded = np.asarray(encoded, np.float64)
-    total = total + encoder_flops(config, encoded) + cross_flops(config, prompt - 1 + fed, encoded)
-    return total
+    return np.asarray(total + encoder_flops(config, encoded) + cross_flops(config, prompt - 1 + fed, encoded))
 
 
 class TokenCosts(NamedTuple):

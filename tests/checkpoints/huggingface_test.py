@@ -248,6 +248,22 @@ def test_mt5_is_t5_1_1_and_never_scaled(written):
     assert same(load(path)[1], expected | logits)
 
 
+def test_t5gemma_starts_with_bos_and_may_have_an_output_layer_of_its_own(written, tmp_path):
+    config = read("t5gemma", {"pad_token_id": 3})
+    assert (config.start_id, config.pad_id) == (2, 3)
+    assert read("t5gemma", {"decoder_start_token_id": 4}).start_id == 4
+    expected = hf.random_parameters("t5gemma")
+    head = np.roll(expected["token_embedder/embedding"], 1, axis=0)
+    path = written("t5gemma", {"tie_word_embeddings": False}, arrays={"lm_head.out_proj.weight": head})
+    model, params = load(path)
+    assert same(params, expected | {"decoder/logits_dense/kernel": head.T}) and not model.config.tied
+    save(tmp_path / "ours", model, params)
+    assert model_of(tmp_path / "ours") == model
+    odd = {"encoder": hf.entries("t5gemma")["encoder"] | {"attention_bias": True}}
+    with pytest.raises(CheckpointError, match="encoder.attention_bias is True, but only False is supported"):
+        read("t5gemma", odd)
+
+
 def test_umt5_is_scaled_only_if_its_file_ties_the_output_layer(written):
     """Google's files do not tie it; release 5 of transformers always ties and scales."""
     assert not read("umt5", {}).tied and read("umt5", {}, absent=["feed_forward_proj"]).gated

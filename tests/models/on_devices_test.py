@@ -8,7 +8,7 @@ import pytest
 from tests.support.on_devices import ROWS, found
 
 GREEDY = (
-    "t5 1x8", "t5 2x4", "t5 2x4 unfused", "t5 2x4 whole draft", "t5 2x4 in chunks", "decoder 2x4", "stack 2x4",
+    "t5 1x8", "t5 2x4", "t5 2x4 unfused", "t5 2x4 whole draft", "t5 2x4 in chunks", "t5gemma 2x4", "stack 2x4",
     "selection 8x1", "tree 2x4", "decoder tree 2x4",
 )  # fmt: skip
 SCANS = ("t5 scan 2x4 sampled", "umt5 scan 2x4 whole draft", "decoder scan 2x4", "decoder scan tree 2x4")

@@ -27,7 +27,7 @@ from tests.support import tiny_decoders
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
 MODELS = {
     "t5": T5(SMALL),
-    **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b")},
+    **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b")},
 }
 
 

@@ -27,11 +27,15 @@ GEMMA = dataclasses.replace(tiny("gemma2_2b"), num_layers=5, scan_layers=False)
 SMALL = T5Config(29, 32, 16, 2, 8, 24, 2, 3, scan_layers=False)
 CONFIGS = {"t5": SMALL, "gemma": GEMMA}
 UMT5 = dataclasses.replace(SMALL, layer_biases=True)
+NEWER = [("umt5", True), ("t5gemma", True)]
 # Layers with other rotary frequencies and layers without any, and norms of queries and keys.
 MIXED = dataclasses.replace(
     tiny("gemma3_4b"), pattern=("local", "unrotated", "global"), num_layers=5, scan_layers=False
 )
 EXPERTS = dataclasses.replace(tiny("qwen3_30b_a3b"), num_layers=3, scan_layers=False)
+# Its encoder is wider and less deep.
+T5GEMMA = dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=3, scan_layers=False)
+DEEPER = {"mixed": MIXED, "t5gemma": T5GEMMA}
 RNG = np.random.default_rng(0)
 ENCODER, TOKENS = (RNG.integers(2, 29, (3, width)).astype(np.int32) for width in (7, 12))
 
@@ -48,12 +52,12 @@ def both(config):
 
 
 def prompt(config, width=9):
-    encoder = jnp.asarray(ENCODER) if isinstance(config, T5Config) else None
+    encoder = jnp.asarray(ENCODER) if config.num_encoder_layers else None
     return Prompt(jnp.asarray(TOKENS[:, :width]), jnp.asarray([width, 4, 1]), encoder)
 
 
 def inputs(config):
-    return (ENCODER, TOKENS) if isinstance(config, T5Config) else (TOKENS,)
+    return (ENCODER, TOKENS) if config.num_encoder_layers else (TOKENS,)
 
 
 def close(left, right):
@@ -61,10 +65,10 @@ def close(left, right):
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(("kind", "remat"), [*itertools.product(CONFIGS, (False, True)), ("umt5", True)])
+@pytest.mark.parametrize(("kind", "remat"), [*itertools.product(CONFIGS, (False, True)), *NEWER])
 def test_gradients_and_logits_equal_those_of_unrolled_layers(kind, remat):
     """Compares those of training; `remat` changes nothing for either layout."""
-    config = (CONFIGS | {"umt5": UMT5})[kind]
+    config = (CONFIGS | {"umt5": UMT5, "t5gemma": T5GEMMA})[kind]
     module = T5Module if isinstance(config, T5Config) else DecoderModule
 
     def loss(params, config, again):
@@ -101,12 +105,12 @@ def test_dropout_follows_the_key_and_leaves_out_the_last_layer_most():
 
 
 @pytest.mark.parametrize(
-    ("kind", "room"), [("t5", None), ("gemma", 3), pytest.param("mixed", 3, marks=pytest.mark.laws)]
+    ("kind", "room"), [("t5", None), ("gemma", 3), *(pytest.param(kind, 3, marks=pytest.mark.laws) for kind in DEEPER)]
 )
 def test_blocks_after_rollbacks_equal_those_of_unrolled_layers(kind, room):
     """Feeds blocks to caches of rows of different lengths; with `room`, local layers have ring buffers that wrap."""
     outputs = []
-    for bound in both((CONFIGS | {"mixed": MIXED})[kind]):
+    for bound in both((CONFIGS | DEEPER)[kind]):
         model = bound.model
         feed = jax.jit(lambda params, cache, tokens, model=model: model.extend_layers(params, cache, tokens, (0, 2, 3)))
         cache = jax.jit(model.prefill, static_argnums=(2, 3))(bound.params, prompt(model.config), 40, room)
@@ -206,10 +210,10 @@ def test_prefill_reads_layers_in_place_if_groups_leave_some_over():
     assert program.memory_analysis().temp_size_in_bytes < size / 2
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, "umt5", "experts"])
+@pytest.mark.parametrize("kind", [*CONFIGS, "umt5", "t5gemma", "experts"])
 def test_names_shapes_layouts_and_fingerprints(kind):
     """Every stacked parameter has its layers first; weights have one fingerprint in both layouts, fused or not."""
-    plain, scanned = both((CONFIGS | {"umt5": UMT5, "experts": EXPERTS})[kind])
+    plain, scanned = both((CONFIGS | {"umt5": UMT5, "t5gemma": T5GEMMA, "experts": EXPERTS})[kind])
     abstract = flatten_dict(memory_estimate.abstract(scanned.model), sep="/")
     shapes = {name: leaf.shape for name, leaf in abstract.items()}
     assert shapes == {name: leaf.shape for name, leaf in flatten_dict(scanned.params, sep="/").items()}
@@ -225,7 +229,8 @@ def test_names_shapes_layouts_and_fingerprints(kind):
 
 
 def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
-    shallow = {"t5_1_1_small", "t5_1_1_base", "umt5_small", "umt5_base", "gemma_2b", "gemma3_270m"}
+    shallow = {f"{family}_{size}" for family in ("t5_1_1", "umt5") for size in ("small", "base")}
+    shallow |= {"gemma_2b", "gemma3_270m", "t5gemma_s_s", "t5gemma_b_b"}
     assert {name for name, config in PRESETS.items() if not config.scanned} == shallow
     deep = dataclasses.replace(GEMMA, num_layers=stacks.SCAN_FROM, scan_layers=None)
     assert deep.scanned and not dataclasses.replace(deep, num_layers=stacks.SCAN_FROM - 1).scanned

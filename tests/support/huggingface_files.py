@@ -34,6 +34,8 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     "gemma2": dataclasses.replace(tiny("gemma2_2b"), num_layers=4),
     "gemma3": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
     "gemma3_images": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
+    # the encoder and the decoder differ in width and depth
+    "t5gemma": dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=4, embedding_scale=24**0.5),
 }
 ROOTS = {"gemma3_images": "language_model."}
 """Prefixes of a decoder's names, inside a model that also reads images."""
@@ -58,6 +60,11 @@ def entries(kind: str) -> dict:
             "num_decoder_layers": c.num_decoder_layers, "num_heads": c.num_heads,
             "feed_forward_proj": "gated-gelu" if c.gated else "relu", "tie_word_embeddings": c.tied,
         }  # fmt: skip
+    if kind == "t5gemma":
+        windows = {"query_pre_attn_scalar": 12, "sliding_window": 6, "model_type": "t5_gemma_module"}
+        windows |= {"bos_token_id": 2, "pad_token_id": 0}
+        stacks = {"encoder": _common(c.encoder) | windows, "decoder": _common(c) | windows}
+        return {"model_type": "t5gemma", "eos_token_id": [1], **stacks}
     if kind == "gemma3_images":
         return {"model_type": "gemma3", "text_config": entries("gemma3"), "vision_config": {"hidden_size": 4}}
     if kind == "gemma3":
@@ -103,6 +110,8 @@ def names(kind: str) -> dict[str, str]:
     c = KINDS[kind]
     if isinstance(c, T5Config):
         return _t5_names(c)
+    if kind == "t5gemma":
+        return _t5gemma_names(c)
     return {ours: ROOTS.get(kind, "") + theirs for ours, theirs in _decoder_names(c).items()}
 
 
@@ -130,6 +139,27 @@ def _t5_names(c: T5Config) -> dict[str, str]:
             if stack == "decoder":
                 tensor_names[f"{ours}/pre_cross_attention_layer_norm/scale"] = f"{theirs}.1.layer_norm.weight"
             tensor_names |= {f"{ours}/mlp/{k}/kernel": f"{theirs}.{last}.DenseReluDense.{k}.weight" for k in inner}
+    return tensor_names
+
+
+def _t5gemma_names(c: DecoderConfig) -> dict[str, str]:
+    tensor_names = {"token_embedder/embedding": "model.decoder.embed_tokens.weight"}
+    tensor_names["encoder/token_embedder/embedding"] = "model.encoder.embed_tokens.weight"
+    for stack, config in (("encoder", c.encoder), ("decoder", c)):
+        tensor_names[f"{stack}/{stack}_norm/scale"] = f"model.{stack}.norm.weight"
+        parts = {"self_attention": "self_attn"}
+        parts |= {"encoder_decoder_attention": "cross_attn"} if stack == "decoder" else {}
+        for i in range(config.num_layers):
+            ours, theirs = f"{stack}/layers_{i}", f"model.{stack}.layers.{i}"
+            for a, b in (*parts.items(), ("mlp", "feedforward")):
+                a = a.replace("encoder_decoder", "cross")
+                for when in ("pre", "post"):
+                    tensor_names[f"{ours}/{when}_{a}_layer_norm/scale"] = f"{theirs}.{when}_{b}_layernorm.weight"
+            for a, b in parts.items():
+                for x, y in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
+                    tensor_names[f"{ours}/{a}/{x}/kernel"] = f"{theirs}.{b}.{y}_proj.weight"
+            for x, y in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
+                tensor_names[f"{ours}/mlp/{x}/kernel"] = f"{theirs}.mlp.{y}_proj.weight"
     return tensor_names
 
 

@@ -60,11 +60,15 @@ if __name__ == "__main__":
             own = {"layer_biases": kind == "umt5"}
             return {name: T5(T5Config(entries - 3, entries, *size, **own)) for name, size in sizes.items()}
         # with this window, caches are ring buffers
-        preset = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b"}.get(kind, "gemma2_2b")
+        presets = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b", "t5gemma": "t5gemma_9b_2b"}
+        preset = presets.get(kind, "gemma2_2b")
         config = tiny(preset, vocab_size=entries - 3, window=6)
         if kind == "normed":
             config = replace(config, pattern=("local", "unrotated", "global"))
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
+        if config.encoder is not None:
+            # keys of cross-attention have the encoder's width, and its fused kernels have other widths
+            config = replace(config, d_model=24, encoder=replace(config.encoder, num_heads=4, num_kv_heads=4))
         depths = {"target": 3, "middle": 2, "draft": 1}
         if kind == "head":
             config = replace(config, pattern=("global",))
@@ -237,6 +241,7 @@ if __name__ == "__main__":
         "t5 2x4 in chunks": lambda: in_chunks(lambda: same("t5", "greedy", (2, 4))),
         "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
+        "t5gemma 2x4": lambda: same("t5gemma", "greedy", (2, 4)),
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
         "experts scan 2x4": lambda: fed("experts scan", (2, 4)),
