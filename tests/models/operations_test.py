@@ -53,7 +53,7 @@ def test_every_token_sees_the_tokens_in_its_window(window):
     assert saved == pytest.approx(4 * LLAMA.num_heads * LLAMA.head_dim * (keys(np.inf) - keys(window)), rel=1e-12)
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, gated=False)])
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, gated=False), replace(LLAMA, encoder=LLAMA)])
 def test_a_t5_encodes_once_and_reads_every_fed_token(config):
     """Training sees all tokens at once; one token after one start token sees itself and half of an output of none."""
     source = 9

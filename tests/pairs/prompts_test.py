@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.models.decoder import tiny
+from speccascade_jax.pairs.pair import for_target
 from speccascade_jax.pairs.prompts import make_prompt, stop_ids, text_ids
 from tests.support import tiny_decoders, tokenizer_files
 
@@ -58,6 +60,20 @@ def test_decoder_prompts_begin_with_bos_and_have_no_eos(pair, encoding, vocabula
     assert text_ids(pair, "a time") == [BOS, *ids]
     assert text_ids(encoding, "a time") == [*ids, EOS]
     assert text_ids(without_bos, "a time") == without_bos.vocabulary.encode("a time")
+
+
+def test_a_t5gemmas_prompts_are_those_of_a_decoder(vocabulary):
+    """Its encoder's input begins with BOS; encoder and decoder each have the configuration's positions."""
+    config = dataclasses.replace(tiny("t5gemma_s_s", vocab_size=vocabulary.vocab_size), max_length=16)
+    gemma = for_target(vocabulary, Path("none"), config)
+    model = sc.BoundModel(params=(), model=Encoding(vocabulary.vocab_size, config=config))
+    pair = sc.Pair(target=model, draft=model, vocabulary=gemma)
+    assert text_ids(pair, "a time") == [BOS, *vocabulary.encode("a time")] and vocabulary.ends_inputs
+    prompt = make_prompt(pair, [[5] * 16], max_new_tokens=15)
+    assert prompt.tokens.tolist() == [[2]] and prompt.encoder_length.tolist() == [16]
+    for read, written in ((17, 1), (3, 16)):
+        with pytest.raises(ValueError, match=f"{read} tokens and max_new_tokens is {written}: one of them more than"):
+            make_prompt(pair, [[5] * read], max_new_tokens=written)
 
 
 def test_an_empty_text_becomes_one_special_id(pair, encoding, without_bos):

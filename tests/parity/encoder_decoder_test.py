@@ -25,7 +25,7 @@ UMT5 = {
     "dropout_rate": 0.0, "decoder_start_token_id": 0,
 }  # fmt: skip
 # All families decode with the same engine, so each way is compared on the family whose mechanisms it could break.
-CASES = [("umt5", "block of 5"), *(("t5gemma", way) for way in WAYS)]
+CASES = [("umt5", "block of 5"), ("t5gemma", "block of 12"), ("t5gemma", "tree")]
 
 
 STACK = {
@@ -113,7 +113,6 @@ def test_logits_equal_transformers(kind, tmp_path):
     error, their_error = (
         np.sqrt(np.mean((half - wanted) ** 2)) for half in (ours(dtype="bfloat16")[1], reference(torch.bfloat16))
     )
-    print(kind, error / deviation, their_error / deviation)
     assert error < max(0.02 * deviation, 1.1 * their_error)
 
 

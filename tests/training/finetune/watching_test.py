@@ -40,6 +40,12 @@ def test_a_t5s_operations_are_those_that_xla_counts(name):
     assert ours == pytest.approx(_counted(T5Module(T5S[name]), SOURCE, TARGET), rel=0.03)
 
 
+def test_a_t5gemmas_operations_are_those_that_xla_counts():
+    config = replace(DECODERS["gemma2"], encoder=replace(DECODERS["gemma2"], d_model=128, num_layers=3))
+    ours = watching.training_flops(config, np.full(ROWS, TARGET), np.full(ROWS, SOURCE)) / 3
+    assert ours == pytest.approx(_counted(DecoderModule(config), SOURCE, TARGET), rel=0.03)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoders_operations_are_those_that_xla_counts(name):
     ours = watching.training_flops(DECODERS[name], np.full(ROWS, TARGET)) / 3
