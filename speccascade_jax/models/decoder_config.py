@@ -1,13 +1,13 @@
-"""Configurations of decoder-only models: Gemma 1 to 3, Llama, Mistral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
+"""Configurations of decoder-only models: Gemma 1 to 4, Llama, Mistral, Qwen 2.5 and 3, and SmolLM3 differ in them only.
 
-Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
+Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 to 2026; Touvron et al.,
 2023; Llama Team, 2024; Jiang et al., 2023; Qwen Team, 2024 and 2025; Hugging Face, 2025).
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,21 @@ class RopeScaling:
         return frequencies * (unstretched + (1 - unstretched) / self.factor)
 
 
+class LayerSizes(NamedTuple):
+    """Sizes of one layer (`DecoderConfig.layer`).
+
+    Attributes:
+        head_dim, kv_heads: width of a head, and number of key-value heads.
+        d_ff: width of the feed-forward.
+        projections: names of the kernels that read the layer's input: "query", and "key" and "value" if it has them.
+    """
+
+    head_dim: int
+    kv_heads: int
+    d_ff: int
+    projections: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """Sizes and options of a decoder-only model; hashable, because jit takes it as a static argument.
@@ -65,7 +80,19 @@ class DecoderConfig:
         rope_factor: number that the rotary frequencies are divided by (linear scaling; Chen et al., 2023).
         local_rope_base: base of local layers, whose frequencies are not scaled (Gemma 3); `None`: all layers have the
             same frequencies.
-        qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3).
+        rope_share: share of the coordinate pairs that rotate in layers that are not local, the first ones; their
+            frequencies are those of a whole head (Gemma 4).
+        qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3); value_norm:
+            whether its values have a norm without a scale (Gemma 4).
+        global_head_dim, global_kv_heads: sizes of layers that are not local; `None` means those of local layers.
+        keys_as_values: whether layers that are not local have no kernel of values, and use their keys before norm and
+            rotation.
+        kv_layers: number of layers, the first ones, that have keys and values; each later layer attends to those of the
+            last of them of its kind, and has no cache. `None` means all.
+        shared_d_ff: width of the feed-forward of these later layers; `None` means `d_ff`.
+        layer_input: width of the embedding of each token that each layer reads beside its input (Gemma 4's small sizes);
+            `None` means that there is none.
+        output_scale: whether each layer's output is multiplied by a stored number, which training does not change.
         window: number of positions that a local layer sees, including the current one.
         pattern: kinds of successive layers, repeated over all layers: "local", "global", or "unrotated" (sees all
             positions and does not rotate its queries and keys; SmolLM3).
@@ -109,6 +136,15 @@ class DecoderConfig:
     qk_norm: bool = field(default=False, repr=False, metadata=LATER)
     rope_factor: float = field(default=1.0, repr=False, metadata=LATER)
     local_rope_base: float | None = field(default=None, repr=False, metadata=LATER)
+    rope_share: float = field(default=1.0, repr=False, metadata=LATER)
+    value_norm: bool = field(default=False, repr=False, metadata=LATER)
+    global_head_dim: int | None = field(default=None, repr=False, metadata=LATER)
+    global_kv_heads: int | None = field(default=None, repr=False, metadata=LATER)
+    keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
+    kv_layers: int | None = field(default=None, repr=False, metadata=LATER)
+    shared_d_ff: int | None = field(default=None, repr=False, metadata=LATER)
+    layer_input: int | None = field(default=None, repr=False, metadata=LATER)
+    output_scale: bool = field(default=False, repr=False, metadata=LATER)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models.
@@ -125,10 +161,12 @@ class DecoderConfig:
         if isinstance(self.rope_scaling, dict):
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         check_sizes(self, "num_layers", "num_kv_heads")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}, but rotary embeddings rotate pairs: give an even number")
+        for name in ("num_kv_heads", "global_kv_heads"):
+            if (heads := getattr(self, name)) and self.num_heads % heads:
+                raise ValueError(f"num_heads {self.num_heads} is not a multiple of {name} {heads}")
+        for name in ("head_dim", "global_head_dim"):
+            if (width := getattr(self, name)) and width % 2:
+                raise ValueError(f"{name} is {width}, but rotary embeddings rotate pairs: give an even number")
         for name, known in (("activation", ACTIVATIONS), ("rope_pairs", PAIRINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(known)}")
@@ -142,6 +180,25 @@ class DecoderConfig:
         for name in ("rope_factor", "local_rope_base"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: give a number above 0")
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Checks the options by which layers differ in their parameters."""
+        for name in ("global_head_dim", "global_kv_heads", "kv_layers", "shared_d_ff", "layer_input"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name} is {size}: give a number of at least 1, or leave it out")
+        if not 0 < self.rope_share <= 1:
+            raise ValueError(f"rope_share is {self.rope_share}: give a number above 0 and at most 1")
+        if self.global_head_dim and "local" in self.pattern and self.local_rope_base is None:
+            raise ValueError("global_head_dim is set, but local_rope_base is not: give local layers their own base")
+        if lost := set(self.kinds[self.num_caches :]) - set(self.kinds[: self.num_caches]):
+            raise ValueError(
+                f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
+            )
+        if self.scan_layers and not self.alike:
+            raise ValueError(
+                "scan_layers is True, but this model's layers have parameters of different shapes: leave it out"
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -154,9 +211,38 @@ class DecoderConfig:
         return tuple(self.window if kind == "local" else None for kind in self.kinds)
 
     @property
+    def alike(self) -> bool:
+        """Whether all layers have parameters of equal shapes, which a scan needs."""
+        unlike = (self.global_head_dim, self.global_kv_heads, self.keys_as_values, self.kv_layers, self.layer_input)
+        return not any(unlike)
+
+    @property
     def scanned(self) -> bool:
         """Whether the layers run in a scan over stacked parameters."""
-        return is_scanned(self.scan_layers, self.num_layers)
+        return self.alike and is_scanned(self.scan_layers, self.num_layers)
+
+    def layer(self, number: int) -> LayerSizes:
+        """Returns the sizes of a layer."""
+        local, shares = self.pattern[number % len(self.pattern)] == "local", number >= (self.kv_layers or math.inf)
+        return LayerSizes(
+            head_dim=self.head_dim if local else self.global_head_dim or self.head_dim,
+            kv_heads=self.num_kv_heads if local else self.global_kv_heads or self.num_kv_heads,
+            d_ff=(self.shared_d_ff if shares else None) or self.d_ff,
+            projections=("query", "key", "value")[: 1 if shares else 2 if self.keys_as_values and not local else 3],
+        )
+
+    @property
+    def num_caches(self) -> int:
+        """The number of layers that have keys and values, and therefore a cache."""
+        return min(self.num_layers, self.kv_layers or self.num_layers)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """For each layer, the number of the layer whose keys and values it attends to."""
+        last: dict[str, int] = {}
+        for number, kind in enumerate(self.kinds[: self.num_caches]):
+            last[kind] = number
+        return (*range(self.num_caches), *(last[kind] for kind in self.kinds[self.num_caches :]))
 
     @property
     def period(self) -> int:
@@ -165,13 +251,13 @@ class DecoderConfig:
 
     @property
     def places(self) -> tuple[int | None, ...]:
-        """The windows of the layers that have separate caches: in a scan those of one group, otherwise all layers."""
-        return self.windows[: self.period] if self.scanned else self.windows
+        """The windows of the layers that have separate caches: in a scan those of one group, otherwise of `num_caches`."""
+        return self.windows[: self.period if self.scanned else self.num_caches]
 
     @property
     def rotations(self) -> tuple[str, ...]:
         """For each of `places`, the kind of layer whose rotary frequencies its layers have (`frequencies`)."""
-        kinds = self.kinds[: self.period] if self.scanned else self.kinds
+        kinds = self.kinds[: self.period if self.scanned else self.num_caches]
         return tuple("global" if kind == "local" and self.local_rope_base is None else kind for kind in kinds)
 
     @property
@@ -187,16 +273,19 @@ class DecoderConfig:
     def frequencies(self, rotation: str = "global") -> np.ndarray:
         """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`.
 
-        They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated".
+        `head_dim` is that of the layers that `rotation` belongs to. They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated".
         """
         # All steps are in float32, as in the published code, because double precision would give other frequencies.
-        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
+        head_dim = self.head_dim if rotation == "local" else self.global_head_dim or self.head_dim
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         if rotation == "unrotated":
             return np.zeros_like(exponents)
         # Local layers never see far, so scaling for longer sequences leaves them out.
         if rotation == "local":
             return 1.0 / np.float32(self.local_rope_base) ** exponents
         frequencies = 1.0 / np.float32(self.rope_base) ** exponents / np.float32(self.rope_factor)
+        # A frequency of zero leaves a pair of coordinates as it is.
+        frequencies[int(self.rope_share * head_dim) // 2 :] = 0.0
         return (self.rope_scaling(frequencies) if self.rope_scaling else frequencies).astype(np.float32)
 
 
@@ -206,25 +295,35 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
-    layer = _layer_shapes(c)
+    if c.layer_input:
+        width = c.num_layers * c.layer_input
+        shapes |= {"layer_inputs/embedder/embedding": (c.num_embeddings, width)}
+        shapes |= {"layer_inputs/projection/kernel": (c.d_model, width), "layer_inputs/norm/scale": (c.layer_input,)}
     for i in range(c.num_layers):
-        shapes |= {f"decoder/layers_{i}/{name}": shape for name, shape in layer.items()}
+        shapes |= {f"decoder/layers_{i}/{name}": shape for name, shape in _layer_shapes(c, c.layer(i)).items()}
     shapes["decoder/decoder_norm/scale"] = (c.d_model,)
     return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
 
 
-def _layer_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(c: DecoderConfig, layer: LayerSizes) -> dict[str, tuple[int, ...]]:
     norms = ("pre_self_attention", "pre_mlp", *(("post_self_attention", "post_mlp") if c.post_norms else ()))
+    norms += ("post_layer_input",) if c.layer_input else ()
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
-    for name, heads in (("query", c.num_heads), ("key", c.num_kv_heads), ("value", c.num_kv_heads)):
-        shapes[f"self_attention/{name}/kernel"] = (c.d_model, heads * c.head_dim)
+    for name in layer.projections:
+        width = (c.num_heads if name == "query" else layer.kv_heads) * layer.head_dim
+        shapes[f"self_attention/{name}/kernel"] = (c.d_model, width)
         if c.qkv_bias:
-            shapes[f"self_attention/{name}/bias"] = (heads * c.head_dim,)
+            shapes[f"self_attention/{name}/bias"] = (width,)
     if c.qk_norm:
-        shapes |= {f"self_attention/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
-    shapes["self_attention/out/kernel"] = (c.num_heads * c.head_dim, c.d_model)
-    shapes |= {f"mlp/{name}/kernel": (c.d_model, c.d_ff) for name in ("wi_0", "wi_1")}
-    return shapes | {"mlp/wo/kernel": (c.d_ff, c.d_model)}
+        shapes |= {f"self_attention/{name}_norm/scale": (layer.head_dim,) for name in layer.projections[:2]}
+    shapes["self_attention/out/kernel"] = (c.num_heads * layer.head_dim, c.d_model)
+    if c.layer_input:
+        shapes |= {"layer_input_gate/kernel": (c.d_model, c.layer_input)}
+        shapes |= {"layer_input_out/kernel": (c.layer_input, c.d_model)}
+    if c.output_scale:
+        shapes["output/scale"] = (1,)
+    shapes |= {f"mlp/{name}/kernel": (c.d_model, layer.d_ff) for name in ("wi_0", "wi_1")}
+    return shapes | {"mlp/wo/kernel": (layer.d_ff, c.d_model)}
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:

@@ -63,13 +63,17 @@ class TokenCosts(NamedTuple):
     cross: int = 0
 
 
-def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
-    """Returns the operations of a model's parts."""
-    width = c.num_heads * c.head_dim
-    attention, logits = 4 * width, 2 * c.d_model * c.num_embeddings
+def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
+    """Returns the operations of a model's parts; `number` is that of a layer of a decoder-only model."""
+    logits = 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
-        projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-        return TokenCosts(projections + 6 * c.d_model * c.d_ff, attention, logits)  # gate, up and down
+        layer = c.layer(number)
+        heads = 2 * c.num_heads + (len(layer.projections) - 1) * layer.kv_heads  # the output layer has those of queries
+        # gate, up and down; then the layer's own input: its projection, gate and output
+        products = layer.head_dim * heads + 3 * layer.d_ff + 3 * (c.layer_input or 0)
+        return TokenCosts(2 * c.d_model * products, 4 * c.num_heads * layer.head_dim, logits)
+    width = c.num_heads * c.head_dim
+    attention = 4 * width
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
     # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
     layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
@@ -77,9 +81,10 @@ def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
 
 
 def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
-    costs = token_costs(c)
-    total: np.ndarray = c.num_layers * costs.layer * (prompt - 1 + fed) + costs.logits * fed
-    for window in c.windows:
+    total: np.ndarray = token_costs(c).logits * fed
+    for number, window in enumerate(c.windows):
+        costs = token_costs(c, number)
+        total = total + costs.layer * (prompt - 1 + fed)
         before, after = _keys(prompt - 1, window), _keys(prompt + output, window)
         total = total + costs.attention * (before + fed * (after - before) / (output + 1))
     return total
